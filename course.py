@@ -1,0 +1,374 @@
+#!/usr/bin/env python3
+"""The one command of this course. It needs Python 3.10 to 3.13 and nothing else.
+
+    python3 course.py lab               open the lessons in JupyterLab
+    python3 course.py test [STEP ...]   check everything: code, notebooks and the pages in a browser
+    python3 course.py build [NAME ...]  make notebooks, exercises and solutions from sources/
+    python3 course.py bench [NAME ...]  compare with what you would use instead, and print the tables
+
+The first time it makes .venv beside this file and installs the exact versions of requirements.lock
+into it. Later it looks whether .venv is still whole, which takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+LOCK = ROOT / "requirements.lock"
+STAMP = VENV / "course.json"  # written last, removed first: while it is missing, .venv is half-made
+STATE = ROOT / ".course"
+
+OLDEST, NEWEST = (3, 10), (3, 13)
+TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
+INTERRUPTED = 130
+
+WHAT_TO_DO = {
+    r"No space left on device|Errno 28": "The disk is full. Free about 3 GB and run the same command again.",
+    r"No matching distribution found for torch|not a supported wheel": (
+        f"PyTorch has no build for this Python on this machine ({platform.platform()}, {platform.machine()}). "
+        "It needs a 64-bit Python on 64-bit Linux, Windows, or a Mac with an Apple chip."
+    ),
+    r"connection broken|Connection refused|timed out|name resolution|ProxyError|SSLError|Max retries": (
+        "The packages could not be downloaded. Connect to the internet (behind a proxy, set HTTPS_PROXY) "
+        "and run the same command again; what has already arrived is kept."
+    ),
+    r"Permission denied|Access is denied|WinError 5": (
+        f"{VENV} cannot be written. Close programs that use it, or copy this folder to a place of your own."
+    ),
+}
+
+
+def main() -> int:
+    arguments = parse(sys.argv[1:])
+    if complaint := unsupported(sys.version_info[:2]):
+        stop(complaint)
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("\nStopped. Run the same command again to go on.")
+        return INTERRUPTED
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (run, argument) in COMMANDS.items():
+        command = commands.add_parser(name, description=run.__doc__)
+        command.set_defaults(run=run)
+        if argument:
+            command.add_argument("names", metavar=argument, nargs="*")
+        if run is build:
+            command.add_argument("--check", action="store_true", help="change nothing; fail if out of step")
+            command.add_argument("--all", action="store_true", help="also run what has not changed")
+    return parser.parse_args(words)
+
+
+# What each command does
+
+
+def lab(arguments: argparse.Namespace) -> int:
+    """Open the lessons in JupyterLab, or print the address where there is no display."""
+    prepare("authors")
+    command = [
+        f"--ServerApp.root_dir={ROOT}",
+        "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb",
+        f"--LabApp.app_settings_dir={ROOT / 'sources' / 'jupyterlab'}",
+        "--log-level=WARN",
+    ]
+    if not has_display():
+        command.append("--no-browser")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    return run("-m", "jupyterlab", *command)
+
+
+def test(arguments: argparse.Namespace) -> int:
+    """Run every check, or only the steps you name, and sum up what passed and what failed."""
+    prepare("authors")
+    steps = test_steps()
+    if unknown := [name for name in arguments.names if name not in steps]:
+        stop(f"There is no step {unknown[0]!r}; choose from {', '.join(steps)}.")
+    return in_turn({name: step for name, step in steps.items() if name in (arguments.names or steps)})
+
+
+def test_steps() -> dict[str, list[str]]:
+    workers = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile"]
+    notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
+    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
+    sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
+    return {
+        "ruff": ["-m", "ruff", "check", "."],
+        "mypy": ["-m", "mypy"],
+        "build": ["sources/build.py", "--check"],
+        "tests": ["-m", "pytest", "tests", "-m", "not alone and not browser", *workers],
+        "alone": ["-m", "pytest", "tests", "-m", "alone"],
+        "notebooks": ["-m", "pytest", *nbval, sanitize, *workers, *notebooks],
+        "browser": ["-m", "pytest", "tests", "-m", "browser"],
+    }
+
+
+def build(arguments: argparse.Namespace) -> int:
+    """Make notebooks, exercises and solutions from sources/: those that changed, or those you name."""
+    prepare("authors")
+    flags = [flag for flag in ("check", "all") if getattr(arguments, flag)]
+    return run("sources/build.py", *(f"--{flag}" for flag in flags), *arguments.names)
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Run the benchmarks, or only those you name; each one prints a table."""
+    prepare("bench")
+    scripts = {path.stem: [str(path)] for path in sorted((ROOT / "benchmarks").glob("[!_]*.py"))}
+    if unknown := [name for name in arguments.names if name not in scripts]:
+        stop(f"There is no benchmark {unknown[0]!r}; choose from {', '.join(scripts) or 'none yet'}.")
+    return in_turn({name: script for name, script in scripts.items() if name in (arguments.names or scripts)})
+
+
+COMMANDS = {"lab": (lab, None), "test": (test, "STEP"), "build": (build, "NAME"), "bench": (bench, "NAME")}
+
+
+def in_turn(steps: dict[str, list[str]]) -> int:
+    """Run every step whatever the others do; print a summary. 1 if any failed, else 0."""
+    summary, failed = [], []
+    for name, step in steps.items():
+        print(f"\n== {name}", flush=True)
+        start = time.monotonic()
+        code = run(*step)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            failed.append(name)
+        summary.append(f"{name:<14} {'FAILED' if code else 'passed'} {time.monotonic() - start:8.1f} s")
+    print("", *summary, "", sep="\n")
+    print(f"Failed: {', '.join(failed)}." if failed else f"All {len(steps)} passed.")
+    return 1 if failed else 0
+
+
+def run(*words: str) -> int:
+    """Run .venv's Python with these words to its end. Returns its exit code, or INTERRUPTED after Ctrl-C."""
+    process = subprocess.Popen([str(PYTHON), *words], cwd=ROOT, env=environment())
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    interrupted = False
+    while True:
+        try:
+            code = process.wait()
+            return INTERRUPTED if interrupted else code
+        except KeyboardInterrupt:  # the terminal told the command too, and it may have a question (JupyterLab does)
+            interrupted = True
+
+
+# The environment
+
+
+def prepare(extra: str) -> None:
+    """Make .venv, or bring it up to date with requirements.lock, or find that it is; with this extra of pyproject.toml.
+
+    Half-made, damaged, moved, or of another Python: made anew. Other versions than locked: put right in place.
+    """
+    with alone() as lock:
+        if not is_whole():
+            make()
+        stamp = read_stamp()
+        if stamp["fingerprint"] != fingerprint() or stamp["packages"] != packages() or extra not in stamp["extras"]:
+            install({"authors", extra, *stamp["extras"]}, lock)
+
+
+def is_whole() -> bool:
+    return STAMP.exists() and PYTHON.exists() and read_stamp()["made_by"] == made_by() and not damaged_file()
+
+
+def read_stamp() -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(STAMP.read_text(encoding="utf-8"))
+    return {"made_by": None, "fingerprint": None, "packages": [], "extras": []}
+
+
+def made_by() -> list[str]:
+    """What a virtual environment does not survive: another Python, another place."""
+    return [f"{sys.version_info[0]}.{sys.version_info[1]}", sys.base_prefix, str(ROOT)]
+
+
+def fingerprint() -> str:
+    return hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+
+
+def site_packages() -> Path:
+    return next(iter(VENV.glob("lib/python*/site-packages")), VENV / "Lib" / "site-packages")
+
+
+def packages() -> list[str]:
+    """Name and version of everything installed, as pip names its folders."""
+    return sorted(path.name for path in site_packages().glob("*.dist-info"))
+
+
+def damaged_file() -> str | None:
+    """The first file that pip installed and that is now missing or cut short."""
+    folder = str(site_packages())
+    for package in packages():
+        try:
+            with open(os.path.join(folder, package, "RECORD"), encoding="utf-8", newline="") as record:
+                for name, _, size in csv.reader(record):
+                    if size and os.stat(os.path.join(folder, name)).st_size < int(size):
+                        return name
+        except OSError as error:
+            return str(error.filename)
+    return None
+
+
+def make() -> None:
+    """Make an empty .venv in place of whatever is there."""
+    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+        name = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+        stop(
+            "This Python cannot make virtual environments. On Debian and Ubuntu: sudo apt install "
+            f"{name}; elsewhere install Python from python.org. Then run the same command again."
+        )
+    if VENV.exists():
+        print(f"{VENV} is not whole, or was made elsewhere or by another Python: making it anew.")
+    try:
+        if VENV.exists():
+            STAMP.unlink(missing_ok=True)
+            shutil.rmtree(VENV)
+        subprocess.run([base_python(), "-m", "venv", str(VENV)], check=True, env=environment())
+    except (OSError, subprocess.CalledProcessError) as error:
+        stop(f"{VENV} could not be made ({error}). Close what uses it, delete it, and run the same command again.")
+
+
+def base_python() -> str:
+    """The Python to build on, also when course.py itself was started with .venv's."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def install(extras: set[str], lock: IO[str]) -> None:
+    """Install this project, in place, with these extras of pyproject.toml, all in the versions of requirements.lock."""
+    print("Installing the course. The first time downloads about 600 MB and takes some minutes.", flush=True)
+    STAMP.unlink(missing_ok=True)
+    if prefers_cpu_wheels():
+        torch = re.search(r"^torch==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+        quickly = ["--no-deps", "--index-url", TORCH_FOR_CPU, "--timeout", "10", "--retries", "1"]
+        if torch and pip(lock, *quickly, torch[0]):
+            print("PyTorch's own server cannot be reached: taking its large build, with CUDA, from PyPI.")
+    for what in (["setuptools"], ["--no-build-isolation", "-e", f".[{','.join(sorted(extras))}]"]):
+        if problem := pip(lock, "--constraint", LOCK.name, *what):
+            stop(problem)
+    stamp = {"made_by": made_by(), "fingerprint": fingerprint(), "packages": packages(), "extras": sorted(extras)}
+    STAMP.write_text(json.dumps(stamp), encoding="utf-8")
+
+
+def prefers_cpu_wheels() -> bool:
+    """Linux without a GPU, where plain torch brings gigabytes of CUDA, unless pip was told where to look."""
+    if platform.system() != "Linux" or shutil.which("nvidia-smi") or Path("/proc/driver/nvidia").exists():
+        return False
+    command = [str(PYTHON), "-m", "pip", "config", "list"]
+    settings = subprocess.run(command, env=environment(), capture_output=True, text=True).stdout
+    return not re.search(r"(index-url|find-links|no-index)=", settings)
+
+
+def pip(lock: IO[str], *words: str) -> str | None:
+    """Let pip install these words, naming the large downloads. Returns None, or in a sentence why it failed.
+
+    pip inherits the lock: should course.py be killed, the next one waits until this pip has ended too.
+    """
+    command = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", *words]
+    inherit: dict[str, Any] = {} if os.name == "nt" else {"pass_fds": [lock.fileno()]}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **inherit
+    )
+    log = ""
+    assert process.stdout
+    for line in process.stdout:
+        log += (text := line.decode("utf-8", "replace"))
+        if re.search(r"Downloading .* MB\)|Installing collected", text):
+            print(f"  {text.strip()[:100]}", flush=True)
+    if process.wait() == 0:
+        return None
+    for pattern, sentence in WHAT_TO_DO.items():
+        if re.search(pattern, log):
+            return sentence
+    return f"pip could not install the course. Its last words:\n{log[-2000:]}"
+
+
+def environment() -> dict[str, str]:
+    """The variables for everything that runs in .venv: `python` is ours, other installations stay out."""
+    foreign = {"PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__"}
+    return {
+        **{name: value for name, value in os.environ.items() if name not in foreign},
+        "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+        "VIRTUAL_ENV": str(VENV),
+        "PIP_USER": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "JUPYTER_PREFER_ENV_PATH": "1",
+    }
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[IO[str]]:
+    """Hold the lock that keeps two course.py from working on .venv at once. The system frees it if we are killed."""
+    STATE.mkdir(exist_ok=True)
+    with open(STATE / "lock", "a", encoding="utf-8") as file:
+        if not try_lock(file):
+            print("Another course.py is setting up .venv; waiting for it.", flush=True)
+            while not try_lock(file):
+                time.sleep(0.2)
+        yield file
+
+
+def try_lock(file: IO[str]) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # a file system without locks: better to go on than to wait for ever
+        return True
+    return True
+
+
+def unsupported(version: tuple[int, ...]) -> str | None:
+    """Why this Python will not do, and what will."""
+    if OLDEST <= version <= NEWEST:
+        return None
+    wanted = [f"3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
+    found = next((f"python{name}" for name in wanted if shutil.which(f"python{name}")), None)
+    remedy = f"Run it with {found}, which you have" if found else "Install Python 3.12 from python.org and run it with that"
+    return f"This course needs Python 3.10 to 3.13, and this is {version[0]}.{version[1]}. {remedy}."
+
+
+def has_display() -> bool:
+    """Whether a browser started here would show up in front of the user."""
+    if os.environ.get("SSH_CONNECTION"):
+        return False
+    return platform.system() != "Linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def stop(sentence: str) -> NoReturn:
+    sys.exit(sentence)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

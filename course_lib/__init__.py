@@ -1,0 +1,61 @@
+"""Understand distributed training of language models by running it.
+
+    from course_lib import launch
+    run = launch(fn, world_size=4)      # fn(rank) on four real processes
+    run.results, run.timeline, run.stdout
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from course_lib.ranks import (
+        Deadlock,
+        Link,
+        Mismatch,
+        Pace,
+        RankDied,
+        RankFailed,
+        RankTimeout,
+        Report,
+        Run,
+        RunError,
+        Stopped,
+        launch,
+    )
+    from course_lib.timeline import Span, Timeline
+
+_HOME = {"Span": "course_lib.timeline", "Timeline": "course_lib.timeline"}
+
+__all__ = [
+    "Deadlock",
+    "Link",
+    "Mismatch",
+    "Pace",
+    "RankDied",
+    "RankFailed",
+    "RankTimeout",
+    "Report",
+    "Run",
+    "RunError",
+    "Span",
+    "Stopped",
+    "Timeline",
+    "launch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used, so that `import course_lib` stays instant."""
+    if name not in __all__:
+        raise AttributeError(f"module 'course_lib' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME.get(name, "course_lib.ranks")), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """%load_ext course_lib: the cell magic %%ranks."""
+    from course_lib.ranks.magic import RanksMagic
+
+    shell.register_magics(RanksMagic)

@@ -1,0 +1,111 @@
+"""Two-digit sums as text: small enough to make in code, hard enough that right answers mean something.
+
+A problem is a pair of numbers from 10 to 99. As text it is nine characters, always:
+
+    37+48=085
+    prompt|answer
+
+The answer is filled up with zeros to three digits. Every problem then has the same number of answer characters,
+so the mean loss over characters is the mean over problems, and the share of a minibatch that a rank holds is
+simply its number of problems. Chance is low: whoever always says 109, the commonest sum, is right one time in 90.
+
+The test set holds problems that training never saw, nor their mirror images (48+37): a model that only memorizes
+does no better there than by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY = "0123456789+="
+PROMPT = len("37+48=")
+ANSWER = len("085")
+NO_LOSS = -100  # the target that cross_entropy ignores
+
+Problem = tuple[int, int]
+
+
+def encode(text: str) -> Tensor:
+    """Text -> int64 tokens [len(text)]. Raises ValueError for a character outside VOCABULARY."""
+    for character in text:
+        if character not in VOCABULARY:
+            raise ValueError(f"text={text!r} contains {character!r}; the vocabulary is {VOCABULARY!r}")
+    return torch.tensor([VOCABULARY.index(character) for character in text], dtype=torch.int64)
+
+
+def decode(tokens: Tensor) -> str:
+    """Tokens [length] -> text, the inverse of `encode`."""
+    return "".join(VOCABULARY[token] for token in tokens.tolist())
+
+
+def solution(problem: Problem) -> str:
+    """The whole text of a problem: (37, 48) -> "37+48=085". Raises ValueError for numbers outside 10 to 99."""
+    first, second = problem
+    if not (10 <= first <= 99 and 10 <= second <= 99):
+        raise ValueError(f"problem={problem} is outside the data: both numbers go from 10 to 99")
+    return f"{first}+{second}={first + second:03d}"
+
+
+def train_test_split(seed: int = 0, test_share: float = 0.1) -> tuple[list[Problem], list[Problem]]:
+    """All 8,100 problems in two disjoint lists, a problem and its mirror image in the same one.
+
+    Raises ValueError unless test_share, roughly the share of problems kept for testing, is between 0 and 1.
+    """
+    if not 0 < test_share < 1:
+        raise ValueError(f"test_share={test_share} leaves one side empty; choose something between 0 and 1")
+    draw = torch.rand(100, 100, generator=torch.Generator().manual_seed(seed)).tolist()
+    sides: tuple[list[Problem], list[Problem]] = ([], [])
+    for first in range(10, 100):
+        for second in range(10, 100):
+            is_test = draw[min(first, second)][max(first, second)] < test_share
+            sides[is_test].append((first, second))
+    return sides
+
+
+def examples(problems: Sequence[Problem]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, int64 [len(problems), 8]: each target is the character after its input.
+
+    Only the answer is to be learned: targets inside the prompt are NO_LOSS.
+    """
+    tokens = torch.stack([encode(solution(problem)) for problem in problems])
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[:, : PROMPT - 1] = NO_LOSS
+    return inputs, targets
+
+
+def minibatches(problems: Sequence[Problem], batch_size: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Minibatches (inputs, targets) of [batch_size, 8] without end, drawn with replacement.
+
+    The same seed gives the same minibatches, so ranks that draw them with one seed all see the same ones.
+    """
+    inputs, targets = examples(problems)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        drawn = torch.randint(len(problems), (batch_size,), generator=generator)
+        yield inputs[drawn], targets[drawn]
+
+
+def answer_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over the answers' characters; logits [batch, sequence, vocab], targets [batch, sequence]."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NO_LOSS)
+
+
+@torch.no_grad()
+def complete(model: nn.Module, problems: Sequence[Problem]) -> list[str]:
+    """The text of each problem with the answer the model writes, always taking the likeliest character."""
+    device = next(model.parameters()).device
+    tokens = torch.stack([encode(solution(problem)[:PROMPT]) for problem in problems]).to(device)
+    for _ in range(ANSWER):
+        likeliest = model(tokens)[:, -1].argmax(dim=-1, keepdim=True)
+        tokens = torch.cat([tokens, likeliest], dim=1)
+    return [decode(row) for row in tokens]
+
+
+def share_right(model: nn.Module, problems: Sequence[Problem]) -> float:
+    """The share of problems, 0 to 1, whose every answer digit the model gets right."""
+    texts = complete(model, problems)
+    return sum(text == solution(problem) for text, problem in zip(texts, problems, strict=True)) / len(problems)

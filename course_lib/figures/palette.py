@@ -1,0 +1,63 @@
+"""How each kind of span looks: a color that color-blind readers can tell apart, and a pattern for everyone.
+
+The colors are those of Okabe and Ito 2008, "Color Universal Design". Each pattern is drawn on a tile of
+8 by 8 pixels in a second shade, and text on a bar is readable over both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+INK = "#1a1a1a"
+PAPER = "#ffffff"
+
+
+class Style(NamedTuple):
+    """label: what the legend calls it. fill, shade: of the bar and of its pattern. text: readable over both.
+
+    path: the pattern as SVG path data, empty for a plain bar. shape: the nearest of plotly's patterns.
+    """
+
+    label: str
+    fill: str
+    shade: str
+    text: str
+    path: str
+    shape: str
+
+
+RISING = "M-2,2l4,-4M0,8l8,-8M6,10l4,-4"
+FALLING = "M-2,6l4,4M0,0l8,8M6,-2l4,4"
+
+STYLES = {
+    "forward": Style("forward", "#56b4e9", "#56b4e9", INK, "", ""),
+    "backward": Style("backward", "#e69f00", "#b97f00", INK, RISING, "/"),
+    "weight_grad": Style("weight gradient", "#2fb58b", "#7fe0c0", INK, RISING + FALLING, "x"),
+    "optimizer": Style("optimizer", "#cc79a7", "#ecc3d9", INK, "M2,0v8M6,0v8", "|"),
+    "other": Style("other", "#c4c4c4", "#8c8c8c", INK, "M2,1v2M6,5v2", "."),
+    "transfer": Style("transfer", "#0072b2", "#00497a", PAPER, "M0,2h8M0,6h8", "-"),
+    "wait": Style("wait", PAPER, "#8a8a8a", INK, FALLING, "\\"),
+}
+
+ORIGINS = {
+    "measured": "measured (real clock)",
+    "paced": "paced (real processes and messages, device speed emulated)",
+    "modelled": "modelled (calculated, not run)",
+}
+
+
+class Line(NamedTuple):
+    """How one line of a chart looks; dash: lengths in pixels; symbol: one of plotly's marker names."""
+
+    color: str
+    dash: str
+    symbol: str
+
+
+# Each is at least 3:1 against white and against the near-black of a dark theme.
+LINES = (
+    Line("#0072b2", "", "circle"),
+    Line("#d55e00", "7,3", "square"),
+    Line("#009e73", "2,3", "diamond"),
+    Line("#b5578f", "9,3,2,3", "triangle-up"),
+)

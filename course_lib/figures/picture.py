@@ -1,0 +1,101 @@
+"""A picture that shows wherever a notebook is opened.
+
+A stored notebook is often seen where no script runs and inline SVG is cut out (GitHub, a fresh clone that
+JupyterLab does not trust yet). What shows everywhere is an image with its data in the page, so that is what
+a cell stores. An image has no tooltips; empty elements laid over it carry them, and vanish without a trace
+where styles are cut out.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from course_lib.figures.axis import number
+from course_lib.figures.svg import Sheet, Tip, clean
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects as go
+
+MOST_TIPS = 500
+NARROWEST_TIP = 4.0
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, the sentence that sums it up, the numbers behind it, and the same as a zoomable figure.
+
+    summary: one plain sentence, for those who cannot see the picture and for those who can.
+    rows: the numbers behind the picture, one dictionary of column to value for each row.
+    """
+
+    sheet: Sheet
+    summary: str
+    rows: Sequence[Row]
+    figure: Callable[[], go.Figure]
+
+    @property
+    def svg(self) -> str:
+        """The picture as an SVG document on a white card, ready to be written to a file."""
+        return self.sheet.write(self.summary)
+
+    def inline(self) -> str:
+        """HTML for `widgets.HTML`: the picture in the colors of JupyterLab's theme, with tooltips, and its numbers."""
+        return self.sheet.write(self.summary, themed=True) + self._numbers()
+
+    def table(self) -> pandas.DataFrame:
+        """The numbers behind the picture."""
+        import pandas
+
+        return pandas.DataFrame(list(self.rows))
+
+    def to_plotly(self) -> go.Figure:
+        """The same as a plotly figure, to zoom into. It loads nothing from outside in JupyterLab."""
+        return self.figure()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": self.summary, "text/html": self._image() + self._numbers()}
+
+    def _image(self) -> str:
+        data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
+        places = "".join(_place(tip, self.sheet) for tip in _largest(self.sheet.tips))
+        return (
+            f'<div style="position:relative;max-width:{self.sheet.width}px">'
+            f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
+            f' style="display:block;width:100%;height:auto">{places}</div>'
+        )
+
+    def _numbers(self) -> str:
+        """The sentence, and folded under it the numbers."""
+        if not self.rows:
+            return f"<p>{clean(self.summary)}</p>"
+        head = "".join(f"<th>{clean(name)}</th>" for name in self.rows[0])
+        body = "".join("<tr>" + "".join(map(_cell, row.values())) + "</tr>" for row in self.rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<details><summary>{clean(self.summary)}</summary>{table}</details>"
+
+
+def _cell(value: object) -> str:
+    return f"<td>{number(value) if isinstance(value, float) else clean(str(value))}</td>"
+
+
+def _largest(tips: list[Tip]) -> list[Tip]:
+    """The places worth storing: wide enough to be hit with a mouse, and not so many that a notebook swells."""
+    wide = [tip for tip in tips if tip.width >= NARROWEST_TIP]
+    chosen = set(sorted(range(len(wide)), key=lambda i: -wide[i].width)[:MOST_TIPS])
+    return [tip for i, tip in enumerate(wide) if i in chosen]
+
+
+def _place(tip: Tip, sheet: Sheet) -> str:
+    # In percent, because the image shrinks with the page.
+    left, width = 100 * tip.x / sheet.width, 100 * tip.width / sheet.width
+    top, height = 100 * tip.y / sheet.height, 100 * tip.height / sheet.height
+    return (
+        f'<i aria-hidden="true" title="{clean(tip.text)}" style="position:absolute;'
+        f'left:{left:.2f}%;top:{top:.2f}%;width:{width:.2f}%;height:{height:.2f}%"></i>'
+    )

@@ -1,0 +1,51 @@
+"""Where the time of a run went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from course_lib.timeline import Timeline
+
+CAUSES = {
+    "compute": "computing",
+    "wait": "waiting for others",
+    "transfer": "communication not hidden",
+    "rest": "other overhead",
+}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What became of the ranks' time, as shares of world_size x makespan that add up to 1.
+
+    compute: computing. wait: held up until a peer arrived. transfer: held up by data on the move;
+        what runs behind compute costs nothing and is not in here. rest: none of these.
+    origin: "measured", "paced" or "modelled".
+    """
+
+    compute: float
+    wait: float
+    transfer: float
+    rest: float
+    origin: str = "measured"
+
+    def __post_init__(self) -> None:
+        total = self.compute + self.wait + self.transfer + self.rest
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"compute + wait + transfer + rest is {total:.6g}; shares of one whole add up to 1")
+
+
+def attribute(timeline: Timeline) -> Shares:
+    """Say where the time of a timeline went, on average over its ranks.
+
+    Raises ValueError if no time passed.
+    """
+    whole = timeline.world_size * timeline.makespan
+    if whole <= 0:
+        raise ValueError("the timeline is empty, so there is no time to attribute; mark compute or communicate in it")
+    ranks = range(timeline.world_size)
+    compute = sum(map(timeline.busy, ranks)) / whole
+    wait = sum(map(timeline.waiting, ranks)) / whole
+    transfer = sum(map(timeline.transferring, ranks)) / whole
+    rest = max(0.0, 1 - compute - wait - transfer)
+    return Shares(compute, wait, transfer, rest, timeline.origin)

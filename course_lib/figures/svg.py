@@ -1,0 +1,129 @@
+"""A sheet to draw on, written out as SVG."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import NamedTuple
+
+from course_lib.figures.palette import INK, PAPER, Style
+
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
+NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+# Stand-ins for what is known only when the sheet is written out. No text contains them: they are not XML.
+KEY, BACKGROUND = "\x00", "\x01"
+
+
+class Tip(NamedTuple):
+    """A place on the sheet, in pixels, and what to say when the mouse rests there."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+
+
+class _Element(NamedTuple):
+    tag: str
+    attributes: str
+    text: str = ""
+    tip: str = ""
+
+    def write(self, tips: bool) -> str:
+        content = f"<title>{clean(self.tip)}</title>" if tips and self.tip else ""
+        content += clean(self.text)
+        return f"<{self.tag}{self.attributes}>{content}</{self.tag}>" if content else f"<{self.tag}{self.attributes}/>"
+
+
+class Sheet:
+    """Elements in the order they are painted, in pixels from the top left. Set `height` before writing it out."""
+
+    def __init__(self, width: float) -> None:
+        self.width = width
+        self.height = 0.0
+        self.tips: list[Tip] = []
+        self._body: list[_Element | str] = []
+        self._patterns: dict[str, str] = {}
+
+    def box(self, x: float, y: float, width: float, height: float, tip: str = "", **attributes: object) -> None:
+        if tip:
+            self.tips.append(Tip(x, y, width, height, tip))
+        place = _attributes({"x": x, "y": y, "width": width, "height": height, **attributes})
+        self._body.append(_Element("rect", place, tip=tip))
+
+    def text(self, x: float, y: float, text: object, **attributes: object) -> None:
+        self._body.append(_Element("text", _attributes({"x": x, "y": y, **attributes}), text=str(text)))
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, **attributes: object) -> None:
+        self._body.append(_Element("line", _attributes({"x1": x1, "y1": y1, "x2": x2, "y2": y2, **attributes})))
+
+    def path(self, data: str, tip: str = "", **attributes: object) -> None:
+        self._body.append(_Element("path", _attributes({"d": data, **attributes}), tip=tip))
+
+    @contextmanager
+    def group(self, **attributes: object) -> Iterator[None]:
+        """Give the attributes to everything drawn meanwhile."""
+        self._body.append(f"<g{_attributes(attributes)}>")
+        yield
+        self._body.append("</g>")
+
+    def fill(self, name: str, style: Style) -> str:
+        """What to write as `fill` for a style: its color, or a reference to its pattern."""
+        if not style.path:
+            return style.fill
+        ground = BACKGROUND if style.fill == PAPER else style.fill
+        self._patterns[name] = (
+            f'<pattern id="{KEY}-{name}" width="8" height="8" patternUnits="userSpaceOnUse">'
+            f'<rect width="8" height="8" fill="{ground}" stroke="none"/>'
+            f'<path d="{style.path}" stroke="{style.shade}" stroke-width="1.2" fill="none"/></pattern>'
+        )
+        return f"url(#{KEY}-{name})"
+
+    def write(self, label: str, themed: bool = False, tips: bool = True) -> str:
+        """The sheet as SVG. The same drawing gives the same text.
+
+        label: read aloud instead of the picture. tips: show what the mouse rests on.
+        themed: take the colors of text and ground from JupyterLab's theme, which only works where the SVG
+            stands in the page itself; else it is dark on a white card of its own.
+        """
+        ink, ground = INK, PAPER
+        if themed:
+            ink, ground = f"var(--jp-ui-font-color1,{INK})", f"var(--jp-layout-color0,{PAPER})"
+        size = _attributes({"width": self.width, "height": self.height})
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {_short(self.width)} {_short(self.height)}"'
+            f' style="color:{ink};max-width:100%;height:auto" font-family="{FONT}" font-size="12" fill="currentColor"'
+            f' role="img" aria-label="{clean(label)}"><defs>{"".join(self._patterns.values())}</defs>'
+            f'<rect{size} rx="4" fill="{BACKGROUND}"/>',
+            *(part if isinstance(part, str) else part.write(tips) for part in self._body),
+            "</svg>",
+        ]
+        markup = "".join(parts)
+        # Two pictures in one page share one space of ids; equal pictures may share them.
+        key = "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]
+        return markup.replace(KEY, key).replace(BACKGROUND, ground)
+
+
+def clean(text: str) -> str:
+    """Text as it may stand in XML and HTML, in elements and in attributes."""
+    return escape(NOT_XML.sub("\ufffd", text))
+
+
+def text_width(text: str, size: float = 12) -> float:
+    """About how many pixels wide a text is; fonts differ, so this is on the generous side."""
+    return 0.62 * size * len(text)
+
+
+def _attributes(values: dict[str, object]) -> str:
+    return "".join(f' {name.replace("_", "-")}="{_short(value)}"' for name, value in values.items())
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        text = f"{value:.2f}"
+        return text.rstrip("0").rstrip(".")
+    return str(value)

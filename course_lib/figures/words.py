@@ -1,0 +1,106 @@
+"""What a timeline shows, in words: its heading, its sentence, what each span is, and a row for each rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures.palette import ORIGINS, STYLES
+from course_lib.figures.shares import attribute
+from course_lib.timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    from course_lib.figures.picture import Row
+
+
+def heading(timeline: Timeline) -> str:
+    length = duration(timeline.makespan) if timeline.spans else "nothing was recorded"
+    return f"{ORIGINS[timeline.origin]}: {_ranks(timeline)}, {length}"
+
+
+def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
+    """The picture of a timeline, and of the one below it, in one sentence."""
+    sentence = f"{_ranks(timeline)}, {duration(timeline.makespan)}, {timeline.origin}: "
+    if timeline.makespan:
+        sentence += _average(timeline) + _longest_wait(timeline)
+    else:
+        sentence += "nothing was recorded"
+    if compare is not None:
+        sentence += f"; below it {compare.origin}, {duration(compare.makespan)}{_difference(timeline, compare)}"
+    return sentence + "."
+
+
+def span_in_words(span: Span) -> str:
+    """What a span is, in one line."""
+    parts = [f"rank {span.rank}: {STYLES[span.kind].label}"]
+    if span.name and span.name != span.kind:
+        parts.append(span.name)
+    if span.micro_batch is not None:
+        parts.append(f"micro-batch {span.micro_batch}")
+    if span.stage is not None:
+        parts.append(f"stage {span.stage}")
+    if span.peer is not None:
+        parts.append(f"with rank {span.peer}")
+    if span.bytes:
+        parts.append(data_size(span.bytes))
+    if span.background:
+        parts.append("in the background")
+    return f"{', '.join(parts)}; {duration(span.duration)}, from {duration(span.start)} to {duration(span.end)}"
+
+
+def rank_rows(timeline: Timeline) -> list[Row]:
+    """What became of each rank's time, in milliseconds, and what it sent."""
+    return [
+        {
+            "origin": timeline.origin,
+            "rank": rank,
+            "computing (ms)": timeline.busy(rank) * 1e3,
+            "waiting (ms)": timeline.waiting(rank) * 1e3,
+            "communication not hidden (ms)": timeline.transferring(rank) * 1e3,
+            "all (ms)": timeline.makespan * 1e3,
+            "sent (bytes)": timeline.bytes_sent(rank),
+        }
+        for rank in range(timeline.world_size)
+    ]
+
+
+def _ranks(timeline: Timeline) -> str:
+    return "1 rank" if timeline.world_size == 1 else f"{timeline.world_size} ranks"
+
+
+def _average(timeline: Timeline) -> str:
+    shares = attribute(timeline)
+    who = "it" if timeline.world_size == 1 else "on average a rank"
+    moved = f", moved data for {percent(shares.transfer)}" if shares.transfer > 0 else ""
+    waited = f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited"
+    return f"{who} computed {percent(shares.compute)} of the time{moved} and {waited}"
+
+
+def _longest_wait(timeline: Timeline) -> str:
+    """Who waited longest, and what for; nothing where there is nobody to compare with."""
+    rank = max(range(timeline.world_size), key=timeline.waiting)
+    if timeline.world_size == 1 or not timeline.waiting(rank):
+        return ""
+    reasons: Counter[str] = Counter()
+    for span in timeline.of(rank):
+        if span.kind == "wait":
+            reasons[_reason(span)] += span.duration
+    (reason, seconds), *others = reasons.most_common()
+    mostly = "mostly " if others else ""
+    return f"; rank {rank} waited longest, {percent(timeline.waiting(rank) / timeline.makespan)}, {mostly}{reason}"
+
+
+def _reason(span: Span) -> str:
+    if span.peer is not None:
+        return f"for rank {span.peer}"
+    return f"in {span.name}" if span.name and span.name != "wait" else "for others"
+
+
+def _difference(timeline: Timeline, compare: Timeline) -> str:
+    if not timeline.makespan or not compare.makespan:
+        return ""
+    change = compare.makespan / timeline.makespan - 1
+    if abs(change) < 0.005:
+        return ", as long within 1%"
+    return f", {percent(abs(change))} {'shorter' if change < 0 else 'longer'}"

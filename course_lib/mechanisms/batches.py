@@ -1,0 +1,70 @@
+"""Cutting a minibatch: into shares for ranks that work at the same time, into micro-batches for one after another.
+
+    minibatch of 10     [0 1 2 3 4 5 6 7 8 9]
+    split over 4        [0 1 2] [3 4 5] [6 7] [8 9]       every sample exactly once, in order
+
+Pieces of different size count differently: the mean over the minibatch is the mean of the pieces' means, each
+weighted by its number of samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def split(batch: Any, n: int) -> list[Any]:
+    """n shares of a minibatch, one for each rank.
+
+    batch: a tensor [samples, ...], or a tuple, list or dict of batches with the same number of samples.
+    Returns n batches of the same structure, views of the original along dimension 0. Where n does not divide the
+    samples, the first (samples mod n) shares hold one more than the others.
+
+    Raises ValueError if there are fewer samples than shares, or tensors of different length.
+    """
+    return _cut(batch, n, "n")
+
+
+def micro_batches(batch: Any, m: int) -> list[Any]:
+    """m micro-batches of what one rank holds, cut by the same rules and with the same errors as `split`."""
+    return _cut(batch, m, "m")
+
+
+def size(batch: Any) -> int:
+    """The number of samples in a batch. Raises ValueError if its tensors disagree."""
+    lengths = _lengths(batch)
+    if len(lengths) != 1:
+        raise ValueError(
+            f"batch holds tensors of {sorted(lengths) or 'no'} samples; dimension 0 has to be the same in all of them"
+        )
+    return lengths.pop()
+
+
+def _cut(batch: Any, pieces: int, argument: str) -> list[Any]:
+    samples = size(batch)
+    if not 1 <= pieces <= samples:
+        raise ValueError(
+            f"{argument}={pieces} pieces cannot be cut from a batch of {samples} samples; choose from 1 to {samples}"
+        )
+    return _pieces(batch, pieces)
+
+
+def _pieces(batch: Any, pieces: int) -> list[Any]:
+    if isinstance(batch, Tensor):
+        return list(batch.tensor_split(pieces))
+    if isinstance(batch, dict):
+        columns = [_pieces(part, pieces) for part in batch.values()]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [type(batch)(row) for row in zip(*(_pieces(part, pieces) for part in batch), strict=True)]
+
+
+def _lengths(batch: Any) -> set[int]:
+    if isinstance(batch, Tensor):
+        if batch.dim() == 0:
+            raise ValueError("batch holds a tensor without dimensions; its samples have to lie along dimension 0")
+        return {len(batch)}
+    if isinstance(batch, (tuple, list, dict)):
+        parts = batch.values() if isinstance(batch, dict) else batch
+        return set().union(*(_lengths(part) for part in parts))
+    raise TypeError(f"batch holds a {type(batch).__name__}; give a tensor, or tuples, lists or dicts of tensors")

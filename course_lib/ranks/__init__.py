@@ -1,0 +1,33 @@
+"""Run a function on N real ranks; see what each did; survive every mistake."""
+
+from course_lib.ranks.errors import (
+    Deadlock,
+    Mismatch,
+    RankDied,
+    RankFailed,
+    RankTimeout,
+    Report,
+    RunError,
+    Stopped,
+)
+from course_lib.ranks.launch import Run, launch
+from course_lib.ranks.pace import Link, Pace
+from course_lib.ranks.pool import discard_all, warm_up
+
+__all__ = [
+    "Deadlock",
+    "Link",
+    "Mismatch",
+    "Pace",
+    "RankDied",
+    "RankFailed",
+    "RankTimeout",
+    "Report",
+    "Run",
+    "RunError",
+    "Stopped",
+    "discard_all",
+    "launch",
+]
+
+warm_up()

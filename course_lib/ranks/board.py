@@ -1,0 +1,208 @@
+"""The status board: what each rank is doing right now, in memory that outlives it.
+
+Every rank owns one slot of a shared array and writes an operation into it *before* it can block. The
+parent reads the slots without asking anyone, so it can say who waits for whom even when a rank hangs in
+C code or has been killed. A slot is a header and a ring of the rank's last operations:
+
+    slot of rank r:  [state, events, posted | operation 1 | operation 2 | ... | operation RING]
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from dataclasses import dataclass, fields
+from typing import Any
+
+MAX_WORLD_SIZE = 32
+RING = 128  # operations kept for each rank
+_HEADER = struct.Struct("<QQQ")  # state, events, operations posted
+_OPERATION = struct.Struct("<QIQIiqqQIddddBB20s24s32s16s192s")
+_ENDED_AT = struct.calcsize("<QIQIiqqQIdd")
+_BLOCKED_AT = struct.calcsize("<QIQIiqqQId")
+SLOT = 64 + RING * _OPERATION.size
+
+
+class State(enum.IntEnum):
+    """What a rank as a whole is doing. Whether a running rank is blocked stands in its operations."""
+
+    IDLE = 0
+    RUNNING = 1
+    RETURNED = 2
+    RAISED = 3
+
+
+@dataclass
+class Operation:
+    """One call to a process group by one rank.
+
+    order: how many of the same kind came before it on this rank: collectives are counted by group,
+        messages by group, sender, receiver and tag. Equal orders on two ranks belong together.
+    posted, blocked, ended: seconds when the call began, when the rank began to wait for its end, and
+        when it ended; 0.0 for not yet.
+    arrival: paced runs only, when the emulated link delivers a message.
+    label: hash of the lines of the calls that led here and of the tensor's names there.
+    """
+
+    number: int
+    members: int  # global ranks of the group, as bits
+    order: int
+    group: int  # hash of the group's name
+    peer: int = -1  # the other rank of a message, the root of a rooted collective
+    tag: int = 0
+    bytes: int = 0  # of the tensor on this rank
+    elements: int = 0
+    label: int = 0
+    posted: float = 0.0
+    blocked: float = 0.0
+    ended: float = 0.0
+    arrival: float = 0.0
+    is_async: bool = False
+    handed_on: bool = False  # somebody waits on its future, where no trace can see
+    name: str = ""
+    detail: str = ""  # what else must be the same on all ranks: the reduce operation
+    shape: str = ""
+    dtype: str = ""
+    line: str = ""  # "file:number" of the caller's own code
+    sent: int = 0  # bytes on the wire; not on the board
+
+    @property
+    def family(self) -> str:
+        """Only operations of one family can belong together: "message", "collective" or "new_group"."""
+        if self.name.endswith(("send", "recv")) or self.name == "recv_any_source":
+            return "message"
+        return "new_group" if self.name == "new_group" else "collective"
+
+    @property
+    def is_message(self) -> bool:
+        return self.family == "message"
+
+    @property
+    def is_send(self) -> bool:
+        return self.name.endswith("send")
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.blocked > 0 and not self.ended
+
+    def member_ranks(self) -> list[int]:
+        return [rank for rank in range(MAX_WORLD_SIZE) if self.members >> rank & 1]
+
+
+def group_hash(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:
+    """Whether `op` of `rank` and `theirs` of `other` are two sides of one message or collective.
+
+    A later one of the same kind counts too: it proves that theirs has long been posted.
+    """
+    if op.group != theirs.group or op.family != theirs.family:
+        return False
+    if not op.is_message:
+        return theirs.order >= op.order
+    if op.is_send == theirs.is_send or op.tag != theirs.tag:
+        return False
+    if "recv_any_source" in (op.name, theirs.name):
+        return other in (op.peer, -1) or rank in (theirs.peer, -1)
+    return op.peer == other and theirs.peer == rank and theirs.order >= op.order
+
+
+_ON_BOARD = [f.name for f in fields(Operation)][:-1]
+_TEXTS = ("name", "detail", "shape", "dtype", "line")
+
+
+class Board:
+    """All slots of one pool, over any writable buffer of `size(world_size)` bytes."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.memory = memoryview(buffer).cast("B")
+
+    @staticmethod
+    def size(world_size: int) -> int:
+        return world_size * SLOT
+
+    def clear(self, rank: int) -> None:
+        """Forget the last run; its operations stay behind the counter, unread."""
+        _HEADER.pack_into(self.memory, rank * SLOT, State.RUNNING, 0, 0)
+
+    def set_state(self, rank: int, state: State) -> None:
+        struct.pack_into("<Q", self.memory, rank * SLOT, state)
+
+    def state(self, rank: int) -> State:
+        return State(_HEADER.unpack_from(self.memory, rank * SLOT)[0])
+
+    def events(self, rank: int) -> int:
+        """A number that grows whenever the rank starts or finishes something."""
+        return _HEADER.unpack_from(self.memory, rank * SLOT)[1]
+
+    def touch(self, rank: int) -> None:
+        """Count an event that is not an operation."""
+        struct.pack_into("<Q", self.memory, rank * SLOT + 8, self.events(rank) + 1)
+
+    def post(self, rank: int, op: Operation) -> None:
+        """Write a new operation; the counter moves last, so that a reader never sees half of one."""
+        self.write(rank, op)
+        _, events, _ = _HEADER.unpack_from(self.memory, rank * SLOT)
+        struct.pack_into("<QQ", self.memory, rank * SLOT + 8, events + 1, op.number)
+
+    def write(self, rank: int, op: Operation) -> None:
+        _OPERATION.pack_into(
+            self.memory,
+            _place(rank, op.number),
+            op.number,
+            op.members,
+            op.order,
+            op.group,
+            op.peer,
+            op.tag,
+            op.bytes,
+            op.elements,
+            op.label,
+            op.posted,
+            op.blocked,
+            op.ended,
+            op.arrival,
+            op.is_async,
+            op.handed_on,
+            op.name.encode(),
+            op.detail.encode()[:24],
+            op.shape.encode()[:32],
+            op.dtype.encode(),
+            op.line.encode()[-192:],
+        )
+
+    def mark_blocked(self, rank: int, op: Operation) -> None:
+        struct.pack_into("<d", self.memory, _place(rank, op.number) + _BLOCKED_AT, op.blocked)
+        self.touch(rank)
+
+    def mark_ended(self, rank: int, op: Operation) -> None:
+        struct.pack_into("<d", self.memory, _place(rank, op.number) + _ENDED_AT, op.ended)
+        self.touch(rank)
+
+    def operations(self, rank: int) -> list[Operation]:
+        """The rank's last operations of this run, oldest first, at most RING."""
+        posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
+        numbers = range(max(1, posted - RING + 1), posted + 1)
+        found = [self._read(rank, number) for number in numbers]
+        return [op for op, number in zip(found, numbers, strict=True) if op.number == number]
+
+    def latest(self, rank: int) -> Operation | None:
+        posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
+        return self._read(rank, posted) if posted else None
+
+    def partner(self, op: Operation, rank: int, other: int) -> Operation | None:
+        """The operation of rank `other` that belongs to `op` of `rank`, if it is on the board."""
+        return next((theirs for theirs in reversed(self.operations(other)) if belong(op, rank, theirs, other)), None)
+
+    def _read(self, rank: int, number: int) -> Operation:
+        values = dict(zip(_ON_BOARD, _OPERATION.unpack_from(self.memory, _place(rank, number)), strict=True))
+        for key in _TEXTS:
+            values[key] = values[key].rstrip(b"\0").decode(errors="replace")
+        return Operation(**values)
+
+
+def _place(rank: int, number: int) -> int:
+    return rank * SLOT + 64 + (number - 1) % RING * _OPERATION.size

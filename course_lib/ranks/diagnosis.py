@@ -1,0 +1,375 @@
+"""Who waits for whom, and why: from the board to one plain sentence.
+
+A rank that is blocked waits for the ranks that have not begun their side of its operation. If every
+rank that is left waits for such a rank, nobody will ever move. Where the arrows
+
+    rank 0  --waits to receive from-->  rank 1  --waits to receive from-->  rank 0
+
+close a circle, the circle is the culprit; otherwise it is the rank where they end.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from course_lib.ranks.board import Board, Operation, State, belong
+from course_lib.ranks.errors import Report, Row, describe_line, listing, sentence
+from course_lib.ranks.messages import Failure, Outcome
+from course_lib.ranks.places import is_library
+
+_SAME_EVERYWHERE = frozenset({"all_reduce", "reduce", "reduce_scatter", "all_gather"})
+
+
+@dataclass
+class View:
+    """What the parent knows about one rank at some moment."""
+
+    rank: int
+    state: str  # "starting" "computing" "waiting" "returned" "raised" "died"
+    operations: list[Operation] = field(default_factory=list)
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    line: str = ""
+    since: float = 0.0
+
+    @property
+    def blocked_in(self) -> Operation | None:
+        return next((op for op in reversed(self.operations) if op.is_blocked), None)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ("returned", "raised", "died")
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.outcome.failure if self.outcome else None
+
+
+def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None) -> View:
+    """A rank as it is now."""
+    view = View(rank, "computing", board.operations(rank), outcome, exit_code)
+    if outcome is not None:
+        view.state = "raised" if outcome.failure else "returned"
+        view.since = outcome.ended
+        view.line = outcome.failure.line if outcome.failure else ""
+    elif exit_code is not None:
+        view.state = "died"
+    elif board.state(rank) == State.IDLE:
+        view.state = "starting"
+    elif view.blocked_in is not None:
+        view.state = "waiting"
+    if view.operations and not view.line:
+        last = view.blocked_in or view.operations[-1]
+        view.line, view.since = last.line, view.since or last.ended or last.posted
+    return view
+
+
+def make_report(views: list[View], now: float) -> Report:
+    return Report(tuple(_row(view, now) for view in views))
+
+
+def _row(view: View, now: float) -> Row:
+    op = view.blocked_in or (view.operations[-1] if view.state == "died" and view.operations else None)
+    row = Row(view.rank, view.state, line=describe_line(view.line))
+    if view.since:
+        row = replace(row, seconds=max(0.0, now - view.since))
+    if op is None:
+        return row
+    peer = str(op.peer) if op.peer >= 0 else "any" if op.is_message else "all"
+    return replace(row, operation=op.name, peer=peer, shape=f"{op.shape} {op.dtype}".strip(), seconds=now - op.posted)
+
+
+# Deadlock
+
+
+def missing(view: View, views: list[View]) -> list[int]:
+    """The ranks that a blocked rank waits for: those that have not begun their side."""
+    op = view.blocked_in
+    if op is None:
+        return []
+    if op.name == "recv_any_source":
+        senders = [other.rank for other in views if _unreceived(op, view, other)]
+        return [] if senders else [other.rank for other in views if other.rank != view.rank]
+    partners = [op.peer] if op.is_message else [rank for rank in op.member_ranks() if rank != view.rank]
+    return [rank for rank in partners if not any(belong(op, view.rank, o, rank) for o in views[rank].operations)]
+
+
+def _unreceived(op: Operation, view: View, other: View) -> bool:
+    return any(o.is_send and not o.ended and belong(op, view.rank, o, other.rank) for o in other.operations)
+
+
+def explain_deadlock(views: list[View]) -> tuple[str, int | None, str] | None:
+    """(sentence, rank at fault, advice) if no rank can ever move again; None if one still can."""
+    alive = [view for view in views if not view.has_ended]
+    waits = {view.rank: missing(view, views) for view in alive}
+    if not alive or not all(waits.values()):
+        return None
+    cycle = _find_cycle(waits)
+    if cycle:
+        text = ", ".join(_wait_phrase(views[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        return f"Deadlock: {text}.", None, _cycle_advice([views[rank] for rank in cycle])
+    return _explain_absence(views, waits)
+
+
+def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
+    """Ranks that wait for each other in a circle, lowest first; empty if there is none."""
+    for start in sorted(waits):
+        path = [start]
+        while True:
+            onward = [rank for rank in waits[path[-1]] if rank in waits]
+            if not onward:
+                break
+            if onward[0] in path:
+                circle = path[path.index(onward[0]) :]
+                lowest = circle.index(min(circle))
+                return circle[lowest:] + circle[:lowest]
+            path.append(onward[0])
+    return []
+
+
+def _wait_phrase(view: View, other: int) -> str:
+    op = view.blocked_in
+    assert op is not None
+    if not op.is_message:
+        return f"{view.rank} waits in {op.name} for {other}"
+    return f"{view.rank} waits to {'send to' if op.is_send else 'receive from'} {other}"
+
+
+def _cycle_advice(views: list[View]) -> str:
+    blocked = [view.blocked_in for view in views if view.blocked_in]
+    if all(op.is_send for op in blocked):
+        return "A send ends when its receive has begun, so somebody must receive first; or send with isend and wait later."
+    if all(op.is_message and not op.is_send for op in blocked):
+        return "Everybody waits for a message that nobody has sent yet, so somebody must send first."
+    return "Each waits for the other to come to the same operation. Bring their calls into the same order."
+
+
+def _explain_absence(views: list[View], waits: dict[int, list[int]]) -> tuple[str, int | None, str]:
+    """Somebody waits for a rank that has ended and will never come."""
+    waiting = min(waits, key=lambda rank: [views[other].has_ended for other in waits[rank]].count(False))
+    absent = next(rank for rank in waits[waiting] if views[rank].has_ended)
+    op = views[waiting].blocked_in
+    assert op is not None
+    if op.is_message:
+        who, what = f"rank {waiting} waits to {'send to' if op.is_send else 'receive from'} rank {absent}", "its part"
+    else:
+        together = [rank for rank in waits if _same_call(views[rank].blocked_in, op)]
+        who = f"{listing(together)} wait{'s' if len(together) == 1 else ''} in {op.name}"
+        what = f"that {op.name}"
+    text = f"{sentence(who)}, but rank {absent} has already returned without {what}."
+    where = describe_line(op.line)
+    return text, absent, f"The call that waits: {where}." if where else ""
+
+
+def _same_call(op: Operation | None, other: Operation) -> bool:
+    return op is not None and (op.name, op.group, op.order) == (other.name, other.group, other.order)
+
+
+# Operations that do not fit together
+
+
+def explain_mismatch(histories: list[list[Operation]]) -> tuple[str, int | None, str] | None:
+    """(sentence, rank at fault, advice) for the first operations that do not fit; None if all do."""
+    for first, second in _pairs(histories):
+        difference = _difference(first[1], second[1])
+        if difference:
+            lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
+            return difference.format(a=first[0], b=second[0]), None, "\n".join(lines)
+    return _explain_crossing(histories)
+
+
+_Call = tuple[int, Operation]  # a rank and what it called
+
+
+def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
+    """Operations on two ranks that belong together."""
+    first: dict[tuple, _Call] = {}
+    for rank, history in enumerate(histories):
+        for op in history:
+            if op.name in ("new_group", "recv_any_source"):
+                continue
+            key = (op.group, op.order, *_direction(op, rank))
+            if key in first:
+                yield first[key], (rank, op)
+            else:
+                first[key] = (rank, op)
+
+
+def _direction(op: Operation, rank: int) -> tuple:
+    if not op.is_message:
+        return ()
+    return (rank, op.peer, op.tag) if op.is_send else (op.peer, rank, op.tag)
+
+
+def _difference(a: Operation, b: Operation) -> str:
+    """What keeps two operations from fitting, as a sentence with places for the ranks; empty if they fit."""
+    if a.is_message:
+        send, other = ("{a}", "{b}") if a.is_send else ("{b}", "{a}")
+        sent, received = (a, b) if a.is_send else (b, a)
+        if (sent.elements, sent.dtype) == (received.elements, received.dtype):
+            return ""
+        return f"Rank {send} sends {_data(sent)} but rank {other} receives into {_data(received)}."
+    if a.name != b.name:
+        return f"Rank {{a}} is in {a.name} while rank {{b}} is in {b.name}: all ranks must call the same collective."
+    if a.peer != b.peer:
+        return f"Ranks {{a}} and {{b}} call {a.name} with different roots: {a.peer} and {b.peer}."
+    if a.detail != b.detail:
+        return f"Ranks {{a}} and {{b}} call {a.name} with different operations: {a.detail} and {b.detail}."
+    if a.dtype == b.dtype and (a.shape == b.shape or a.name == "all_to_all"):
+        return ""
+    return f"Ranks {{a}} and {{b}} call {a.name} with different tensors: {_data(a)} and {_data(b)}."
+
+
+def _data(op: Operation) -> str:
+    return f"{op.shape or 'a single number'} {op.dtype}"
+
+
+def _explain_crossing(histories: list[list[Operation]]) -> tuple[str, int | None, str] | None:
+    """Same-shaped tensors in another order on another rank: legal for gloo, and never meant."""
+    sequences: dict[int, dict[int, list[Operation]]] = defaultdict(dict)
+    for rank, history in enumerate(histories):
+        for op in history:
+            if op.name in _SAME_EVERYWHERE:
+                sequences[op.group].setdefault(rank, []).append(op)
+    for by_rank in sequences.values():
+        (first, reference), *others = by_rank.items()
+        for rank, sequence in others:
+            crossed = _first_crossing(reference, sequence)
+            if crossed:
+                mine, theirs = crossed
+                text = f"Ranks {first} and {rank} call {mine.name} on the same tensors in a different order."
+                advice = f"rank {first}: {describe_line(mine.line)}\nrank {rank}: {describe_line(theirs.line)}"
+                return text, None, f"{advice}\nThe tensors would be mixed up without an error."
+    return None
+
+
+def _first_crossing(a: list[Operation], b: list[Operation]) -> tuple[Operation, Operation] | None:
+    """The first place where two ranks call the same two things in opposite order."""
+    theirs = {op.order: op for op in b}
+    later: dict[tuple[int, int], int] = {}
+    for op in a:
+        partner = theirs.get(op.order)
+        if partner is not None and partner.label != op.label:
+            if (partner.label, op.label) in later:
+                order = later[partner.label, op.label]
+                return next(o for o in a if o.order == order), theirs[order]
+            later.setdefault((op.label, partner.label), op.order)
+    return None
+
+
+# Everything has returned, but not everything is over
+
+
+def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[int]]) -> tuple[str, int, str] | None:
+    """(sentence, rank, advice) for the first operation that nobody waited for."""
+    for rank, numbers in enumerate(unfinished):
+        for op in histories[rank]:
+            if op.number in numbers:
+                to = f" {'to' if op.is_send else 'from'} rank {op.peer}" if op.is_message and op.peer >= 0 else ""
+                text = f"Rank {rank} began {op.name}{to} and returned without waiting for it."
+                return text, rank, f"{describe_line(op.line)}\nKeep the handle that it returns and call its wait()."
+    return None
+
+
+def all_matched(histories: list[list[Operation]]) -> bool:
+    """Whether every message was received and every collective was called by all its members."""
+    messages: dict[tuple, int] = defaultdict(int)
+    collectives: dict[tuple, int] = defaultdict(int)
+    for rank, history in enumerate(histories):
+        for op in history:
+            if op.is_message:
+                messages[(op.group, *_direction(op, rank))] += 1 if op.is_send else -1
+            else:
+                collectives[(op.group, op.family, op.order, op.members)] += 1
+    calls = (count == bin(key[-1]).count("1") for key, count in collectives.items())
+    return not any(messages.values()) and all(calls)
+
+
+# Failures, deaths, time
+
+
+def explain_failures(views: list[View]) -> tuple[str, int, str]:
+    """(sentence, rank, details) for ranks that raised, exited or returned something unsendable."""
+    failed = sorted((view for view in views if view.failure), key=lambda view: view.since)
+    first = failed[0]
+    text = _failure_sentence(first)
+    others = [view for view in failed[1:] if view.failure.message != first.failure.message]  # type: ignore[union-attr]
+    if others:
+        also = "; ".join(f"rank {view.rank} {_raised(view.failure)}" for view in others)  # type: ignore[arg-type]
+        text += f" Also: {also}."
+    waiting = [view.rank for view in views if view.state == "waiting"]
+    if waiting:
+        text += f" {sentence(listing(waiting))} waited for it."
+    return text, first.rank, first.failure.traceback  # type: ignore[union-attr]
+
+
+def _raised(failure: Failure) -> str:
+    first_line = failure.message.strip().partition("\n")[0][:300]
+    if failure.kind == "exited":
+        return f"called sys.exit({failure.message})"
+    return f"raised {failure.type}: {first_line}" if first_line else f"raised {failure.type}"
+
+
+def _failure_sentence(view: View) -> str:
+    failure = view.failure
+    assert failure is not None
+    where = describe_line(failure.line)
+    at = f" ({where})" if where else ""
+    if failure.kind == "result":
+        return f"Rank {view.rank} returned a {failure.type} {failure.message}."
+    if failure.kind == "leftover":
+        return f"Rank {view.rank} returned but left {failure.type} behind; {failure.message}."
+    return f"Rank {view.rank} {_raised(failure)}{at}."
+
+
+def explain_death(view: View, out_of_memory: bool, log: str) -> str:
+    """Why a rank's process ended, as far as its exit code tells."""
+    code = view.exit_code or 0
+    where = describe_line(view.line)
+    last = f" The last line it reached in a process group call: {where}." if where else ""
+    if code >= 0:
+        return f"Rank {view.rank} ended its process with exit code {code} in the middle of the run.{last}"
+    if out_of_memory:
+        return f"Rank {view.rank} was killed because the machine ran out of memory.{last}"
+    reason = {
+        signal.SIGKILL: "was killed (SIGKILL), by somebody or because memory ran out",
+        signal.SIGSEGV: "crashed with a segmentation fault: compiled code touched memory that is not its own",
+        signal.SIGABRT: "was aborted by compiled code (SIGABRT)",
+        signal.SIGTERM: "was asked to end (SIGTERM)",
+    }
+    return f"Rank {view.rank} {reason.get(signal.Signals(-code), f'was ended by signal {-code}')}.{last}"
+
+
+def explain_timeout(views: list[View], timeout: float) -> tuple[str, int | None, str]:
+    """(sentence, rank at fault, advice) when the time is over."""
+    busy = [view for view in views if view.state in ("computing", "starting")]
+    waiting = [view.rank for view in views if view.state == "waiting"]
+    text = f"Time limit: after {timeout:g} s "
+    if not busy:
+        return f"{text}{listing(waiting)} had not finished an operation on all sides.", None, _TIMEOUT_ADVICE
+    where = describe_line(busy[0].line)
+    text += f"{listing([view.rank for view in busy])} had not returned" + (f" ({where})" if where else "")
+    if waiting:
+        text += f", and {listing(waiting)} waited"
+    return f"{text}.", busy[0].rank, _TIMEOUT_ADVICE
+
+
+_TIMEOUT_ADVICE = "If it is right but slow, give launch a longer timeout."
+
+
+def line_in(stacks: str) -> str:
+    """The student's innermost line in the stacks that faulthandler wrote, as `file:number`."""
+    for stack in reversed(stacks.split("(most recent call first):")):
+        if " in run_student" in stack:
+            places = (_place(line) for line in stack.partition(" in run_student")[0].splitlines())
+            return next((place for place in places if place and not is_library(place.rpartition(":")[0])), "")
+    return ""
+
+
+def _place(line: str) -> str:
+    """`  File "a.py", line 3 in f` as `a.py:3`."""
+    parts = line.strip().split('"')
+    return f"{parts[1]}:{parts[2].split()[2]}" if len(parts) == 3 and parts[0] == "File " else ""

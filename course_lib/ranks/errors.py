@@ -1,0 +1,123 @@
+"""What can go wrong in a run, in words. Each error carries a table of what every rank was doing."""
+
+from __future__ import annotations
+
+import html
+import linecache
+import os
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one rank was doing when the run ended. seconds: for how long already; line: the student's code."""
+
+    rank: int
+    state: str
+    operation: str = ""
+    peer: str = ""
+    shape: str = ""
+    seconds: float = 0.0
+    line: str = ""
+
+    def cells(self) -> list[str]:
+        values = [getattr(self, column) for column in COLUMNS]
+        return [f"{value:.2f}" if isinstance(value, float) else str(value) for value in values]
+
+
+COLUMNS = [column.name for column in fields(Row)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One row for each rank; `str` makes a table of it, and notebooks show it as one."""
+
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        table = [COLUMNS, *(row.cells() for row in self.rows)]
+        widths = [max(len(cells[i]) for cells in table) for i in range(len(COLUMNS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th scope='col'>{column}</th>" for column in COLUMNS)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells()) + "</tr>" for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class RunError(Exception):
+    """A run that did not end well.
+
+    rank: the rank at fault, or None where no single one is.
+    report: what every rank was doing.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, report: Report | None = None, details: str = "") -> None:
+        super().__init__(message)
+        self.message, self.rank, self.report, self.details = message, rank, report or Report(()), details
+
+    def __str__(self) -> str:
+        parts = [self.message, self.details.strip(), str(self.report) if self.report.rows else ""]
+        return "\n\n".join(part for part in parts if part)
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message, not the inside of this library."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RankFailed(RunError):
+    """A rank raised an exception, or returned something that could not be sent back."""
+
+
+class Deadlock(RunError):
+    """Nobody can move: every rank waits for something that no rank will do."""
+
+
+class Mismatch(Deadlock):
+    """The ranks' operations do not fit together; they would hang, crash or mix up data."""
+
+
+class RankTimeout(RunError):
+    """The run took longer than its time limit."""
+
+
+class RankDied(RunError):
+    """A rank's process ended in the middle of the run."""
+
+
+class Stopped(RunError, KeyboardInterrupt):
+    """The Stop button, or Ctrl-C."""
+
+
+def describe_line(line: str) -> str:
+    """`file:number` as a person would say it, with the source where it can be had."""
+    filename, _, number = line.rpartition(":")
+    if not number.isdigit():
+        return ""
+    source = linecache.getline(filename, int(number)).strip()
+    return f"{_name_of(filename)}, line {number}" + (f": {source}" if source else "")
+
+
+def _name_of(filename: str) -> str:
+    """A notebook cell by its number, a file by its name."""
+    try:
+        from IPython import get_ipython  # type: ignore[attr-defined]
+
+        _, cell = get_ipython().compile.format_code_name(filename)
+        return f"cell {cell}"
+    except (ImportError, AttributeError, TypeError):
+        return os.path.basename(filename)
+
+
+def listing(ranks: list[int]) -> str:
+    """ "rank 3", "ranks 0 and 2", "ranks 0, 1 and 2"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

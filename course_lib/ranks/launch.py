@@ -1,0 +1,178 @@
+"""Run a function on N real ranks."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import cloudpickle
+
+from course_lib.ranks import errors, messages, pool
+from course_lib.ranks.board import MAX_WORLD_SIZE
+from course_lib.ranks.output import Display, make_display
+from course_lib.ranks.pace import Pace
+from course_lib.ranks.spans import make_timeline
+from course_lib.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left: results, timeline and prints, by rank."""
+
+    results: list[Any]
+    stdout: list[str]
+    seconds: float  # from the call of launch to its return
+    pace: Pace | None = None
+    _outcomes: list[messages.Outcome] = field(default_factory=list, repr=False)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.results)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What every rank did, and when."""
+        return make_timeline(self._outcomes, "paced" if self.pace else "measured")
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple = (),
+    timeout: float = 60.0,
+    pace: Pace | None = None,
+    device: str | None = None,
+) -> Run:
+    """Call fn(rank, *args) on `world_size` processes that talk through torch.distributed.
+
+    fn: any function, also one defined in a notebook cell; it may use variables from around it. The process
+        group is up when it starts, every rank is seeded differently and uses one thread.
+    timeout: seconds after which the run is ended.
+    pace: emulate the speed of devices and links, see `Pace`.
+    device: "cuda" for one GPU and NCCL for each rank, "cpu" for gloo; None takes GPUs if there are enough.
+
+    Raises RankFailed, Deadlock (or Mismatch), RankTimeout, RankDied or Stopped, all RunErrors, each with a
+    table of what every rank was doing; ValueError or TypeError for arguments that make no sense.
+    The next launch works in any case.
+    """
+    _check(fn, world_size, args, timeout, pace, device)
+    return run_on("launch", fn, world_size, args, timeout, pace, _uses_gpu(world_size, device), make_display())
+
+
+def run_on(
+    purpose: str,
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple,
+    timeout: float,
+    pace: Pace | None,
+    uses_gpu: bool,
+    display: Display,
+) -> Run:
+    """Run on the pool kept for this purpose, and keep the pool if nothing was left on it."""
+    started = time.perf_counter()
+    task = _pack(fn, args, pace)
+    with pool.borrowed(purpose, world_size, uses_gpu) as workers:
+        conversation = pool.Conversation(workers, timeout, display.show)
+        try:
+            outcomes = conversation.hold(task)
+        except KeyboardInterrupt:
+            with pool.interrupts_deferred():
+                raise _stopped(conversation) from None
+        except errors.RunError as error:
+            if not conversation.is_clean():
+                pool.discard(purpose)
+            failed = error
+        else:
+            failed = None
+            if not conversation.is_clean():
+                pool.discard(purpose)
+        finally:
+            display.finish()
+    if failed is not None:
+        raise failed
+    results = [_unpack(outcome, rank) for rank, outcome in enumerate(outcomes)]
+    stdout = ["".join(texts) for texts in conversation.printed]
+    return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
+
+
+def _pack(fn: Callable, args: tuple, pace: Pace | None) -> bytes:
+    try:
+        function = cloudpickle.dumps((fn, args))
+    except Exception as error:
+        what = "one of the args" if _can_travel(fn) else "the function, or a variable that it uses,"
+        text = f"{what} cannot be sent to other processes ({error})."
+        advice = "Files, locks, generators and connections stay in the process that made them: make them inside the function."
+        raise errors.RankFailed(errors.sentence(text), details=advice) from error
+    surroundings = messages.Surroundings(os.getcwd(), list(sys.path), dict(os.environ))
+    return pickle.dumps(messages.Task(function, pace, surroundings))
+
+
+def _can_travel(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _unpack(outcome: messages.Outcome, rank: int) -> Any:
+    assert outcome.value is not None
+    try:
+        return pickle.loads(outcome.value)
+    except Exception as error:
+        text = f"Rank {rank} returned something that cannot be rebuilt here ({type(error).__name__}: {error})."
+        raise errors.RankFailed(text, rank, details="Return tensors, numbers, strings, lists or dictionaries.") from error
+
+
+def _stopped(conversation: pool.Conversation) -> errors.Stopped:
+    views = conversation.views()
+    busy = [view.rank for view in views if view.state == "computing"]
+    waiting = [view.rank for view in views if view.state == "waiting"]
+    for rank in busy:
+        views[rank].line = conversation.pool.stack_line(rank) or views[rank].line
+    parts = [f"{errors.listing(busy)} computed"] if busy else []
+    parts += [f"{errors.listing(waiting)} waited"] if waiting else []
+    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
+    return errors.Stopped(text, None, conversation.report(views), "The next launch starts fresh.")
+
+
+def _check(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:
+    if pool.SERVER_MARK in os.environ:
+        raise RuntimeError("launch was called on a rank; ranks cannot launch ranks. Call it in the notebook itself.")
+    if not callable(fn):
+        raise TypeError(f"fn={fn!r} is not a function; launch(fn, {world_size!r}) calls fn(rank) on every rank")
+    if not isinstance(world_size, int) or isinstance(world_size, bool) or not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {MAX_WORLD_SIZE}")
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"args={args!r} must be a tuple; for one argument write args=({args!r},)")
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < math.inf:
+        raise ValueError(f"timeout={timeout!r} must be a number of seconds above 0")
+    if pace is not None and not isinstance(pace, Pace):
+        raise TypeError(f"pace={pace!r} must be a Pace, for instance Pace(device=0.02)")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or None, which takes GPUs if there are enough")
+
+
+def _uses_gpu(world_size: int, device: str | None) -> bool:
+    if device == "cpu" or (device is None and not _has_nvidia_driver()):
+        return False
+    import torch
+
+    n_gpus = torch.cuda.device_count()
+    if device == "cuda" and n_gpus < world_size:
+        raise ValueError(f"device='cuda' needs a GPU for each of the {world_size} ranks, but there are {n_gpus}")
+    return n_gpus >= world_size
+
+
+def _has_nvidia_driver() -> bool:
+    """A look that does not import torch, since most laptops have no such GPU."""
+    return os.path.exists("/proc/driver/nvidia/version") or os.path.exists(r"C:\Windows\System32\nvcuda.dll")

@@ -1,0 +1,90 @@
+"""What the parent and its workers say to each other."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from course_lib.ranks.board import Operation
+from course_lib.ranks.pace import Pace
+
+MAX_RESULT_BYTES = 256 * 1024**2
+MAX_PRINTED = 1_000_000  # characters kept of what one rank prints in one run
+
+PRINTED, FINISHED = b"P", b"F"  # the first byte of a worker's message
+
+
+@dataclass
+class Place:
+    """Where a worker stands: its rank among how many, and the private directory of its pool."""
+
+    rank: int
+    world_size: int
+    directory: str
+    uses_gpu: bool
+
+    @property
+    def log(self) -> str:
+        """What the process writes below Python: warnings of C++ code and the stack of a crash."""
+        return os.path.join(self.directory, f"rank-{self.rank}.log")
+
+    @property
+    def rendezvous(self) -> str:
+        return os.path.join(self.directory, "rendezvous")
+
+
+class Mark(NamedTuple):
+    """One stretch of compute that the code on a rank has marked."""
+
+    kind: str
+    name: str
+    start: float
+    end: float
+    micro_batch: int | None
+    stage: int | None
+
+
+@dataclass
+class Surroundings:
+    """What the student may have changed in the notebook since the workers began."""
+
+    directory: str
+    path: list[str]
+    environment: dict[str, str]
+
+
+@dataclass
+class Task:
+    """One run, as sent to every worker. function: (fn, args) by cloudpickle."""
+
+    function: bytes
+    pace: Pace | None
+    surroundings: Surroundings
+
+
+@dataclass
+class Failure:
+    """An exception on a rank. kind: "raised", "exited", "result" (it could not be sent), "leftover"."""
+
+    kind: str
+    type: str
+    message: str
+    traceback: str = ""
+    line: str = ""
+    at: float = 0.0
+    exception: bytes | None = None  # by cloudpickle, if that works
+
+
+@dataclass
+class Outcome:
+    """How one rank's part of a run ended, with all it did. Times on the machine's monotonic clock."""
+
+    started: float
+    ended: float
+    value: bytes | None = None
+    failure: Failure | None = None
+    operations: list[Operation] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)  # numbers of operations nobody waited for
+    reusable: bool = True  # False when something is left on the worker that a next run could meet

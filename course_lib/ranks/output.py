@@ -1,0 +1,87 @@
+"""Where the prints of the ranks appear while a run goes on."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from typing import Any, Protocol
+
+
+class Display(Protocol):
+    def show(self, rank: int, text: str) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class Terminal:
+    """Each line with its rank in front, as it comes."""
+
+    def show(self, rank: int, text: str) -> None:
+        for line in text.splitlines():
+            sys.stdout.write(f"rank {rank} | {line}\n")
+
+    def finish(self) -> None:
+        sys.stdout.flush()
+
+
+class Notebook:
+    """One panel with the prints of each rank together, redrawn in place while they come.
+
+    Grouping by rank makes the output the same in every run, whoever printed first.
+    """
+
+    interval = 0.1  # seconds between redraws
+
+    def __init__(self, fold: bool = False) -> None:
+        self.fold = fold
+        self.texts: dict[int, list[str]] = {}
+        self.handle: Any = None
+        self.drawn = 0.0
+        self.pending = False
+
+    def show(self, rank: int, text: str) -> None:
+        self.texts.setdefault(rank, []).append(text)
+        self.pending = True
+        if time.perf_counter() - self.drawn >= self.interval:
+            self._draw()
+
+    def finish(self) -> None:
+        if self.pending:
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": self._plain(), "text/html": self._html()}
+        if self.handle is None:
+            self.handle = display(data, raw=True, display_id=True)
+        else:
+            self.handle.update(data, raw=True)
+        self.drawn, self.pending = time.perf_counter(), False
+
+    def _plain(self) -> str:
+        lines = []
+        for rank in sorted(self.texts):
+            lines += [f"rank {rank} | {line}" for line in "".join(self.texts[rank]).splitlines()]
+        return "\n".join(lines)
+
+    def _html(self) -> str:
+        if not self.fold:
+            return f"<pre>{html.escape(self._plain())}</pre>"
+        parts = []
+        for rank in sorted(self.texts):
+            text = html.escape("".join(self.texts[rank]).rstrip("\n"))
+            opened = " open" if rank == min(self.texts) else ""
+            parts.append(f"<details{opened}><summary>rank {rank}</summary><pre>{text}</pre></details>")
+        return "".join(parts)
+
+
+def make_display(fold: bool = False) -> Display:
+    """A panel in a notebook, lines elsewhere."""
+    if "ipykernel" in sys.modules:
+        from IPython import get_ipython  # type: ignore[attr-defined]
+
+        if getattr(get_ipython(), "kernel", None) is not None:
+            return Notebook(fold)
+    return Terminal()

@@ -1,0 +1,80 @@
+"""From what the ranks noted to a timeline: where a blocked rank waited, and where data moved.
+
+    rank 0   send posted ......|=========|        wait until the receive was posted, then transfer
+    rank 1   computing         recv posted =====|                      only transfer
+
+A collective is the same with more ranks: until the last of them has arrived, it is waiting.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from course_lib.ranks.board import Operation
+from course_lib.ranks.messages import Mark, Outcome
+from course_lib.timeline import Span, Timeline
+
+
+def make_timeline(outcomes: list[Outcome], origin: str) -> Timeline:
+    """All spans of a run; time zero is when the first rank began."""
+    zero = min(outcome.started for outcome in outcomes)
+    arrivals = _arrivals(outcomes)
+    spans = []
+    for rank, outcome in enumerate(outcomes):
+        spans += [_compute_span(rank, mark, zero) for mark in outcome.marks]
+        for op in outcome.operations:
+            if op.ended and op.name != "new_group":
+                spans += _operation_spans(rank, op, max(arrivals[_key(rank, op)], op.posted), zero)
+    return Timeline(spans, len(outcomes), origin)
+
+
+def _compute_span(rank: int, mark: Mark, zero: float) -> Span:
+    name = mark.name or mark.kind
+    return Span(rank, mark.kind, name, mark.start - zero, mark.end - zero, mark.micro_batch, mark.stage)
+
+
+def _operation_spans(rank: int, op: Operation, arrived: float, zero: float) -> list[Span]:
+    """`arrived`: when the last rank that this operation depends on was there."""
+    peer = op.peer if op.is_message else None
+    blocked = op.blocked or op.ended
+    pieces = [
+        ("wait", blocked, min(arrived, op.ended), False),
+        ("transfer", arrived, min(blocked, op.ended), True),
+        ("transfer", max(blocked, min(arrived, op.ended)), op.ended, False),
+    ]
+    spans, n_bytes = [], op.sent
+    for kind, start, end, background in pieces:
+        if end > start:
+            carried = n_bytes if kind == "transfer" else 0
+            n_bytes -= carried
+            span = Span(rank, kind, op.name, start - zero, end - zero, bytes=carried, peer=peer, background=background)
+            spans.append(span)
+    if n_bytes:  # over before anybody looked: it still cost its bytes
+        at = op.ended - zero
+        spans.append(Span(rank, "transfer", op.name, at, at, bytes=n_bytes, peer=peer, background=True))
+    return spans
+
+
+def _key(rank: int, op: Operation) -> tuple:
+    """The same for all operations that one rank's operation depends on."""
+    if op.is_message:
+        ends = (rank, op.peer) if op.is_send else (op.peer, rank)
+        return (op.group, *ends, op.tag, op.order)
+    if op.name in ("broadcast", "scatter"):
+        return (op.group, op.order, "root")
+    if op.name in ("reduce", "gather") and rank != op.peer:
+        return (op.group, op.order, rank)
+    return (op.group, op.order)
+
+
+def _arrivals(outcomes: list[Outcome]) -> dict[tuple, float]:
+    """When the last of those that belong together began, by key."""
+    latest: dict[tuple, float] = defaultdict(float)
+    for rank, outcome in enumerate(outcomes):
+        for op in outcome.operations:
+            keys = [(op.group, op.order)] if not op.is_message else []
+            if op.is_message or rank == op.peer or op.name not in ("broadcast", "scatter"):
+                keys.append(_key(rank, op))
+            for key in keys:
+                latest[key] = max(latest[key], op.posted)
+    return latest

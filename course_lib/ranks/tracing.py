@@ -1,0 +1,486 @@
+"""A process group that notes every operation before it passes it on.
+
+`dist.all_reduce`, DistributedDataParallel, fully_shard and pipelining all end in the methods of a
+`ProcessGroup`, so this is the one place where everything can be seen:
+
+    student's code, DDP, FSDP  ->  TracedGroup  ->  gloo or NCCL
+                                      |
+                      the board (now) and the trace (afterwards)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.board import Board, Operation, group_hash
+from course_lib.ranks.messages import Mark
+from course_lib.ranks.pace import Pace
+from course_lib.ranks.places import COURSE
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
+_clock = time.perf_counter
+
+
+class _OpenMark(NamedTuple):
+    kind: str
+    name: str
+    micro_batch: int | None
+    stage: int | None
+    seconds: float | None
+    start: float
+    blocked_before: float
+
+
+class Tracer:
+    """What this rank has done in the current run, and the pace at which it may do it."""
+
+    def __init__(self, rank: int, board: Board) -> None:
+        self.rank = rank
+        self.board = board
+        self.device: torch.device | None = None
+        self.reset(None)
+
+    def reset(self, pace: Pace | None) -> None:
+        self.pace = pace
+        self.operations: list[Operation] = []
+        self.works: list[TracedWork] = []
+        self.marks: list[Mark] = []
+        self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
+        self.blocked_seconds = 0.0
+        self.link_free = 0.0
+        self._orders: Counter[tuple] = Counter()
+        self._open: list[_OpenMark] = []
+
+    # What `course_lib.timeline.compute` reports
+
+    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float) -> None:
+        self.steps += 1
+        self.board.touch(self.rank)
+        seconds = self.pace.compute_seconds(kind, work) if self.pace else None
+        self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, _clock(), self.blocked_seconds))
+
+    def reach(self, fraction: float) -> None:
+        if self._open:
+            self._sleep_to(self._open[-1], fraction)
+
+    def end(self) -> None:
+        if self.device is not None:
+            torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
+        mark = self._open.pop()
+        self._sleep_to(mark, 1.0)
+        self.marks.append(Mark(mark.kind, mark.name, mark.start, _clock(), mark.micro_batch, mark.stage))
+        self.steps += 1
+        self.board.touch(self.rank)
+
+    def _sleep_to(self, mark: _OpenMark, fraction: float) -> None:
+        if mark.seconds is not None:
+            waited = self.blocked_seconds - mark.blocked_before
+            _sleep_until(mark.start + waited + fraction * mark.seconds)
+
+    # What the process groups report
+
+    def post(self, op: Operation, key: tuple) -> None:
+        self.steps += 1
+        op.number = len(self.operations) + 1
+        op.order = self._orders[key]
+        self._orders[key] += 1
+        op.line, op.label = _caller(op)
+        op.posted = _clock()
+        self.operations.append(op)
+        if self.pace and self.pace.paces_links and op.is_send:
+            self._send_off(op, self.pace)
+        self.board.post(self.rank, op)
+
+    def _send_off(self, op: Operation, pace: Pace) -> None:
+        """A rank sends one message after the other: the next leaves when the last is on its way."""
+        link = pace.link_between([self.rank, op.peer])
+        self.link_free = max(op.posted, self.link_free) + op.bytes / link.bandwidth
+        op.arrival = self.link_free + link.latency
+
+    def block(self, op: Operation, started: int) -> None:
+        op.blocked = op.posted if self.steps == started else _clock()
+        self.board.mark_blocked(self.rank, op)
+
+    def finish(self, op: Operation) -> None:
+        op.ended = _clock()
+        self.blocked_seconds += op.ended - op.blocked
+        self.board.mark_ended(self.rank, op)
+
+    def release_time(self, op: Operation) -> float:
+        """When the emulated links would have completed an operation that is really complete."""
+        pace = self.pace
+        if pace is None or not pace.paces_links:
+            return 0.0
+        if op.is_send:
+            return op.arrival - pace.link_between([self.rank, op.peer]).latency
+        if op.is_message:
+            sent = self.board.partner(op, self.rank, op.peer)
+            return sent.arrival if sent else 0.0
+        return self._collective_release(op, pace)
+
+    def _collective_release(self, op: Operation, pace: Pace) -> float:
+        """Collectives of a rank share its links, so each starts when the one before it is over."""
+        if not op.arrival:
+            for earlier in self.operations[: op.number - 1]:
+                if earlier.family == "collective" and not earlier.arrival:
+                    self._collective_release(earlier, pace)
+            partners = (self.board.partner(op, self.rank, rank) for rank in op.member_ranks() if rank != self.rank)
+            start = max([op.posted, self.link_free, *(partner.posted for partner in partners if partner)])
+            op.arrival = start + pace.collective_seconds(op.name, op.bytes, op.member_ranks())
+            self.link_free = op.arrival
+        return op.arrival
+
+
+def _sleep_until(moment: float) -> None:
+    remaining = moment - _clock()
+    if remaining > 0:
+        time.sleep(remaining)
+
+
+class _Origin(NamedTuple):
+    """Whose code a frame runs: torch's, the course's or the student's."""
+
+    is_torch: bool
+    is_course: bool
+    checksum: int
+
+
+_origins: dict[Any, _Origin] = {}
+
+
+def _origin(code: Any) -> _Origin:
+    origin = _origins.get(code)
+    if origin is None:
+        name = code.co_filename
+        is_torch = name.startswith((_TORCH, "<frozen", "<string>")) or os.sep + "contextlib.py" in name
+        is_course = name.startswith(COURSE)
+        origin = _origins[code] = _Origin(is_torch, is_course, zlib.crc32(f"{name}:{code.co_name}".encode()))
+    return origin
+
+
+def run_student(fn: Callable, rank: int, args: tuple) -> Any:
+    """Call the student's function; the frame of this call is where their code begins."""
+    return fn(rank, *args)
+
+
+def _caller(op: Operation) -> tuple[str, int]:
+    """The line of the student's code that led here, and a label of the whole way.
+
+    Operations that belong together usually carry equal labels on all ranks. Two labels in opposite
+    order on two ranks mean that different tensors were added to each other.
+    """
+    frame, line, label = sys._getframe(2), "", 0
+    while frame is not None and frame.f_code is not run_student.__code__:
+        origin = _origin(frame.f_code)
+        if not origin.is_torch:
+            if not label:
+                label = _names(frame.f_locals, op)
+            label = (label * 31 + origin.checksum + frame.f_lineno) & 0xFFFFFFFF
+            if not origin.is_course:
+                return f"{frame.f_code.co_filename}:{frame.f_lineno}", _rest(frame.f_back, label)
+            line = line or f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return line, label
+
+
+def _rest(frame: Any, label: int) -> int:
+    while frame is not None and frame.f_code is not run_student.__code__:
+        label = (label * 31 + _origin(frame.f_code).checksum + frame.f_lineno) & 0xFFFFFFFF
+        frame = frame.f_back
+    return label
+
+
+def _names(variables: dict[str, Any], op: Operation) -> int:
+    """A checksum of the names under which the calling code knows the operation's tensor."""
+    tensor = op.__dict__.pop("tensor", None)
+    if tensor is None:
+        return 1
+    return 1 + zlib.crc32(",".join(sorted(name for name, value in variables.items() if value is tensor)).encode())
+
+
+class TracedWork(dist.Work):
+    """A handle that notes when its rank begins to wait for an operation and when that ends."""
+
+    def __init__(self, tracer: Tracer, op: Operation, inner: Any, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.tracer, self.op, self.inner, self.tensors = tracer, op, inner, tensors
+        self.is_claimed = False  # somebody waits for it, or will
+        self.started = tracer.steps
+        if op.is_async and not op.is_message:
+            inner.get_future().add_done_callback(self._note_completion)
+        tracer.works.append(self)
+
+    def _note_completion(self, _: Any) -> None:
+        if not self.op.ended and not self.op.blocked:
+            self.op.ended = _clock()
+            self.tracer.board.mark_ended(self.tracer.rank, self.op)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.is_claimed = True
+        if self.op.blocked:
+            return True
+        tracer, op, done = self.tracer, self.op, self.op.ended
+        tracer.block(op, self.started)
+        op.ended = 0.0
+        if self.inner is not None:
+            self.inner.wait()
+            if op.name == "recv_any_source":
+                self._note_sender()
+            if tracer.device is not None:
+                torch.cuda.current_stream().synchronize()
+        if tracer.pace is not None:
+            _sleep_until(tracer.release_time(op))
+        tracer.finish(op)
+        if done and not tracer.pace:
+            op.ended = done
+        return True
+
+    def _note_sender(self) -> None:
+        op, tracer = self.op, self.tracer
+        op.peer = op.member_ranks()[self.inner._source_rank()]
+        key = (op.group, "recv", op.peer, op.tag)
+        op.order = tracer._orders[key]
+        tracer._orders[key] += 1
+
+    def is_completed(self) -> bool:
+        completed = self.inner is None or self.inner.is_completed()
+        if completed and not self.op.is_message:
+            self.is_claimed = True
+        return completed
+
+    def get_future(self) -> Any:
+        self.is_claimed = self.op.handed_on = True
+        self.tracer.board.write(self.tracer.rank, self.op)
+        if self.tracer.pace is None or not self.tracer.pace.paces_links:
+            return self.inner.get_future()
+        future: torch.futures.Future = torch.futures.Future()
+        threading.Thread(target=self._complete_later, args=(future,), daemon=True).start()
+        return future
+
+    def _complete_later(self, future: torch.futures.Future) -> None:
+        self.inner.wait()
+        release = self.tracer.release_time(self.op)
+        _sleep_until(release)
+        self.op.ended = max(release, self.op.ended)
+        future.set_result(self.tensors)
+
+    def is_success(self) -> bool:
+        return self.inner.is_success()
+
+    def exception(self) -> Any:
+        return self.inner.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self.inner.result()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        return self.inner._source_rank()
+
+    _source_rank = source_rank
+
+
+class _Collective(NamedTuple):
+    """name: how students know it; tensor: which argument holds this rank's own part of the data."""
+
+    name: str
+    tensor: int | None
+
+
+_COLLECTIVES = {
+    "allreduce": _Collective("all_reduce", 0),
+    "allreduce_coalesced": _Collective("all_reduce", 0),
+    "broadcast": _Collective("broadcast", 0),
+    "reduce": _Collective("reduce", 0),
+    "allgather": _Collective("all_gather", 1),
+    "allgather_coalesced": _Collective("all_gather", 1),
+    "_allgather_base": _Collective("all_gather", 1),
+    "all_gather_single": _Collective("all_gather", 1),
+    "all_gather_single_coalesced": _Collective("all_gather", 1),
+    "allgather_into_tensor_coalesced": _Collective("all_gather", 1),
+    "reduce_scatter": _Collective("reduce_scatter", 0),
+    "_reduce_scatter_base": _Collective("reduce_scatter", 0),
+    "reduce_scatter_single": _Collective("reduce_scatter", 0),
+    "reduce_scatter_single_coalesced": _Collective("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced": _Collective("reduce_scatter", 0),
+    "alltoall": _Collective("all_to_all", 1),
+    "alltoall_base": _Collective("all_to_all", 1),
+    "all_to_all_single": _Collective("all_to_all", 1),
+    "gather": _Collective("gather", 1),
+    "scatter": _Collective("scatter", 0),
+    "barrier": _Collective("barrier", None),
+}
+
+
+def ring_bytes(name: str, n_bytes: int, position: int, n: int) -> int:
+    """Bytes one rank sends in a collective on n ranks.
+
+    n_bytes: size of this rank's own tensor (its input; for reduce_scatter and scatter its output).
+    position: distance from the root along the ring, 0 for the root.
+    Patarasuk and Yuan 2009 for the ring all-reduce; a rooted collective passes whole tensors along a chain.
+    """
+    last = n - 1
+    return {
+        "all_reduce": 2 * last * n_bytes // n,
+        "all_gather": last * n_bytes,
+        "reduce_scatter": last * n_bytes,
+        "all_to_all": last * n_bytes // n,
+        "broadcast": n_bytes if position < last else 0,
+        "reduce": n_bytes if position else 0,
+        "gather": n_bytes if position else 0,
+        "scatter": 0 if position else last * n_bytes,
+        "barrier": 0,
+    }[name]
+
+
+class TracedGroup(dist.ProcessGroup):
+    """A process group that traces its operations and has `inner` carry them out."""
+
+    def __init__(self, tracer: Tracer, inner: dist.ProcessGroup, name: str, ranks: list[int]) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self.tracer, self.inner, self.ranks = tracer, inner, ranks
+        self.hash = group_hash(name)
+        self.members = sum(1 << rank for rank in ranks)
+
+    def getBackendName(self) -> str:  # the name that torch looks for
+        return "traced"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self.inner._device_types
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.inner._get_backend(device)
+
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
+        op = self._message(_called("send"), tensors, self.ranks[destination], tag)
+        self.tracer.post(op, (self.hash, "send", op.peer, tag))
+        return self._start(op, tensors, lambda: self.inner.send(tensors, destination, tag))
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
+        op = self._message(_called("recv"), tensors, self.ranks[source], tag)
+        self.tracer.post(op, (self.hash, "recv", op.peer, tag))
+        return self._start(op, tensors, lambda: self.inner.recv(tensors, source, tag))
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
+        op = self._message("recv_any_source", tensors, -1, tag)
+        self.tracer.post(op, (self.hash, "recv_any_source", tag))
+        return self._start(op, tensors, lambda: self.inner.recv_anysource(tensors, tag))
+
+    def _message(self, name: str, tensors: list[torch.Tensor], peer: int, tag: int) -> Operation:
+        op = self._describe(name, tensors)
+        op.peer, op.tag, op.sent, op.is_async = peer, tag, op.bytes, name != "send" and name != "recv"
+        return op
+
+    def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
+        op = Operation(0, self.members, 0, self.hash, name=name)
+        if tensors:
+            first = op.__dict__["tensor"] = tensors[0]  # taken out again when its names are looked up
+            op.dtype = str(first.dtype)[6:]
+            op.shape = "x".join(map(str, first.shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
+            op.elements = sum(tensor.numel() for tensor in tensors)
+            op.bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return op
+
+    def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
+        kind = _COLLECTIVES[method]
+        tensors = [] if kind.tensor is None else list(_flatten(args[kind.tensor]))
+        options = kwargs.get("opts") or (args[-1] if args else None)
+        op = self._describe(kind.name, tensors)
+        reduction = getattr(options, "reduceOp", None)
+        op.detail = "" if reduction is None else str(reduction.op).rpartition(".")[2]
+        op.is_async = getattr(options, "asyncOp", False)
+        root = getattr(options, "rootRank", None)
+        op.peer = -1 if root is None else self.ranks[root]
+        position = (self.inner.rank() - (root or 0)) % self.inner.size()
+        op.sent = ring_bytes(kind.name, op.bytes, position, self.inner.size())
+        self.tracer.post(op, (self.hash,))
+        return self._start(op, tensors, lambda: getattr(self.inner, method)(*args, **kwargs))
+
+    def _start(self, op: Operation, tensors: list[torch.Tensor], call: Callable[[], Any]) -> TracedWork:
+        try:
+            return TracedWork(self.tracer, op, call(), tensors)
+        except BaseException:
+            self.tracer.operations.remove(op)  # refused, so it never happened
+            op.ended = _clock()
+            self.tracer.board.mark_ended(self.tracer.rank, op)
+            raise
+
+
+def _forward(method: str) -> Callable[..., TracedWork]:
+    def forward(self: TracedGroup, *args: Any, **kwargs: Any) -> TracedWork:
+        return self._collective(method, args, kwargs)
+
+    forward.__name__ = method
+    return forward
+
+
+for _method in _COLLECTIVES:
+    setattr(TracedGroup, _method, _forward(_method))
+
+
+def _flatten(tensors: Any) -> Iterable[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    else:
+        for item in tensors:
+            yield from _flatten(item)
+
+
+def _called(direction: str) -> str:
+    """Whether the caller used send or isend (recv or irecv); a batch consists of the latter."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        if frame.f_code.co_name == direction:
+            return direction
+        frame = frame.f_back
+    return "i" + direction
+
+
+def register(tracer: Tracer) -> None:
+    """Make "traced" a backend of torch.distributed on this process."""
+
+    def create(options: Any, _: Any) -> TracedGroup:
+        ranks = options.global_ranks_in_group or list(range(options.group_size))
+        inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+        waiting = Operation(0, sum(1 << r for r in ranks), 0, group_hash(options.group_id), name="new_group")
+        tracer.post(waiting, (waiting.group, "new_group"))
+        tracer.block(waiting, tracer.steps)
+        _connect(inner, options, tracer.device)
+        tracer.finish(waiting)
+        return TracedGroup(tracer, inner, options.group_id, ranks)
+
+    dist.Backend.register_backend("traced", create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _connect(inner: dist.ProcessGroup, options: Any, device: torch.device | None) -> None:
+    """Open gloo connections for tensors in memory and, given a GPU, NCCL ones for tensors on it."""
+    gloo_options = dist.ProcessGroupGloo._Options()
+    gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+    gloo_options._timeout = _FOREVER
+    store = dist.PrefixStore("gloo", options.store)
+    gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, gloo_options)
+    gloo._set_sequence_number_for_group()
+    inner._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    if device is not None:
+        nccl_options = dist.ProcessGroupNCCL.Options()
+        nccl_options._timeout = _FOREVER
+        store = dist.PrefixStore("nccl", options.store)
+        nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, nccl_options)
+        nccl._set_sequence_number_for_group()
+        inner._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)

@@ -1,0 +1,314 @@
+"""One rank: a process that joins the group once and then runs one function after another."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from course_lib import timeline
+from course_lib.ranks import messages, tracing
+from course_lib.ranks.board import Board, State
+from course_lib.ranks.places import is_library
+
+_PR_SET_PDEATHSIG = 1
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def main(place: messages.Place, parent: Connection, lifeline: Connection, board_memory: Any) -> None:
+    """Serve runs until the parent goes away. `lifeline` never carries data: it closes with the parent."""
+    _outlive_nobody(lifeline)
+    log = _redirect_output(place)
+    tracer = tracing.Tracer(place.rank, Board(board_memory))
+    torch.set_num_threads(1)
+    if place.uses_gpu:
+        tracer.device = torch.device("cuda", place.rank)
+        torch.cuda.set_device(tracer.device)
+        torch.set_default_device(tracer.device)
+    _join_group(place, tracer)
+    timeline.record_with(tracer)
+    worker = Worker(place, parent, tracer)
+    while True:
+        try:
+            task = parent.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(0)
+        worker.run(pickle.loads(task))
+        log.flush()
+
+
+def _outlive_nobody(lifeline: Connection) -> None:
+    """Die with the parent, however it dies, and before it does when memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what the Stop button means
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # so that a child process left behind can be ended with its worker
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    if "multiprocessing.forkserver" in sys.modules:
+        _close_fork_server_descriptor()
+    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+
+
+def _close_fork_server_descriptor() -> None:
+    """A worker inherits the line that keeps the fork server alive; holding it would keep both forever."""
+    from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
+
+    if _forkserver._forkserver_alive_fd is not None:
+        os.close(_forkserver._forkserver_alive_fd)
+        _forkserver._forkserver_alive_fd = None
+
+
+def _end_with(lifeline: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.poll(None)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _redirect_output(place: messages.Place) -> Any:
+    """Send what bypasses Python's print to the log, and let a crash write its stack there."""
+    log = open(place.log, "a", encoding="utf-8", errors="replace")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    faulthandler.enable(log)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, log)  # the parent asks so where an endless loop is
+    return log
+
+
+def _join_group(place: messages.Place, tracer: tracing.Tracer) -> None:
+    tracing.register(tracer)
+    os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.rank))
+    with _batch_scheduling():
+        store = dist.FileStore(place.rendezvous, place.world_size)
+        dist.init_process_group("traced", store=store, rank=place.rank, world_size=place.world_size)
+
+
+@contextlib.contextmanager
+def _batch_scheduling() -> Iterator[None]:
+    """gloo's threads poll; started as batch work they leave the cores to the ranks (25 -> 6 ms a run)."""
+    if not hasattr(os, "SCHED_BATCH"):
+        yield
+        return
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+class Printer(io.TextIOBase):
+    """A standard output that sends whole lines to the parent as they come."""
+
+    def __init__(self, parent: Connection, lock: Any) -> None:
+        self._parent, self._lock, self._held = parent, lock, ""
+        self.printed = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._held += text
+        if "\n" in text:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            text, self._held = self._held, ""
+            room = messages.MAX_PRINTED - self.printed
+            if len(text) > room >= 0:
+                text = text[:room] + "\n... this rank printed too much; the rest is left out\n"
+            if text and room >= 0:
+                self._parent.send_bytes(messages.PRINTED + text.encode(errors="replace"))
+                self.printed += len(text)
+
+
+class Worker:
+    """Runs the tasks of one rank and tells the parent how they ended."""
+
+    def __init__(self, place: messages.Place, parent: Connection, tracer: tracing.Tracer) -> None:
+        self.place, self.parent, self.tracer = place, parent, tracer
+        self.lock = threading.Lock()
+        self.groups = _group_count()
+        self.surroundings: messages.Surroundings | None = None
+
+    def run(self, task: messages.Task) -> None:
+        board, rank = self.tracer.board, self.place.rank
+        board.clear(rank)
+        self._settle_in(task.surroundings)
+        self.tracer.reset(task.pace)
+        threads = set(threading.enumerate())
+        printer = Printer(self.parent, self.lock)
+        with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
+            outcome = self._attempt(task)
+            printer.flush()
+        self._inspect(outcome, threads)
+        board.set_state(rank, State.RAISED if outcome.failure else State.RETURNED)
+        with self.lock:
+            self.parent.send_bytes(messages.FINISHED + pickle.dumps(outcome))
+
+    def _settle_in(self, surroundings: messages.Surroundings) -> None:
+        """Make the process as the student's notebook is now, and undo what the last run changed."""
+        if surroundings != self.surroundings:
+            self.surroundings = surroundings
+            sys.path[:] = surroundings.path
+            os.environ.update(surroundings.environment)
+            with contextlib.suppress(OSError):
+                os.chdir(surroundings.directory)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+        _seed(self.place.rank)
+
+    def _attempt(self, task: messages.Task) -> messages.Outcome:
+        started = time.perf_counter()
+        outcome = messages.Outcome(started, started)
+        try:
+            fn, args = cloudpickle.loads(task.function)
+            started = outcome.started = time.perf_counter()
+            value = tracing.run_student(fn, self.place.rank, args)
+            outcome.ended = time.perf_counter()
+            outcome.value, outcome.failure = _pickle_result(value)
+        except BaseException as error:
+            outcome.ended = time.perf_counter()
+            outcome.failure = _describe(error)
+        outcome.operations, outcome.marks = self.tracer.operations, self.tracer.marks
+        return outcome
+
+    def _inspect(self, outcome: messages.Outcome, threads: set[threading.Thread]) -> None:
+        """Look for what the function has left behind."""
+        outcome.unfinished = [work.op.number for work in self.tracer.works if not work.is_claimed]
+        left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
+        has_child = _has_child()
+        outcome.reusable = not left and not has_child and _group_count() == self.groups
+        own = [thread for thread in left if _is_students(thread)]
+        if outcome.failure is None and own:
+            outcome.failure = _leftover(f"the thread {own[0].name!r}", "join() it before the function returns")
+        elif outcome.failure is None and has_child:
+            outcome.failure = _leftover("a child process", "wait() for it before the function returns")
+
+
+def _seed(rank: int) -> None:
+    """Every rank starts differently, so that a forgotten broadcast shows."""
+    torch.manual_seed(1000 + rank)
+    random.seed(1000 + rank)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(1000 + rank)
+
+
+def _group_count() -> int:
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+class _ResultTooLarge(Exception):
+    pass
+
+
+class _Bounded(io.BytesIO):
+    """A buffer that refuses to grow past the size of a result."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > messages.MAX_RESULT_BYTES:
+            raise _ResultTooLarge
+        return super().write(data)
+
+
+def _pickle_result(value: Any) -> tuple[bytes | None, messages.Failure | None]:
+    buffer = _Bounded()
+    try:
+        size = _tensor_bytes(value)
+        if size > messages.MAX_RESULT_BYTES:
+            raise _ResultTooLarge
+        cloudpickle.dump(value, buffer)
+        return buffer.getvalue(), None
+    except _ResultTooLarge:
+        limit = messages.MAX_RESULT_BYTES // 1024**2
+        about = f"{size / 1e9:.2f} GB" if size else f"more than {limit} MB"
+        advice = f"at most {limit} MB come back; return a summary, or save it on the rank with torch.save"
+        return None, messages.Failure("result", type(value).__name__, f"of {about}: {advice}")
+    except Exception as error:
+        advice = "it cannot be sent to the notebook; return tensors, numbers, strings, lists or dictionaries"
+        return None, messages.Failure("result", type(value).__name__, f"({error}): {advice}")
+
+
+def _tensor_bytes(value: Any) -> int:
+    """Size of the tensors in a result, to refuse a huge one before it is copied."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_tensor_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_tensor_bytes, value))
+    return len(value) if isinstance(value, bytes | bytearray | str) else getattr(value, "nbytes", 0)
+
+
+def _describe(error: BaseException) -> messages.Failure:
+    kind = "exited" if isinstance(error, SystemExit) else "raised"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
+    own = [frame for frame in frames if not is_library(frame.filename)]
+    text = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
+    text += "".join(traceback.format_exception_only(type(error), error))
+    failure = messages.Failure(kind, type(error).__name__, _text_of(error), text, at=time.perf_counter())
+    if own or frames:
+        last = (own or frames)[-1]
+        failure.line = f"{last.filename}:{last.lineno}"
+    with contextlib.suppress(Exception):
+        pickled = cloudpickle.dumps(error.with_traceback(None))
+        failure.exception = pickled if len(pickled) < 1_000_000 else None
+    return failure
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be shown)"
+
+
+def _outlasts(thread: threading.Thread) -> bool:
+    thread.join(0.05)
+    return thread.is_alive()
+
+
+def _is_students(thread: threading.Thread) -> bool:
+    """Whether a thread runs the student's code, not a library's."""
+    code = getattr(getattr(thread, "_target", None) or type(thread).run, "__code__", None)
+    return code is not None and not is_library(code.co_filename)
+
+
+def _has_child() -> bool:
+    """Whether this process has a child, running or not yet waited for."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _leftover(what: str, advice: str) -> messages.Failure:
+    return messages.Failure("leftover", what, advice)
+
+

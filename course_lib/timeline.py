@@ -1,0 +1,282 @@
+"""What every rank did, and when.
+
+A `Timeline` is a list of `Span`s. The same type holds a run on real processes ("measured"), a run
+whose device and links were emulated ("paced") and a simulation ("modelled"), so one picture and one
+set of numbers serve all three.
+
+    rank 0  |forward|backward|..wait..|transfer|optimizer|
+    rank 1  |.forward.|.backward.|transfer|optimizer|
+            0                                        makespan
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+COMPUTE_KINDS = ("forward", "backward", "weight_grad", "optimizer", "other")
+KINDS = (*COMPUTE_KINDS, "transfer", "wait")
+ORIGINS = ("measured", "paced", "modelled")
+RECEIVING = frozenset({"recv", "irecv", "recv_any_source"})
+
+
+class Span(NamedTuple):
+    """One thing one rank did, from `start` to `end` in seconds on the clock of its timeline.
+
+    kind: one of KINDS. "wait" is a rank held up until its peers have arrived, "transfer" is data
+        moving once they have, everything else is compute.
+    bytes: what this rank sends in a transfer, or the size of the message when it receives one.
+        A collective counts as its ring algorithm, the cheapest in bytes
+        (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
+    peer: the other rank of a send or recv.
+    background: a transfer that ran while its rank was free to do something else.
+    """
+
+    rank: int
+    kind: str
+    name: str
+    start: float
+    end: float
+    micro_batch: int | None = None
+    stage: int | None = None
+    bytes: int = 0
+    peer: int | None = None
+    background: bool = False
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of all ranks of one run; time zero is when the first rank began.
+
+    origin: "measured" (real clock), "paced" (real processes and messages, device speed emulated)
+        or "modelled" (formula or simulation). Every picture says which.
+
+    Raises ValueError for another origin, and for a span of a rank outside 0 to world_size - 1.
+    """
+
+    spans: list[Span]
+    world_size: int
+    origin: str = "measured"
+
+    def __post_init__(self) -> None:
+        if self.origin not in ORIGINS:
+            raise ValueError(f"origin={self.origin!r} is unknown; choose one of {', '.join(ORIGINS)}")
+        for rank in {span.rank for span in self.spans}:
+            if not 0 <= rank < self.world_size:
+                raise ValueError(f"a span of rank {rank} cannot be in a timeline with world_size={self.world_size}")
+
+    def of(self, rank: int) -> list[Span]:
+        """The spans of one rank, by start time; of two that start together the longer comes first."""
+        return self._by_rank[rank]
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from the first start to the last end; 0 for an empty timeline."""
+        if not self.spans:
+            return 0.0
+        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
+
+    def busy(self, rank: int) -> float:
+        """Seconds this rank computed. Time blocked inside a compute span does not count."""
+        return self._times[rank].busy
+
+    def waiting(self, rank: int) -> float:
+        """Seconds this rank was held up because a peer had not arrived yet."""
+        return self._times[rank].waiting
+
+    def transferring(self, rank: int) -> float:
+        """Seconds this rank was held up by data on the move: transfers hidden behind compute do not count."""
+        return self._times[rank].transferring
+
+    def idle_fraction(self) -> float:
+        """Share of world_size x makespan in which no rank computed, 0 to 1: a pipeline's bubble."""
+        if self.makespan == 0:
+            return 0.0
+        busy = sum(self.busy(rank) for rank in range(self.world_size))
+        return 1 - busy / (self.world_size * self.makespan)
+
+    def bytes_sent(self, rank: int) -> int:
+        """Bytes this rank put on the wire."""
+        return sum(s.bytes for s in self.of(rank) if s.kind == "transfer" and s.name not in RECEIVING)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline as a Chrome trace, which https://ui.perfetto.dev opens.
+
+        Each rank is a process; its background transfers run on threads of their own.
+        """
+        events = [event for rank in range(self.world_size) for event in _trace_of(rank, self.of(rank))]
+        trace = {"displayTimeUnit": "ms", "otherData": {"origin": self.origin}, "traceEvents": events}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(trace, file)
+
+    @cached_property
+    def _by_rank(self) -> list[list[Span]]:
+        by_rank: list[list[Span]] = [[] for _ in range(self.world_size)]
+        for span in sorted(self.spans, key=lambda span: (span.start, -span.end)):
+            by_rank[span.rank].append(span)
+        return by_rank
+
+    @cached_property
+    def _times(self) -> list[_Times]:
+        return [_times(spans) for spans in self._by_rank]
+
+
+class _Times(NamedTuple):
+    busy: float
+    waiting: float
+    transferring: float
+
+
+def _times(spans: list[Span]) -> _Times:
+    """Split one rank's time: at any moment it waits, else moves data, else computes, else does none of them."""
+    waiting = _union((s.start, s.end) for s in spans if s.kind == "wait" and not s.background)
+    blocked = _union((s.start, s.end) for s in spans if s.kind in ("wait", "transfer") and not s.background)
+    compute = _union((s.start, s.end) for s in spans if s.kind in COMPUTE_KINDS)
+    return _Times(
+        busy=_length(compute) - _overlap(compute, blocked),
+        waiting=_length(waiting),
+        transferring=_length(blocked) - _length(waiting),
+    )
+
+
+def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def _overlap(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
+    """Total length of the intersection of two sorted lists of disjoint intervals."""
+    total, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:
+    """One process of a Chrome trace: its names, then each thread's spans by start time."""
+    yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    foreground = _nested([s for s in spans if not s.background])
+    background = _nested([s for s in spans if s.background])
+    for thread, lane in enumerate(foreground + background):
+        name = "main" if thread < len(foreground) else "background"
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": thread, "args": {"sort_index": thread}}
+        yield from (_trace_event(span, thread) for span in lane)
+
+
+def _nested(spans: list[Span]) -> list[list[Span]]:
+    """Deal spans out to as few lanes as they need to lie inside or after each other; Perfetto drops others."""
+    lanes: list[list[Span]] = []
+    open_ends: list[list[float]] = []
+    for span in spans:
+        lane = next((i for i, ends in enumerate(open_ends) if _fits(span, ends)), len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+            open_ends.append([])
+        lanes[lane].append(span)
+        open_ends[lane].append(span.end)
+    return lanes
+
+
+def _fits(span: Span, ends: list[float]) -> bool:
+    """Close what has ended in a lane, then say whether the span lies within what is still open there."""
+    while ends and ends[-1] <= span.start:
+        ends.pop()
+    return not ends or span.end <= ends[-1]
+
+
+def _trace_event(span: Span, thread: int) -> dict[str, object]:
+    # Whole nanoseconds, so that rounding cannot push a span out of the one around it.
+    start, end = round(span.start * 1e9), round(span.end * 1e9)
+    detail = {"micro_batch": span.micro_batch, "stage": span.stage, "bytes": span.bytes or None, "peer": span.peer}
+    return {
+        "ph": "X",
+        "name": span.name or span.kind,
+        "cat": span.kind,
+        "pid": span.rank,
+        "tid": thread,
+        "ts": start / 1000,
+        "dur": (end - start) / 1000,
+        "args": {key: value for key, value in detail.items() if value is not None},
+    }
+
+
+class Recorder(Protocol):
+    """What `compute` reports to. The runtime of the ranks provides one; elsewhere there is none."""
+
+    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float) -> None: ...
+
+    def reach(self, fraction: float) -> None: ...
+
+    def end(self) -> None: ...
+
+
+_recorder: Recorder | None = None
+
+
+def record_with(recorder: Recorder | None) -> None:
+    """Send what `compute` marks on this process to `recorder`, or nowhere if None."""
+    global _recorder
+    _recorder = recorder
+
+
+@contextlib.contextmanager
+def compute(
+    kind: str,
+    name: str = "",
+    micro_batch: int | None = None,
+    stage: int | None = None,
+    work: float = 1.0,
+) -> Iterator[None]:
+    """Mark the enclosed code as compute of this kind on this rank's timeline.
+
+    work: how much of it there is, in whatever unit the `Pace` of the run gives seconds for (samples,
+        layers, FLOPs). Only a paced run looks at it. Without a recorder (one process, torchrun)
+        the mark does nothing.
+
+    Raises ValueError for a kind that is not one of COMPUTE_KINDS.
+    """
+    if kind not in COMPUTE_KINDS:
+        raise ValueError(f"kind={kind!r} is not a kind of compute; choose one of {', '.join(COMPUTE_KINDS)}")
+    if _recorder is None:
+        yield
+        return
+    recorder = _recorder
+    recorder.begin(kind, name, micro_batch, stage, work)
+    try:
+        yield
+    finally:
+        recorder.end()
+
+
+def reach(fraction: float) -> None:
+    """Say that this fraction (0 to 1) of the current compute mark's work is done.
+
+    A paced run sleeps here until the emulated device would have come this far, so that something
+    started in the middle of a backward pass (a bucket's all-reduce) starts at the right moment.
+    """
+    if _recorder is not None:
+        _recorder.reach(fraction)

@@ -1,0 +1,263 @@
+"""Ranks that wait for each other, or for one that never comes: who waits for whom is said in one line."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import Deadlock, Mismatch, RankTimeout, launch
+
+
+def waits(kind, who, whom):
+    return f"{who} waits to {kind} {'from' if kind == 'receive' else 'to'} {whom}"
+
+
+def test_two_ranks_that_receive_from_each_other_are_a_cycle(fault, row_at):
+    def both_receive(rank):
+        box = torch.zeros(2, 3)
+        dist.recv(box, 1 - rank)  # receives
+        dist.send(box, 1 - rank)
+
+    error = fault.of(Deadlock, both_receive)
+    line = str(error).splitlines()[0]
+    assert waits("receive", 0, 1) in line and waits("receive", 1, 0) in line
+    for rank in range(2):
+        row = row_at(error, rank, both_receive, "receives")
+        assert (row.operation, row.peer, row.shape) == ("recv", str(1 - rank), "2x3 float32")
+        assert 0 < row.seconds < 10
+
+
+def test_two_ranks_that_send_to_each_other_first_are_a_cycle(fault, row_at):
+    def both_send(rank):
+        box = torch.zeros(1)
+        dist.send(box, 1 - rank)  # sends
+        dist.recv(box, 1 - rank)
+
+    error = fault.of(Deadlock, both_send)
+    line = str(error).splitlines()[0]
+    assert waits("send", 0, 1) in line and waits("send", 1, 0) in line
+    assert row_at(error, 0, both_send, "sends").operation == "send"
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_a_longer_cycle_of_receives_is_named_in_full(fault, world_size):
+    def ring(rank):
+        dist.recv(torch.zeros(1), (rank - 1) % world_size)
+
+    line = str(fault.of(Deadlock, ring, world_size)).splitlines()[0]
+    for rank in range(world_size):
+        assert waits("receive", rank, (rank - 1) % world_size) in line
+
+
+def test_a_ring_of_sends_is_named_in_full(fault):
+    def ring(rank):
+        dist.send(torch.zeros(1), (rank + 1) % 4)
+        dist.recv(torch.zeros(1), (rank - 1) % 4)
+
+    line = str(fault.of(Deadlock, ring, 4)).splitlines()[0]
+    for rank in range(4):
+        assert waits("send", rank, (rank + 1) % 4) in line
+
+
+def test_a_cycle_of_asynchronous_receives_is_found_at_their_wait(fault, row_at):
+    def both_wait(rank):
+        work = dist.irecv(torch.zeros(4), 1 - rank)
+        work.wait()  # waits
+        dist.send(torch.zeros(4), 1 - rank)
+
+    error = fault.of(Deadlock, both_wait)
+    line = str(error).splitlines()[0]
+    assert waits("receive", 0, 1) in line and waits("receive", 1, 0) in line
+    row_at(error, 0, both_wait, "waits")
+
+
+def test_a_cycle_in_batched_sends_and_receives_is_found(fault):
+    def both_only_receive(rank):
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.zeros(1), 1 - rank)])
+        for work in works:
+            work.wait()
+
+    line = str(fault.of(Deadlock, both_only_receive)).splitlines()[0]
+    assert waits("receive", 0, 1) in line
+
+
+def test_a_cycle_among_some_is_named_though_the_others_returned(fault):
+    def two_of_four(rank):
+        if rank in (1, 2):
+            dist.recv(torch.zeros(1), 3 - rank)
+        return rank
+
+    error = fault.of(Deadlock, two_of_four, 4)
+    line = str(error).splitlines()[0]
+    assert waits("receive", 1, 2) in line and waits("receive", 2, 1) in line
+    assert {row.rank for row in error.report.rows if "return" in row.state or "done" in row.state} == {0, 3}
+
+
+def test_a_cycle_among_some_is_named_though_the_others_wait_in_a_collective(fault):
+    def two_of_four(rank):
+        if rank in (1, 2):
+            dist.recv(torch.zeros(1), 3 - rank)
+        dist.all_reduce(torch.zeros(1))
+
+    line = str(fault.of(Deadlock, two_of_four, 4)).splitlines()[0]
+    assert waits("receive", 1, 2) in line and waits("receive", 2, 1) in line
+
+
+def test_a_cycle_of_a_receive_and_a_collective_is_found(fault):
+    def crossed(rank):
+        if rank == 0:
+            dist.recv(torch.zeros(1), 1)
+            dist.all_reduce(torch.zeros(1))
+        else:
+            dist.all_reduce(torch.zeros(1))
+            dist.send(torch.zeros(1), 0)
+
+    line = str(fault.of(Deadlock, crossed)).splitlines()[0]
+    assert waits("receive", 0, 1) in line and "all_reduce" in line
+
+
+def test_a_receive_from_a_rank_that_returned_is_named(fault, row_at):
+    def one_forgets_to_send(rank):
+        if rank == 0:
+            dist.recv(torch.zeros(7), 1)  # receives
+
+    error = fault.of(Deadlock, one_forgets_to_send)
+    line = str(error).splitlines()[0]
+    assert waits("receive", 0, 1) in line and "return" in line
+    assert row_at(error, 0, one_forgets_to_send, "receives").shape == "7 float32"
+
+
+def test_a_send_that_nobody_receives_is_named(fault):
+    def one_forgets_to_receive(rank):
+        if rank == 0:
+            dist.send(torch.zeros(7), 1)
+
+    line = str(fault.of(Deadlock, one_forgets_to_receive)).splitlines()[0]
+    assert waits("send", 0, 1) in line and "return" in line
+
+
+def test_a_receive_from_the_wrong_rank_is_named(fault):
+    def mixed_up(rank):
+        if rank == 0:
+            dist.recv(torch.zeros(1), 1)
+        if rank == 2:
+            dist.send(torch.zeros(1), 0)
+
+    line = str(fault.of(Deadlock, mixed_up, 3)).splitlines()[0]
+    assert waits("receive", 0, 1) in line
+
+
+def test_different_tags_do_not_meet(fault):
+    def tagged(rank):
+        if rank == 0:
+            dist.send(torch.zeros(1), 1, tag=1)
+        else:
+            dist.recv(torch.zeros(1), 0, tag=2)
+
+    text = str(fault.of(Deadlock, tagged))
+    assert "tag" in text
+
+
+def test_a_rank_that_returns_early_is_named_by_those_who_wait_in_a_collective(fault, row_at):
+    def one_returns_early(rank):
+        if rank == 2:
+            return  # leaves
+        dist.all_reduce(torch.zeros(2, 2))  # waits
+
+    error = fault.of(Deadlock, one_returns_early, 3)
+    line = str(error).splitlines()[0]
+    assert "rank 2" in line.lower() and "all_reduce" in line and "return" in line
+    assert error.rank == 2
+    assert row_at(error, 0, one_returns_early, "waits").operation == "all_reduce"
+
+
+def test_a_rank_that_makes_one_collective_less_in_a_loop_is_named(fault):
+    def unequal_steps(rank):
+        for _ in range(5 - rank):
+            dist.all_reduce(torch.zeros(1))
+
+    error = fault.of(Deadlock, unequal_steps)
+    assert error.rank == 1 and "rank 1" in str(error).splitlines()[0].lower()
+
+
+def test_a_rank_that_computes_elsewhere_is_named_when_the_time_is_up(fault, row_at):
+    def one_never_comes(rank):
+        while rank == 1:
+            torch.ones(50, 50) @ torch.ones(50, 50)  # computes
+        dist.all_reduce(torch.zeros(3))  # waits
+
+    error = fault.of(RankTimeout, one_never_comes, timeout=1.5)
+    assert error.rank == 1 and "rank 1" in str(error).splitlines()[0].lower()
+    row_at(error, 0, one_never_comes, "waits")
+    row_at(error, 1, one_never_comes, "computes")
+
+
+def test_a_forgotten_subgroup_member_is_named(fault):
+    def in_part(rank):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            dist.all_reduce(torch.zeros(1), group=group)
+        dist.barrier()
+
+    error = fault.of(Deadlock, in_part, 3)
+    assert "all_reduce" in str(error) and "barrier" in str(error)
+
+
+# What looks like one and is none
+
+
+def test_a_slow_rank_is_waited_for():
+    def slow(rank):
+        if rank == 0:
+            time.sleep(2.5)
+        value = torch.tensor(1)
+        dist.all_reduce(value)
+        return int(value)
+
+    assert launch(slow, 3).results == [3, 3, 3]
+
+
+def test_a_rank_that_computes_for_long_while_the_others_wait_is_no_deadlock():
+    def busy(rank):
+        until = time.monotonic() + 2.5
+        while rank == 0 and time.monotonic() < until:
+            pass
+        dist.barrier()
+        return rank
+
+    assert launch(busy, 2).results == [0, 1]
+
+
+def test_a_ring_with_asynchronous_sends_is_no_deadlock():
+    def ring(rank):
+        box = torch.zeros(1)
+        work = dist.isend(torch.tensor([float(rank)]), (rank + 1) % 4)
+        dist.recv(box, (rank - 1) % 4)
+        work.wait()
+        return int(box)
+
+    assert launch(ring, 4).results == [3, 0, 1, 2]
+
+
+def test_receiving_from_any_rank_is_no_deadlock():
+    def any_order(rank):
+        if rank > 0:
+            dist.send(torch.tensor([rank]), 0)
+            return None
+        box, seen = torch.zeros(1, dtype=torch.long), []
+        for _ in range(2):
+            dist.recv(box)
+            seen.append(int(box))
+        return sorted(seen)
+
+    assert launch(any_order, 3).results[0] == [1, 2]
+
+
+def test_a_deadlock_is_a_deadlock_and_no_mismatch(fault):
+    def both_receive(rank):
+        dist.recv(torch.zeros(1), 1 - rank)
+
+    assert not isinstance(fault.of(Deadlock, both_receive), Mismatch)

@@ -1,0 +1,196 @@
+"""A worker dies: the message names that rank, not its neighbours, and says in words what killed it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import RankDied, launch
+
+
+def exits_at_once(rank):
+    os._exit(3)
+
+
+def exits(rank):
+    sys.exit(3)
+
+
+def kills_itself(rank):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def follows_a_null_pointer(rank):
+    ctypes.string_at(0)
+
+
+def aborts(rank):
+    os.abort()
+
+
+def terminates_itself(rank):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
+ENDS = [
+    (exits_at_once, ("exit", "3")),
+    (exits, ("exit", "3")),
+    (kills_itself, ("killed",)),
+    (follows_a_null_pointer, ("segmentation fault",)),
+    (aborts, ("abort",)),
+    (terminates_itself, ("terminated",)),
+]
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("end, words", ENDS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_rank_that_dies_while_the_others_wait_is_named_with_the_reason(fault, end, words):
+    def one_dies(rank):
+        dist.barrier()
+        if rank == 1:
+            end(rank)
+        dist.all_reduce(torch.zeros(4))
+
+    error = fault.of(RankDied, one_dies, 3)
+    line = str(error).splitlines()[0].lower()
+    assert error.rank == 1 and "rank 1" in line
+    for word in words:
+        assert word in line
+    assert [row.operation for row in error.report.rows if row.rank != 1] == ["all_reduce"] * 2
+
+
+def test_a_rank_that_dies_in_the_middle_of_traffic_is_named_and_not_its_neighbours(fault):
+    def dies_in_the_middle(rank):
+        for step in range(10_000):
+            if rank == 2 and step == 20:
+                os._exit(7)
+            dist.all_reduce(torch.zeros(10_000))
+
+    error = fault.of(RankDied, dies_in_the_middle, 4)
+    assert error.rank == 2 and "rank 2" in str(error).splitlines()[0].lower()
+
+
+def test_all_ranks_that_die_are_told(fault):
+    def all_die(rank):
+        os._exit(1)
+
+    fault.of(RankDied, all_die, 4)
+
+
+def test_the_line_of_a_rank_that_died_in_an_operation_is_kept(fault, row_at):
+    def dies(rank):
+        data = torch.zeros(3)
+        if rank == 0:
+            dist.recv(data, 1)  # waits
+        time.sleep(0.3)
+        os._exit(3)
+
+    row = row_at(fault.of(RankDied, dies), 0, dies, "waits")
+    assert (row.operation, row.peer) == ("recv", "1")
+
+
+@pytest.mark.linux
+def test_a_worker_that_dies_between_two_runs_is_not_missed():
+    pids = launch(lambda rank: os.getpid(), 2).results
+    os.kill(pids[1], signal.SIGKILL)
+    assert launch(lambda rank: rank, 2).results == [0, 1]
+
+
+@pytest.mark.linux
+def test_a_fork_server_that_dies_between_two_runs_is_not_missed():
+    pid = launch(lambda rank: os.getpid(), 2).results[0]
+    server = psutil.Process(pid).parent()
+    assert server is not None and server.pid != os.getpid()
+    server.kill()
+    assert launch(lambda rank: rank, 2).results == [0, 1]
+    assert launch(lambda rank: rank, 3).results == [0, 1, 2]
+
+
+GREEDY = """
+import os
+from course_lib import RankDied, launch
+def good(rank):
+    import torch, torch.distributed as dist
+    t = torch.tensor(rank + 1); dist.all_reduce(t); return int(t)
+def greedy(rank):
+    import torch.distributed as dist
+    held = []
+    while rank == 1:
+        held.append(bytearray(os.urandom(1)) * 20_000_000)
+    dist.barrier()
+print(launch(good, 2).results)
+try:
+    launch(greedy, 2)
+except RankDied as error:
+    print(error.rank, str(error).splitlines()[0])
+print(launch(good, 2).results)
+"""
+
+
+@pytest.mark.linux
+def test_a_worker_killed_for_its_memory_is_named_and_the_kernel_lives(tmp_path):
+    with memory_limit(900_000_000) as enter:
+        done = subprocess.run(
+            [sys.executable, "-c", GREEDY], preexec_fn=enter, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    before, told, after = done.stdout.splitlines()
+    assert before == after == "[3, 3]"
+    assert told.startswith("1 ") and "memory" in told
+
+
+@contextlib.contextmanager
+def memory_limit(size: int) -> Iterator[Callable[[], None]]:
+    """A control group below this process's own, with a limit on memory; gives the function that enters it."""
+    place, knob = own_memory_group()
+
+    def enter() -> None:
+        (place / "cgroup.procs").write_text(str(os.getpid()))
+
+    try:
+        place.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group with a memory limit can be made here ({error.strerror})")
+    try:
+        (place / knob).write_text(str(size))
+        yield enter
+    finally:
+        remove_group(place)
+
+
+def remove_group(place: Path) -> None:
+    """A group can go when its last process has; the kernel takes a moment to notice."""
+    for _ in range(100):
+        try:
+            place.rmdir()
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def own_memory_group() -> tuple[Path, str]:
+    """Where a control group for a test may be made, and the name of its limit (version 1 and 2 differ)."""
+    name = f"course-test-{uuid.uuid4().hex[:8]}"
+    for entry in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = entry.split(":", 2)
+        if "memory" in controllers.split(","):
+            return Path("/sys/fs/cgroup/memory") / path.lstrip("/") / name, "memory.limit_in_bytes"
+        if number == "0":
+            unified = Path("/sys/fs/cgroup") / path.lstrip("/")
+    # version 2 allows no processes beside groups, so the new one stands next to this process's own
+    return unified.parent / name, "memory.max"

@@ -1,0 +1,106 @@
+"""A rank that never ends is ended when the time limit says, at the line where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import RankTimeout
+
+LIMIT = 1.5
+
+
+def test_an_endless_python_loop_is_ended_at_its_line(fault, row_at):
+    def spins(rank):
+        n = 0
+        while rank == 0:
+            n += 1  # spins
+
+    error = fault.of(RankTimeout, spins, timeout=LIMIT)
+    line = str(error).splitlines()[0]
+    assert "rank 0" in line.lower() and "1.5" in line
+    assert error.rank == 0
+    row_at(error, 0, spins, "spins")
+
+
+def test_the_time_limit_is_kept_and_not_undercut(fault):
+    def sleeps(rank):
+        time.sleep(60)
+
+    begun = time.monotonic()
+    error = fault.of(RankTimeout, sleeps, timeout=LIMIT)
+    assert time.monotonic() - begun > LIMIT
+    assert len(error.report.rows) == 2
+
+
+def test_an_endless_operation_of_torch_is_ended_at_its_line(fault, row_at):
+    def factorises(rank):
+        matrix = torch.rand(6000, 6000)
+        torch.linalg.svd(matrix)  # minutes
+
+    error = fault.of(RankTimeout, factorises, timeout=LIMIT)
+    row_at(error, 0, factorises, "minutes")
+
+
+def test_an_endless_computation_that_holds_the_interpreter_is_ended_at_its_line(fault, row_at):
+    def powers(rank):
+        if rank == 1:
+            9 ** (10**8 + rank)  # holds
+        dist.barrier()
+
+    error = fault.of(RankTimeout, powers, timeout=LIMIT)
+    assert error.rank == 1
+    row_at(error, 1, powers, "holds")
+
+
+def test_a_loop_that_swallows_every_exception_is_ended(fault):
+    def stubborn(rank):
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(0.01)
+
+    fault.of(RankTimeout, stubborn, timeout=LIMIT)
+
+
+def test_a_loop_that_ignores_every_signal_is_ended(fault):
+    def deaf(rank):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            time.sleep(0.01)
+
+    fault.of(RankTimeout, deaf, timeout=LIMIT)
+
+
+def test_a_loop_of_collectives_is_ended(fault):
+    def endless(rank):
+        while True:
+            dist.all_reduce(torch.zeros(1))
+
+    fault.of(RankTimeout, endless, 4, timeout=LIMIT)
+
+
+def test_an_endless_wait_for_something_of_python_is_ended_at_its_line(fault, row_at):
+    def waits(rank):
+        import threading
+
+        threading.Event().wait()  # for ever
+
+    row_at(fault.of(RankTimeout, waits, timeout=LIMIT), 1, waits, "for ever")
+
+
+@pytest.mark.linux
+def test_a_worker_that_was_stopped_from_outside_is_named(fault):
+    def freezes(rank):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    error = fault.of(RankTimeout, freezes, timeout=LIMIT)
+    assert error.rank == 1 and "rank 1" in str(error).splitlines()[0].lower()

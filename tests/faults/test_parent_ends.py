@@ -1,0 +1,195 @@
+"""The kernel restarts, is killed, or its server crashes: two seconds later nothing of ours is running."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.linux
+
+STATES = {
+    "idle": None,
+    "in a loop": "while True: pass",
+    "in a deadlock": "time.sleep(10) if rank == 0 else dist.barrier()",
+    "in a long operation": "torch.linalg.svd(torch.rand(6000, 6000))",
+}
+
+
+def bring_to(kernel, state: str) -> list[psutil.Process]:
+    """The processes of a kernel that is in this state, four workers and their server among them."""
+    if STATES[state] is not None:
+        kernel.start(f"def body(rank):\n    here()\n    {STATES[state]}\nlaunch(body, 4)")
+        kernel.ready(4)
+    found = kernel.processes()
+    assert len(found) >= 6
+    return found
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if is_running(p)]
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def assert_gone(processes: list[psutil.Process], within: float = 2.0) -> None:
+    begun = time.monotonic()
+    while left := running(processes):
+        if time.monotonic() - begun > 2 * within:  # other tests may hold both cores
+            for process in left:
+                process.kill()
+            pytest.fail(f"still running: {left}")
+        time.sleep(0.02)
+    print(f"gone after {time.monotonic() - begun:.2f} s")
+
+
+def files_in(folder: Path) -> set[str]:
+    """Temporary files of the ranks: what is neither the test's own nor the kernel's connection."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {"ready"}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_kernel_killed_leaves_nothing_running(fresh_kernel, state):
+    processes = bring_to(fresh_kernel, state)
+    processes[0].kill()
+    assert_gone(processes)
+
+
+@pytest.mark.parametrize("state", ["idle", "in a deadlock"])
+def test_a_kernel_restarted_leaves_nothing_running_and_starts_clean(fresh_kernel, state):
+    processes = bring_to(fresh_kernel, state)
+    fresh_kernel.client.stop_channels()
+    fresh_kernel.manager.restart_kernel(now=state != "idle")
+    assert_gone(processes)
+    fresh_kernel.connect()
+    fresh_kernel.run("from course_lib import launch")
+    assert "[0, 1]" in fresh_kernel.run("print(launch(lambda rank: rank, 2).results)")
+
+
+def test_a_kernel_shut_down_leaves_no_process_and_no_file(fresh_kernel):
+    processes = bring_to(fresh_kernel, "idle")
+    fresh_kernel.manager.shutdown_kernel()
+    assert_gone(processes)
+    assert files_in(fresh_kernel.folder) == set()
+
+
+def test_what_a_killed_kernel_left_on_disk_is_swept_by_the_next(fresh_kernel):
+    processes = bring_to(fresh_kernel, "in a loop")
+    processes[0].kill()
+    assert_gone(processes)
+    code = "from course_lib import launch; print(launch(lambda rank: rank, 2).results)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(fresh_kernel.folder)}, capture_output=True
+    )
+    assert done.stdout == b"[0, 1]\n", done.stderr
+    assert files_in(fresh_kernel.folder) == set()
+
+
+def test_a_sweep_leaves_the_files_of_a_living_kernel_alone(fresh_kernel):
+    code = "from course_lib import launch; print(launch(lambda rank: rank, 2).results)"
+    environment = os.environ | {"TMPDIR": str(fresh_kernel.folder)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).stdout == b"[0, 1]\n"
+    assert "[10, 10, 10, 10]" in fresh_kernel.run("print(launch(total, 4).results)")
+    assert "[0, 1, 2]" in fresh_kernel.run("print(launch(lambda rank: rank, 3).results)")
+
+
+def test_temporary_files_swept_away_by_the_system_are_made_again(fresh_kernel):
+    import shutil
+
+    for path in fresh_kernel.folder.iterdir():
+        if path.name != "ready":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert "[10, 10, 10, 10]" in fresh_kernel.run("print(launch(total, 4).results)")
+    assert "[0, 1, 2]" in fresh_kernel.run("print(launch(lambda rank: rank, 3).results)")
+
+
+def test_a_crash_of_the_notebook_server_leaves_nothing_running(tmp_path):
+    with notebook_server(tmp_path) as server:
+        kernel = psutil.Process(start_kernel_with_workers(tmp_path))
+        processes = [server, *server.children(recursive=True)]
+        assert kernel in processes and len(processes) >= 7
+        server.kill()
+        # a kernel looks for its server once a second, and only then do our two seconds begin
+        assert_gone([kernel], within=2.0)
+        assert_gone(processes)
+
+
+@contextlib.contextmanager
+def notebook_server(folder: Path):
+    environment = os.environ | {"TMPDIR": str(folder), "JUPYTER_RUNTIME_DIR": str(folder / "runtime")}
+    options = [
+        "--allow-root",
+        "--no-browser",
+        "--port=0",
+        "--IdentityProvider.token=secret",
+        f"--notebook-dir={folder}",
+    ]
+    with open(folder / "server.log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_server", *options], env=environment, stdout=log, stderr=log
+        )
+    server = psutil.Process(process.pid)
+    try:
+        yield server
+    finally:
+        for each in [*(server.children(recursive=True) if is_running(server) else []), server]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait()
+
+
+def start_kernel_with_workers(folder: Path) -> int:
+    """Ask the server for a kernel, launch four ranks in it, and return its process id."""
+    from jupyter_client import BlockingKernelClient
+
+    record = wait_for(lambda: next((folder / "runtime").glob("jpserver-*.json"), None))
+    url = json.loads(record.read_text())["url"]
+    request = urllib.request.Request(
+        f"{url}api/kernels",
+        b'{"name": "python3"}',
+        {"Authorization": "token secret", "Content-Type": "application/json"},
+    )
+    wait_for(lambda: answers(request))
+    client = BlockingKernelClient(connection_file=str(next((folder / "runtime").glob("kernel-*.json"))))
+    client.load_connection_file()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    note = folder / "kernel-pid"
+    client.execute_interactive(
+        "import os, time\nfrom course_lib import launch\nlaunch(lambda rank: rank, 4)\n"
+        f"open({str(note)!r}, 'w').write(str(os.getpid()))",
+        timeout=60,
+    )
+    client.execute("launch(lambda rank: time.sleep(60), 4)")
+    time.sleep(0.3)
+    client.stop_channels()
+    return int(note.read_text())
+
+
+def answers(request: urllib.request.Request) -> bool:
+    try:
+        urllib.request.urlopen(request, timeout=30).read()
+    except urllib.error.URLError:
+        return False
+    return True
+
+
+def wait_for(look, within: float = 30.0):
+    deadline = time.monotonic() + within
+    while not (found := look()):
+        assert time.monotonic() < deadline, "the notebook server did not start"
+        time.sleep(0.1)
+    return found

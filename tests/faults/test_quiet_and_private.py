@@ -1,0 +1,191 @@
+"""What the ranks do while nobody asks them anything, and who could reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from course_lib import launch
+
+pytestmark = pytest.mark.linux
+
+
+def total(rank):
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor(rank + 1)
+    dist.all_reduce(value)
+    return int(value), os.getpid()
+
+
+@pytest.fixture
+def pool() -> list[psutil.Process]:
+    """Eight workers that are idle, and the server that forked them."""
+    workers = [psutil.Process(pid) for _, pid in launch(lambda rank: total(rank), 8).results]
+    server = workers[0].parent()
+    assert server is not None
+    return [*workers, server]
+
+
+def test_eight_idle_ranks_use_no_core(pool):
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in pool)
+
+    time.sleep(0.3)
+    before = used()
+    time.sleep(2)
+    assert used() - before < 0.05 * 2
+
+
+def test_the_kernel_that_owns_idle_ranks_uses_no_core():
+    code = """
+import time
+from course_lib import launch
+launch(lambda rank: rank, 4)
+time.sleep(0.5)
+before = time.process_time(); time.sleep(2); print(time.process_time() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert float(done.stdout) < 0.05 * 2
+
+
+def test_nothing_listens_beyond_this_machine_after_a_new_group():
+    def listens(rank):
+        import torch.distributed as dist
+
+        group = dist.new_group([0, 1])
+        dist.barrier(group)
+        found = psutil.Process().net_connections("inet")
+        return [c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN]
+
+    assert {ip for ips in launch(listens, 2).results for ip in ips} <= {"127.0.0.1", "::1"}
+
+
+OPEN_TO_ALL = """
+import os, sys
+os.umask(0)
+from course_lib import launch
+def total(rank):
+    import torch, torch.distributed as dist
+    t = torch.tensor(rank + 1); dist.all_reduce(t); return int(t)
+print(launch(total, 4).results, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def careless(tmp_path):
+    """A program whose files are open to all unless made otherwise, with four workers and a folder of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OPEN_TO_ALL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "[10, 10, 10, 10]\n"
+            yield process
+        finally:
+            process.communicate("\n", timeout=30)
+
+
+def is_private(path: Path, folder: Path) -> bool:
+    """Whether only its owner can reach it, by its own mode or that of a folder it lies in, up to `folder`."""
+    for place in [path, *path.parents]:
+        if place == folder:
+            return False
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            status = place.lstat()
+            if status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077:
+                return True
+    return False
+
+
+def test_files_on_disk_are_their_owners_alone(careless, tmp_path):
+    assert [path for path in tmp_path.rglob("*") if not is_private(path, tmp_path)] == []
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    kernel = psutil.Process(process.pid)
+    return [kernel, *kernel.children(recursive=True)]
+
+
+def test_nothing_listens_beyond_this_machine(careless):
+    connections = [c for process in family(careless) for c in process.net_connections("inet")]
+    assert connections, "the ranks' own connections are not seen: this test looks at nothing"
+    # a datagram socket has no state, and receives as soon as it is bound
+    open_to = {c.laddr.ip for c in connections if c.status in (psutil.CONN_LISTEN, psutil.CONN_NONE) and c.laddr}
+    assert open_to <= {"127.0.0.1", "::1"}
+
+
+def test_shared_memory_and_open_files_are_their_owners_alone(careless, tmp_path):
+    """Also the ones that have lost their name: what counts is who could open them while they had one."""
+    seen = 0
+    for process in family(careless):
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            try:
+                target, status = os.readlink(descriptor), descriptor.stat()
+            except FileNotFoundError:
+                continue
+            if target.startswith(("/dev/shm/", str(tmp_path))) and stat.S_ISREG(status.st_mode):
+                seen += 1
+                parent = Path(target.removesuffix(" (deleted)"))
+                assert not stat.S_IMODE(status.st_mode) & 0o077 or is_private(parent, tmp_path), target
+    print(f"{seen} files looked at")
+
+
+def test_mapped_shared_memory_has_no_name_left_that_outlives_a_kill(careless, tmp_path):
+    left = {
+        line.split(maxsplit=5)[5].strip()
+        for process in family(careless)
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        if "/dev/shm/" in line
+    }
+    assert {path for path in left if not path.endswith("(deleted)") and os.path.exists(path)} == set()
+
+
+def test_local_sockets_lie_in_a_private_folder(careless, tmp_path):
+    """An abstract socket, or one in an open folder, would let another user send us something to unpickle."""
+    listening = set()
+    for process in family(careless):
+        for connection in process.net_connections("unix"):
+            if connection.laddr:
+                listening.add(str(connection.laddr))
+    for address in listening:
+        assert not address.startswith(("@", "\0")), f"an abstract socket: {address!r}"
+        assert is_private(Path(address), tmp_path), address
+
+
+def test_a_folder_prepared_by_somebody_else_is_not_used(tmp_path):
+    """Names that can be guessed must not lead into a folder that was there before, however old or open it is."""
+    first = run_and_list(tmp_path)
+    for name in first:
+        trap = tmp_path / name
+        trap.mkdir(exist_ok=True)
+        trap.chmod(0o777)
+    assert run_and_list(tmp_path) is not None
+    for name in first:
+        assert not any((tmp_path / name).iterdir()) if (tmp_path / name).exists() else True
+
+
+def run_and_list(folder: Path) -> list[str]:
+    code = (
+        "import os; from course_lib import launch; assert launch(lambda r: r, 2).results == [0, 1]; "
+        "print(*os.listdir(os.environ['TMPDIR']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
