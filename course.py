@@ -355,7 +355,7 @@ def unsupported(version: tuple[int, ...]) -> str | None:
         return None
     wanted = [f"3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
     found = next((f"python{name}" for name in wanted if shutil.which(f"python{name}")), None)
-    remedy = f"Run it with {found}, which you have" if found else "Install Python 3.12 from python.org and run it with that"
+    remedy = f"Run it with {found}, which you have" if found else "Install Python 3.12 from python.org and use that"
     return f"This course needs Python 3.10 to 3.13, and this is {version[0]}.{version[1]}. {remedy}."
 
 

@@ -183,11 +183,12 @@ class TinyGPT(nn.Module):
         self.config = config = config or GPTConfig()
         # On the meta device, layers have shapes but no numbers, so building them draws none from the global state.
         with torch.device("meta"):
+            embedding, head = Embedding(config), Head(config)
             layers = [Transformer(config) for _ in range(config.layers)]
-            self.blocks = nn.Sequential(Embedding(config), *layers, Head(config))
+            self.blocks = nn.Sequential(embedding, *layers, head)
         self.to(dtype).to_empty(device=device or "cpu")
         if config.tied_embeddings:
-            self.blocks[-1].output.weight = self.blocks[0].token.weight
+            head.output.weight = embedding.token.weight
         _initialize(self, seed)
 
     def forward(self, tokens: Tensor) -> Tensor:

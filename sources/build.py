@@ -24,6 +24,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,18 @@ def flaws(notebook: NotebookNode) -> list[str]:
                     f"cell {number} shows a widget and stores no picture: give it text/html or image/png "
                     "in _repr_mimebundle_, or tag the cell no-picture"
                 )
-            if path := MACHINE_PATH.search(str(output)):
-                found.append(f"cell {number} shows a path of this machine: {path[0]}")
+            paths = filter(None, map(MACHINE_PATH.search, texts(output)))
+            found += [f"cell {number} shows a path of this machine: {path[0]}" for path in paths]
     return found
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in an output, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts(item)
 
 
 def text_of(notebook: NotebookNode) -> str:

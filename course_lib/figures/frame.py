@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from html import escape
 from typing import TYPE_CHECKING
 
 from course_lib.figures.palette import INK, ORIGINS, PAPER, Style
@@ -52,15 +53,18 @@ def draw_origins(sheet: Sheet, origins: Iterable[str], y: float) -> float:
     return y + 4
 
 
-def on_card(figure: go.Figure, title: str) -> go.Figure:
-    """Dark on white whatever the theme of the page, as the stored pictures are."""
+def on_card(figure: go.Figure, title: str | None, origins: Iterable[str]) -> go.Figure:
+    """Title and origins on top, dark on white whatever the theme of the page, as the stored pictures are."""
+    present = set(origins)
+    lines = [f"<b>{escape(title)}</b>"] if title else []
+    lines += [ORIGINS[origin] for origin in ORIGINS if origin in present]
     figure.update_layout(
         template="none",
-        title={"text": title, "font": {"size": 15}},
+        title={"text": "<br>".join(lines), "font": {"size": 14}},
         font={"color": INK},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
-        margin={"l": 80, "r": 20, "t": 90, "b": 50},
+        margin={"l": 80, "r": 20, "t": 80 + 18 * len(lines), "b": 50},
         legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
     )
     return figure.update_xaxes(gridcolor="#d5d5d5", zeroline=False).update_yaxes(gridcolor="#d5d5d5", zeroline=False)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import groupby, takewhile
+from html import escape
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import number, ticks, time_unit
-from course_lib.figures.palette import INK, STYLES
+from course_lib.figures.frame import MARGIN, draw_legend, draw_title, new_sheet, on_card
+from course_lib.figures.palette import INK, STYLES, Style
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
 from course_lib.figures.words import heading, rank_rows, span_in_words, summary
@@ -24,17 +26,14 @@ from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-GUTTER, MARGIN = 70.0, 16.0
-NARROWEST_WIDTH = 320
+GUTTER = 70.0
 # Pixels. Narrower spans are not drawn one by one but together, column by column.
 DUST = 0.5
 # Narrower bars get no outline: it would cover them.
 OUTLINED = 3.0
 
 
-def gantt(
-    timeline: Timeline, compare: Timeline | None = None, width: int = 800, title: str | None = None
-) -> Picture:
+def gantt(timeline: Timeline, compare: Timeline | None = None, width: int = 800, title: str | None = None) -> Picture:
     """Draw a timeline.
 
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
@@ -42,13 +41,11 @@ def gantt(
 
     Raises ValueError for a width under 320.
     """
-    if width < NARROWEST_WIDTH:
-        raise ValueError(f"width={width} is too narrow for a timeline; give it at least {NARROWEST_WIDTH} pixels")
     timelines = [timeline] if compare is None else [timeline, compare]
-    sheet = Sheet(width)
+    sheet = new_sheet(width)
     scale = _Scale(GUTTER, width - MARGIN, max(t.makespan for t in timelines))
-    y = _draw_title(sheet, title)
-    y = _draw_legend(sheet, timelines, y)
+    y = draw_title(sheet, title)
+    y = draw_legend(sheet, _styles(timelines), y)
     for one in timelines:
         y = _draw_panel(sheet, one, scale, y)
     sheet.height = _draw_axis(sheet, scale, y)
@@ -86,28 +83,10 @@ def _lanes(timeline: Timeline) -> _Lanes:
     return _Lanes(bar, lane, bar + lane + gap)
 
 
-def _draw_title(sheet: Sheet, title: str | None) -> float:
-    if not title:
-        return 8.0
-    sheet.text(MARGIN, 22.0, title, font_size=14, font_weight="bold")
-    return 30.0
-
-
-def _draw_legend(sheet: Sheet, timelines: list[Timeline], y: float) -> float:
-    """The kinds that occur, in lines as wide as the sheet; returns where the next thing goes."""
+def _styles(timelines: list[Timeline]) -> dict[str, Style]:
+    """The kinds that occur, in the order of the legend."""
     present = {span.kind for timeline in timelines for span in timeline.spans}
-    x = MARGIN
-    for kind in STYLES:
-        if kind not in present:
-            continue
-        style = STYLES[kind]
-        needed = 22 + text_width(style.label) + 14
-        if x + needed > sheet.width and x > MARGIN:
-            x, y = MARGIN, y + 20
-        sheet.box(x, y + 2, 16.0, 12.0, fill=sheet.fill(kind, style), stroke="currentColor", stroke_width=0.5)
-        sheet.text(x + 22, y + 12, style.label)
-        x += needed
-    return y + 24 if present else y
+    return {kind: style for kind, style in STYLES.items() if kind in present}
 
 
 def _draw_panel(sheet: Sheet, timeline: Timeline, scale: _Scale, y: float) -> float:
@@ -164,7 +143,7 @@ def _draw_spans(sheet: Sheet, timeline: Timeline, scale: _Scale, lanes: _Lanes, 
 
 
 def _bars(timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> Iterator[_Bar]:
-    zero = min(span.start for span in timeline.spans)
+    zero = _start(timeline)
     for rank in range(timeline.world_size):
         y = top + rank * lanes.pitch
         for span in timeline.of(rank):
@@ -173,6 +152,10 @@ def _bars(timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> Itera
                 yield _Bar(span, x, y + lanes.bar + 1, width, lanes.lane - 1)
             else:
                 yield _Bar(span, x, y, width, lanes.bar)
+
+
+def _start(timeline: Timeline) -> float:
+    return min(span.start for span in timeline.spans)
 
 
 def _draw_bar(sheet: Sheet, bar: _Bar) -> None:
@@ -200,11 +183,17 @@ def _dust(bars: list[_Bar]) -> Iterator[_Bar]:
 def _draw_dust(sheet: Sheet, bars: list[_Bar]) -> None:
     """One path for each kind: thousands of hairs cost little."""
     for kind, style in STYLES.items():
-        hairs = [f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z" for bar in bars
-                 if bar.span.kind == kind]
+        hairs = [
+            f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z"
+            for bar in bars
+            if bar.span.kind == kind
+        ]
         if hairs:
-            sheet.path("".join(hairs), tip=f"{style.label}, in many pieces too short to tell apart",
-                       fill=sheet.fill(kind, style))
+            sheet.path(
+                "".join(hairs),
+                tip=f"{style.label}, in many pieces too short to tell apart",
+                fill=sheet.fill(kind, style),
+            )
 
 
 def _draw_micro_batches(sheet: Sheet, bars: list[_Bar]) -> None:
@@ -212,30 +201,66 @@ def _draw_micro_batches(sheet: Sheet, bars: list[_Bar]) -> None:
     for i, bar in enumerate(bars):
         if bar.span.micro_batch is None or bar.span.kind not in COMPUTE_KINDS:
             continue
-        left, right = _free(bar, takewhile(lambda other, end=bar.x + bar.width: other.x < end, bars[i + 1 :]))
+        left, right = _free(bar, bars[i + 1 :])
         if right - left >= text_width(str(bar.span.micro_batch), 11) + 2:
             sheet.text((left + right) / 2, bar.y + bar.height / 2 + 4, bar.span.micro_batch)
 
 
-def _free(bar: _Bar, over: Iterable[_Bar]) -> tuple[float, float]:
-    """The widest part of a bar that none of the bars drawn over it covers; those come in the order they begin."""
-    best, left = (bar.x, bar.x), bar.x
-    for other in over:
-        best = max(best, (left, other.x), key=lambda part: part[1] - part[0])
+def _free(bar: _Bar, later: Iterable[_Bar]) -> tuple[float, float]:
+    """Left and right of the widest part of a bar that no later one is drawn over; those come by where they begin."""
+    end = bar.x + bar.width
+    parts, left = [], bar.x
+    for other in later:
+        if other.x >= end:
+            break
+        parts.append((left, other.x))
         left = max(left, other.x + other.width)
-    return max(best, (left, bar.x + bar.width), key=lambda part: part[1] - part[0])
+    return max([*parts, (left, end)], key=lambda part: part[1] - part[0])
 
 
 def _plotly(timelines: list[Timeline], title: str | None) -> go.Figure:
-    """The same rows with plotly: one trace for each kind, the background apart."""
+    """The same rows with plotly: one trace for each kind, with the background apart."""
     import plotly.graph_objects as go
 
     size, unit = time_unit(max(t.makespan for t in timelines))
-    figure = go.Figure()
-    positions, labels, traces = _plotly_rows(timelines)
-    for (kind, background), places in traces.items():
-        figure.add_trace(_plotly_bars(kind, background, places, size))
-    figure.update_yaxes(tickvals=positions, ticktext=labels, autorange="reversed", showgrid=False)
+    rows = [(t, rank) for t in timelines for rank in range(t.world_size)]
+    places: dict[tuple[str, bool], list[tuple[int, float, Span]]] = defaultdict(list)
+    for row, (timeline, rank) in enumerate(rows):
+        for span in timeline.of(rank):
+            places[span.kind, span.background].append((row, _start(timeline), span))
+    ordered = sorted(places, key=lambda key: (list(STYLES).index(key[0]), key[1]))
+    figure = go.Figure([_plotly_bars(*key, places[key], size) for key in ordered])
+    figure.update_layout(barmode="overlay", height=160 + 30 * len(rows))
+    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=_row_names(timelines), autorange="reversed")
     figure.update_xaxes(title_text=f"time ({unit})")
-    on_card(figure, " over ".join(heading(t) for t in timelines) if title is None else title)
-    return figure.update_layout(barmode="overlay", height=140 + 30 * len(positions))
+    return on_card(figure, title, (t.origin for t in timelines))
+
+
+def _plotly_bars(kind: str, background: bool, places: list[tuple[int, float, Span]], size: float) -> go.Bar:
+    import plotly.graph_objects as go
+
+    style = STYLES[kind]
+    return go.Bar(
+        name=style.label + (" in the background" if background else ""),
+        orientation="h",
+        y=[row + (0.45 if background else 0.0) for row, _, _ in places],
+        base=[(span.start - zero) / size for _, zero, span in places],
+        x=[span.duration / size for _, _, span in places],
+        width=0.12 if background else 0.75,
+        text=["" if span.micro_batch is None else str(span.micro_batch) for _, _, span in places],
+        textposition="inside",
+        insidetextfont={"color": style.text},
+        hovertext=[escape(span_in_words(span)) for _, _, span in places],
+        hoverinfo="text",
+        marker={
+            "color": style.fill,
+            "line": {"color": INK, "width": 0.5},
+            "pattern": {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6},
+        },
+    )
+
+
+def _row_names(timelines: list[Timeline]) -> list[str]:
+    """Each rank, with the origin of its timeline where there are two."""
+    several = len(timelines) > 1
+    return [f"rank {r}, {t.origin}" if several else f"rank {r}" for t in timelines for r in range(t.world_size)]

@@ -17,7 +17,7 @@ from course_lib.figures.axis import number
 from course_lib.figures.svg import Sheet, Tip, clean
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
     import plotly.graph_objects as go
 
 MOST_TIPS = 500

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_lib.figures.axis import number, percent, ticks
 from course_lib.figures.frame import MARGIN, draw_origins, draw_title, new_sheet, on_card
@@ -130,21 +130,82 @@ def _draw_legend(sheet: Sheet, curves: list[_Curve], y: float) -> float:
     return y + 34
 
 
+class _Plot(NamedTuple):
+    """Where the lines go: a box in pixels, and the numbers at its top right corner."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    ranks: float
+    speed: float
+
+    def at(self, ranks: float, speed: float) -> tuple[float, float]:
+        x = self.left + (self.right - self.left) * ranks / self.ranks
+        return x, self.bottom - (self.bottom - self.top) * speed / self.speed
+
+
 def _draw_plot(sheet: Sheet, curves: list[_Curve], top: float) -> float:
-    most = max(ranks for curve in curves for ranks, _ in curve.points)
-    highest = max(most, *(speed for curve in curves for _, speed in curve.points))
-    bottom, right = top + HEIGHT, sheet.width - RIGHT
-
-    def place(ranks: float, speed: float) -> tuple[float, float]:
-        return LEFT + (right - LEFT) * ranks / most, bottom - (bottom - top) * speed / highest
-
-    _draw_axes(sheet, curves, highest, place)
-    _draw_line(sheet, None, [place(0, 0), place(most, most)])
+    points = [point for curve in curves for point in curve.points]
+    most = max(ranks for ranks, _ in points)
+    plot = _Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, most, max(most, *(speed for _, speed in points)))
+    _draw_axes(sheet, plot, sorted({ranks for ranks, _ in points}))
+    _draw_line(sheet, None, [plot.at(0, 0), plot.at(most, most)])
     for curve, line in zip(curves, LINES, strict=False):
-        _draw_line(sheet, line, [place(*point) for point in curve.points])
+        _draw_line(sheet, line, [plot.at(*point) for point in curve.points])
         for ranks, speed in curve.points:
-            x, y = place(ranks, speed)
+            x, y = plot.at(ranks, speed)
             _draw_symbol(sheet, line, x, y)
             tip = f"{curve.name}: {ranks} ranks, speed-up {number(speed)}, {percent(speed / ranks)} of the ideal"
             sheet.box(x - 8, y - 8, 16.0, 16.0, tip=tip, fill="none", pointer_events="all")
-    return bottom + 44
+    return plot.bottom + 44
+
+
+def _draw_axes(sheet: Sheet, plot: _Plot, ranks: list[int]) -> None:
+    with sheet.group(stroke="currentColor", stroke_opacity=0.2):
+        for tick in ticks(plot.speed, 6):
+            _, y = plot.at(0, tick)
+            sheet.line(plot.left, y, plot.right, y)
+        for count in ranks:
+            x, _ = plot.at(count, 0)
+            sheet.line(x, plot.top, x, plot.bottom)
+    for tick in ticks(plot.speed, 6):
+        sheet.text(plot.left - 8, plot.at(0, tick)[1] + 4, number(tick), text_anchor="end")
+    free = plot.left
+    for count in ranks:
+        x, half = plot.at(count, 0)[0], text_width(str(count)) / 2
+        if x - half >= free:
+            sheet.text(x, plot.bottom + 16, count, text_anchor="middle")
+            free = x + half + 4
+    sheet.text(MARGIN, plot.top - 10, "speed-up", font_size=11)
+    sheet.text((plot.left + plot.right) / 2, plot.bottom + 34, "ranks", text_anchor="middle", font_size=11)
+
+
+def _draw_line(sheet: Sheet, line: Line | None, points: list[tuple[float, float]]) -> None:
+    """A curve in its color and dash, or, without a `Line`, the ideal as a thin one in the color of the text."""
+    look: dict[str, Any] = (
+        {"stroke": line.color, "stroke_width": 2.5} if line else {"stroke": "currentColor", "stroke_width": 1}
+    )
+    if line and line.dash:
+        look["stroke_dasharray"] = line.dash
+    sheet.path("M" + "L".join(f"{x:.2f},{y:.2f}" for x, y in points), fill="none", **look)
+
+
+def _draw_symbol(sheet: Sheet, line: Line, x: float, y: float) -> None:
+    sheet.path(f"M{x:.2f},{y:.2f}{SYMBOLS[line.symbol]}", fill=line.color)
+
+
+def _plotly(curves: list[_Curve], title: str | None) -> go.Figure:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for curve, line in zip(curves, LINES, strict=False):
+        ranks, speeds = zip(*curve.points, strict=True)
+        dash = {"color": line.color, "dash": line.dash.replace(",", "px,") + "px" if line.dash else "solid"}
+        marker = {"symbol": line.symbol, "size": 10}
+        figure.add_scatter(x=ranks, y=speeds, name=curve.name, mode="lines+markers", line=dash, marker=marker)
+    most = max(ranks for curve in curves for ranks, _ in curve.points)
+    figure.add_scatter(x=[0, most], y=[0, most], name="ideal", mode="lines", line={"color": INK, "width": 1})
+    figure.update_xaxes(title_text="ranks", tickvals=sorted({ranks for curve in curves for ranks, _ in curve.points}))
+    figure.update_yaxes(title_text="speed-up")
+    return on_card(figure, title, (curve.origin for curve in curves))

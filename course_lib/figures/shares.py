@@ -10,7 +10,7 @@ CAUSES = {
     "compute": "computing",
     "wait": "waiting for others",
     "transfer": "communication not hidden",
-    "rest": "other overhead",
+    "rest": "overhead or idle",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import data_size, duration, percent
@@ -82,11 +82,11 @@ def _longest_wait(timeline: Timeline) -> str:
     rank = max(range(timeline.world_size), key=timeline.waiting)
     if timeline.world_size == 1 or not timeline.waiting(rank):
         return ""
-    reasons: Counter[str] = Counter()
+    reasons: dict[str, float] = defaultdict(float)
     for span in timeline.of(rank):
         if span.kind == "wait":
             reasons[_reason(span)] += span.duration
-    (reason, seconds), *others = reasons.most_common()
+    (reason, _), *others = sorted(reasons.items(), key=lambda item: -item[1])
     mostly = "mostly " if others else ""
     return f"; rank {rank} waited longest, {percent(timeline.waiting(rank) / timeline.makespan)}, {mostly}{reason}"
 

@@ -1,1 +1,1 @@
-"""The subject itself, one file per mechanism. Each reads like a chapter: the idea, then the few functions that are it."""
+"""The subject itself, one file per mechanism: the idea first, then the few functions that are the idea."""

@@ -25,8 +25,8 @@ import contextlib
 import itertools
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from course_lib.timeline import reach
 
-NamedParameters = list[tuple[str, nn.Parameter]]
+_UNKNOWN = -1  # the share of a rank that did not say
 
 
 def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None, samples: int | None = None) -> None:
@@ -46,19 +46,18 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None, 
 
     Raises ValueError, on all ranks, if they disagree on which parameters have a gradient or if samples is wrong.
     """
-    with_gradient = [(name, parameter) for name, parameter in trainable(model) if parameter.grad is not None]
-    _require_same(with_gradient, "have a gradient", group)
-    weight = 1.0 if samples is None else _weight(samples, group)
-    world_size = dist.get_world_size(group)
-    for _, parameter in with_gradient:
-        parameter.grad *= weight
-        dist.all_reduce(parameter.grad, group=group)
-        parameter.grad /= world_size
+    gradients = {name: tensor.grad for name, tensor in trainable(model).items() if tensor.grad is not None}
+    shares = _agree(gradients, "have a gradient", _device(model), group, samples)
+    weight = _weight(samples, shares)
+    for gradient in gradients.values():
+        gradient *= weight
+        dist.all_reduce(gradient, group=group)
+        gradient /= len(shares)
 
 
-def trainable(model: nn.Module) -> NamedParameters:
-    """The parameters that are not frozen, with their names; one that is used twice (tied) is listed once."""
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are not frozen, by name and in the model's order; a tied one, used twice, is there once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 class DataParallel(nn.Module):
@@ -85,6 +84,9 @@ class DataParallel(nn.Module):
     Raises ValueError if bucket_mb is not positive or the ranks' models have different parameters.
     """
 
+    _phase: Literal["idle", "forward", "backward"]
+    _total: _Total | None  # samples of the whole step, once it is being sent
+
     def __init__(
         self,
         model: nn.Module,
@@ -99,12 +101,13 @@ class DataParallel(nn.Module):
         self.group = group
         self.overlap = overlap
         parameters = trainable(model)
-        _require_same(parameters, "are there to train", group)
+        _agree(parameters, "are to be trained", _device(model), group)
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             dist.broadcast(tensor.detach(), group=group, group_src=0)
-        self._buckets = _fill_buckets((parameter for _, parameter in reversed(parameters)), bucket_mb * 2**20)
+        self._buckets = _fill_buckets(reversed(parameters.values()), bucket_mb * 2**20)
         self._total_bytes = sum(bucket.flat.nbytes for bucket in self._buckets)
         self._is_syncing = True
+        self._usual_share = 0.0
         self._begin_step()
         self._watch_gradients()
 
@@ -133,8 +136,9 @@ class DataParallel(nn.Module):
         for bucket in self._buckets:
             if bucket.work is None:
                 self._send(bucket)
+        divisor = self._total_weight()
         for bucket in self._buckets:
-            bucket.receive(dist.get_world_size(self.group))
+            bucket.receive(divisor)
         self._begin_step()
 
     @contextlib.contextmanager
@@ -150,7 +154,7 @@ class DataParallel(nn.Module):
         self._phase = "idle"
         self._accumulated_samples = 0
         self._latest_samples = 0
-        self._weighing: _Weighing | None = None
+        self._total = None
         self._bytes_computed = 0
         for bucket in self._buckets:
             bucket.missing = set(range(len(bucket.parameters)))
@@ -199,6 +203,131 @@ class DataParallel(nn.Module):
                 self._send(bucket)
 
     def _send(self, bucket: _Bucket) -> None:
-        if self._weight is None:
-            self._weight = _weight(self._accumulated_samples + self._latest_samples, self.group)
-        bucket.send(self._weight, self.group)
+        samples = self._accumulated_samples + self._latest_samples
+        if self._total is None:
+            self._total = _Total(samples, bucket.flat.device, self.group)
+        # Weights need a common measure. Waiting for this step's total would stall the backward pass, and the mean
+        # share of the step before serves as well, since `finish` divides by the sum of the weights.
+        if not self._usual_share:
+            self._usual_share = self._total.wait() / dist.get_world_size(self.group)
+        bucket.send(samples / self._usual_share, self.group)
+
+    def _total_weight(self) -> float:
+        """The sum of all ranks' weights in this step: the world size, if shares are what they were."""
+        if self._total is None:  # no trainable parameter, nothing was sent
+            return 1.0
+        total, measure = self._total.wait(), self._usual_share
+        self._usual_share = total / dist.get_world_size(self.group)
+        return total / measure
+
+
+class _Total:
+    """A number of samples, being summed over the group."""
+
+    def __init__(self, samples: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self._sum = torch.tensor([samples], device=device)
+        self._work = dist.all_reduce(self._sum, group=group, async_op=True)
+
+    def wait(self) -> int:
+        self._work.wait()
+        return max(1, int(self._sum))
+
+
+class _Bucket:
+    """Gradients that travel together, in one flat tensor. `views` are its parts in the shapes of the parameters."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing: set[int] = set()
+        self.work: dist.Work | None = None
+        sizes = [parameter.numel() for parameter in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        parts = self.flat.split(sizes)
+        self.views = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+
+    def send(self, weight: float, group: dist.ProcessGroup | None) -> None:
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+        if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
+            self.flat.zero_()
+        elif weight != 1:
+            self.flat *= weight
+        self.work = dist.all_reduce(self.flat, group=group, async_op=True)
+
+    def receive(self, divisor: float) -> None:
+        assert self.work is not None
+        self.work.wait()
+        self.work = None
+        self.flat /= divisor
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+
+def _fill_buckets(parameters: Iterable[nn.Parameter], limit: float) -> list[_Bucket]:
+    """Parameters in the given order, in buckets of one dtype and device; none above `limit` bytes if it holds two."""
+    full: list[list[nn.Parameter]] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        bucket = filling.setdefault((parameter.dtype, parameter.device), [])
+        if bucket and sum(held.nbytes for held in bucket) + parameter.nbytes > limit:
+            full.append(filling.pop((parameter.dtype, parameter.device)))
+            bucket = filling.setdefault((parameter.dtype, parameter.device), [])
+        bucket.append(parameter)
+    return [_Bucket(bucket) for bucket in (*full, *filling.values())]
+
+
+def _weight(samples: int | None, shares: list[int]) -> float:
+    """How much this rank's mean counts in the mean over the ranks: 1 for an average share."""
+    if samples is None and set(shares) == {_UNKNOWN}:
+        return 1.0
+    if samples is None or min(shares) < 1:
+        given = ["None" if share == _UNKNOWN else str(share) for share in shares]
+        raise ValueError(f"samples is {', '.join(given)} on the ranks of the group; give 1 or more on all, or on none")
+    return samples * len(shares) / sum(shares)
+
+
+def _agree(
+    tensors: Mapping[str, Tensor],
+    what: str,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    samples: int | None = None,
+) -> list[int]:
+    """Make sure that all ranks name the same tensors, and return everyone's `samples` (or _UNKNOWN), by rank.
+
+    Only a checksum goes around. It has the same size whatever a rank holds, so the comparison itself cannot hang.
+    Raises ValueError on every rank if names or shapes differ, and on a rank that is not in the group.
+    """
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
+    listed = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    checksum = zlib.crc32("\n".join(listed).encode())
+    share = _UNKNOWN if samples is None else max(int(samples), 0)
+    mine = torch.tensor([checksum, share], device=device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
+    checksums, shares = torch.stack(everyone).T.tolist()
+    if len(set(checksums)) > 1:
+        raise ValueError(_difference(listed, what, group))
+    return shares
+
+
+def _difference(listed: list[str], what: str, group: dist.ProcessGroup | None) -> str:
+    """The first parameter that only some ranks list, in words."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, listed, group=group)
+    for parameter in itertools.chain.from_iterable(everyone):
+        holders = [rank for rank, theirs in enumerate(everyone) if parameter in theirs]
+        if len(holders) < len(everyone):
+            return (
+                f"ranks disagree on which parameters {what}: {parameter} is listed only on rank "
+                f"{', '.join(map(str, holders))} of {len(everyone)}; all ranks need the same ones"
+            )
+    return f"ranks disagree on the order of the parameters that {what}; build the model the same way on all ranks"
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters(), torch.empty(0)).device

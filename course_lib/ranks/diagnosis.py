@@ -110,7 +110,7 @@ def explain_deadlock(views: list[View]) -> tuple[str, int | None, str] | None:
     cycle = _find_cycle(waits)
     if cycle:
         text = ", ".join(_wait_phrase(views[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
-        return f"Deadlock: {text}.", None, _cycle_advice([views[rank] for rank in cycle])
+        return f"Nobody can move: {text}.", None, _cycle_advice([views[rank] for rank in cycle])
     return _explain_absence(views, waits)
 
 
@@ -296,6 +296,9 @@ def explain_failures(views: list[View]) -> tuple[str, int, str]:
     failed = sorted((view for view in views if view.failure), key=lambda view: view.since)
     first = failed[0]
     text = _failure_sentence(first)
+    same = [view for view in failed if view.failure.message == first.failure.message]  # type: ignore[union-attr]
+    if len(same) == len(views) > 1:
+        text = text.replace(f"Rank {first.rank}", "Every rank", 1)
     others = [view for view in failed[1:] if view.failure.message != first.failure.message]  # type: ignore[union-attr]
     if others:
         also = "; ".join(f"rank {view.rank} {_raised(view.failure)}" for view in others)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def launch(
     table of what every rank was doing; ValueError or TypeError for arguments that make no sense.
     The next launch works in any case.
     """
-    _check(fn, world_size, args, timeout, pace, device)
+    check_arguments(fn, world_size, args, timeout, pace, device)
     return run_on("launch", fn, world_size, args, timeout, pace, _uses_gpu(world_size, device), make_display())
 
 
@@ -87,15 +87,13 @@ def run_on(
             with pool.interrupts_deferred():
                 raise _stopped(conversation) from None
         except errors.RunError as error:
-            if not conversation.is_clean():
-                pool.discard(purpose)
             failed = error
         else:
             failed = None
-            if not conversation.is_clean():
-                pool.discard(purpose)
         finally:
             display.finish()
+        if not conversation.is_clean(may_keep_groups=purpose == "cells"):
+            pool.discard(purpose)
     if failed is not None:
         raise failed
     results = [_unpack(outcome, rank) for rank, outcome in enumerate(outcomes)]
@@ -144,7 +142,8 @@ def _stopped(conversation: pool.Conversation) -> errors.Stopped:
     return errors.Stopped(text, None, conversation.report(views), "The next launch starts fresh.")
 
 
-def _check(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:
+def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:
+    """Raise TypeError or ValueError, naming the argument, its value and what would work."""
     if pool.SERVER_MARK in os.environ:
         raise RuntimeError("launch was called on a rank; ranks cannot launch ranks. Call it in the notebook itself.")
     if not callable(fn):

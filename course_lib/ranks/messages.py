@@ -87,4 +87,5 @@ class Outcome:
     operations: list[Operation] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     unfinished: list[int] = field(default_factory=list)  # numbers of operations nobody waited for
-    reusable: bool = True  # False when something is left on the worker that a next run could meet
+    reusable: bool = True  # False when a thread or child process is left that a next run could meet
+    has_new_groups: bool = False

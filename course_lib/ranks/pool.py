@@ -367,10 +367,12 @@ class Conversation:
             text, rank, advice = verdict
             raise errors.RankFailed(text, rank, self.report(self.views()), advice)
 
-    def is_clean(self) -> bool:
+    def is_clean(self, may_keep_groups: bool) -> bool:
         """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         if len(outcomes) < self.pool.world_size or not all(outcome.reusable for outcome in outcomes):
+            return False
+        if not may_keep_groups and any(outcome.has_new_groups for outcome in outcomes):
             return False
         done = all(not outcome.unfinished for outcome in outcomes)
         return done and diagnosis.all_matched([outcome.operations for outcome in outcomes])
@@ -409,6 +411,12 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
             discard(purpose)
             raise
         _Retirement.postpone()
+
+
+def size_of(purpose: str) -> int | None:
+    """How many ranks wait for this purpose; None if there are none."""
+    pool = _pools.get(purpose)
+    return pool.world_size if pool and pool.fits(pool.world_size, pool.uses_gpu) else None
 
 
 def discard(purpose: str) -> None:

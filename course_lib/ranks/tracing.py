@@ -359,6 +359,23 @@ class TracedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # the name that torch looks for
         return "traced"
 
+    def _set_group_name(self, name: str) -> None:
+        self.inner._set_group_name(name)
+
+    def _set_group_desc(self, text: str) -> None:
+        self.inner._set_group_desc(text)
+
+    @property
+    def group_name(self) -> str:
+        return self.inner.group_name
+
+    @property
+    def group_desc(self) -> str:
+        return self.inner.group_desc
+
+    def getGroupName(self) -> str:  # the same for C++
+        return self.inner.group_name
+
     @property
     def _device_types(self) -> list[torch.device]:
         return self.inner._device_types

@@ -201,7 +201,8 @@ class Worker:
         outcome.unfinished = [work.op.number for work in self.tracer.works if not work.is_claimed]
         left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
         has_child = _has_child()
-        outcome.reusable = not left and not has_child and _group_count() == self.groups
+        outcome.reusable = not left and not has_child
+        outcome.has_new_groups = _group_count() != self.groups
         own = [thread for thread in left if _is_students(thread)]
         if outcome.failure is None and own:
             outcome.failure = _leftover(f"the thread {own[0].name!r}", "join() it before the function returns")

@@ -1,0 +1,57 @@
+"""The cell magic %%ranks: a cell on every rank, with variables that stay."""
+
+from __future__ import annotations
+
+import re
+
+from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from course_lib.ranks import errors, pool
+from course_lib.ranks.cells import remember_source, run_cell
+from course_lib.ranks.launch import check_arguments, run_on
+from course_lib.ranks.output import make_display
+
+_PURPOSE = "cells"
+_GONE = "The ranks begin anew with the next %%ranks cell: variables of earlier ones are gone, so run those cells again."
+
+
+@magics_class
+class RanksMagic(Magics):
+    """Registers %%ranks."""
+
+    @magic_arguments()
+    @argument("world_size", type=int, help="how many ranks")
+    @argument("--timeout", type=float, default=60.0, help="seconds after which the cell is ended")
+    @argument("--run", metavar="NAME", help="keep the Run, with its timeline, in this variable of the notebook")
+    @cell_magic
+    def ranks(self, line: str, cell: str) -> None:
+        """Run the cell on every rank, with rank, world_size, dist and torch defined.
+
+        Its variables stay on the ranks for the next %%ranks cell with the same number of ranks.
+        """
+        options = parse_argstring(self.ranks, line)
+        check_arguments(run_cell, options.world_size, (), options.timeout, None, "cpu")
+        source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
+        filename = f"cell In[{self.shell.execution_count}]"
+        remember_source(filename, source)
+        had = pool.size_of(_PURPOSE)
+        if had not in (None, options.world_size):
+            print(f"These are {options.world_size} new ranks: the variables of the {had} ranks before are gone.")
+        arguments = (source, filename)
+        try:
+            run = run_on(
+                _PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, False, make_display(fold=True)
+            )
+        except errors.RunError as error:
+            error.details += self._advice(error, lost=had is not None and pool.size_of(_PURPOSE) is None)
+            raise
+        if options.run:
+            self.shell.user_ns[options.run] = run
+
+    def _advice(self, error: errors.RunError, lost: bool) -> str:
+        undefined = re.search(r"NameError: name '(\w+)' is not defined", error.message)
+        advice = []
+        if undefined and undefined[1] in self.shell.user_ns:
+            advice.append(f"{undefined[1]!r} is a variable of the notebook. Ranks have their own: define it in a %%ranks cell.")
+        return "\n".join(["", *advice, *([_GONE] if lost else [])])
