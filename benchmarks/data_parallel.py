@@ -26,7 +26,7 @@ WARM_UP = 5
 @dataclass(frozen=True)
 class Case:
     name: str
-    config: GPTConfig
+    shape: GPTConfig
     batch_size: int  # for each rank
 
 
@@ -49,8 +49,8 @@ def main() -> None:
 
 def step_times(rank: int, case: Case) -> tuple[list[float], list[float]]:
     """Seconds of each step on this rank, ours and DistributedDataParallel's."""
-    ours = DataParallel(TinyGPT(case.config))
-    theirs = nn.parallel.DistributedDataParallel(TinyGPT(case.config))
+    ours = DataParallel(TinyGPT(case.shape))
+    theirs = nn.parallel.DistributedDataParallel(TinyGPT(case.shape))
     problems, _ = data.train_test_split()
     batches = data.minibatches(problems, case.batch_size, seed=rank)
     steps = [_step_of(ours, ours.finish), _step_of(theirs, lambda: None)]

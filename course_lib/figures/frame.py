@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from course_lib.figures.palette import INK, ORIGINS, PAPER, Style
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MARGIN = 16.0
-NARROWEST = 320
+NARROWEST = 400
 
 
 def new_sheet(width: int) -> Sheet:
@@ -25,10 +26,11 @@ def new_sheet(width: int) -> Sheet:
 
 def draw_title(sheet: Sheet, title: str | None) -> float:
     """Returns where the next thing goes, as the other functions here do."""
-    if not title:
-        return 8.0
-    sheet.text(MARGIN, 22.0, title, font_size=14, font_weight="bold")
-    return 30.0
+    y = 8.0
+    for line in wrap(title or "", int((sheet.width - 2 * MARGIN) / text_width("x", 14))):
+        sheet.text(MARGIN, y + 14, line, font_size=14, font_weight="bold")
+        y += 20
+    return y
 
 
 def draw_legend(sheet: Sheet, styles: Mapping[str, Style], y: float) -> float:

@@ -171,11 +171,12 @@ def _dust(bars: list[_Bar]) -> Iterator[_Bar]:
         columns[bar.y, int(bar.x)].append(bar)
     for column in columns.values():
         x = min(bar.x for bar in column)
+        alone = sum(bar.width for bar in column) < DUST
         for kind in reversed(STYLES):
             width = sum(bar.width for bar in column if bar.span.kind == kind)
             if width > 0:
-                # The shortest wait still leaves a hair to see.
-                width = max(width, DUST) if kind == "wait" else width
+                # The shortest wait still leaves a hair to see, where it does not crowd out others.
+                width = DUST if kind == "wait" and alone else width
                 yield column[0]._replace(span=column[0].span._replace(kind=kind), x=x, width=width)
                 x += width
 

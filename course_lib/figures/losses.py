@@ -15,7 +15,7 @@ from course_lib.figures.svg import BACKGROUND, Sheet, text_width
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-BAR, PITCH, RIGHT = 28.0, 38.0, 24.0
+BAR, PITCH, RIGHT = 28.0, 38.0, 30.0
 # Each cause looks like a kind of span: a wait looks like a wait in every picture.
 CAUSE_STYLES = {
     cause: STYLES[kind]._replace(label=CAUSES[cause])
@@ -23,7 +23,7 @@ CAUSE_STYLES = {
 }
 
 
-def lost_time(shares: Mapping[str, Shares], width: int = 640, title: str | None = None) -> Picture:
+def lost_time(shares: Mapping[str, Shares], width: int = 800, title: str | None = None) -> Picture:
     """Draw where the ranks' time went: a bar for each name, from `attribute(timeline)`.
 
     Raises ValueError if there is nothing to draw.
@@ -61,7 +61,8 @@ def _summary(shares: Mapping[str, Shares]) -> str:
 
 
 def _draw_bars(sheet: Sheet, bars: Mapping[str, Shares], top: float) -> float:
-    left = MARGIN + max(map(text_width, bars)) + 8
+    widest = 0.4 * sheet.width
+    left = MARGIN + min(widest, max(map(text_width, bars))) + 8
     right = sheet.width - RIGHT
     bottom = top + PITCH * len(bars)
     with sheet.group(stroke="currentColor", stroke_opacity=0.2):
@@ -70,7 +71,7 @@ def _draw_bars(sheet: Sheet, bars: Mapping[str, Shares], top: float) -> float:
             sheet.line(x, top, x, bottom)
     for i, (name, one) in enumerate(bars.items()):
         y = top + i * PITCH + (PITCH - BAR) / 2
-        sheet.text(left - 8, y + BAR / 2 + 4, name, text_anchor="end")
+        sheet.text(left - 8, y + BAR / 2 + 4, _shortened(name, widest), text_anchor="end")
         _draw_parts(sheet, name, one, left, right, y)
     for tenth in range(0, 11, 2):
         sheet.text(
@@ -78,6 +79,11 @@ def _draw_bars(sheet: Sheet, bars: Mapping[str, Shares], top: float) -> float:
         )
     sheet.text((left + right) / 2, bottom + 34, "share of the ranks' time", text_anchor="middle", font_size=11)
     return bottom + 44
+
+
+def _shortened(name: str, widest: float) -> str:
+    room = int(widest / text_width("x"))
+    return name if len(name) <= room else name[: room - 1] + "…"
 
 
 def _draw_parts(sheet: Sheet, name: str, shares: Shares, left: float, right: float, y: float) -> None:

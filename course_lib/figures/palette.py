@@ -1,6 +1,6 @@
 """How each kind of span looks: a color that color-blind readers can tell apart, and a pattern for everyone.
 
-The colors are those of Okabe and Ito 2008, "Color Universal Design". Each pattern is drawn on a tile of
+The colors are close to those of Okabe and Ito 2008, "Color Universal Design". Each pattern is drawn on a tile of
 8 by 8 pixels in a second shade, and text on a bar is readable over both.
 """
 
@@ -30,8 +30,8 @@ RISING = "M-2,2l4,-4M0,8l8,-8M6,10l4,-4"
 FALLING = "M-2,6l4,4M0,0l8,8M6,-2l4,4"
 
 STYLES = {
-    "forward": Style("forward", "#56b4e9", "#56b4e9", INK, "", ""),
-    "backward": Style("backward", "#e69f00", "#b97f00", INK, RISING, "/"),
+    "forward": Style("forward", "#8bcbf1", "#8bcbf1", INK, "", ""),
+    "backward": Style("backward", "#d98600", "#ffc04d", INK, RISING, "/"),
     "weight_grad": Style("weight gradient", "#2fb58b", "#7fe0c0", INK, RISING + FALLING, "x"),
     "optimizer": Style("optimizer", "#cc79a7", "#ecc3d9", INK, "M2,0v8M6,0v8", "|"),
     "other": Style("other", "#c4c4c4", "#8c8c8c", INK, "M2,1v2M6,5v2", "."),
@@ -41,7 +41,7 @@ STYLES = {
 
 ORIGINS = {
     "measured": "measured (real clock)",
-    "paced": "paced (real processes and messages, device speed emulated)",
+    "paced": "paced (emulated device speed)",
     "modelled": "modelled (calculated, not run)",
 }
 

@@ -77,7 +77,7 @@ class Picture:
         head = "".join(f"<th>{clean(name)}</th>" for name in self.rows[0])
         body = "".join("<tr>" + "".join(map(_cell, row.values())) + "</tr>" for row in self.rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<details><summary>{clean(self.summary)}</summary>{table}</details>"
+        return f"<details style='margin:4px 0'><summary>{clean(self.summary)}</summary>{table}</details>"
 
 
 def _cell(value: object) -> str:

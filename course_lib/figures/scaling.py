@@ -127,7 +127,7 @@ def _draw_legend(sheet: Sheet, curves: list[_Curve], y: float) -> float:
             _draw_symbol(sheet, line, x + 15, y + 8)
         sheet.text(x + 36, y + 12, name)
         x += needed
-    return y + 34
+    return y + 46
 
 
 class _Plot(NamedTuple):

@@ -72,9 +72,13 @@ def _ranks(timeline: Timeline) -> str:
 def _average(timeline: Timeline) -> str:
     shares = attribute(timeline)
     who = "it" if timeline.world_size == 1 else "on average a rank"
-    moved = f", moved data for {percent(shares.transfer)}" if shares.transfer > 0 else ""
-    waited = f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited"
-    return f"{who} computed {percent(shares.compute)} of the time{moved} and {waited}"
+    parts = [f"computed {percent(shares.compute)} of the time"]
+    if shares.transfer > 0:
+        parts.append(f"moved data for {percent(shares.transfer)}")
+    parts.append(f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited")
+    if shares.rest >= 0.005:
+        parts.append(f"did none of these for {percent(shares.rest)}")
+    return f"{who} {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _longest_wait(timeline: Timeline) -> str:

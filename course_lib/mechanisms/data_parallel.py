@@ -85,7 +85,6 @@ class DataParallel(nn.Module):
     """
 
     _phase: Literal["idle", "forward", "backward"]
-    _total: _Total | None  # samples of the whole step, once it is being sent
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class DataParallel(nn.Module):
         self._buckets = _fill_buckets(reversed(parameters.values()), bucket_mb * 2**20)
         self._total_bytes = sum(bucket.flat.nbytes for bucket in self._buckets)
         self._is_syncing = True
-        self._usual_share = 0.0
+        self._usual_share: float | None = None
         self._begin_step()
         self._watch_gradients()
 
@@ -136,9 +135,8 @@ class DataParallel(nn.Module):
         for bucket in self._buckets:
             if bucket.work is None:
                 self._send(bucket)
-        divisor = self._total_weight()
         for bucket in self._buckets:
-            bucket.receive(divisor)
+            bucket.receive()
         self._begin_step()
 
     @contextlib.contextmanager
@@ -154,7 +152,6 @@ class DataParallel(nn.Module):
         self._phase = "idle"
         self._accumulated_samples = 0
         self._latest_samples = 0
-        self._total = None
         self._bytes_computed = 0
         for bucket in self._buckets:
             bucket.missing = set(range(len(bucket.parameters)))
@@ -204,45 +201,27 @@ class DataParallel(nn.Module):
 
     def _send(self, bucket: _Bucket) -> None:
         samples = self._accumulated_samples + self._latest_samples
-        if self._total is None:
-            self._total = _Total(samples, bucket.flat.device, self.group)
-        # Weights need a common measure. Waiting for this step's total would stall the backward pass, and the mean
-        # share of the step before serves as well, since `finish` divides by the sum of the weights.
-        if not self._usual_share:
-            self._usual_share = self._total.wait() / dist.get_world_size(self.group)
+        # Weights need a common measure. This step's total would do, but asking for it in every step costs as much as
+        # a bucket; the mean share of the first step does as well, as `receive` divides by the sum of the weights.
+        if self._usual_share is None:
+            self._usual_share = _mean(samples, bucket.flat.device, self.group)
         bucket.send(samples / self._usual_share, self.group)
-
-    def _total_weight(self) -> float:
-        """The sum of all ranks' weights in this step: the world size, if shares are what they were."""
-        if self._total is None:  # no trainable parameter, nothing was sent
-            return 1.0
-        total, measure = self._total.wait(), self._usual_share
-        self._usual_share = total / dist.get_world_size(self.group)
-        return total / measure
-
-
-class _Total:
-    """A number of samples, being summed over the group."""
-
-    def __init__(self, samples: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
-        self._sum = torch.tensor([samples], device=device)
-        self._work = dist.all_reduce(self._sum, group=group, async_op=True)
-
-    def wait(self) -> int:
-        self._work.wait()
-        return max(1, int(self._sum))
 
 
 class _Bucket:
-    """Gradients that travel together, in one flat tensor. `views` are its parts in the shapes of the parameters."""
+    """Gradients that travel together in one flat tensor, followed by the weight that they were multiplied by.
+
+    `views` are the parts of the flat tensor in the shapes of the parameters.
+    """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing: set[int] = set()
         self.work: dist.Work | None = None
         sizes = [parameter.numel() for parameter in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
-        parts = self.flat.split(sizes)
+        self.flat = torch.zeros(sum(sizes) + 1, dtype=parameters[0].dtype, device=parameters[0].device)
+        self.gradients, self.weight = self.flat[:-1], self.flat[-1]
+        parts = self.gradients.split(sizes)
         self.views = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
     def send(self, weight: float, group: dist.ProcessGroup | None) -> None:
@@ -252,16 +231,17 @@ class _Bucket:
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
         if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
-            self.flat.zero_()
+            self.gradients.zero_()
         elif weight != 1:
-            self.flat *= weight
+            self.gradients *= weight
+        self.weight.fill_(weight)
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
-    def receive(self, divisor: float) -> None:
+    def receive(self) -> None:
         assert self.work is not None
         self.work.wait()
         self.work = None
-        self.flat /= divisor
+        self.gradients /= self.weight
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
@@ -277,6 +257,13 @@ def _fill_buckets(parameters: Iterable[nn.Parameter], limit: float) -> list[_Buc
             bucket = filling.setdefault((parameter.dtype, parameter.device), [])
         bucket.append(parameter)
     return [_Bucket(bucket) for bucket in (*full, *filling.values())]
+
+
+def _mean(samples: int, device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """The mean of `samples` over the group."""
+    total = torch.tensor([samples], device=device)
+    dist.all_reduce(total, group=group)
+    return max(1, int(total)) / dist.get_world_size(group)
 
 
 def _weight(samples: int | None, shares: list[int]) -> float:

@@ -12,7 +12,8 @@ from course_lib.ranks.errors import (
 )
 from course_lib.ranks.launch import Run, launch
 from course_lib.ranks.pace import Link, Pace
-from course_lib.ranks.pool import discard_all, warm_up
+from course_lib.ranks.pool import discard_all
+from course_lib.ranks.server import warm_up
 
 __all__ = [
     "Deadlock",

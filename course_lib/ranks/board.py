@@ -18,9 +18,9 @@ from typing import Any
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
 _HEADER = struct.Struct("<QQQ")  # state, events, operations posted
-_OPERATION = struct.Struct("<QIQIiqqQIddddBB20s24s32s16s192s")
-_ENDED_AT = struct.calcsize("<QIQIiqqQIdd")
-_BLOCKED_AT = struct.calcsize("<QIQIiqqQId")
+_OPERATION = struct.Struct("<QIQIiqqQIIddddBB20s24s32s16s192s")
+_ENDED_AT = struct.calcsize("<QIQIiqqQIIdd")
+_BLOCKED_AT = struct.calcsize("<QIQIiqqQIId")
 SLOT = 64 + RING * _OPERATION.size
 
 
@@ -42,7 +42,7 @@ class Operation:
     posted, blocked, ended: seconds when the call began, when the rank began to wait for its end, and
         when it ended; 0.0 for not yet.
     arrival: paced runs only, when the emulated link delivers a message.
-    label: hash of the lines of the calls that led here and of the tensor's names there.
+    label: hash of the lines of the calls that led here; names: of the tensor's names there.
     """
 
     number: int
@@ -54,6 +54,7 @@ class Operation:
     bytes: int = 0  # of the tensor on this rank
     elements: int = 0
     label: int = 0
+    names: int = 0
     posted: float = 0.0
     blocked: float = 0.0
     ended: float = 0.0
@@ -161,6 +162,7 @@ class Board:
             op.bytes,
             op.elements,
             op.label,
+            op.names,
             op.posted,
             op.blocked,
             op.ended,

@@ -14,8 +14,9 @@ from typing import Any
 
 import cloudpickle
 
-from course_lib.ranks import errors, messages, pool
+from course_lib.ranks import errors, messages, pool, server
 from course_lib.ranks.board import MAX_WORLD_SIZE
+from course_lib.ranks.conversation import Conversation
 from course_lib.ranks.output import Display, make_display
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.spans import make_timeline
@@ -79,23 +80,21 @@ def run_on(
     """Run on the pool kept for this purpose, and keep the pool if nothing was left on it."""
     started = time.perf_counter()
     task = _pack(fn, args, pace)
-    with pool.borrowed(purpose, world_size, uses_gpu) as workers:
-        conversation = pool.Conversation(workers, timeout, display.show)
-        try:
-            outcomes = conversation.hold(task)
-        except KeyboardInterrupt:
-            with pool.interrupts_deferred():
-                raise _stopped(conversation) from None
-        except errors.RunError as error:
-            failed = error
-        else:
-            failed = None
-        finally:
-            display.finish()
-        if not conversation.is_clean(may_keep_groups=purpose == "cells"):
-            pool.discard(purpose)
-    if failed is not None:
-        raise failed
+    try:
+        with pool.borrowed(purpose, world_size, uses_gpu) as workers:
+            conversation = Conversation(workers, timeout, display.show)
+            try:
+                outcomes = conversation.hold(task)
+            except KeyboardInterrupt:
+                with server.interrupts_deferred():
+                    raise _stopped(conversation) from None
+            finally:
+                display.finish()
+                workers.is_tidy = conversation.is_clean(may_keep_groups=purpose == "cells")
+    except errors.Stopped:
+        raise
+    except KeyboardInterrupt:
+        raise errors.Stopped("Stopped while the ranks were starting.") from None
     results = [_unpack(outcome, rank) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in conversation.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
@@ -107,7 +106,7 @@ def _pack(fn: Callable, args: tuple, pace: Pace | None) -> bytes:
     except Exception as error:
         what = "one of the args" if _can_travel(fn) else "the function, or a variable that it uses,"
         text = f"{what} cannot be sent to other processes ({error})."
-        advice = "Files, locks, generators and connections stay in the process that made them: make them inside the function."
+        advice = "Files, locks, generators and connections stay where they were made: make them inside the function."
         raise errors.RankFailed(errors.sentence(text), details=advice) from error
     surroundings = messages.Surroundings(os.getcwd(), list(sys.path), dict(os.environ))
     return pickle.dumps(messages.Task(function, pace, surroundings))
@@ -127,10 +126,11 @@ def _unpack(outcome: messages.Outcome, rank: int) -> Any:
         return pickle.loads(outcome.value)
     except Exception as error:
         text = f"Rank {rank} returned something that cannot be rebuilt here ({type(error).__name__}: {error})."
-        raise errors.RankFailed(text, rank, details="Return tensors, numbers, strings, lists or dictionaries.") from error
+        advice = "Return tensors, numbers, strings, lists or dictionaries."
+        raise errors.RankFailed(text, rank, details=advice) from error
 
 
-def _stopped(conversation: pool.Conversation) -> errors.Stopped:
+def _stopped(conversation: Conversation) -> errors.Stopped:
     views = conversation.views()
     busy = [view.rank for view in views if view.state == "computing"]
     waiting = [view.rank for view in views if view.state == "waiting"]
@@ -144,7 +144,7 @@ def _stopped(conversation: pool.Conversation) -> errors.Stopped:
 
 def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:
     """Raise TypeError or ValueError, naming the argument, its value and what would work."""
-    if pool.SERVER_MARK in os.environ:
+    if server.SERVER_MARK in os.environ:
         raise RuntimeError("launch was called on a rank; ranks cannot launch ranks. Call it in the notebook itself.")
     if not callable(fn):
         raise TypeError(f"fn={fn!r} is not a function; launch(fn, {world_size!r}) calls fn(rank) on every rank")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -30,6 +31,7 @@ class RanksMagic(Magics):
 
         Its variables stay on the ranks for the next %%ranks cell with the same number of ranks.
         """
+        assert self.shell is not None
         options = parse_argstring(self.ranks, line)
         check_arguments(run_cell, options.world_size, (), options.timeout, None, "cpu")
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
@@ -44,14 +46,17 @@ class RanksMagic(Magics):
                 _PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, False, make_display(fold=True)
             )
         except errors.RunError as error:
-            error.details += self._advice(error, lost=had is not None and pool.size_of(_PURPOSE) is None)
+            error.details += _advice(error, self.shell.user_ns)
+            if had is not None and pool.size_of(_PURPOSE) is None:
+                error.details += f"\n{_GONE}"
             raise
         if options.run:
             self.shell.user_ns[options.run] = run
 
-    def _advice(self, error: errors.RunError, lost: bool) -> str:
-        undefined = re.search(r"NameError: name '(\w+)' is not defined", error.message)
-        advice = []
-        if undefined and undefined[1] in self.shell.user_ns:
-            advice.append(f"{undefined[1]!r} is a variable of the notebook. Ranks have their own: define it in a %%ranks cell.")
-        return "\n".join(["", *advice, *([_GONE] if lost else [])])
+
+def _advice(error: errors.RunError, notebook: dict[str, Any]) -> str:
+    """The usual surprise: a rank does not see the notebook's variables."""
+    undefined = re.search(r"NameError: name '(\w+)' is not defined", error.message)
+    if not undefined or undefined[1] not in notebook:
+        return ""
+    return f"\n{undefined[1]!r} is a variable of the notebook. Ranks have their own: define it in a %%ranks cell."

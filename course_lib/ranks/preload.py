@@ -15,7 +15,7 @@ gc.disable()  # nothing here is garbage, and looking for some takes a fifth of t
 import cloudpickle  # noqa: E402, F401
 import torch  # noqa: E402
 import torch.distributed.fsdp  # noqa: E402
-import torch.distributed.pipelining  # noqa: E402, F401
+import torch.distributed.pipelining  # noqa: E402
 
 from course_lib.ranks import tracing, worker  # noqa: E402, F401
 

@@ -29,6 +29,7 @@ from course_lib.ranks.pace import Pace
 from course_lib.ranks.places import COURSE
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_RANKS = os.path.dirname(__file__) + os.sep
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
 _clock = time.perf_counter
 
@@ -91,12 +92,12 @@ class Tracer:
 
     # What the process groups report
 
-    def post(self, op: Operation, key: tuple) -> None:
+    def post(self, op: Operation, key: tuple, tensor: torch.Tensor | None = None) -> None:
         self.steps += 1
         op.number = len(self.operations) + 1
         op.order = self._orders[key]
         self._orders[key] += 1
-        op.line, op.label = _caller(op)
+        op.line, op.label, op.names = _caller(tensor)
         op.posted = _clock()
         self.operations.append(op)
         if self.pace and self.pace.paces_links and op.is_send:
@@ -150,9 +151,9 @@ def _sleep_until(moment: float) -> None:
 
 
 class _Origin(NamedTuple):
-    """Whose code a frame runs: torch's, the course's or the student's."""
+    """Whose code a frame runs: plumbing (torch's and this package's), the course's or the student's."""
 
-    is_torch: bool
+    is_plumbing: bool
     is_course: bool
     checksum: int
 
@@ -164,9 +165,9 @@ def _origin(code: Any) -> _Origin:
     origin = _origins.get(code)
     if origin is None:
         name = code.co_filename
-        is_torch = name.startswith((_TORCH, "<frozen", "<string>")) or os.sep + "contextlib.py" in name
+        is_plumbing = name.startswith((_TORCH, _RANKS, "<frozen", "<string>")) or name.endswith("contextlib.py")
         is_course = name.startswith(COURSE)
-        origin = _origins[code] = _Origin(is_torch, is_course, zlib.crc32(f"{name}:{code.co_name}".encode()))
+        origin = _origins[code] = _Origin(is_plumbing, is_course, zlib.crc32(f"{name}:{code.co_name}".encode()))
     return origin
 
 
@@ -175,39 +176,30 @@ def run_student(fn: Callable, rank: int, args: tuple) -> Any:
     return fn(rank, *args)
 
 
-def _caller(op: Operation) -> tuple[str, int]:
-    """The line of the student's code that led here, and a label of the whole way.
+def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
+    """The line of the student's code that led here, a label of the whole way, and one of the tensor's names.
 
     Operations that belong together usually carry equal labels on all ranks. Two labels in opposite
     order on two ranks mean that different tensors were added to each other.
     """
-    frame, line, label = sys._getframe(2), "", 0
+    frame: Any = sys._getframe(2)
+    line, is_own, label, names = "", False, 0, 0
     while frame is not None and frame.f_code is not run_student.__code__:
         origin = _origin(frame.f_code)
-        if not origin.is_torch:
-            if not label:
-                label = _names(frame.f_locals, op)
+        if not origin.is_plumbing:
+            if not line:
+                names = _names(frame.f_locals, tensor)
             label = (label * 31 + origin.checksum + frame.f_lineno) & 0xFFFFFFFF
-            if not origin.is_course:
-                return f"{frame.f_code.co_filename}:{frame.f_lineno}", _rest(frame.f_back, label)
-            line = line or f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return line, label
-
-
-def _rest(frame: Any, label: int) -> int:
-    while frame is not None and frame.f_code is not run_student.__code__:
-        label = (label * 31 + _origin(frame.f_code).checksum + frame.f_lineno) & 0xFFFFFFFF
+            if not line or (not is_own and not origin.is_course):
+                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not origin.is_course
         frame = frame.f_back
-    return label
+    return line, label, names
 
 
-def _names(variables: dict[str, Any], op: Operation) -> int:
-    """A checksum of the names under which the calling code knows the operation's tensor."""
-    tensor = op.__dict__.pop("tensor", None)
-    if tensor is None:
-        return 1
-    return 1 + zlib.crc32(",".join(sorted(name for name, value in variables.items() if value is tensor)).encode())
+def _names(variables: dict[str, Any], tensor: torch.Tensor | None) -> int:
+    """A checksum of the names under which the calling code knows a tensor; 0 if it has none."""
+    names = [name for name, value in variables.items() if value is tensor]
+    return zlib.crc32(",".join(sorted(names)).encode()) if names and tensor is not None else 0
 
 
 class TracedWork(dist.Work):
@@ -406,9 +398,8 @@ class TracedGroup(dist.ProcessGroup):
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
         op = Operation(0, self.members, 0, self.hash, name=name)
         if tensors:
-            first = op.__dict__["tensor"] = tensors[0]  # taken out again when its names are looked up
-            op.dtype = str(first.dtype)[6:]
-            op.shape = "x".join(map(str, first.shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
+            op.dtype = str(tensors[0].dtype)[6:]
+            op.shape = "x".join(map(str, tensors[0].shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
             op.elements = sum(tensor.numel() for tensor in tensors)
             op.bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return op
@@ -425,7 +416,7 @@ class TracedGroup(dist.ProcessGroup):
         op.peer = -1 if root is None else self.ranks[root]
         position = (self.inner.rank() - (root or 0)) % self.inner.size()
         op.sent = ring_bytes(kind.name, op.bytes, position, self.inner.size())
-        self.tracer.post(op, (self.hash,))
+        self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
         return self._start(op, tensors, lambda: getattr(self.inner, method)(*args, **kwargs))
 
     def _start(self, op: Operation, tensors: list[torch.Tensor], call: Callable[[], Any]) -> TracedWork:

@@ -311,5 +311,3 @@ def _has_child() -> bool:
 
 def _leftover(what: str, advice: str) -> messages.Failure:
     return messages.Failure("leftover", what, advice)
-
-

@@ -180,7 +180,7 @@ def first_line(error: BaseException) -> str:
 
 def assert_is_plain(line: str) -> None:
     """A sentence for a first-year student: not empty, not a screenful, no names of our machinery."""
-    assert 10 < len(line) < 300, line
+    assert 10 < len(line) < 500, line
     assert not [word for word in JARGON if word in line.lower()], line
 
 

@@ -64,14 +64,14 @@ def test_a_ring_of_sends_is_named_in_full(fault):
 
 def test_a_cycle_of_asynchronous_receives_is_found_at_their_wait(fault, row_at):
     def both_wait(rank):
-        work = dist.irecv(torch.zeros(4), 1 - rank)
-        work.wait()  # waits
+        work = dist.irecv(torch.zeros(4), 1 - rank)  # begun
+        work.wait()
         dist.send(torch.zeros(4), 1 - rank)
 
     error = fault.of(Deadlock, both_wait)
     line = str(error).splitlines()[0]
     assert waits("receive", 0, 1) in line and waits("receive", 1, 0) in line
-    row_at(error, 0, both_wait, "waits")
+    row_at(error, 0, both_wait, "begun")
 
 
 def test_a_cycle_in_batched_sends_and_receives_is_found(fault):
@@ -125,8 +125,7 @@ def test_a_receive_from_a_rank_that_returned_is_named(fault, row_at):
             dist.recv(torch.zeros(7), 1)  # receives
 
     error = fault.of(Deadlock, one_forgets_to_send)
-    line = str(error).splitlines()[0]
-    assert waits("receive", 0, 1) in line and "return" in line
+    assert str(error).startswith("Rank 0 waits to receive from rank 1, but rank 1 has already returned")
     assert row_at(error, 0, one_forgets_to_send, "receives").shape == "7 float32"
 
 
@@ -135,8 +134,8 @@ def test_a_send_that_nobody_receives_is_named(fault):
         if rank == 0:
             dist.send(torch.zeros(7), 1)
 
-    line = str(fault.of(Deadlock, one_forgets_to_receive)).splitlines()[0]
-    assert waits("send", 0, 1) in line and "return" in line
+    error = fault.of(Deadlock, one_forgets_to_receive)
+    assert str(error).startswith("Rank 0 waits to send to rank 1, but rank 1 has already returned")
 
 
 def test_a_receive_from_the_wrong_rank_is_named(fault):
@@ -146,8 +145,7 @@ def test_a_receive_from_the_wrong_rank_is_named(fault):
         if rank == 2:
             dist.send(torch.zeros(1), 0)
 
-    line = str(fault.of(Deadlock, mixed_up, 3)).splitlines()[0]
-    assert waits("receive", 0, 1) in line
+    assert "Rank 0 waits to receive from rank 1" in str(fault.of(Deadlock, mixed_up, 3)).splitlines()[0]
 
 
 def test_different_tags_do_not_meet(fault):

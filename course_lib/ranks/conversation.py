@@ -1,0 +1,218 @@
+"""One run on a pool: hand out the task, listen to the ranks, and judge when it is over.
+
+A run ends when all ranks have returned, or as soon as it is clear that they never will: one has failed,
+the time is over, or everybody is blocked, nothing has moved for a second and nothing ever can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Callable
+from multiprocessing import connection
+
+import psutil
+
+from course_lib.ranks import diagnosis, errors, messages, mismatch
+from course_lib.ranks.board import Operation, State
+from course_lib.ranks.pool import Pool
+
+_TICK = 0.05  # seconds between looks at the board
+_STILL = 1.0  # nothing has moved for this long: look whether anything still can
+_GRACE = 0.3  # after the first failure, for others to fail too
+_STARTUP = 60.0
+
+
+class Conversation:
+    """One run on a pool: hand out the task, listen, and judge when it is over."""
+
+    def __init__(self, pool: Pool, timeout: float, show: Callable[[int, str], None]) -> None:
+        self.pool, self.timeout, self.show = pool, timeout, show
+        self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
+        self.exit_codes: list[int | None] = [None] * pool.world_size
+        self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
+        self.began: float | None = None
+        self.first_failure: float | None = None
+        self.still_since = time.perf_counter()
+        self.events: tuple = ()
+        self.cpu: list[float] = []
+        self.kills_before = _out_of_memory_kills()
+
+    def hold(self, task: bytes) -> list[messages.Outcome]:
+        """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
+        asked = time.perf_counter()
+        for worker in self.pool.workers:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below
+                worker.line.send_bytes(task)
+        while None in self.outcomes:
+            self._listen()
+            self._judge(asked)
+        self._judge_result()
+        return [outcome for outcome in self.outcomes if outcome is not None]
+
+    def _listen(self) -> None:
+        lines = {w.line: rank for rank, w in enumerate(self.pool.workers) if self.outcomes[rank] is None}
+        lines = {line: rank for line, rank in lines.items() if self.exit_codes[rank] is None}
+        ends = {self.pool.workers[rank].process.sentinel: rank for rank in lines.values()}
+        for ready in connection.wait([*lines, *ends], timeout=_TICK):
+            if ready in ends:
+                self._drain(ends[ready])
+                self._note_death(ends[ready])
+            else:
+                self._receive(lines[ready])  # type: ignore[index]
+
+    def _receive(self, rank: int) -> bool:
+        """Take one message from a rank; False if its line is closed."""
+        try:
+            message = self.pool.workers[rank].line.recv_bytes()
+        except (EOFError, OSError):
+            return False
+        if message.startswith(messages.PRINTED):
+            text = message[1:].decode()
+            self.printed[rank].append(text)
+            self.show(rank, text)
+        else:
+            self.outcomes[rank] = outcome = pickle.loads(message[1:])
+            if outcome.failure:
+                self._note_failure()
+        return True
+
+    def _drain(self, rank: int) -> None:
+        line = self.pool.workers[rank].line
+        while self.outcomes[rank] is None and line.poll() and self._receive(rank):
+            pass
+
+    def _note_death(self, rank: int) -> None:
+        process = self.pool.workers[rank].process
+        process.join(1)
+        if self.outcomes[rank] is None:
+            self.exit_codes[rank] = process.exitcode if process.exitcode is not None else 255
+            self._note_failure()
+
+    def _note_failure(self) -> None:
+        self.first_failure = self.first_failure or time.perf_counter()
+
+    # Judging
+
+    def views(self) -> list[diagnosis.View]:
+        ranks = range(self.pool.world_size)
+        views = [diagnosis.look(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
+        for view in views:
+            view.since = view.since or self.began or 0.0
+        return views
+
+    def report(self, views: list[diagnosis.View]) -> errors.Report:
+        return diagnosis.make_report(views, time.perf_counter())
+
+    def _judge(self, asked: float) -> None:
+        now = time.perf_counter()
+        if self.began is None and any(self.pool.board.state(r) != State.IDLE for r in range(self.pool.world_size)):
+            self.began = now
+        if self.first_failure is not None:
+            if now - self.first_failure >= _GRACE:
+                self._raise_failure()
+        elif now - (self.began or asked + _STARTUP) >= self.timeout:
+            self._raise_timeout()
+        elif None in self.outcomes:
+            self._judge_stillness(now)
+
+    def _judge_stillness(self, now: float) -> None:
+        events = tuple(self.pool.board.events(rank) for rank in range(self.pool.world_size)), len(self._ended())
+        if events != self.events:
+            self.events, self.still_since = events, now
+            self.cpu = [self._cpu_seconds(rank) for rank in range(self.pool.world_size)]
+        elif now - self.still_since >= _STILL:
+            views = self.views()
+            self._raise_mismatch([view.operations for view in views])
+            verdict = diagnosis.explain_deadlock(self._settled(views))
+            if verdict:
+                text, rank, advice = verdict
+                raise errors.Deadlock(text, rank, self.report(views), advice)
+            self.still_since = now
+
+    def _settled(self, views: list[diagnosis.View]) -> list[diagnosis.View]:
+        """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
+        for view in views:
+            handed = [op for op in view.operations if op.handed_on and not op.ended]
+            if view.state == "computing" and handed and self._cpu_seconds(view.rank) - self.cpu[view.rank] < 0.1:
+                view.state, handed[0].blocked = "waiting", handed[0].posted
+        return views
+
+    def _cpu_seconds(self, rank: int) -> float:
+        try:
+            times = psutil.Process(self.pool.workers[rank].process.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system
+
+    def _ended(self) -> list[int]:
+        return [rank for rank, outcome in enumerate(self.outcomes) if outcome is not None]
+
+    def _raise_mismatch(self, histories: list[list[Operation]]) -> None:
+        verdict = mismatch.explain_mismatch(histories)
+        if verdict:
+            text, rank, advice = verdict
+            raise errors.Mismatch(text, rank, self.report(self.views()), advice)
+
+    def _raise_failure(self) -> None:
+        views = self.views()
+        self._raise_mismatch([view.operations for view in views])
+        if any(view.state == "died" for view in views):
+            diagnosis.forgive_cut_off(views)
+        report = self.report(views)
+        for view in views:
+            if view.state == "died":
+                kills = _out_of_memory_kills() > self.kills_before
+                view.line = diagnosis.line_in(self.pool.log(view.rank)) or view.line
+                text = diagnosis.explain_death(view, kills)
+                raise errors.RankDied(text, view.rank, self.report(views))
+        text, rank, details = diagnosis.explain_failures(views)
+        failure = views[rank].failure
+        kind = errors.RankDied if failure and failure.kind == "exited" else errors.RankFailed
+        raise kind(text, rank, report, details) from _original(failure)
+
+    def _raise_timeout(self) -> None:
+        views = self.views()
+        for view in views:
+            if view.state == "computing":
+                view.line = self.pool.stack_line(view.rank) or view.line
+        text, rank, advice = diagnosis.explain_timeout(views, self.timeout)
+        raise errors.RankTimeout(text, rank, self.report(views), advice)
+
+    def _judge_result(self) -> None:
+        """Everybody has ended; look for what went wrong without stopping anybody."""
+        if self.first_failure is not None:
+            self._raise_failure()
+        outcomes = [outcome for outcome in self.outcomes if outcome is not None]
+        histories = [outcome.operations for outcome in outcomes]
+        self._raise_mismatch(histories)
+        verdict = mismatch.explain_unfinished(histories, [outcome.unfinished for outcome in outcomes])
+        if verdict:
+            text, rank, advice = verdict
+            raise errors.RankFailed(text, rank, self.report(self.views()), advice)
+
+    def is_clean(self, may_keep_groups: bool) -> bool:
+        """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
+        outcomes = [outcome for outcome in self.outcomes if outcome is not None]
+        if len(outcomes) < self.pool.world_size or not all(outcome.reusable for outcome in outcomes):
+            return False
+        if not may_keep_groups and any(outcome.has_new_groups for outcome in outcomes):
+            return False
+        done = all(not outcome.unfinished for outcome in outcomes)
+        return done and mismatch.all_matched([outcome.operations for outcome in outcomes])
+
+
+def _original(failure: messages.Failure | None) -> BaseException | None:
+    """The exception as it was raised on the rank, if it could travel."""
+    try:
+        return pickle.loads(failure.exception) if failure and failure.exception else None
+    except Exception:
+        return None
+
+
+def _out_of_memory_kills() -> int:
+    """How many processes this machine has killed for want of memory since it started; 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/vmstat") as file:
+        return int(file.read().split("oom_kill ")[1].split()[0])
+    return 0

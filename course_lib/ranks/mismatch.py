@@ -1,0 +1,131 @@
+"""Operations of different ranks that belong together but do not fit.
+
+gloo compares nothing: a wrong shape aborts a process, a wrong dtype turns numbers into garbage, and two
+tensors of the same shape in another order are added to each other without a word. The histories of
+the ranks, laid side by side, show all three.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from course_lib.ranks.board import Operation
+from course_lib.ranks.errors import describe_line
+
+_SAME_EVERYWHERE = frozenset({"all_reduce", "reduce", "reduce_scatter", "all_gather"})
+
+
+def explain_mismatch(histories: list[list[Operation]]) -> tuple[str, int | None, str] | None:
+    """(sentence, rank at fault, advice) for the first operations that do not fit; None if all do."""
+    for first, second in _pairs(histories):
+        difference = _difference(first[1], second[1])
+        if difference:
+            lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
+            return difference.format(a=first[0], b=second[0]), None, "\n".join(lines)
+    return _explain_crossing(histories)
+
+
+_Call = tuple[int, Operation]  # a rank and what it called
+
+
+def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
+    """Operations on two ranks that belong together."""
+    first: dict[tuple, _Call] = {}
+    for rank, history in enumerate(histories):
+        for op in history:
+            if op.name in ("new_group", "recv_any_source"):
+                continue
+            key = (op.group, op.order, *_direction(op, rank))
+            if key in first:
+                yield first[key], (rank, op)
+            else:
+                first[key] = (rank, op)
+
+
+def _direction(op: Operation, rank: int) -> tuple:
+    if not op.is_message:
+        return ()
+    return (rank, op.peer, op.tag) if op.is_send else (op.peer, rank, op.tag)
+
+
+def _difference(a: Operation, b: Operation) -> str:
+    """What keeps two operations from fitting, as a sentence with places for the ranks; empty if they fit."""
+    if a.is_message:
+        send, other = ("{a}", "{b}") if a.is_send else ("{b}", "{a}")
+        sent, received = (a, b) if a.is_send else (b, a)
+        if (sent.elements, sent.dtype) == (received.elements, received.dtype):
+            return ""
+        return f"Rank {send} sends {_data(sent)} but rank {other} receives into {_data(received)}."
+    if a.name != b.name:
+        return f"Rank {{a}} is in {a.name} while rank {{b}} is in {b.name}: all ranks must call the same collective."
+    if a.peer != b.peer:
+        return f"Ranks {{a}} and {{b}} call {a.name} with different roots: {a.peer} and {b.peer}."
+    if a.detail != b.detail:
+        return f"Ranks {{a}} and {{b}} call {a.name} with different operations: {a.detail} and {b.detail}."
+    if a.dtype == b.dtype and (a.shape == b.shape or a.name == "all_to_all"):
+        return ""
+    return f"Ranks {{a}} and {{b}} call {a.name} with different tensors: {_data(a)} and {_data(b)}."
+
+
+def _data(op: Operation) -> str:
+    return f"{op.shape or 'a single number'} {op.dtype}"
+
+
+def _explain_crossing(histories: list[list[Operation]]) -> tuple[str, int | None, str] | None:
+    """Same-shaped tensors in another order on another rank: legal for gloo, and never meant."""
+    sequences: dict[int, dict[int, list[Operation]]] = defaultdict(dict)
+    for rank, history in enumerate(histories):
+        for op in history:
+            if op.name in _SAME_EVERYWHERE:
+                sequences[op.group].setdefault(rank, []).append(op)
+    for by_rank in sequences.values():
+        (first, reference), *others = by_rank.items()
+        for rank, sequence in others:
+            crossed = _first_crossing(reference, sequence)
+            if crossed:
+                mine, theirs = crossed
+                text = f"Ranks {first} and {rank} call {mine.name} on the same tensors in a different order."
+                advice = f"rank {first}: {describe_line(mine.line)}\nrank {rank}: {describe_line(theirs.line)}"
+                return text, None, f"{advice}\nThe tensors would be mixed up without an error."
+    return None
+
+
+def _first_crossing(a: list[Operation], b: list[Operation]) -> tuple[Operation, Operation] | None:
+    """The first place where two ranks call the same two things in opposite order."""
+    theirs = {op.order: op for op in b}
+    together = [(op, theirs[op.order]) for op in a if op.order in theirs]
+    for label in ("label", "names"):
+        seen: dict[tuple[int, int], tuple[Operation, Operation]] = {}
+        for mine, partner in together:
+            pair = getattr(mine, label), getattr(partner, label)
+            if pair[0] != pair[1] and 0 not in pair:
+                if pair[::-1] in seen:
+                    return seen[pair[::-1]]
+                seen.setdefault(pair, (mine, partner))
+    return None
+
+
+def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[int]]) -> tuple[str, int, str] | None:
+    """(sentence, rank, advice) for the first operation that nobody waited for."""
+    for rank, numbers in enumerate(unfinished):
+        for op in histories[rank]:
+            if op.number in numbers:
+                to = f" {'to' if op.is_send else 'from'} rank {op.peer}" if op.is_message and op.peer >= 0 else ""
+                text = f"Rank {rank} began {op.name}{to} and returned without waiting for it."
+                return text, rank, f"{describe_line(op.line)}\nKeep the handle that it returns and call its wait()."
+    return None
+
+
+def all_matched(histories: list[list[Operation]]) -> bool:
+    """Whether every message was received and every collective was called by all its members."""
+    messages: dict[tuple, int] = defaultdict(int)
+    collectives: dict[tuple, int] = defaultdict(int)
+    for rank, history in enumerate(histories):
+        for op in history:
+            if op.is_message:
+                messages[(op.group, *_direction(op, rank))] += 1 if op.is_send else -1
+            else:
+                collectives[(op.group, op.family, op.order, op.members)] += 1
+    calls = (count == bin(key[-1]).count("1") for key, count in collectives.items())
+    return not any(messages.values()) and all(calls)

@@ -1,0 +1,250 @@
+"""A real JupyterLab in a real browser, for tests that do what a student does.
+
+    def test_the_slider_moves_the_chart(lab):
+        notebook = lab.open("notebooks/02_data_parallelism.ipynb")
+        notebook.run_all()
+        notebook.page.get_by_role("slider").press("ArrowRight")
+
+The server works on a copy of the notebooks, keeps its settings apart from the user's, and the page
+reaches nothing but the server. A failing test leaves a picture in .course/screenshots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = ROOT / ".course" / "screenshots"
+ON_PATH = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+INSTALLED = {
+    "Darwin": (
+        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+        "/Applications/Chromium.app/Contents/MacOS/Chromium",
+        "/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge",
+    ),
+    "Windows": (
+        r"C:\Program Files\Google\Chrome\Application\chrome.exe",
+        r"C:\Program Files (x86)\Microsoft\Edge\Application\msedge.exe",
+    ),
+}
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+ELSEWHERE = re.compile(r"^(https?|wss?)://(?!127\.0\.0\.1[:/])")
+PATIENCE = 90_000  # milliseconds for JupyterLab and a kernel to come up on two busy cores
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Where the browser is. Without one the tests are skipped, but not in continuous integration."""
+    candidates = [shutil.which(name) for name in ON_PATH]
+    candidates += [path for path in INSTALLED.get(platform.system(), ()) if Path(path).exists()]
+    for path in candidates:
+        if path:
+            return path
+    reason = "there is no Chromium, Chrome or Edge on this machine to test with"
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(f"CI is set, and {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield started
+        started.close()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running JupyterLab. folder: the copy that it shows."""
+
+    url: str
+    token: str
+    folder: Path
+
+    def call(self, method: str, path: str) -> Any:
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def end_kernels(self) -> None:
+        for session in self.call("GET", "sessions"):
+            self.call("DELETE", f"sessions/{session['id']}")
+
+
+@pytest.fixture(scope="session")
+def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    base = tmp_path_factory.mktemp("jupyter")
+    for name in ("notebooks", "exercises", "solutions"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, base / "course" / name)
+    (base / "course" / "notebooks").mkdir(parents=True, exist_ok=True)
+    started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "course")
+    with open(base / "log.txt", "wb") as log:
+        process = subprocess.Popen(command(started), env=surroundings(base, started.token), stdout=log, stderr=log)
+        try:
+            wait_for(started, process, base / "log.txt")
+            yield started
+        finally:
+            with contextlib.suppress(OSError):
+                started.end_kernels()
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def command(server: Server) -> list[str]:
+    return [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={server.url.rsplit(':', 1)[1]}",
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={server.folder}",
+        f"--LabApp.app_settings_dir={ROOT / 'sources' / 'jupyterlab'}",
+    ]
+
+
+def surroundings(base: Path, token: str) -> dict[str, str]:
+    """Variables that keep the user's own settings out, and ours in."""
+    places = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "IPYTHONDIR": "ipython",
+    }
+    ours = {name: str(base / place) for name, place in places.items()}
+    return {**os.environ, **ours, "JUPYTER_TOKEN": token, "JUPYTER_PREFER_ENV_PATH": "1"}
+
+
+def wait_for(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE / 1000
+    while True:
+        try:
+            server.call("GET", "status")
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"JupyterLab did not start:\n{log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A notebook open in the browser, its kernel ready."""
+
+    page: Page
+
+    def choose(self, menu: str, entry: str) -> None:
+        self.page.get_by_role("menuitem", name=menu, exact=True).click()
+        self.page.get_by_role("menuitem", name=entry, exact=True).click()
+
+    def run_all(self, timeout: float = 180) -> None:
+        """Clear what is stored, run every cell, wait until all are done. timeout in seconds."""
+        self.choose("Edit", "Clear Outputs of All Cells")
+        self.page.wait_for_function(f"() => {PROMPTS}.every(text => text === '[ ]:')")
+        self.choose("Run", "Run All Cells")
+        done = f"() => {PROMPTS}.some(text => /\\d/.test(text)) && !{PROMPTS}.includes('[*]:')"
+        self.page.wait_for_function(done, timeout=timeout * 1000)
+        self.wait_until_idle(timeout)
+
+    def wait_until_idle(self, timeout: float = PATIENCE / 1000) -> None:
+        """The page calls a kernel idle before there is one; the status bar does not. timeout in seconds."""
+        self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for(timeout=timeout * 1000)
+
+    def output(self, cell: int) -> Any:
+        """What stands below a cell, by its number among all cells, as a Playwright locator."""
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-OutputArea-output")
+
+    @property
+    def errors(self) -> list[str]:
+        """The text of every error shown in the notebook."""
+        printed = self.page.locator(".jp-Notebook [data-mime-type='application/vnd.jupyter.stderr']")
+        return printed.filter(has_text="Traceback (most recent call last)").all_inner_texts()
+
+
+PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')].map(prompt => prompt.textContent)"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """JupyterLab as one test sees it: a page and a workspace of its own."""
+
+    server: Server
+    page: Page
+    workspace: str
+
+    def open(self, path: str) -> Notebook:
+        """Open a notebook, by its path in the project, and wait for its kernel."""
+        where = f"{self.server.url}/lab/workspaces/{self.workspace}/tree/{path}"
+        self.page.goto(f"{where}?reset&token={self.server.token}", timeout=PATIENCE)
+        notebook = Notebook(self.page)
+        notebook.wait_until_idle()
+        return notebook
+
+    def write(self, path: str, *cells: str) -> None:
+        """Add a notebook of these code cells to the server's folder."""
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        made.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        nbformat.write(made, self.server.folder / path)
+
+
+@pytest.fixture
+def lab(server: Server, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    name = re.sub(r"\W+", "-", request.node.name).strip("-")
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.route(ELSEWHERE, lambda route: route.abort())
+    page = context.new_page()
+    yield Lab(server, page, name)
+    if request.node.stash.get(FAILED, False):
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+    context.close()
+    server.end_kernels()
+
+
+FAILED: pytest.StashKey[bool] = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
