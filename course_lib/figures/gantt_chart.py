@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 GUTTER = 70.0
-# Pixels. Narrower spans are not drawn one by one but together, column by column.
-DUST = 0.5
-# Narrower bars get no outline: it would cover them.
-OUTLINED = 3.0
+# Pixels. Spans narrower than the first share one shape, those narrower than the second are gathered by pixel column.
+NARROW, DUST = 3.0, 0.5
 
 
 def gantt(timeline: Timeline, compare: Timeline | None = None, width: int = 800, title: str | None = None) -> Picture:
@@ -128,17 +126,19 @@ class _Bar(NamedTuple):
 
 def _draw_spans(sheet: Sheet, timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> None:
     bars = list(_bars(timeline, scale, lanes, top))
-    wide = [bar for bar in bars if bar.width >= DUST]
-    dust = list(_dust([bar for bar in bars if bar.width < DUST]))
+    dust = list(_gather([bar for bar in bars if 0 < bar.width < DUST]))
+    bars = [bar for bar in bars if bar.width >= DUST]
     # Waits come last, so that nothing hides them.
     for last in (False, True):
+        layer = [bar for bar in bars + dust if (bar.span.kind == "wait") is last]
         with sheet.group(stroke="currentColor", stroke_width=0.5):
-            for bar in wide:
-                if (bar.span.kind == "wait") is last:
-                    _draw_bar(sheet, bar)
-        _draw_dust(sheet, [bar for bar in dust if (bar.span.kind == "wait") is last])
+            for bar in layer:
+                if bar.width >= NARROW:
+                    fill = sheet.fill(bar.span.kind, STYLES[bar.span.kind])
+                    sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span), fill=fill)
+        _draw_together(sheet, [bar for bar in layer if bar.width < NARROW])
     with sheet.group(fill=INK, text_anchor="middle", font_size=min(11.0, lanes.bar - 2)):
-        for _, of_rank in groupby(wide, key=lambda bar: bar.span.rank):
+        for _, of_rank in groupby(bars, key=lambda bar: bar.span.rank):
             _draw_micro_batches(sheet, [bar for bar in of_rank if not bar.span.background])
 
 
@@ -158,43 +158,33 @@ def _start(timeline: Timeline) -> float:
     return min(span.start for span in timeline.spans)
 
 
-def _draw_bar(sheet: Sheet, bar: _Bar) -> None:
-    outline = {} if bar.width >= OUTLINED else {"stroke": "none"}
-    fill = sheet.fill(bar.span.kind, STYLES[bar.span.kind])
-    sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span), fill=fill, **outline)
-
-
-def _dust(bars: list[_Bar]) -> Iterator[_Bar]:
-    """Bars too narrow to see, gathered by pixel column: each kind as wide as all it has there, waits first."""
+def _gather(dust: list[_Bar]) -> Iterator[_Bar]:
+    """Bars too narrow to see, by pixel column: each kind as wide as all it has there, waits first."""
     columns: dict[tuple[float, int], list[_Bar]] = defaultdict(list)
-    for bar in bars:
+    for bar in dust:
         columns[bar.y, int(bar.x)].append(bar)
     for column in columns.values():
-        x = min(bar.x for bar in column)
-        alone = sum(bar.width for bar in column) < DUST
-        for kind in reversed(STYLES):
-            width = sum(bar.width for bar in column if bar.span.kind == kind)
-            if width > 0:
-                # The shortest wait still leaves a hair to see, where it does not crowd out others.
-                width = DUST if kind == "wait" and alone else width
-                yield column[0]._replace(span=column[0].span._replace(kind=kind), x=x, width=width)
-                x += width
+        widths: dict[str, float] = defaultdict(float)
+        for bar in column:
+            widths[bar.span.kind] += bar.width
+        # The shortest wait leaves a hair to see, where it does not crowd out others.
+        if "wait" in widths and sum(widths.values()) < DUST:
+            widths["wait"] = DUST
+        x = column[0].x
+        for kind in sorted(widths, key=lambda kind: kind != "wait"):
+            yield column[0]._replace(span=column[0].span._replace(kind=kind), x=x, width=widths[kind])
+            x += widths[kind]
 
 
-def _draw_dust(sheet: Sheet, bars: list[_Bar]) -> None:
-    """One path for each kind: thousands of hairs cost little."""
+def _draw_together(sheet: Sheet, bars: list[_Bar]) -> None:
+    """Narrow bars as one path for each kind, without outlines, which would cover them: thousands show at once."""
+    paths: dict[str, list[str]] = defaultdict(list)
+    for bar in bars:
+        paths[bar.span.kind].append(f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z")
     for kind, style in STYLES.items():
-        hairs = [
-            f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z"
-            for bar in bars
-            if bar.span.kind == kind
-        ]
-        if hairs:
-            sheet.path(
-                "".join(hairs),
-                tip=f"{style.label}, in many pieces too short to tell apart",
-                fill=sheet.fill(kind, style),
-            )
+        if kind in paths:
+            tip = f"{style.label}, many short pieces"
+            sheet.path("".join(paths[kind]), tip=tip, fill=sheet.fill(kind, style))
 
 
 def _draw_micro_batches(sheet: Sheet, bars: list[_Bar]) -> None:

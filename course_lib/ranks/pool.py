@@ -39,7 +39,6 @@ class Pool:
     """`world_size` workers that have joined one process group."""
 
     def __init__(self, world_size: int, uses_gpu: bool = False) -> None:
-        server.warm_up()
         _sweep()
         self.world_size, self.uses_gpu, self.owner = world_size, uses_gpu, os.getpid()
         self.directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
@@ -47,7 +46,10 @@ class Pool:
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         try:
-            context = multiprocessing.get_context(server.start_method())
+            method = server.start_method(uses_gpu)
+            if method == "forkserver":
+                server.warm_up()
+            context: Any = multiprocessing.get_context(method)
             self.memory = context.RawArray("c", Board.size(world_size))
             self.board = Board(self.memory)
             with server.no_main_module(), server.marked_environment():

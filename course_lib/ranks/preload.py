@@ -17,7 +17,7 @@ import torch  # noqa: E402
 import torch.distributed.fsdp  # noqa: E402
 import torch.distributed.pipelining  # noqa: E402
 
-from course_lib.ranks import tracing, worker  # noqa: E402, F401
+from course_lib.ranks import worker  # noqa: E402, F401
 
 
 def _first_optimizer_step() -> None:

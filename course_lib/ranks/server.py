@@ -17,10 +17,10 @@ from collections.abc import Iterator
 SERVER_MARK = "COURSE_LIB_IN_FORK_SERVER"  # set in the environment of the fork server and its workers
 
 
-def start_method() -> str:
-    """Forking is fast and shares memory, but unsafe on macOS and missing on Windows."""
+def start_method(uses_gpu: bool = False) -> str:
+    """Forking is fast and shares memory, but unsafe on macOS, missing on Windows and not for CUDA."""
     chosen = os.environ.get("COURSE_LIB_START_METHOD")
-    return chosen or ("forkserver" if sys.platform == "linux" else "spawn")
+    return chosen or ("forkserver" if sys.platform == "linux" and not uses_gpu else "spawn")
 
 
 def warm_up() -> None:

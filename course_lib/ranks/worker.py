@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from course_lib import timeline
-from course_lib.ranks import messages, tracing
+from course_lib.ranks import messages, traced_group
 from course_lib.ranks.board import Board, State
 from course_lib.ranks.places import is_library
+from course_lib.ranks.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
 _PACKAGE = os.path.dirname(__file__) + os.sep
@@ -35,7 +36,7 @@ def main(place: messages.Place, parent: Connection, lifeline: Connection, board_
     """Serve runs until the parent goes away. `lifeline` never carries data: it closes with the parent."""
     _outlive_nobody(lifeline)
     log = _redirect_output(place)
-    tracer = tracing.Tracer(place.rank, Board(board_memory))
+    tracer = Tracer(place.rank, Board(board_memory))
     torch.set_num_threads(1)
     if place.uses_gpu:
         tracer.device = torch.device("cuda", place.rank)
@@ -69,8 +70,9 @@ def _outlive_nobody(lifeline: Connection) -> None:
 
 def _close_fork_server_descriptor() -> None:
     """A worker inherits the line that keeps the fork server alive; holding it would keep both forever."""
-    from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
+    from multiprocessing import forkserver
 
+    _forkserver: Any = forkserver._forkserver
     if _forkserver._forkserver_alive_fd is not None:
         os.close(_forkserver._forkserver_alive_fd)
         _forkserver._forkserver_alive_fd = None
@@ -86,7 +88,7 @@ def _end_with(lifeline: Connection) -> None:
 
 def _redirect_output(place: messages.Place) -> Any:
     """Send what bypasses Python's print to the log, and let a crash write its stack there."""
-    log = open(place.log, "a", encoding="utf-8", errors="replace")
+    log = open(place.log, "a", encoding="utf-8", errors="replace")  # noqa: SIM115  (stays open for good)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.enable(log)
@@ -95,8 +97,8 @@ def _redirect_output(place: messages.Place) -> Any:
     return log
 
 
-def _join_group(place: messages.Place, tracer: tracing.Tracer) -> None:
-    tracing.register(tracer)
+def _join_group(place: messages.Place, tracer: Tracer) -> None:
+    traced_group.register(tracer)
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.rank))
     with _batch_scheduling():
         store = dist.FileStore(place.rendezvous, place.world_size)
@@ -147,7 +149,7 @@ class Printer(io.TextIOBase):
 class Worker:
     """Runs the tasks of one rank and tells the parent how they ended."""
 
-    def __init__(self, place: messages.Place, parent: Connection, tracer: tracing.Tracer) -> None:
+    def __init__(self, place: messages.Place, parent: Connection, tracer: Tracer) -> None:
         self.place, self.parent, self.tracer = place, parent, tracer
         self.lock = threading.Lock()
         self.groups = _group_count()
@@ -187,7 +189,7 @@ class Worker:
         try:
             fn, args = cloudpickle.loads(task.function)
             started = outcome.started = time.perf_counter()
-            value = tracing.run_student(fn, self.place.rank, args)
+            value = run_student(fn, self.place.rank, args)
             outcome.ended = time.perf_counter()
             outcome.value, outcome.failure = _pickle_result(value)
         except BaseException as error:

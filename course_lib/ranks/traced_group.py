@@ -10,12 +10,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-import time
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -23,183 +19,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board import Board, Operation, group_hash
-from course_lib.ranks.messages import Mark
-from course_lib.ranks.pace import Pace
-from course_lib.ranks.places import COURSE
+from course_lib.ranks.board import Operation, group_hash
+from course_lib.ranks.tracer import Tracer, clock, is_torch, sleep_until
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_RANKS = os.path.dirname(__file__) + os.sep
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
-_clock = time.perf_counter
-
-
-class _OpenMark(NamedTuple):
-    kind: str
-    name: str
-    micro_batch: int | None
-    stage: int | None
-    seconds: float | None
-    start: float
-    blocked_before: float
-
-
-class Tracer:
-    """What this rank has done in the current run, and the pace at which it may do it."""
-
-    def __init__(self, rank: int, board: Board) -> None:
-        self.rank = rank
-        self.board = board
-        self.device: torch.device | None = None
-        self.reset(None)
-
-    def reset(self, pace: Pace | None) -> None:
-        self.pace = pace
-        self.operations: list[Operation] = []
-        self.works: list[TracedWork] = []
-        self.marks: list[Mark] = []
-        self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
-        self.blocked_seconds = 0.0
-        self.link_free = 0.0
-        self._orders: Counter[tuple] = Counter()
-        self._open: list[_OpenMark] = []
-
-    # What `course_lib.timeline.compute` reports
-
-    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float) -> None:
-        self.steps += 1
-        self.board.touch(self.rank)
-        seconds = self.pace.compute_seconds(kind, work) if self.pace else None
-        self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, _clock(), self.blocked_seconds))
-
-    def reach(self, fraction: float) -> None:
-        if self._open:
-            self._sleep_to(self._open[-1], fraction)
-
-    def end(self) -> None:
-        if self.device is not None:
-            torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
-        mark = self._open.pop()
-        self._sleep_to(mark, 1.0)
-        self.marks.append(Mark(mark.kind, mark.name, mark.start, _clock(), mark.micro_batch, mark.stage))
-        self.steps += 1
-        self.board.touch(self.rank)
-
-    def _sleep_to(self, mark: _OpenMark, fraction: float) -> None:
-        if mark.seconds is not None:
-            waited = self.blocked_seconds - mark.blocked_before
-            _sleep_until(mark.start + waited + fraction * mark.seconds)
-
-    # What the process groups report
-
-    def post(self, op: Operation, key: tuple, tensor: torch.Tensor | None = None) -> None:
-        self.steps += 1
-        op.number = len(self.operations) + 1
-        op.order = self._orders[key]
-        self._orders[key] += 1
-        op.line, op.label, op.names = _caller(tensor)
-        op.posted = _clock()
-        self.operations.append(op)
-        if self.pace and self.pace.paces_links and op.is_send:
-            self._send_off(op, self.pace)
-        self.board.post(self.rank, op)
-
-    def _send_off(self, op: Operation, pace: Pace) -> None:
-        """A rank sends one message after the other: the next leaves when the last is on its way."""
-        link = pace.link_between([self.rank, op.peer])
-        self.link_free = max(op.posted, self.link_free) + op.bytes / link.bandwidth
-        op.arrival = self.link_free + link.latency
-
-    def block(self, op: Operation, started: int) -> None:
-        op.blocked = op.posted if self.steps == started else _clock()
-        self.board.mark_blocked(self.rank, op)
-
-    def finish(self, op: Operation) -> None:
-        op.ended = _clock()
-        self.blocked_seconds += op.ended - op.blocked
-        self.board.mark_ended(self.rank, op)
-
-    def release_time(self, op: Operation) -> float:
-        """When the emulated links would have completed an operation that is really complete."""
-        pace = self.pace
-        if pace is None or not pace.paces_links:
-            return 0.0
-        if op.is_send:
-            return op.arrival - pace.link_between([self.rank, op.peer]).latency
-        if op.is_message:
-            sent = self.board.partner(op, self.rank, op.peer)
-            return sent.arrival if sent else 0.0
-        return self._collective_release(op, pace)
-
-    def _collective_release(self, op: Operation, pace: Pace) -> float:
-        """Collectives of a rank share its links, so each starts when the one before it is over."""
-        if not op.arrival:
-            for earlier in self.operations[: op.number - 1]:
-                if earlier.family == "collective" and not earlier.arrival:
-                    self._collective_release(earlier, pace)
-            partners = (self.board.partner(op, self.rank, rank) for rank in op.member_ranks() if rank != self.rank)
-            start = max([op.posted, self.link_free, *(partner.posted for partner in partners if partner)])
-            op.arrival = start + pace.collective_seconds(op.name, op.bytes, op.member_ranks())
-            self.link_free = op.arrival
-        return op.arrival
-
-
-def _sleep_until(moment: float) -> None:
-    remaining = moment - _clock()
-    if remaining > 0:
-        time.sleep(remaining)
-
-
-class _Origin(NamedTuple):
-    """Whose code a frame runs: plumbing (torch's and this package's), the course's or the student's."""
-
-    is_plumbing: bool
-    is_course: bool
-    checksum: int
-
-
-_origins: dict[Any, _Origin] = {}
-
-
-def _origin(code: Any) -> _Origin:
-    origin = _origins.get(code)
-    if origin is None:
-        name = code.co_filename
-        is_plumbing = name.startswith((_TORCH, _RANKS, "<frozen", "<string>")) or name.endswith("contextlib.py")
-        is_course = name.startswith(COURSE)
-        origin = _origins[code] = _Origin(is_plumbing, is_course, zlib.crc32(f"{name}:{code.co_name}".encode()))
-    return origin
-
-
-def run_student(fn: Callable, rank: int, args: tuple) -> Any:
-    """Call the student's function; the frame of this call is where their code begins."""
-    return fn(rank, *args)
-
-
-def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
-    """The line of the student's code that led here, a label of the whole way, and one of the tensor's names.
-
-    Operations that belong together usually carry equal labels on all ranks. Two labels in opposite
-    order on two ranks mean that different tensors were added to each other.
-    """
-    frame: Any = sys._getframe(2)
-    line, is_own, label, names = "", False, 0, 0
-    while frame is not None and frame.f_code is not run_student.__code__:
-        origin = _origin(frame.f_code)
-        if not origin.is_plumbing:
-            if not line:
-                names = _names(frame.f_locals, tensor)
-            label = (label * 31 + origin.checksum + frame.f_lineno) & 0xFFFFFFFF
-            if not line or (not is_own and not origin.is_course):
-                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not origin.is_course
-        frame = frame.f_back
-    return line, label, names
-
-
-def _names(variables: dict[str, Any], tensor: torch.Tensor | None) -> int:
-    """A checksum of the names under which the calling code knows a tensor; 0 if it has none."""
-    names = [name for name, value in variables.items() if value is tensor]
-    return zlib.crc32(",".join(sorted(names)).encode()) if names and tensor is not None else 0
 
 
 class TracedWork(dist.Work):
@@ -216,7 +39,7 @@ class TracedWork(dist.Work):
 
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:
-            self.op.ended = _clock()
+            self.op.ended = clock()
             self.tracer.board.mark_ended(self.tracer.rank, self.op)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -233,7 +56,7 @@ class TracedWork(dist.Work):
             if tracer.device is not None:
                 torch.cuda.current_stream().synchronize()
         if tracer.pace is not None:
-            _sleep_until(tracer.release_time(op))
+            sleep_until(tracer.release_time(op))
         tracer.finish(op)
         if done and not tracer.pace:
             op.ended = done
@@ -243,8 +66,8 @@ class TracedWork(dist.Work):
         op, tracer = self.op, self.tracer
         op.peer = op.member_ranks()[self.inner._source_rank()]
         key = (op.group, "recv", op.peer, op.tag)
-        op.order = tracer._orders[key]
-        tracer._orders[key] += 1
+        op.order = tracer.orders[key]
+        tracer.orders[key] += 1
 
     def is_completed(self) -> bool:
         completed = self.inner is None or self.inner.is_completed()
@@ -264,7 +87,7 @@ class TracedWork(dist.Work):
     def _complete_later(self, future: torch.futures.Future) -> None:
         self.inner.wait()
         release = self.tracer.release_time(self.op)
-        _sleep_until(release)
+        sleep_until(release)
         self.op.ended = max(release, self.op.ended)
         future.set_result(self.tensors)
 
@@ -343,7 +166,7 @@ class TracedGroup(dist.ProcessGroup):
     """A process group that traces its operations and has `inner` carry them out."""
 
     def __init__(self, tracer: Tracer, inner: dist.ProcessGroup, name: str, ranks: list[int]) -> None:
-        super().__init__(inner.rank(), inner.size())
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.tracer, self.inner, self.ranks = tracer, inner, ranks
         self.hash = group_hash(name)
         self.members = sum(1 << rank for rank in ranks)
@@ -351,14 +174,14 @@ class TracedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # the name that torch looks for
         return "traced"
 
-    def _set_group_name(self, name: str) -> None:
+    def _set_group_name(self, name: Any) -> None:
         self.inner._set_group_name(name)
 
     def _set_group_desc(self, text: str) -> None:
         self.inner._set_group_desc(text)
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> Any:
         return self.inner.group_name
 
     @property
@@ -424,7 +247,7 @@ class TracedGroup(dist.ProcessGroup):
             return TracedWork(self.tracer, op, call(), tensors)
         except BaseException:
             self.tracer.operations.remove(op)  # refused, so it never happened
-            op.ended = _clock()
+            op.ended = clock()
             self.tracer.board.mark_ended(self.tracer.rank, op)
             raise
 
@@ -452,7 +275,7 @@ def _flatten(tensors: Any) -> Iterable[torch.Tensor]:
 def _called(direction: str) -> str:
     """Whether the caller used send or isend (recv or irecv); a batch consists of the latter."""
     frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    while frame is not None and is_torch(frame.f_code):
         if frame.f_code.co_name == direction:
             return direction
         frame = frame.f_back
@@ -477,7 +300,7 @@ def register(tracer: Tracer) -> None:
 
 def _connect(inner: dist.ProcessGroup, options: Any, device: torch.device | None) -> None:
     """Open gloo connections for tensors in memory and, given a GPU, NCCL ones for tensors on it."""
-    gloo_options = dist.ProcessGroupGloo._Options()
+    gloo_options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
     gloo_options._timeout = _FOREVER
     store = dist.PrefixStore("gloo", options.store)

@@ -1,0 +1,197 @@
+"""What one rank has done in the current run: its operations, its marks, and the pace it must keep."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from course_lib.ranks.board import Board, Operation
+from course_lib.ranks.messages import Mark
+from course_lib.ranks.pace import Pace
+from course_lib.ranks.places import COURSE
+
+if TYPE_CHECKING:
+    from course_lib.ranks.traced_group import TracedWork
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_RANKS = os.path.dirname(__file__) + os.sep
+clock = time.perf_counter
+
+
+class _OpenMark(NamedTuple):
+    kind: str
+    name: str
+    micro_batch: int | None
+    stage: int | None
+    seconds: float | None
+    start: float
+    blocked_before: float
+
+
+class Tracer:
+    """What this rank has done in the current run, and the pace at which it may do it."""
+
+    def __init__(self, rank: int, board: Board) -> None:
+        self.rank = rank
+        self.board = board
+        self.device: torch.device | None = None
+        self.reset(None)
+
+    def reset(self, pace: Pace | None) -> None:
+        self.pace = pace
+        self.operations: list[Operation] = []
+        self.works: list[TracedWork] = []
+        self.marks: list[Mark] = []
+        self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
+        self.blocked_seconds = 0.0
+        self.link_free = 0.0
+        self.orders: Counter[tuple] = Counter()
+        self._open: list[_OpenMark] = []
+
+    # What `course_lib.timeline.compute` reports
+
+    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float) -> None:
+        self.steps += 1
+        self.board.touch(self.rank)
+        seconds = self.pace.compute_seconds(kind, work) if self.pace else None
+        self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, clock(), self.blocked_seconds))
+
+    def reach(self, fraction: float) -> None:
+        if self._open:
+            self._sleep_to(self._open[-1], fraction)
+
+    def end(self) -> None:
+        if self.device is not None:
+            torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
+        mark = self._open.pop()
+        self._sleep_to(mark, 1.0)
+        self.marks.append(Mark(mark.kind, mark.name, mark.start, clock(), mark.micro_batch, mark.stage))
+        self.steps += 1
+        self.board.touch(self.rank)
+
+    def _sleep_to(self, mark: _OpenMark, fraction: float) -> None:
+        if mark.seconds is not None:
+            waited = self.blocked_seconds - mark.blocked_before
+            sleep_until(mark.start + waited + fraction * mark.seconds)
+
+    # What the process groups report
+
+    def post(self, op: Operation, key: tuple, tensor: torch.Tensor | None = None) -> None:
+        self.steps += 1
+        op.number = len(self.operations) + 1
+        op.order = self.orders[key]
+        self.orders[key] += 1
+        op.line, op.label, op.names = _caller(tensor)
+        op.posted = clock()
+        self.operations.append(op)
+        if self.pace and self.pace.paces_links and op.is_send:
+            self._send_off(op, self.pace)
+        self.board.post(self.rank, op)
+
+    def _send_off(self, op: Operation, pace: Pace) -> None:
+        """A rank sends one message after the other: the next leaves when the last is on its way."""
+        link = pace.link_between([self.rank, op.peer])
+        self.link_free = max(op.posted, self.link_free) + op.bytes / link.bandwidth
+        op.arrival = self.link_free + link.latency
+
+    def block(self, op: Operation, started: int) -> None:
+        op.blocked = op.posted if self.steps == started else clock()
+        self.board.mark_blocked(self.rank, op)
+
+    def finish(self, op: Operation) -> None:
+        op.ended = clock()
+        self.blocked_seconds += op.ended - op.blocked
+        self.board.mark_ended(self.rank, op)
+
+    def release_time(self, op: Operation) -> float:
+        """When the emulated links would have completed an operation that is really complete."""
+        pace = self.pace
+        if pace is None or not pace.paces_links:
+            return 0.0
+        if op.is_send:
+            return op.arrival - pace.link_between([self.rank, op.peer]).latency
+        if op.is_message:
+            sent = self.board.partner(op, self.rank, op.peer)
+            return sent.arrival if sent else 0.0
+        return self._collective_release(op, pace)
+
+    def _collective_release(self, op: Operation, pace: Pace) -> float:
+        """Collectives of a rank share its links, so each starts when the one before it is over."""
+        if not op.arrival:
+            for earlier in self.operations[: op.number - 1]:
+                if earlier.family == "collective" and not earlier.arrival:
+                    self._collective_release(earlier, pace)
+            partners = (self.board.partner(op, self.rank, rank) for rank in op.member_ranks() if rank != self.rank)
+            start = max([op.posted, self.link_free, *(partner.posted for partner in partners if partner)])
+            op.arrival = start + pace.collective_seconds(op.name, op.bytes, op.member_ranks())
+            self.link_free = op.arrival
+        return op.arrival
+
+
+def sleep_until(moment: float) -> None:
+    remaining = moment - clock()
+    if remaining > 0:
+        time.sleep(remaining)
+
+
+class _Origin(NamedTuple):
+    """Whose code a frame runs: plumbing (torch's and this package's), the course's or the student's."""
+
+    is_plumbing: bool
+    is_course: bool
+    checksum: int
+
+
+_origins: dict[Any, _Origin] = {}
+
+
+def _origin(code: Any) -> _Origin:
+    origin = _origins.get(code)
+    if origin is None:
+        name = code.co_filename
+        is_plumbing = name.startswith((_TORCH, _RANKS, "<frozen", "<string>")) or name.endswith("contextlib.py")
+        is_course = name.startswith(COURSE)
+        origin = _origins[code] = _Origin(is_plumbing, is_course, zlib.crc32(f"{name}:{code.co_name}".encode()))
+    return origin
+
+
+def is_torch(code: Any) -> bool:
+    return code.co_filename.startswith(_TORCH)
+
+
+def run_student(fn: Callable, rank: int, args: tuple) -> Any:
+    """Call the student's function; the frame of this call is where their code begins."""
+    return fn(rank, *args)
+
+
+def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
+    """The line of the student's code that led here, a label of the whole way, and one of the tensor's names.
+
+    Operations that belong together usually carry equal labels on all ranks. Two labels in opposite
+    order on two ranks mean that different tensors were added to each other.
+    """
+    frame: Any = sys._getframe(2)
+    line, is_own, label, names = "", False, 0, 0
+    while frame is not None and frame.f_code is not run_student.__code__:
+        origin = _origin(frame.f_code)
+        if not origin.is_plumbing:
+            if not line:
+                names = _names(frame.f_locals, tensor)
+            label = (label * 31 + origin.checksum + frame.f_lineno) & 0xFFFFFFFF
+            if not line or (not is_own and not origin.is_course):
+                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not origin.is_course
+        frame = frame.f_back
+    return line, label, names
+
+
+def _names(variables: dict[str, Any], tensor: torch.Tensor | None) -> int:
+    """A checksum of the names under which the calling code knows a tensor; 0 if it has none."""
+    names = [name for name, value in variables.items() if value is tensor]
+    return zlib.crc32(",".join(sorted(names)).encode()) if names and tensor is not None else 0

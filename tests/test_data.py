@@ -1,0 +1,148 @@
+"""The data: what is in it, that it is split honestly, and that a tiny model really learns it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib import data, launch
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.model import TinyGPT
+
+
+class Oracle(nn.Module):
+    """A model that does the sum in Python, except where it is told to be wrong."""
+
+    def __init__(self, wrong: set[data.Problem] = frozenset()) -> None:  # type: ignore[assignment]
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(1))
+        self.wrong = wrong
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = torch.zeros(*tokens.shape, len(data.VOCABULARY))
+        for row, text in enumerate(map(data.decode, tokens)):
+            first, second = int(text[:2]), int(text[3:5])
+            total = first + second + ((first, second) in self.wrong)
+            logits[row, -1, int(f"{total:03d}"[len(text) - data.PROMPT])] = 1
+        return logits
+
+
+def test_text_and_tokens_are_two_ways_to_write_the_same() -> None:
+    assert data.decode(data.encode("37+48=085")) == "37+48=085"
+    assert data.encode(data.VOCABULARY).tolist() == list(range(12))
+
+
+def test_a_character_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"text='3-2' contains '-'.*'0123456789\+='"):
+        data.encode("3-2")
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"), [((37, 48), "37+48=085"), ((10, 10), "10+10=020"), ((99, 99), "99+99=198")]
+)
+def test_a_problem_reads_as_a_sum(problem: data.Problem, text: str) -> None:
+    assert data.solution(problem) == text
+
+
+def test_a_number_with_one_or_three_digits_is_refused() -> None:
+    for problem in ((9, 50), (50, 100)):
+        with pytest.raises(ValueError, match="10 to 99"):
+            data.solution(problem)
+
+
+def test_training_and_test_problems_are_disjoint_even_when_mirrored() -> None:
+    train, test = data.train_test_split()
+    assert len(train) + len(test) == 90 * 90
+    assert set(train) | set(test) == set(itertools.product(range(10, 100), repeat=2))
+    assert not {(b, a) for a, b in test} & set(train)
+    assert 0.07 < len(test) / 8100 < 0.13
+
+
+def test_a_split_that_leaves_one_side_empty_is_refused() -> None:
+    for share in (0, 1, 1.5):
+        with pytest.raises(ValueError, match=f"test_share={share}"):
+            data.train_test_split(test_share=share)
+
+
+def test_targets_are_the_next_characters_and_only_the_answer_counts() -> None:
+    inputs, targets = data.examples([(37, 48)])
+    assert data.decode(inputs[0]) == "37+48=08"
+    assert targets[0].tolist() == [data.NO_LOSS] * 5 + [0, 8, 5]
+
+
+def test_the_loss_does_not_look_at_the_prompt() -> None:
+    _, targets = data.examples([(37, 48), (99, 99)])
+    logits = torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(0))
+    by_hand = -torch.stack(
+        [
+            logits[row, 5 + digit].log_softmax(0)[int(f"{answer:03d}"[digit])]
+            for row, answer in ((0, 85), (1, 198))
+            for digit in range(3)
+        ]
+    ).mean()
+    assert torch.allclose(data.answer_loss(logits, targets), by_hand)
+
+
+def test_a_seed_decides_the_minibatches() -> None:
+    train, _ = data.train_test_split()
+    one, same, other = (data.minibatches(train, 16, seed) for seed in (1, 1, 2))
+    for _ in range(3):
+        inputs, targets = next(one)
+        again, _ = next(same)
+        assert inputs.shape == targets.shape == (16, 8)
+        assert torch.equal(inputs, again)
+        assert not torch.equal(inputs, next(other)[0])
+
+
+def test_the_share_of_right_answers_counts_whole_answers() -> None:
+    problems = [(37, 48), (10, 10), (99, 99), (50, 51)]
+    assert data.share_right(Oracle(), problems) == 1.0
+    assert data.share_right(Oracle(wrong={(99, 99)}), problems) == 0.75
+    assert data.complete(Oracle(wrong={(99, 99)}), problems)[2] == "99+99=199"
+
+
+def test_an_untrained_model_is_right_about_as_often_as_chance() -> None:
+    _, test = data.train_test_split()
+    assert data.share_right(TinyGPT(), test) < 0.03
+
+
+def train(model: nn.Module, rank: int = 0, world_size: int = 1, steps: int = 1500) -> tuple[float, list[str]]:
+    """Train until nine in ten unseen sums are right; the share reached, and what could be watched meanwhile."""
+    problems, unseen = data.train_test_split()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 100))
+    share, watched = 0.0, []
+    for step, batch in enumerate(itertools.islice(data.minibatches(problems, 64), steps), start=1):
+        inputs, targets = batches.split(batch, world_size)[rank]
+        data.answer_loss(model(inputs), targets).backward()
+        if isinstance(model, DataParallel):
+            model.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+        warm_up.step()
+        if step % 100 == 0:
+            share = data.share_right(model, unseen)
+            watched.append(f"step {step}: {share:4.0%} right, for instance {data.complete(model, unseen[:1])[0]}")
+            if share > 0.9:
+                break
+    return share, watched
+
+
+def test_a_tiny_model_learns_to_add_numbers_it_has_never_seen_added() -> None:
+    share, watched = train(TinyGPT())
+    assert share > 0.9, watched
+
+
+def test_four_ranks_together_learn_it_too() -> None:
+    def on_a_rank(rank: int) -> tuple[float, list[str]]:
+        return train(DataParallel(TinyGPT(seed=rank)), rank, dist.get_world_size())
+
+    run = launch(on_a_rank, world_size=4, timeout=300, device="cpu")
+    shares = [share for share, _ in run.results]
+    assert min(shares) > 0.9, run.results[0][1]
+    assert len(set(shares)) == 1
