@@ -19,6 +19,8 @@ def ticks(limit: float, count: int) -> list[float]:
 
 def time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which a time is written: how many seconds it has, and its name."""
+    if seconds == 0:
+        return UNITS[0]
     return next(((size, name) for size, name in UNITS if seconds >= size), UNITS[-1])
 
 

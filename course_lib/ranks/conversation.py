@@ -45,9 +45,12 @@ class Conversation:
         for worker in self.pool.workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below
                 worker.line.send_bytes(task)
+        judged = asked
         while None in self.outcomes:
             self._listen()
-            self._judge(asked)
+            if time.perf_counter() - judged >= _TICK:
+                self._judge(asked)
+                judged = time.perf_counter()
         self._judge_result()
         return [outcome for outcome in self.outcomes if outcome is not None]
 
@@ -120,7 +123,8 @@ class Conversation:
     def _judge_stillness(self, now: float) -> None:
         events = tuple(self.pool.board.events(rank) for rank in range(self.pool.world_size)), len(self._ended())
         if events != self.events:
-            self.events, self.still_since = events, now
+            self.events, self.still_since, self.cpu = events, now, []
+        elif not self.cpu:
             self.cpu = [self._cpu_seconds(rank) for rank in range(self.pool.world_size)]
         elif now - self.still_since >= _STILL:
             views = self.views()

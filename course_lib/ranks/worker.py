@@ -181,7 +181,7 @@ class Worker:
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
-        _seed(self.place.rank)
+        _seed(1000 + self.place.rank, self.place.uses_gpu)
 
     def _attempt(self, task: messages.Task) -> messages.Outcome:
         started = time.perf_counter()
@@ -212,12 +212,14 @@ class Worker:
             outcome.failure = _leftover("a child process", "wait() for it before the function returns")
 
 
-def _seed(rank: int) -> None:
+def _seed(seed: int, uses_gpu: bool) -> None:
     """Every rank starts differently, so that a forgotten broadcast shows."""
-    torch.manual_seed(1000 + rank)
-    random.seed(1000 + rank)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats three stacks: a millisecond
+    if uses_gpu:
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(1000 + rank)
+        sys.modules["numpy"].random.seed(seed)
 
 
 def _group_count() -> int:

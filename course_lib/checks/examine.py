@@ -1,0 +1,174 @@
+"""The way from a student's function to a verdict, the same for every exercise.
+
+    arguments fit?  ->  run on 2, 3 and 4 real ranks  ->  did the run end well?   ->  the price
+                                                          did a misconception
+                                                          leave its trace?
+
+A misconception is a function that looks at the evidence and returns its explanation, or None if it does not fit.
+A bank is an ordered tuple of them; the first that fits is told.
+"""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from course_lib.checks.verdict import Verdict
+from course_lib.ranks import RankFailed, RunError, Stopped, launch
+
+TIMEOUT = 10.0  # seconds
+SLIPS = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
+
+Explanation = str | None
+
+
+class Case(Protocol):
+    """One situation to try a function in; `str` says it in words."""
+
+    @property
+    def world_size(self) -> int: ...
+
+
+Tried = TypeVar("Tried", bound=Case)
+Evidence = TypeVar("Evidence")
+
+
+@dataclass(frozen=True)
+class Exercise(Generic[Tried, Evidence]):
+    """What a check needs to know about one exercise.
+
+    name, arguments: of the student's function.
+    play: what each rank does, called with (rank, student's function, case); it returns what `gather` makes
+        evidence of, and lets nothing but the student's own exceptions out.
+    accidents: the bank for runs that did not end well.  ideas: the bank for results.
+    weigh: the price of a right function, added to its verdict.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    cases: Callable[[int], list[Tried]]
+    play: Callable[..., Any]
+    gather: Callable[[Tried, list[Any]], Evidence]
+    accidents: tuple[Callable[[RunError], Explanation], ...]
+    ideas: tuple[Callable[[Evidence], Explanation], ...]
+    prices: tuple[Callable[[Evidence], Explanation], ...]
+    weigh: Callable[[Callable[..., Any], Verdict], Verdict]
+
+
+def examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: int) -> Verdict:
+    """Try the student's function in every case, and stop at the first that goes wrong."""
+    if not callable(fn):
+        raise TypeError(f"{exercise.name}={fn!r} is not a function; give the function itself, without parentheses")
+    if complaint := _wrong_arguments(exercise, fn):
+        return Verdict(exercise.name, "slip", complaint)
+    situation = ""
+    try:
+        for case in exercise.cases(seed):
+            situation = str(case)
+            run = launch(exercise.play, case.world_size, (fn, case), timeout=TIMEOUT, device="cpu")
+            if verdict := _judge(exercise, exercise.gather(case, run.results)):
+                return replace(verdict, situation=situation)
+        return exercise.weigh(fn, Verdict(exercise.name, "passed", _what_was_tried(exercise.cases(seed))))
+    except Stopped:
+        raise
+    except RunError as error:
+        return replace(_explain_accident(exercise, error, fn), situation=situation)
+
+
+def _judge(exercise: Exercise[Tried, Evidence], evidence: Evidence) -> Verdict | None:
+    """What is wrong with the results of one run; None if nothing is."""
+    for outcome, bank in (("idea", exercise.ideas), ("price", exercise.prices)):
+        if found := recognize(bank, evidence):
+            idea, text = found
+            return Verdict(exercise.name, outcome, text, idea=idea)
+    return None
+
+
+def recognize(
+    bank: Iterable[Callable[[Evidence], Explanation]], evidence: Evidence
+) -> tuple[str, str] | None:
+    """The first misconception of a bank that fits the evidence: its name and its explanation."""
+    for misconception in bank:
+        if text := misconception(evidence):
+            return misconception.__name__, text
+    return None
+
+
+def _what_was_tried(cases: Sequence[Case]) -> str:
+    return f"It does what it should with {'; '.join(map(str, cases))}."
+
+
+# Before the run
+
+
+def _wrong_arguments(exercise: Exercise[Any, Any], fn: Callable[..., Any]) -> Explanation:
+    try:
+        parameters = inspect.signature(fn)
+        parameters.bind(*exercise.arguments)
+    except TypeError:
+        wanted = f"{exercise.name}({', '.join(exercise.arguments)})"
+        yours = f"{exercise.name}{parameters}"
+        return f"The check calls `{wanted}`, and your function is `{yours}`: bring its arguments back to the first form."
+    return None
+
+
+# After a run that did not end well
+
+
+def _explain_accident(exercise: Exercise[Any, Any], error: RunError, fn: Callable[..., Any]) -> Verdict:
+    cause = error.__cause__
+    if isinstance(cause, NotImplementedError):
+        text = "Replace `raise NotImplementedError()` by your own lines. The hints above unfold one by one."
+        return Verdict(exercise.name, "unwritten", text)
+    facts = (("What happened", error.message), *(("Line", line) for line in _lines(error)))
+    if found := recognize(exercise.accidents, error):
+        idea, text = found
+        return Verdict(exercise.name, "idea", text, idea=idea, facts=facts)
+    if isinstance(error, RankFailed) and type(cause).__name__ in SLIPS:
+        return Verdict(exercise.name, "slip", _explain_slip(cause, fn), facts=facts)
+    return Verdict(exercise.name, "error", error.details if not cause else _UNKNOWN, facts=facts)
+
+
+_UNKNOWN = (
+    "Your function raised an exception, so its idea could not be tried. The last words of the exception usually "
+    "name the thing that is not what the line takes it for; print its shape or its value just before."
+)
+
+
+def _lines(error: RunError) -> list[str]:
+    """The lines of the student's code at which ranks stood, without those that the message names already."""
+    lines = dict.fromkeys(row.line for row in error.report.rows if row.line)
+    return [line for line in lines if line not in error.message]
+
+
+def _explain_slip(cause: BaseException | None, fn: Callable[..., Any]) -> str:
+    """Plain words for a misspelt name or a wrong type, with what was probably meant."""
+    text = str(cause)
+    misspelt = re.search(r"(?:name|variable) '(\w+)'", text) or re.search(r"attribute '(\w+)'", text)
+    meant = difflib.get_close_matches(misspelt[1], _names_around(text, fn), n=1) if misspelt else []
+    advice = f" Did you mean `{meant[0]}`?" if meant and misspelt and meant[0] != misspelt[1] else ""
+    return f"Python stopped at one line; this says nothing about your idea yet.{advice}"
+
+
+def _names_around(text: str, fn: Callable[..., Any]) -> list[str]:
+    """The names that could stand where the misspelt one does."""
+    module = re.search(r"module '([\w.]+)'", text)
+    if module:
+        return dir(importlib.import_module(module[1]))
+    if "'Tensor'" in text:
+        return dir(importlib.import_module("torch").Tensor)
+    code = getattr(fn, "__code__", None)
+    local = [*code.co_varnames, *code.co_names] if code else []
+    return [*local, *getattr(fn, "__globals__", {}), *dir(builtins)]
+
+
+def contains(error: RunError, *patterns: str) -> bool:
+    """Whether the error's first sentence or its original exception has one of these patterns in it."""
+    text = f"{error.message}\n{error.__cause__ or ''}"
+    return any(re.search(pattern, text) for pattern in patterns)

@@ -1,0 +1,147 @@
+"""What a check answers: right or not, why, and at what price."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+
+from course_lib.figures import gantt
+from course_lib.timeline import Timeline
+
+HEADLINES = {
+    "passed": "{name} is right.",
+    "unwritten": "{name} is not written yet.",
+    "slip": "{name}: a slip in the code.",
+    "error": "{name}: the run did not come to its end.",
+    "idea": "{name}: not yet.",
+    "price": "{name}: the right result, at the wrong price.",
+}
+COLORS = {"passed": "#2e8b57", "unwritten": "#808080"}  # of the bar beside a verdict; the others share one
+NOT_YET = "#d98600"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One line of a price: what is counted, how much of it the student's function took, and the best possible."""
+
+    what: str
+    yours: str
+    best: str
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Where the time of a paced training step went. best: the lowest possible share of idle time, 0 to 1."""
+
+    timeline: Timeline
+    best: float
+
+    def __str__(self) -> str:
+        return (
+            f"Idle {self.timeline.idle_fraction():.0%} of the time; the best possible is {self.best:.0%} "
+            f"({self.timeline.origin}: the links and the speed of the devices are emulated)."
+        )
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        picture = gantt(self.timeline)._repr_mimebundle_()
+        return {
+            "text/plain": f"{self}\n{picture['text/plain']}",
+            "text/html": f"<p><b>{escape(str(self))}</b></p>{picture['text/html']}",
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found. Everything in its text is the same in every run; what is measured stands in `idle`.
+
+    name: the function that was checked.  outcome: one of HEADLINES.  message: why, in plain words.
+    situation: what was tried, for instance "3 ranks, 10 samples".
+    idea: the misconception that was recognized, by the name of its function in the bank; "" if none was.
+    facts: what the run itself reported, label and text.  costs: the price, of a right function only.
+    remarks: what else is worth knowing.  idle: a paced training step with the function in it, if there was one.
+    """
+
+    name: str
+    outcome: str
+    message: str
+    situation: str = ""
+    idea: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+    costs: tuple[Cost, ...] = ()
+    remarks: tuple[str, ...] = ()
+    idle: Idle | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+    def require(self) -> None:
+        """Show the verdict. Raises NotPassed, which a notebook shows as one line, unless the function passed."""
+        _show(self)
+        if not self.passed:
+            raise NotPassed(self)
+
+    def __str__(self) -> str:
+        parts = [self._headline(), self.message, *(f"{label}: {text}" for label, text in self.facts)]
+        parts += ["\n".join(_columns(self.costs))] if self.costs else []
+        return "\n\n".join(part.replace("`", "") for part in [*parts, *self.remarks] if part)
+
+    def _headline(self) -> str:
+        tried = f" (Tried: {self.situation}.)" if self.situation else ""
+        return HEADLINES[self.outcome].format(name=self.name) + tried
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._html()}
+
+    def _html(self) -> str:
+        parts = [f"<p><b>{escape(self._headline())}</b></p>", _paragraph(self.message)]
+        parts += [f"<p><i>{escape(label)}:</i> <code>{escape(text)}</code></p>" for label, text in self.facts]
+        parts += [_table(self.costs)] if self.costs else []
+        parts += [_paragraph(remark) for remark in self.remarks]
+        bar = COLORS.get(self.outcome, NOT_YET)
+        return f'<div style="border-left:4px solid {bar};padding-left:12px;max-width:46em">{"".join(parts)}</div>'
+
+
+class NotPassed(AssertionError):
+    """A check that the student's function has not passed yet. Its text is the whole verdict."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows below the verdict, instead of the inside of this library."""
+        return [f"NotPassed: the reason stands above. Change {self.verdict.name} and run this cell again."]
+
+
+def _show(verdict: Verdict) -> None:
+    from IPython import get_ipython  # type: ignore[attr-defined]
+    from IPython.display import display
+
+    if get_ipython() is None:
+        print(verdict)
+    else:
+        display(verdict)
+
+
+def _columns(costs: Iterable[Cost]) -> list[str]:
+    rows = [("price", "yours", "best possible"), *((cost.what, cost.yours, cost.best) for cost in costs)]
+    width = max(len(row[0]) for row in rows)
+    return [f"{what.ljust(width)}  {yours:>12}  {best:>13}" for what, yours, best in rows]
+
+
+def _table(costs: Iterable[Cost]) -> str:
+    head = "<tr><th style='text-align:left'>price</th><th>yours</th><th>best possible</th></tr>"
+    cells = ((cost.what, cost.yours, cost.best) for cost in costs)
+    body = "".join(
+        f"<tr><td style='text-align:left'>{escape(what)}</td><td>{escape(yours)}</td><td>{escape(best)}</td></tr>"
+        for what, yours, best in cells
+    )
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _paragraph(text: str) -> str:
+    """Text with `code` in it, as HTML."""
+    return f"<p>{re.sub('`([^`]*)`', r'<code>\1</code>', escape(text))}</p>"
