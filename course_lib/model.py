@@ -181,12 +181,11 @@ class TinyGPT(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config = config or GPTConfig()
-        # On the meta device, layers have shapes but no numbers, so building them draws none from the global state.
-        with torch.device("meta"):
+        with torch.random.fork_rng(devices=[]):  # layers start with numbers from the global state, overwritten below
             embedding, head = Embedding(config), Head(config)
             layers = [Transformer(config) for _ in range(config.layers)]
-            self.blocks = nn.Sequential(embedding, *layers, head)
-        self.to(dtype).to_empty(device=device or "cpu")
+        self.blocks = nn.Sequential(embedding, *layers, head)
+        self.to(device=device, dtype=dtype)
         if config.tied_embeddings:
             head.output.weight = embedding.token.weight
         _initialize(self, seed)

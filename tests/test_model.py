@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_parameters_are_as_many_as_the_textbook_counts() -> None:
 def test_tied_embeddings_are_one_parameter_with_two_uses() -> None:
     config = GPTConfig(tied_embeddings=True)
     model = TinyGPT(config)
-    assert model.blocks[-1].output.weight is model.blocks[0].token.weight
+    assert model.get_submodule("blocks.3.output").weight is model.get_parameter("blocks.0.token.weight")
     untied = sum(parameter.numel() for parameter in TinyGPT().parameters())
     assert sum(parameter.numel() for parameter in model.parameters()) == untied - config.vocab * config.hidden
 
@@ -38,7 +39,8 @@ def test_a_seed_decides_every_parameter(tied: bool) -> None:
     first, again, other = TinyGPT(config, seed=5), TinyGPT(config, seed=5), TinyGPT(config, seed=6)
     for a, b in zip(first.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert not torch.equal(first.blocks[1].mlp.up.weight, other.blocks[1].mlp.up.weight)
+    name = "blocks.1.mlp.up.weight"
+    assert not torch.equal(first.get_parameter(name), other.get_parameter(name))
 
 
 def test_building_a_model_leaves_the_global_random_state_alone() -> None:
@@ -85,8 +87,7 @@ def test_no_position_sees_what_comes_after_it() -> None:
 
 @pytest.mark.parametrize("kv_heads", [None, 1, 2])
 def test_attention_is_the_softmax_formula_head_by_head(kv_heads: int | None) -> None:
-    model = TinyGPT(GPTConfig(hidden=16, heads=4, kv_heads=kv_heads), dtype=torch.float64)
-    attention = model.blocks[1].attention
+    attention = Attention(GPTConfig(hidden=16, heads=4, kv_heads=kv_heads)).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(attention(x), _attention_by_hand(attention, x, 4, kv_heads or 4), rtol=0, atol=1e-12)
 
@@ -111,7 +112,7 @@ def _attention_by_hand(attention: Attention, x: Tensor, heads: int, kv_heads: in
 def test_a_rank_with_half_of_the_heads_can_use_the_attention_module_as_it_is() -> None:
     """The sum of what two halves of the heads put out is what all of them put out: tensor parallelism rests on it."""
     config = GPTConfig(hidden=16, heads=4, kv_heads=2)
-    whole = TinyGPT(config, dtype=torch.float64).blocks[1].attention
+    whole = Attention(config).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     partial_sums = []
     with torch.no_grad():
@@ -130,18 +131,18 @@ def test_a_rank_with_half_of_the_heads_can_use_the_attention_module_as_it_is() -
 @pytest.mark.parametrize(
     ("shape", "named", "works"),
     [
-        ({"hidden": 30, "heads": 4}, "heads=4", "[1, 2, 3, 5, 6, 10, 15, 30]"),
-        ({"heads": 4, "kv_heads": 3}, "kv_heads=3", "[1, 2, 4]"),
-        ({"layers": 0}, "layers=0", "at least 1"),
-        ({"kv_heads": 0}, "kv_heads=0", "at least 1"),
-        ({"vocab": -1}, "vocab=-1", "at least 1"),
+        (lambda: GPTConfig(hidden=30, heads=4), "heads=4", "[1, 2, 3, 5, 6, 10, 15, 30]"),
+        (lambda: GPTConfig(heads=4, kv_heads=3), "kv_heads=3", "[1, 2, 4]"),
+        (lambda: GPTConfig(layers=0), "layers=0", "at least 1"),
+        (lambda: GPTConfig(kv_heads=0), "kv_heads=0", "at least 1"),
+        (lambda: GPTConfig(vocab=-1), "vocab=-1", "at least 1"),
     ],
 )
 def test_a_shape_that_cannot_be_built_is_refused_with_what_would_work(
-    shape: dict[str, int], named: str, works: str
+    shape: Callable[[], GPTConfig], named: str, works: str
 ) -> None:
     with pytest.raises(ValueError) as refusal:
-        GPTConfig(**shape)
+        shape()
     assert named in str(refusal.value)
     assert works in str(refusal.value)
 

@@ -46,8 +46,10 @@ class Exercise(Generic[Tried, Evidence]):
     name, arguments: of the student's function.
     play: what each rank does, called with (rank, student's function, case); it returns what `gather` makes
         evidence of, and lets nothing but the student's own exceptions out.
-    accidents: the bank for runs that did not end well.  ideas: the bank for results.
-    weigh: the price of a right function, added to its verdict.
+    is_right: whether the result is that of one process. The banks only explain what is not right.
+    accidents: the bank for runs that did not end well.  ideas: for wrong results.  prices: for right ones that cost
+        more than the exercise allows.
+    weigh: adds the price to the verdict of a right function.
     """
 
     name: str
@@ -55,10 +57,11 @@ class Exercise(Generic[Tried, Evidence]):
     cases: Callable[[int], list[Tried]]
     play: Callable[..., Any]
     gather: Callable[[Tried, list[Any]], Evidence]
-    accidents: tuple[Callable[[RunError], Explanation], ...]
-    ideas: tuple[Callable[[Evidence], Explanation], ...]
-    prices: tuple[Callable[[Evidence], Explanation], ...]
+    is_right: Callable[[Evidence], bool]
     weigh: Callable[[Callable[..., Any], Verdict], Verdict]
+    ideas: tuple[Callable[[Evidence], Explanation], ...]
+    accidents: tuple[Callable[[RunError], Explanation], ...] = ()
+    prices: tuple[Callable[[Evidence], Explanation], ...] = ()
 
 
 def examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: int) -> Verdict:
@@ -83,11 +86,16 @@ def examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: i
 
 def _judge(exercise: Exercise[Tried, Evidence], evidence: Evidence) -> Verdict | None:
     """What is wrong with the results of one run; None if nothing is."""
-    for outcome, bank in (("idea", exercise.ideas), ("price", exercise.prices)):
-        if found := recognize(bank, evidence):
-            idea, text = found
-            return Verdict(exercise.name, outcome, text, idea=idea)
+    if not exercise.is_right(evidence):
+        idea, text = recognize(exercise.ideas, evidence) or ("", _NO_IDEA)
+        return Verdict(exercise.name, "idea", text, idea=idea)
+    if found := recognize(exercise.prices, evidence):
+        idea, text = found
+        return Verdict(exercise.name, "price", text, idea=idea)
     return None
+
+
+_NO_IDEA = "The result is wrong, in a way that this check has no words for. Try the smallest case on paper."
 
 
 def recognize(

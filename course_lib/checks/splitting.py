@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.checks.examine import Exercise, Explanation, examine
 from course_lib.checks.verdict import Cost, Verdict
 from course_lib.checks.watch import Watch
-from course_lib.ranks import RunError, launch
+from course_lib.ranks import launch
 
 WIDTH = 5  # numbers in one sample
 
@@ -45,7 +44,7 @@ class SplitCase:
 
 
 def _cases(seed: int) -> list[SplitCase]:
-    return [SplitCase(2, 8 + 2 * seed), SplitCase(3, 10 + 3 * seed), SplitCase(4, 9 + 4 * seed), SplitCase(4, 10 + seed)]
+    return [SplitCase(2, 8 + 2 * seed), SplitCase(3, 10 + 3 * seed), SplitCase(4, 10 + 4 * seed)]
 
 
 # On a rank
@@ -117,24 +116,22 @@ def _samples(share: Tensor | str, batch: Tensor) -> list[int]:
     return [numbers.get(tuple(row.flatten().tolist()), -1) for row in share]
 
 
-def _too_few_pieces(error: RunError) -> Explanation:
-    """torch.chunk(9 samples, 4) makes three pieces of three."""
-    if not isinstance(error.__cause__, IndexError):
-        return None
-    return (
-        "There is no share for the last rank. `torch.chunk` rounds the size of a share up, so the samples are used "
-        "up early: 9 samples for 4 ranks become 3 + 3 + 3, and nothing is left. Decide the sizes first: every rank "
-        "gets `samples // world_size`, and the first `samples % world_size` ranks get one more."
-    )
+def _is_right(found: Split) -> bool:
+    exactly_once = sorted(sample for share in found.inputs for sample in share) == list(range(found.case.samples))
+    alike = max(found.sizes) - min(found.sizes) <= 1
+    return exactly_once and alike and found.inputs == found.targets and not any(s.batch_changed for s in found.shares)
 
 
-def _nothing_returned(found: Split) -> Explanation:
+# What goes wrong
+
+
+def nothing_returned(found: Split) -> Explanation:
     if any(share.inputs == "NoneType" for share in found.shares):
         return "Your function returns None, at least on one rank: its last line has to `return` the share."
     return None
 
 
-def _all_shares_returned(found: Split) -> Explanation:
+def all_shares_returned(found: Split) -> Explanation:
     """A list of all shares instead of the one of this rank."""
     kinds = {share.inputs for share in found.shares if isinstance(share.inputs, str)}
     if not kinds:
@@ -147,13 +144,13 @@ def _all_shares_returned(found: Split) -> Explanation:
     return f"Your function returns a {kinds.pop()}; it has to return a tensor, the share of this rank."
 
 
-def _batch_changed(found: Split) -> Explanation:
+def batch_changed(found: Split) -> Explanation:
     if any(share.batch_changed for share in found.shares):
         return "Your function changes the batch itself. Take a part of it and leave the original as it was."
     return None
 
 
-def _features_split(found: Split) -> Explanation:
+def features_split(found: Split) -> Explanation:
     """The cut went through the samples, along dimension 1."""
     shapes = [share.inputs.shape for share in found.shares if isinstance(share.inputs, Tensor)]
     if all(len(shape) == 2 and shape[0] == found.case.samples and shape[1] < WIDTH for shape in shapes):
@@ -164,7 +161,7 @@ def _features_split(found: Split) -> Explanation:
     return None
 
 
-def _not_samples(found: Split) -> Explanation:
+def not_samples(found: Split) -> Explanation:
     for rank, (samples, share) in enumerate(zip(found.inputs, found.shares, strict=True)):
         if isinstance(share.inputs, Tensor) and (-1 in samples or (not samples and share.inputs.numel())):
             return (
@@ -174,7 +171,7 @@ def _not_samples(found: Split) -> Explanation:
     return None
 
 
-def _labels_mixed_up(found: Split) -> Explanation:
+def labels_mixed_up(found: Split) -> Explanation:
     """A new random order in each call: the answers no longer belong to the questions."""
     for rank, (inputs, targets) in enumerate(zip(found.inputs, found.targets, strict=True)):
         if inputs != targets:
@@ -186,7 +183,7 @@ def _labels_mixed_up(found: Split) -> Explanation:
     return None
 
 
-def _whole_batch_everywhere(found: Split) -> Explanation:
+def whole_batch_everywhere(found: Split) -> Explanation:
     if all(size == found.case.samples for size in found.sizes):
         return (
             "Every rank returns the whole batch. The gradients would even be right, but all ranks would do all the "
@@ -195,7 +192,7 @@ def _whole_batch_everywhere(found: Split) -> Explanation:
     return None
 
 
-def _same_share_everywhere(found: Split) -> Explanation:
+def same_share_everywhere(found: Split) -> Explanation:
     if all(share == found.inputs[0] for share in found.inputs):
         return (
             f"All ranks return the same samples, {_listing(found.inputs[0])}; nobody works on the others. "
@@ -204,7 +201,7 @@ def _same_share_everywhere(found: Split) -> Explanation:
     return None
 
 
-def _each_rank_shuffled(found: Split) -> Explanation:
+def each_rank_shuffled(found: Split) -> Explanation:
     """A random permutation drawn on each rank; ranks have different seeds."""
     disordered = any(share != sorted(share) for share in found.inputs)
     if disordered and (found.repeated or found.missing):
@@ -217,7 +214,7 @@ def _each_rank_shuffled(found: Split) -> Explanation:
     return None
 
 
-def _remainder_dropped(found: Split) -> Explanation:
+def remainder_dropped(found: Split) -> Explanation:
     """Shares of samples // world_size; what is left over goes to nobody."""
     samples, ranks = found.case.samples, found.case.world_size
     if found.missing and not found.repeated and set(found.sizes) == {samples // ranks}:
@@ -229,7 +226,7 @@ def _remainder_dropped(found: Split) -> Explanation:
     return None
 
 
-def _padded(found: Split) -> Explanation:
+def padded(found: Split) -> Explanation:
     """Every share rounded up to the same size, some samples used twice for it."""
     samples, ranks = found.case.samples, found.case.world_size
     if found.repeated and not found.missing and set(found.sizes) == {-(-samples // ranks)}:
@@ -240,35 +237,33 @@ def _padded(found: Split) -> Explanation:
     return None
 
 
-def _borders_overlap(found: Split) -> Explanation:
-    if found.repeated:
-        sample = found.repeated[0]
-        holders = found.holders(sample)
-        where = f"{_ranks(holders)}" if len(holders) > 1 else f"rank {holders[0]} twice"
-        return (
-            f"Sample {sample} is on {where}. Each sample has to be on exactly one rank: one rank's share starts "
-            "where the share before it stops, and a slice leaves its stop out."
-        )
-    return None
+def borders_overlap(found: Split) -> Explanation:
+    if not found.repeated:
+        return None
+    holders = found.holders(found.repeated[0])
+    where = _ranks(holders) if len(holders) > 1 else f"rank {holders[0]} twice"
+    return (
+        f"Sample {found.repeated[0]} is on {where}. Each sample has to be on exactly one rank: one rank's share starts "
+        "where the share before it stops, and a slice leaves its stop out."
+    )
 
 
-def _samples_lost(found: Split) -> Explanation:
-    if found.missing:
-        return (
-            f"Nobody has sample {_listing(found.missing)}. Each sample has to be on exactly one rank: one rank's "
-            "share starts where the share before it stops, and the last one stops at the end of the batch."
-        )
-    return None
-
-
-def _lopsided(found: Split) -> Explanation:
-    """All samples are there, but one rank has more than its part, and the others wait for it."""
-    if max(found.sizes) - min(found.sizes) <= 1:
+def samples_lost(found: Split) -> Explanation:
+    if not found.missing:
         return None
     return (
-        f"Every sample is there once, but the shares are {_listing(found.sizes)}: all ranks wait for the largest, so "
-        f"{_idle(found.sizes):.0%} of their time is idle, where {_idle(_best_sizes(found.case)):.0%} would do. Sizes "
-        "should differ by at most one: the first `samples % world_size` ranks get one sample more than the others."
+        f"Nobody has sample {_listing(found.missing)}. Each sample has to be on exactly one rank: one rank's share "
+        "starts where the share before it stops, and the last one stops at the end of the batch."
+    )
+
+
+def lopsided(found: Split) -> Explanation:
+    """All samples are there, but one rank has more than its part, and the others wait for it."""
+    return (
+        f"Every sample is there once, but the shares have {_listing(found.sizes)} samples: all ranks wait for the "
+        f"largest, so {_idle(found.sizes):.0%} of their time is idle, where {_idle(_best_sizes(found.case)):.0%} "
+        "would do. Sizes should differ by at most one: the first `samples % world_size` ranks get one sample more "
+        "than the others. (`torch.chunk` rounds the size up and is lopsided too; `torch.tensor_split` is not.)"
     )
 
 
@@ -331,23 +326,22 @@ SPLITTING = Exercise(
     cases=_cases,
     play=_play,
     gather=Split,
-    accidents=(_too_few_pieces,),
+    is_right=_is_right,
     ideas=(
-        _nothing_returned,
-        _all_shares_returned,
-        _batch_changed,
-        _features_split,
-        _not_samples,
-        _labels_mixed_up,
-        _whole_batch_everywhere,
-        _same_share_everywhere,
-        _each_rank_shuffled,
-        _remainder_dropped,
-        _padded,
-        _borders_overlap,
-        _samples_lost,
-        _lopsided,
+        nothing_returned,
+        all_shares_returned,
+        batch_changed,
+        features_split,
+        not_samples,
+        labels_mixed_up,
+        whole_batch_everywhere,
+        same_share_everywhere,
+        each_rank_shuffled,
+        remainder_dropped,
+        padded,
+        borders_overlap,
+        samples_lost,
+        lopsided,
     ),
-    prices=(),
     weigh=_weigh,
 )

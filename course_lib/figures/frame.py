@@ -62,11 +62,12 @@ def on_card(figure: go.Figure, title: str | None, origins: Iterable[str]) -> go.
     lines += [ORIGINS[origin] for origin in ORIGINS if origin in present]
     figure.update_layout(
         template="none",
-        title={"text": "<br>".join(lines), "font": {"size": 14}},
+        title={"text": "<br>".join(lines), "font": {"size": 14}, "x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}},
         font={"color": INK},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
-        margin={"l": 80, "r": 20, "t": 80 + 18 * len(lines), "b": 50},
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
+        margin={"t": 34 + 20 * len(lines), "r": 20, "b": 50},
+        legend={"traceorder": "normal"},
     )
-    return figure.update_xaxes(gridcolor="#d5d5d5", zeroline=False).update_yaxes(gridcolor="#d5d5d5", zeroline=False)
+    figure.update_xaxes(gridcolor="#d5d5d5", zeroline=False, automargin=True)
+    return figure.update_yaxes(gridcolor="#d5d5d5", zeroline=False, automargin=True)

@@ -213,7 +213,8 @@ def _plotly(timelines: list[Timeline], title: str | None) -> go.Figure:
     """The same rows with plotly: one trace for each kind, with the background apart."""
     import plotly.graph_objects as go
 
-    size, unit = time_unit(max(t.makespan for t in timelines))
+    longest = max(t.makespan for t in timelines)
+    size, unit = time_unit(longest)
     rows = [(t, rank) for t in timelines for rank in range(t.world_size)]
     places: dict[tuple[str, bool], list[tuple[int, float, Span]]] = defaultdict(list)
     for row, (timeline, rank) in enumerate(rows):
@@ -221,9 +222,9 @@ def _plotly(timelines: list[Timeline], title: str | None) -> go.Figure:
             places[span.kind, span.background].append((row, _start(timeline), span))
     ordered = sorted(places, key=lambda key: (list(STYLES).index(key[0]), key[1]))
     figure = go.Figure([_plotly_bars(*key, places[key], size) for key in ordered])
-    figure.update_layout(barmode="overlay", height=160 + 30 * len(rows))
-    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=_row_names(timelines), autorange="reversed")
-    figure.update_xaxes(title_text=f"time ({unit})")
+    figure.update_layout(barmode="overlay", height=max(300, 160 + 30 * len(rows)))
+    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=_row_names(timelines), range=[len(rows) - 0.4, -0.5])
+    figure.update_xaxes(title_text=f"time ({unit})", range=[0, longest / size or 1])
     return on_card(figure, title, (t.origin for t in timelines))
 
 
@@ -240,6 +241,7 @@ def _plotly_bars(kind: str, background: bool, places: list[tuple[int, float, Spa
         width=0.12 if background else 0.75,
         text=["" if span.micro_batch is None else str(span.micro_batch) for _, _, span in places],
         textposition="inside",
+        insidetextanchor="middle",
         insidetextfont={"color": style.text},
         hovertext=[escape(span_in_words(span)) for _, _, span in places],
         hoverinfo="text",

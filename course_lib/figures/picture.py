@@ -9,6 +9,7 @@ where styles are cut out.
 from __future__ import annotations
 
 import base64
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,9 +45,14 @@ class Picture:
         """The picture as an SVG document on a white card, ready to be written to a file."""
         return self.sheet.write(self.summary)
 
-    def inline(self) -> str:
-        """HTML for `widgets.HTML`: the picture in the colors of JupyterLab's theme, with tooltips, and its numbers."""
-        return self.sheet.write(self.summary, themed=True) + self._numbers()
+    def inline(self, key: str | None = None) -> str:
+        """HTML for `widgets.HTML`: the picture in the colors of JupyterLab's theme, with tooltips, and its numbers.
+
+        key: what its ids begin with, by default something new each time. If a page had the same ids twice and
+            the first were out of sight, the second would lose its patterns (Chromium paints nothing then).
+        """
+        svg = self.sheet.write(self.summary, themed=True, key=key or f"p{secrets.token_hex(4)}")
+        return svg + self._numbers()
 
     def table(self) -> pandas.DataFrame:
         """The numbers behind the picture."""

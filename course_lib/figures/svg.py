@@ -83,10 +83,11 @@ class Sheet:
         )
         return f"url(#{KEY}-{name})"
 
-    def write(self, label: str, themed: bool = False, tips: bool = True) -> str:
+    def write(self, label: str, themed: bool = False, tips: bool = True, key: str = "") -> str:
         """The sheet as SVG. The same drawing gives the same text.
 
         label: read aloud instead of the picture. tips: show what the mouse rests on.
+        key: what the ids of the patterns begin with, by default a hash of the drawing.
         themed: take the colors of text and ground from JupyterLab's theme, which only works where the SVG
             stands in the page itself; else it is dark on a white card of its own.
         """
@@ -103,8 +104,7 @@ class Sheet:
             "</svg>",
         ]
         markup = "".join(parts)
-        # Two pictures in one page share one space of ids; equal pictures may share them.
-        key = "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]
+        key = key or "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]
         return markup.replace(KEY, key).replace(BACKGROUND, ground)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import reprlib
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from course_lib.ranks.spans import make_timeline
 from course_lib.timeline import Timeline
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What a run left: results, timeline and prints, by rank."""
 
@@ -32,6 +33,9 @@ class Run:
     seconds: float  # from the call of launch to its return
     pace: Pace | None = None
     _outcomes: list[messages.Outcome] = field(default_factory=list, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Run(world_size={self.world_size}, results={reprlib.repr(self.results)})"
 
     @property
     def world_size(self) -> int:

@@ -21,6 +21,8 @@ _GONE = "The ranks begin anew with the next %%ranks cell: variables of earlier o
 class RanksMagic(Magics):
     """Registers %%ranks."""
 
+    held = False  # whether there are ranks with variables of earlier cells
+
     @magic_arguments()
     @argument("world_size", type=int, help="how many ranks")
     @argument("--timeout", type=float, default=60.0, help="seconds after which the cell is ended")
@@ -37,9 +39,8 @@ class RanksMagic(Magics):
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
         filename = f"cell In[{self.shell.execution_count}]"
         remember_source(filename, source)
-        had = pool.size_of(_PURPOSE)
-        if had not in (None, options.world_size):
-            print(f"These are {options.world_size} new ranks: the variables of the {had} ranks before are gone.")
+        if self.held and pool.size_of(_PURPOSE) != options.world_size:
+            print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
         arguments = (source, filename)
         try:
             run = run_on(
@@ -47,9 +48,11 @@ class RanksMagic(Magics):
             )
         except errors.RunError as error:
             error.details += _advice(error, self.shell.user_ns)
-            if had is not None and pool.size_of(_PURPOSE) is None:
+            if self.held and pool.size_of(_PURPOSE) is None:
                 error.details += f"\n{_GONE}"
             raise
+        finally:
+            self.held = pool.size_of(_PURPOSE) is not None
         if options.run:
             self.shell.user_ns[options.run] = run
 

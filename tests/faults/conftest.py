@@ -214,7 +214,7 @@ class Kernel:
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(env=os.environ | {"TMPDIR": str(folder), "READY": str(folder / "ready")}, cwd=folder)
         self.connect()
-        self.run("import os, time, torch, torch.distributed as dist\nfrom course_lib import launch\n" + HELLO)
+        self.run(HELLO)
 
     def connect(self) -> None:
         self.client = self.manager.blocking_client()
@@ -224,6 +224,12 @@ class Kernel:
     @property
     def process(self) -> psutil.Process:
         return psutil.Process(self.manager.provisioner.process.pid)  # type: ignore[union-attr]
+
+    def launch(self, body: str) -> None:
+        """Start a cell in which four ranks do this, once they have said that they are there."""
+        head = "def body(rank):\n    import torch, torch.distributed as dist\n    here()\n"
+        self.start(f"{head}    {body.strip()}\nlaunch(body, 4)")
+        self.ready(4)
 
     def start(self, code: str) -> None:
         """Run a cell and do not wait for it."""
@@ -255,6 +261,11 @@ class Kernel:
         for path in place.glob("*"):
             path.unlink()
 
+    def kill(self) -> None:
+        process = self.manager.provisioner.process  # type: ignore[union-attr]
+        process.kill()
+        process.wait()
+
     def stop(self) -> None:
         """The Stop button: SIGINT to the kernel's whole process group."""
         self.manager.interrupt_kernel()
@@ -268,11 +279,15 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
+# torch is imported by the ranks alone, which have it already: the kernel starts sooner without
 HELLO = """
+import os, time
+from course_lib import launch
 os.makedirs(os.environ["READY"], exist_ok=True)
 def here():
     open(os.path.join(os.environ["READY"], str(os.getpid())), "w").close()
 def total(rank):
+    import torch, torch.distributed as dist
     t = torch.tensor(rank + 1)
     dist.all_reduce(t)
     return int(t)

@@ -1,0 +1,181 @@
+# %% [markdown]
+# # Start here
+#
+# Large models are trained on many devices at once. In this course you do the same on your own computer: your code
+# runs on several real processes, they really talk to each other, and you watch what each of them does.
+#
+# This page takes five minutes. You need Python, and it helps if you have trained a model in PyTorch once.
+# Run a cell with **Shift + Enter**, from top to bottom.
+#
+# ## One function, four processes
+
+# %%
+from course_lib import launch
+
+
+def hello(rank):
+    print(f"hello, I am number {rank}")
+
+
+launch(hello, world_size=4)
+
+# %% [markdown]
+# `launch` started four processes, and each of them called `hello` once. Such a process is called a **rank**, and so
+# is its number, which it gets as the first argument. How many there are is the **world size**.
+#
+# A rank has a memory of its own. *Before you run the next cell, decide:* every rank adds its number to the list
+# `diary`. What does `diary` hold here, in the notebook, afterwards?
+
+# %%
+import os
+
+diary = []
+
+
+def write(rank):
+    diary.append(rank)
+    return diary, os.getpid()
+
+
+run = launch(write, world_size=4)
+print("on the ranks:   ", [pages for pages, _ in run.results])
+print("in the notebook:", diary)
+print("processes:", len({os.getpid(), *(pid for _, pid in run.results)}))
+
+# %% [markdown]
+# It is still empty. The four ranks and the notebook are five processes, and each rank wrote into a copy of the list
+# that was its own. Nothing is shared, so **whatever one rank should know of another has to be sent**. What a rank
+# returns does come back to you, in `run.results`, by rank.
+#
+# ## A message
+#
+# Sending is what `torch.distributed` is for, the part of PyTorch that real clusters use. It is usually called `dist`.
+
+# %%
+import torch
+import torch.distributed as dist
+
+
+def message(rank):
+    box = torch.zeros(3)
+    if rank == 0:
+        dist.send(torch.tensor([3.0, 1.0, 4.0]), dst=1)
+    if rank == 1:
+        dist.recv(box, src=0)
+    return box.tolist()
+
+
+launch(message, world_size=2).results
+
+# %% [markdown]
+# Rank 1 received what rank 0 sent. Note that there is one function for all ranks; `if rank == ...` makes them
+# different. The same function would run unchanged on a cluster.
+#
+# ## The sum of all
+#
+# Often every rank has a number and everyone needs the sum of all of them. That is an **all-reduce**, and you will
+# meet it in every lesson. For short experiments there is also a way to run a whole cell on every rank, without a
+# function: `%%ranks 4`. In such a cell `rank`, `world_size`, `torch` and `dist` are there already.
+#
+# *Predict:* rank 0 has 1, rank 1 has 2, rank 2 has 3, rank 3 has 4. What does rank 2 print?
+
+# %%
+# %load_ext course_lib
+
+# %%
+# %%ranks 4
+number = torch.tensor(rank + 1)
+dist.all_reduce(number)
+print("now I have", number.item())
+
+# %% [markdown]
+# Every rank has 1 + 2 + 3 + 4 = 10. (Click on a rank to see what it printed.) An all-reduce adds up what all ranks
+# have, and leaves the sum on each of them, in place of what was there.
+#
+# ## Who waited?
+#
+# Now the ranks work before they add up, and some have more to do than others. Here a short sleep stands in for the
+# work, and `compute` marks it, so that it shows up in the picture. *Predict:* which rank waits longest?
+
+# %%
+import time
+
+from course_lib.timeline import compute
+
+
+def work_then_add(rank):
+    with compute("forward"):
+        time.sleep(0.1 * (rank + 1))
+    dist.all_reduce(torch.ones(1))
+
+
+run = launch(work_then_add, world_size=4)
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.figures import gantt
+
+gantt(run.timeline, title="Nobody leaves before the last has come")
+
+# %% [markdown]
+# One row is one rank, and time runs to the right. A striped bar is a rank that waits. Rank 0 was done first, so it
+# waited longest: an all-reduce cannot end before the last rank has arrived with its number. The whole group is as
+# slow as its slowest member.
+#
+# The word at the top of the picture is there in every picture of this course: **measured** is what really happened
+# on your machine's clock, **paced** is a real run whose devices and links have the speed of other hardware, and
+# **modelled** was calculated and not run.
+#
+# ## A deadlock, on purpose
+#
+# Two ranks want to swap a number. Both are polite: each listens first and speaks afterwards. *Predict:* what will
+# happen? Then run the cell. It is meant to fail.
+
+# %% tags=["raises-exception", "nbval-ignore-output"]
+def swap(rank):
+    other = 1 - rank
+    received = torch.zeros(1)
+    dist.recv(received, src=other)
+    dist.send(torch.tensor([10.0 + rank]), dst=other)
+    return received.item()
+
+
+launch(swap, world_size=2)
+
+# %% [markdown]
+# Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster this looks like a job that is
+# running, uses all its devices, and never gets anywhere. Here you are told within two seconds: the first line says who waited for
+# whom, and the table shows each rank's state and the line it was at.
+#
+# No mistake is a dead end in this course. A rank that crashes, hangs or disappears is reported in the same way, your
+# notebook keeps its variables, and the next cell works:
+
+# %%
+def swap(rank):
+    other = 1 - rank
+    received = torch.zeros(1)
+    if rank == 0:
+        dist.send(torch.tensor([10.0 + rank]), dst=other)
+        dist.recv(received, src=other)
+    else:
+        dist.recv(received, src=other)
+        dist.send(torch.tensor([10.0 + rank]), dst=other)
+    return received.item()
+
+
+launch(swap, world_size=2).results
+
+# %% [markdown]
+# Rank 0 now speaks first, and each has the other's number.
+#
+# Try your own mistakes. Let both ranks send first, let one raise an exception, or let one return early, and read
+# what you are told.
+#
+# ## Where to go next
+#
+# - **[Data parallelism](02_data_parallelism.ipynb)**, the first lesson: four ranks train one model together, on
+#   real text, and you find out when four are four times as fast and when they are not.
+# - **[Its exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb)**: build it yourself, with a check
+#   that runs your code on real ranks.
+#
+# Three things to keep: a rank is a process with a number and a memory of its own; ranks know of each other only what
+# they send; and whoever needs all the others waits for the slowest.
