@@ -282,7 +282,7 @@ def _describe(error: BaseException) -> messages.Failure:
     own = [frame for frame in frames if not is_library(frame.filename)]
     text = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
     text += "".join(traceback.format_exception_only(type(error), error))
-    failure = messages.Failure(kind, type(error).__name__, _text_of(error), text, at=time.perf_counter())
+    failure = messages.Failure(kind, type(error).__name__, _text_of(error), _shortened(text), at=time.perf_counter())
     if own or frames:
         last = (own or frames)[-1]
         failure.line = f"{last.filename}:{last.lineno}"
@@ -294,9 +294,14 @@ def _describe(error: BaseException) -> messages.Failure:
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)
+        return _shortened(str(error))
     except Exception:
         return "(its message cannot be shown)"
+
+
+def _shortened(text: str, limit: int = 6000) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def _outlasts(thread: threading.Thread) -> bool:
