@@ -93,21 +93,22 @@ def lab(arguments: argparse.Namespace) -> int:
         f"--ServerApp.root_dir={ROOT}",
         "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb",
         f"--LabApp.app_settings_dir={ROOT / 'sources' / 'jupyterlab'}",
-        "--log-level=WARN",
+        "--log-level=ERROR",
     ]
     if not has_display():
         command.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
+    print("Starting JupyterLab. To end it, press Ctrl-C here.", flush=True)
     return run("-m", "jupyterlab", *command)
 
 
 def test(arguments: argparse.Namespace) -> int:
     """Run every check, or only the steps you name, and sum up what passed and what failed."""
-    prepare("authors")
     steps = test_steps()
     if unknown := [name for name in arguments.names if name not in steps]:
         stop(f"There is no step {unknown[0]!r}; choose from {', '.join(steps)}.")
+    prepare("authors")
     return in_turn({name: step for name, step in steps.items() if name in (arguments.names or steps)})
 
 
@@ -118,6 +119,7 @@ def test_steps() -> dict[str, list[str]]:
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
     return {
         "ruff": ["-m", "ruff", "check", "."],
+        "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
         "tests": ["-m", "pytest", "tests", "-m", "not alone and not browser", *workers],
@@ -136,10 +138,10 @@ def build(arguments: argparse.Namespace) -> int:
 
 def bench(arguments: argparse.Namespace) -> int:
     """Run the benchmarks, or only those you name; each one prints a table."""
-    prepare("bench")
     scripts = {path.stem: [str(path)] for path in sorted((ROOT / "benchmarks").glob("[!_]*.py"))}
     if unknown := [name for name in arguments.names if name not in scripts]:
-        stop(f"There is no benchmark {unknown[0]!r}; choose from {', '.join(scripts) or 'none yet'}.")
+        stop(f"There is no benchmark {unknown[0]!r}; choose from {', '.join(scripts)}.")
+    prepare("bench")
     return in_turn({name: script for name, script in scripts.items() if name in (arguments.names or scripts)})
 
 
@@ -166,7 +168,12 @@ def in_turn(steps: dict[str, list[str]]) -> int:
 def run(*words: str) -> int:
     """Run .venv's Python with these words to its end. Returns its exit code, or INTERRUPTED after Ctrl-C."""
     process = subprocess.Popen([str(PYTHON), *words], cwd=ROOT, env=environment())
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+
+    def terminate(*_: Any) -> NoReturn:
+        process.terminate()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)
     interrupted = False
     while True:
         try:
@@ -185,15 +192,24 @@ def prepare(extra: str) -> None:
     Half-made, damaged, moved, or of another Python: made anew. Other versions than locked: put right in place.
     """
     with alone() as lock:
-        if not is_whole():
-            make()
+        if reason := why_make():
+            make(reason)
         stamp = read_stamp()
         if stamp["fingerprint"] != fingerprint() or stamp["packages"] != packages() or extra not in stamp["extras"]:
             install({"authors", extra, *stamp["extras"]}, lock)
 
 
-def is_whole() -> bool:
-    return STAMP.exists() and PYTHON.exists() and read_stamp()["made_by"] == made_by() and not damaged_file()
+def why_make() -> str | None:
+    """Why .venv must be made anew, or None if it is whole."""
+    if not VENV.exists():
+        return "there is none yet"
+    if not STAMP.exists():
+        return "the one there is half-made"
+    if not PYTHON.exists() or read_stamp()["made_by"] != made_by():
+        return "the one there belongs to another Python or another folder"
+    if file := damaged_file():
+        return f"in the one there {file} is missing or cut short"
+    return None
 
 
 def read_stamp() -> dict[str, Any]:
@@ -234,7 +250,7 @@ def damaged_file() -> str | None:
     return None
 
 
-def make() -> None:
+def make(reason: str) -> None:
     """Make an empty .venv in place of whatever is there."""
     if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
         name = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
@@ -242,8 +258,7 @@ def make() -> None:
             "This Python cannot make virtual environments. On Debian and Ubuntu: sudo apt install "
             f"{name}; elsewhere install Python from python.org. Then run the same command again."
         )
-    if VENV.exists():
-        print(f"{VENV} is not whole, or was made elsewhere or by another Python: making it anew.")
+    print(f"Making .venv with Python {platform.python_version()}: {reason}.", flush=True)
     try:
         if VENV.exists():
             STAMP.unlink(missing_ok=True)
@@ -260,7 +275,7 @@ def base_python() -> str:
 
 def install(extras: set[str], lock: IO[str]) -> None:
     """Install this project, in place, with these extras of pyproject.toml, all in the versions of requirements.lock."""
-    print("Installing the course. The first time downloads about 600 MB and takes some minutes.", flush=True)
+    print("Installing what requirements.lock names. The first time, this takes some minutes.", flush=True)
     STAMP.unlink(missing_ok=True)
     if prefers_cpu_wheels():
         torch = re.search(r"^torch==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
@@ -297,8 +312,10 @@ def pip(lock: IO[str], *words: str) -> str | None:
     assert process.stdout
     for line in process.stdout:
         log += (text := line.decode("utf-8", "replace"))
-        if re.search(r"Downloading .* MB\)|Installing collected", text):
-            print(f"  {text.strip()[:100]}", flush=True)
+        if large := re.search(r"Downloading (?:\S*/)?([^-\s]+)\S* (\([\d.]+ MB\))", text):
+            print(f"  downloading {large[1]} {large[2]}", flush=True)
+        if "Installing collected" in text:
+            print("  unpacking", flush=True)
     if process.wait() == 0:
         return None
     for pattern, sentence in WHAT_TO_DO.items():

@@ -1,8 +1,11 @@
 """The way from a student's function to a verdict, the same for every exercise.
 
-    arguments fit?  ->  run on 2, 3 and 4 real ranks  ->  did the run end well?   ->  the price
-                                                          did a misconception
-                                                          leave its trace?
+    do the arguments fit?  ->  run on 2, 3 and 4 real ranks  ->  the price
+                                  |                   |
+                               an accident,        a result that one process
+                               a deadlock:         does not have: which
+                               which idea          idea leads to that?
+                               leads there?
 
 A misconception is a function that looks at the evidence and returns its explanation, or None if it does not fit.
 A bank is an ordered tuple of them; the first that fits is told.
@@ -15,12 +18,12 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from course_lib.checks.verdict import Verdict
-from course_lib.ranks import RankFailed, RunError, Stopped, launch
+from course_lib.ranks import Pace, RankFailed, Run, RunError, Stopped, launch
 
 TIMEOUT = 10.0  # seconds
 SLIPS = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
@@ -44,24 +47,27 @@ class Exercise(Generic[Tried, Evidence]):
     """What a check needs to know about one exercise.
 
     name, arguments: of the student's function.
-    play: what each rank does, called with (rank, student's function, case); it returns what `gather` makes
-        evidence of, and lets nothing but the student's own exceptions out.
+    cases: what to try, smallest first, for a seed.  priced: the case whose price is shown, run at `pace`.
+    play: what each rank does, called with (rank, student's function, case). Only the student's exceptions leave it.
+    gather: makes evidence of a run.
     is_right: whether the result is that of one process. The banks only explain what is not right.
-    accidents: the bank for runs that did not end well.  ideas: for wrong results.  prices: for right ones that cost
-        more than the exercise allows.
     weigh: adds the price to the verdict of a right function.
+    ideas: the bank for wrong results.  accidents: for runs that did not end well.  prices: for right results that
+        cost more than the exercise allows.
     """
 
     name: str
     arguments: tuple[str, ...]
     cases: Callable[[int], list[Tried]]
+    priced: Tried
     play: Callable[..., Any]
-    gather: Callable[[Tried, list[Any]], Evidence]
+    gather: Callable[[Tried, Run], Evidence]
     is_right: Callable[[Evidence], bool]
-    weigh: Callable[[Callable[..., Any], Verdict], Verdict]
+    weigh: Callable[[Evidence, Verdict], Verdict]
     ideas: tuple[Callable[[Evidence], Explanation], ...]
     accidents: tuple[Callable[[RunError], Explanation], ...] = ()
     prices: tuple[Callable[[Evidence], Explanation], ...] = ()
+    pace: Pace | None = None
 
 
 def examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: int) -> Verdict:
@@ -70,18 +76,31 @@ def examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: i
         raise TypeError(f"{exercise.name}={fn!r} is not a function; give the function itself, without parentheses")
     if complaint := _wrong_arguments(exercise, fn):
         return Verdict(exercise.name, "slip", complaint)
-    situation = ""
+    cases = exercise.cases(seed)
+    for case in cases:
+        found = _try(exercise, fn, case, None)
+        if isinstance(found, Verdict):
+            return found
+    found = _try(exercise, fn, exercise.priced, exercise.pace)
+    if isinstance(found, Verdict):
+        return found
+    tried = f"Tried with {'; '.join(map(str, cases))}: each time the result was that of one process."
+    return exercise.weigh(found, Verdict(exercise.name, "passed", tried))
+
+
+def _try(
+    exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], case: Tried, pace: Pace | None
+) -> Evidence | Verdict:
+    """Run one case. Returns the evidence if all is well, else the verdict."""
     try:
-        for case in exercise.cases(seed):
-            situation = str(case)
-            run = launch(exercise.play, case.world_size, (fn, case), timeout=TIMEOUT, device="cpu")
-            if verdict := _judge(exercise, exercise.gather(case, run.results)):
-                return replace(verdict, situation=situation)
-        return exercise.weigh(fn, Verdict(exercise.name, "passed", _what_was_tried(exercise.cases(seed))))
+        run = launch(exercise.play, case.world_size, (fn, case), timeout=TIMEOUT, pace=pace, device="cpu")
     except Stopped:
         raise
     except RunError as error:
-        return replace(_explain_accident(exercise, error, fn), situation=situation)
+        return replace(_explain_accident(exercise, error, fn), situation=str(case))
+    found = exercise.gather(case, run)
+    verdict = _judge(exercise, found)
+    return replace(verdict, situation=str(case)) if verdict else found
 
 
 def _judge(exercise: Exercise[Tried, Evidence], evidence: Evidence) -> Verdict | None:
@@ -98,18 +117,12 @@ def _judge(exercise: Exercise[Tried, Evidence], evidence: Evidence) -> Verdict |
 _NO_IDEA = "The result is wrong, in a way that this check has no words for. Try the smallest case on paper."
 
 
-def recognize(
-    bank: Iterable[Callable[[Evidence], Explanation]], evidence: Evidence
-) -> tuple[str, str] | None:
+def recognize(bank: Iterable[Callable[[Evidence], Explanation]], evidence: Evidence) -> tuple[str, str] | None:
     """The first misconception of a bank that fits the evidence: its name and its explanation."""
     for misconception in bank:
         if text := misconception(evidence):
             return misconception.__name__, text
     return None
-
-
-def _what_was_tried(cases: Sequence[Case]) -> str:
-    return f"It does what it should with {'; '.join(map(str, cases))}."
 
 
 # Before the run
@@ -122,7 +135,7 @@ def _wrong_arguments(exercise: Exercise[Any, Any], fn: Callable[..., Any]) -> Ex
     except TypeError:
         wanted = f"{exercise.name}({', '.join(exercise.arguments)})"
         yours = f"{exercise.name}{parameters}"
-        return f"The check calls `{wanted}`, and your function is `{yours}`: bring its arguments back to the first form."
+        return f"The check calls `{wanted}`, and your function is `{yours}`: give it these arguments again."
     return None
 
 

@@ -1,6 +1,7 @@
-"""The check for `split_batch(batch, rank, world_size)`: every sample on exactly one rank, in shares of like size.
+"""The check for `split_batch(batch, rank, world_size)`: every sample on exactly one rank, and none with too many.
 
-Which sample goes to which rank is free: the mean over the minibatch does not depend on it.
+Which sample goes to which rank is free: the mean over the minibatch does not depend on it. So are the sizes, as long
+as no share is empty and the largest, which all ranks wait for, is as small as it can be.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from course_lib.checks.examine import Exercise, Explanation, examine
 from course_lib.checks.verdict import Cost, Verdict
 from course_lib.checks.watch import Watch
-from course_lib.ranks import launch
+from course_lib.ranks import Run, RunError
 
 WIDTH = 5  # numbers in one sample
 
@@ -44,7 +45,7 @@ class SplitCase:
 
 
 def _cases(seed: int) -> list[SplitCase]:
-    return [SplitCase(2, 8 + 2 * seed), SplitCase(3, 10 + 3 * seed), SplitCase(4, 10 + 4 * seed)]
+    return [SplitCase(2, 8 + 2 * seed), SplitCase(3, 11 + 3 * seed), SplitCase(4, 9)]
 
 
 # On a rank
@@ -81,7 +82,11 @@ class Split:
     """The shares of all ranks. inputs, targets: the samples on each rank, by number, -1 for what is not a sample."""
 
     case: SplitCase
-    shares: list[Share]
+    run: Run
+
+    @property
+    def shares(self) -> list[Share]:
+        return self.run.results
 
     @property
     def inputs(self) -> list[list[int]]:
@@ -118,8 +123,8 @@ def _samples(share: Tensor | str, batch: Tensor) -> list[int]:
 
 def _is_right(found: Split) -> bool:
     exactly_once = sorted(sample for share in found.inputs for sample in share) == list(range(found.case.samples))
-    alike = max(found.sizes) - min(found.sizes) <= 1
-    return exactly_once and alike and found.inputs == found.targets and not any(s.batch_changed for s in found.shares)
+    fair = min(found.sizes) > 0 and max(found.sizes) == max(_best_sizes(found.case))
+    return exactly_once and fair and found.inputs == found.targets and not any(s.batch_changed for s in found.shares)
 
 
 # What goes wrong
@@ -219,9 +224,8 @@ def remainder_dropped(found: Split) -> Explanation:
     samples, ranks = found.case.samples, found.case.world_size
     if found.missing and not found.repeated and set(found.sizes) == {samples // ranks}:
         return (
-            f"{ranks} does not divide {samples}, and your shares of {samples // ranks} leave out what is left over: "
-            f"sample {_listing(found.missing)} is on no rank and would never be learned from. Give one sample more "
-            f"to each of the first {samples % ranks} ranks (`samples % world_size`)."
+            f"{ranks} does not divide {samples}, and shares of {samples // ranks} leave out {_named(found.missing)}: "
+            f"nobody would ever learn from the rest. {_SIZES}"
         )
     return None
 
@@ -231,8 +235,8 @@ def padded(found: Split) -> Explanation:
     samples, ranks = found.case.samples, found.case.world_size
     if found.repeated and not found.missing and set(found.sizes) == {-(-samples // ranks)}:
         return (
-            f"To make all shares equal you use sample {_listing(found.repeated)} more than once, so it counts more "
-            "than the others, and the gradient is no longer that of the minibatch. Shares may differ by one sample."
+            f"To make all shares equal you use {_named(found.repeated)} more than once. What is used twice counts "
+            "twice, and the gradient is no longer that of the minibatch. Shares may differ by one sample."
         )
     return None
 
@@ -252,23 +256,49 @@ def samples_lost(found: Split) -> Explanation:
     if not found.missing:
         return None
     return (
-        f"Nobody has sample {_listing(found.missing)}. Each sample has to be on exactly one rank: one rank's share "
+        f"Nobody has {_named(found.missing)}. Each sample has to be on exactly one rank: one rank's share "
         "starts where the share before it stops, and the last one stops at the end of the batch."
     )
 
 
+def empty_share(found: Split) -> Explanation:
+    """The size of a share rounded up, until nothing is left for the last rank."""
+    if min(found.sizes) > 0:
+        return None
+    return (
+        f"The shares have {_listing(found.sizes)} samples. Rounded up, they use up the batch before the last rank has "
+        f"its turn, and a mean over no samples is not a number. {_SIZES}"
+    )
+
+
 def lopsided(found: Split) -> Explanation:
-    """All samples are there, but one rank has more than its part, and the others wait for it."""
+    """All samples are there, but one rank has more than it must, and the others wait for it."""
     return (
         f"Every sample is there once, but the shares have {_listing(found.sizes)} samples: all ranks wait for the "
         f"largest, so {_idle(found.sizes):.0%} of their time is idle, where {_idle(_best_sizes(found.case)):.0%} "
-        "would do. Sizes should differ by at most one: the first `samples % world_size` ranks get one sample more "
-        "than the others. (`torch.chunk` rounds the size up and is lopsided too; `torch.tensor_split` is not.)"
+        f"would do. {_SIZES}"
+    )
+
+
+_SIZES = (
+    "Give each rank `samples // world_size`, and one more to the first `samples % world_size` ranks; "
+    "`torch.tensor_split` does it so."
+)
+
+
+def too_few_pieces(error: RunError) -> Explanation:
+    """torch.chunk(9 samples, 4) makes three pieces of three."""
+    if not isinstance(error.__cause__, IndexError):
+        return None
+    return (
+        "There is no share with this number. `torch.chunk` rounds the size up, so the samples may be used up early: "
+        f"9 samples for 4 ranks become 3 + 3 + 3, and nothing is left for the last. {_SIZES}"
     )
 
 
 def _best_sizes(case: SplitCase) -> list[int]:
-    return [case.samples // case.world_size + (rank < case.samples % case.world_size) for rank in range(case.world_size)]
+    least, left_over = divmod(case.samples, case.world_size)
+    return [least + 1] * left_over + [least] * (case.world_size - left_over)
 
 
 def _idle(sizes: list[int]) -> float:
@@ -280,6 +310,12 @@ def _listing(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
+def _named(samples: list[int]) -> str:
+    if len(samples) == 1:
+        return f"sample {samples[0]}"
+    return f"samples {_listing(samples[:-1])} and {samples[-1]}"
+
+
 def _ranks(ranks: list[int]) -> str:
     return f"ranks {' and '.join(map(str, ranks))}" if len(ranks) != 1 else f"rank {ranks[0]} alone"
 
@@ -287,14 +323,11 @@ def _ranks(ranks: list[int]) -> str:
 # The price
 
 
-def _weigh(fn: Callable[..., Any], verdict: Verdict) -> Verdict:
-    case = _cases(0)[-1]
-    run = launch(_play, case.world_size, (fn, case), device="cpu")
-    found = Split(case, run.results)
-    memory = max(share.memory for share in run.results)
-    sent = max(run.timeline.bytes_sent(rank) for rank in range(case.world_size))
+def _weigh(found: Split, verdict: Verdict) -> Verdict:
+    case, timeline = found.case, found.run.timeline
+    memory = max(share.memory for share in found.shares)
     costs = (
-        Cost("bytes a rank sends", f"{sent:,}", "0"),
+        Cost("bytes a rank sends", f"{max(map(timeline.bytes_sent, range(case.world_size))):,}", "0"),
         Cost("bytes of extra memory on a rank", f"{memory:,}", "0"),
         Cost(f"idle with {case} (modelled)", f"{_idle(found.sizes):.0%}", f"{_idle(_best_sizes(case)):.0%}"),
     )
@@ -324,6 +357,7 @@ SPLITTING = Exercise(
     name="split_batch",
     arguments=("batch", "rank", "world_size"),
     cases=_cases,
+    priced=SplitCase(4, 10),
     play=_play,
     gather=Split,
     is_right=_is_right,
@@ -336,12 +370,14 @@ SPLITTING = Exercise(
         labels_mixed_up,
         whole_batch_everywhere,
         same_share_everywhere,
+        padded,
         each_rank_shuffled,
         remainder_dropped,
-        padded,
         borders_overlap,
         samples_lost,
+        empty_share,
         lopsided,
     ),
+    accidents=(too_few_pieces,),
     weigh=_weigh,
 )

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from course_lib.figures import gantt
 from course_lib.timeline import Timeline
 
 HEADLINES = {
@@ -45,6 +44,8 @@ class Idle:
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from course_lib.figures import gantt  # only a notebook needs it, and every rank imports this file
+
         picture = gantt(self.timeline)._repr_mimebundle_()
         return {
             "text/plain": f"{self}\n{picture['text/plain']}",
@@ -117,7 +118,7 @@ class NotPassed(AssertionError):
 
 
 def _show(verdict: Verdict) -> None:
-    from IPython import get_ipython  # type: ignore[attr-defined]
+    from IPython import get_ipython
     from IPython.display import display
 
     if get_ipython() is None:
@@ -144,4 +145,5 @@ def _table(costs: Iterable[Cost]) -> str:
 
 def _paragraph(text: str) -> str:
     """Text with `code` in it, as HTML."""
-    return f"<p>{re.sub('`([^`]*)`', r'<code>\1</code>', escape(text))}</p>"
+    with_code = re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+    return f"<p>{with_code}</p>"

@@ -48,11 +48,6 @@ class Watch(TorchDispatchMode):
             self._count(tensor.untyped_storage())
         return result
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing was sent or received."""
-        return not self._communicated
-
     def communicated(self, tensor: Tensor) -> bool:
         """Whether this tensor, or one that shares its memory, was part of a collective or a message."""
         return tensor.untyped_storage().data_ptr() in self._communicated

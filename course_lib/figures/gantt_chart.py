@@ -11,24 +11,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_lib.figures.axis import number, ticks, time_unit
-from course_lib.figures.frame import MARGIN, draw_legend, draw_title, new_sheet, on_card
+from course_lib.figures.frame import MARGIN, draw_legend, draw_title, new_sheet
+from course_lib.figures.gantt_plotly import to_plotly
 from course_lib.figures.palette import INK, STYLES, Style
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
-from course_lib.figures.words import heading, rank_rows, span_in_words, summary
+from course_lib.figures.words import began, heading, rank_rows, span_in_words, summary
 from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 GUTTER = 70.0
-# Pixels. Spans narrower than the first share one shape, those narrower than the second are gathered by pixel column.
+# Pixels. Spans narrower than the first have no outline, which would cover them; those narrower than the second
+# are gathered by pixel column.
 NARROW, DUST = 3.0, 0.5
+MOST_APART = 1500
 
 
 def gantt(timeline: Timeline, compare: Timeline | None = None, width: int = 800, title: str | None = None) -> Picture:
@@ -37,7 +36,7 @@ def gantt(timeline: Timeline, compare: Timeline | None = None, width: int = 800,
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
     width: in pixels. For each span as a row of a table: `pandas.DataFrame(timeline.spans)`.
 
-    Raises ValueError for a width under 320.
+    Raises ValueError for a width too narrow to read.
     """
     timelines = [timeline] if compare is None else [timeline, compare]
     sheet = new_sheet(width)
@@ -51,7 +50,7 @@ def gantt(timeline: Timeline, compare: Timeline | None = None, width: int = 800,
         sheet,
         summary=summary(timeline, compare),
         rows=[row for one in timelines for row in rank_rows(one)],
-        figure=lambda: _plotly(timelines, title),
+        figure=lambda: to_plotly(timelines, title),
     )
 
 
@@ -64,7 +63,7 @@ class _Scale(NamedTuple):
         return (self.right - self.left) * seconds / self.seconds if self.seconds else 0.0
 
     def ticks(self) -> list[float]:
-        return ticks(self.seconds, round((self.right - self.left) / 90))
+        return ticks(self.seconds, round((self.right - self.left) / 60))
 
 
 class _Lanes(NamedTuple):
@@ -125,17 +124,20 @@ class _Bar(NamedTuple):
 
 
 def _draw_spans(sheet: Sheet, timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> None:
+    zero = began(timeline)
     bars = list(_bars(timeline, scale, lanes, top))
     dust = list(_gather([bar for bar in bars if 0 < bar.width < DUST]))
     bars = [bar for bar in bars if bar.width >= DUST]
+    apart = _apart(bars)
     # Waits come last, so that nothing hides them.
     for last in (False, True):
         layer = [bar for bar in bars + dust if (bar.span.kind == "wait") is last]
         with sheet.group(stroke="currentColor", stroke_width=0.5):
             for bar in layer:
-                if bar.width >= NARROW:
+                if bar.width > apart:
                     fill = sheet.fill(bar.span.kind, STYLES[bar.span.kind])
-                    sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span), fill=fill)
+                    sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span, zero), fill=fill)
+            _draw_together(sheet, [bar for bar in layer if NARROW <= bar.width <= apart])
         _draw_together(sheet, [bar for bar in layer if bar.width < NARROW])
     with sheet.group(fill=INK, text_anchor="middle", font_size=min(11.0, lanes.bar - 2)):
         for _, of_rank in groupby(bars, key=lambda bar: bar.span.rank):
@@ -143,7 +145,7 @@ def _draw_spans(sheet: Sheet, timeline: Timeline, scale: _Scale, lanes: _Lanes, 
 
 
 def _bars(timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> Iterator[_Bar]:
-    zero = _start(timeline)
+    zero = began(timeline)
     for rank in range(timeline.world_size):
         y = top + rank * lanes.pitch
         for span in timeline.of(rank):
@@ -152,10 +154,6 @@ def _bars(timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> Itera
                 yield _Bar(span, x, y + lanes.bar + 1, width, lanes.lane - 1)
             else:
                 yield _Bar(span, x, y, width, lanes.bar)
-
-
-def _start(timeline: Timeline) -> float:
-    return min(span.start for span in timeline.spans)
 
 
 def _gather(dust: list[_Bar]) -> Iterator[_Bar]:
@@ -176,8 +174,15 @@ def _gather(dust: list[_Bar]) -> Iterator[_Bar]:
             x += widths[kind]
 
 
+def _apart(bars: list[_Bar]) -> float:
+    """Above which width a bar is an element of its own, with a tooltip: browsers are slow with thousands of them."""
+    widths = sorted((bar.width for bar in bars if bar.width >= NARROW), reverse=True)
+    # A hundredth of a pixel more, so that bars of one length share one fate.
+    return widths[MOST_APART] + 0.01 if len(widths) > MOST_APART else 0.999 * NARROW
+
+
 def _draw_together(sheet: Sheet, bars: list[_Bar]) -> None:
-    """Narrow bars as one path for each kind, without outlines, which would cover them: thousands show at once."""
+    """Bars as one shape for each kind."""
     paths: dict[str, list[str]] = defaultdict(list)
     for bar in bars:
         paths[bar.span.kind].append(f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z")
@@ -207,53 +212,3 @@ def _free(bar: _Bar, later: Iterable[_Bar]) -> tuple[float, float]:
         parts.append((left, other.x))
         left = max(left, other.x + other.width)
     return max([*parts, (left, end)], key=lambda part: part[1] - part[0])
-
-
-def _plotly(timelines: list[Timeline], title: str | None) -> go.Figure:
-    """The same rows with plotly: one trace for each kind, with the background apart."""
-    import plotly.graph_objects as go
-
-    longest = max(t.makespan for t in timelines)
-    size, unit = time_unit(longest)
-    rows = [(t, rank) for t in timelines for rank in range(t.world_size)]
-    places: dict[tuple[str, bool], list[tuple[int, float, Span]]] = defaultdict(list)
-    for row, (timeline, rank) in enumerate(rows):
-        for span in timeline.of(rank):
-            places[span.kind, span.background].append((row, _start(timeline), span))
-    ordered = sorted(places, key=lambda key: (list(STYLES).index(key[0]), key[1]))
-    figure = go.Figure([_plotly_bars(*key, places[key], size) for key in ordered])
-    figure.update_layout(barmode="overlay", height=max(300, 160 + 30 * len(rows)))
-    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=_row_names(timelines), range=[len(rows) - 0.4, -0.5])
-    figure.update_xaxes(title_text=f"time ({unit})", range=[0, longest / size or 1])
-    return on_card(figure, title, (t.origin for t in timelines))
-
-
-def _plotly_bars(kind: str, background: bool, places: list[tuple[int, float, Span]], size: float) -> go.Bar:
-    import plotly.graph_objects as go
-
-    style = STYLES[kind]
-    return go.Bar(
-        name=style.label + (" in the background" if background else ""),
-        orientation="h",
-        y=[row + (0.45 if background else 0.0) for row, _, _ in places],
-        base=[(span.start - zero) / size for _, zero, span in places],
-        x=[span.duration / size for _, _, span in places],
-        width=0.12 if background else 0.75,
-        text=["" if span.micro_batch is None else str(span.micro_batch) for _, _, span in places],
-        textposition="inside",
-        insidetextanchor="middle",
-        insidetextfont={"color": style.text},
-        hovertext=[escape(span_in_words(span)) for _, _, span in places],
-        hoverinfo="text",
-        marker={
-            "color": style.fill,
-            "line": {"color": INK, "width": 0.5},
-            "pattern": {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6},
-        },
-    )
-
-
-def _row_names(timelines: list[Timeline]) -> list[str]:
-    """Each rank, with the origin of its timeline where there are two."""
-    several = len(timelines) > 1
-    return [f"rank {r}, {t.origin}" if several else f"rank {r}" for t in timelines for r in range(t.world_size)]

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from course_lib.figures.picture import Row
 
 
+def began(timeline: Timeline) -> float:
+    """When the first span began: time zero of its picture."""
+    return min((span.start for span in timeline.spans), default=0.0)
+
+
 def heading(timeline: Timeline) -> str:
     length = duration(timeline.makespan) if timeline.spans else "nothing was recorded"
     return f"{ORIGINS[timeline.origin]}: {_ranks(timeline)}, {length}"
@@ -31,8 +36,8 @@ def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
     return sentence + "."
 
 
-def span_in_words(span: Span) -> str:
-    """What a span is, in one line."""
+def span_in_words(span: Span, zero: float) -> str:
+    """What a span is and when, in one line; `zero` is when its timeline began."""
     parts = [f"rank {span.rank}: {STYLES[span.kind].label}"]
     if span.name and span.name != span.kind:
         parts.append(span.name)
@@ -46,7 +51,8 @@ def span_in_words(span: Span) -> str:
         parts.append(data_size(span.bytes))
     if span.background:
         parts.append("in the background")
-    return f"{', '.join(parts)}; {duration(span.duration)}, from {duration(span.start)} to {duration(span.end)}"
+    start, end = duration(span.start - zero), duration(span.end - zero)
+    return f"{', '.join(parts)}; {duration(span.duration)}, from {start} to {end}"
 
 
 def rank_rows(timeline: Timeline) -> list[Row]:
@@ -76,7 +82,7 @@ def _average(timeline: Timeline) -> str:
     if shares.transfer > 0:
         parts.append(f"moved data for {percent(shares.transfer)}")
     parts.append(f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited")
-    if shares.rest >= 0.005:
+    if shares.rest >= 0.02:
         parts.append(f"did none of these for {percent(shares.rest)}")
     return f"{who} {', '.join(parts[:-1])} and {parts[-1]}"
 
@@ -88,7 +94,7 @@ def _longest_wait(timeline: Timeline) -> str:
         return ""
     reasons: dict[str, float] = defaultdict(float)
     for span in timeline.of(rank):
-        if span.kind == "wait":
+        if span.kind == "wait" and not span.background:
             reasons[_reason(span)] += span.duration
     (reason, _), *others = sorted(reasons.items(), key=lambda item: -item[1])
     mostly = "mostly " if others else ""

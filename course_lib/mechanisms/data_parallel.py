@@ -104,7 +104,7 @@ class DataParallel(nn.Module):
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             dist.broadcast(tensor.detach(), group=group, group_src=0)
         self._buckets = _fill_buckets(reversed(parameters.values()), bucket_mb * 2**20)
-        self._total_bytes = sum(bucket.flat.nbytes for bucket in self._buckets)
+        self._total_bytes = sum(parameter.nbytes for parameter in parameters.values())
         self._is_syncing = True
         self._usual_share: float | None = None
         self._begin_step()

@@ -4,8 +4,8 @@
 # Large models are trained on many devices at once. In this course you do the same on your own computer: your code
 # runs on several real processes, they really talk to each other, and you watch what each of them does.
 #
-# This page takes five minutes. You need Python, and it helps if you have trained a model in PyTorch once.
-# Run a cell with **Shift + Enter**, from top to bottom.
+# This page takes five minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
+# with **Shift + Enter**, from top to bottom.
 #
 # ## One function, four processes
 
@@ -16,8 +16,7 @@ from course_lib import launch
 def hello(rank):
     print(f"hello, I am number {rank}")
 
-
-launch(hello, world_size=4)
+run = launch(hello, world_size=4)
 
 # %% [markdown]
 # `launch` started four processes, and each of them called `hello` once. Such a process is called a **rank**, and so
@@ -31,11 +30,9 @@ import os
 
 diary = []
 
-
 def write(rank):
     diary.append(rank)
     return diary, os.getpid()
-
 
 run = launch(write, world_size=4)
 print("on the ranks:   ", [pages for pages, _ in run.results])
@@ -57,13 +54,12 @@ import torch.distributed as dist
 
 
 def message(rank):
-    box = torch.zeros(3)
+    box = torch.tensor([0, 0, 0])
     if rank == 0:
-        dist.send(torch.tensor([3.0, 1.0, 4.0]), dst=1)
+        dist.send(torch.tensor([3, 1, 4]), dst=1)
     if rank == 1:
         dist.recv(box, src=0)
     return box.tolist()
-
 
 launch(message, world_size=2).results
 
@@ -108,7 +104,6 @@ def work_then_add(rank):
         time.sleep(0.1 * (rank + 1))
     dist.all_reduce(torch.ones(1))
 
-
 run = launch(work_then_add, world_size=4)
 
 # %% tags=["nbval-ignore-output"]
@@ -121,8 +116,8 @@ gantt(run.timeline, title="Nobody leaves before the last has come")
 # waited longest: an all-reduce cannot end before the last rank has arrived with its number. The whole group is as
 # slow as its slowest member.
 #
-# The word at the top of the picture is there in every picture of this course: **measured** is what really happened
-# on your machine's clock, **paced** is a real run whose devices and links have the speed of other hardware, and
+# The word at the top of the picture is there in every picture of this course: **measured** is what really happened on
+# your machine's clock, **paced** is a real run whose devices and links have the speed of other hardware, and
 # **modelled** was calculated and not run.
 #
 # ## A deadlock, on purpose
@@ -138,13 +133,12 @@ def swap(rank):
     dist.send(torch.tensor([10.0 + rank]), dst=other)
     return received.item()
 
-
 launch(swap, world_size=2)
 
 # %% [markdown]
 # Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster this looks like a job that is
-# running, uses all its devices, and never gets anywhere. Here you are told within two seconds: the first line says who waited for
-# whom, and the table shows each rank's state and the line it was at.
+# running, uses all its devices, and never gets anywhere. Here you are told within two seconds: the first line says
+# who waited for whom, and the table shows each rank's state and the line it was at.
 #
 # No mistake is a dead end in this course. A rank that crashes, hangs or disappears is reported in the same way, your
 # notebook keeps its variables, and the next cell works:
@@ -161,19 +155,18 @@ def swap(rank):
         dist.send(torch.tensor([10.0 + rank]), dst=other)
     return received.item()
 
-
 launch(swap, world_size=2).results
 
 # %% [markdown]
 # Rank 0 now speaks first, and each has the other's number.
 #
-# Try your own mistakes. Let both ranks send first, let one raise an exception, or let one return early, and read
-# what you are told.
+# Try your own mistakes. Let both ranks send first, let one raise an exception, or let one return early, and read what
+# you are told.
 #
 # ## Where to go next
 #
-# - **[Data parallelism](02_data_parallelism.ipynb)**, the first lesson: four ranks train one model together, on
-#   real text, and you find out when four are four times as fast and when they are not.
+# - **[Data parallelism](02_data_parallelism.ipynb)**, the first lesson: four ranks train one model together, on real
+#   text, and you find out when four are four times as fast and when they are not.
 # - **[Its exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb)**: build it yourself, with a check
 #   that runs your code on real ranks.
 #

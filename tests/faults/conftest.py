@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -101,7 +102,7 @@ def recorded_workers(folder: Path) -> list[psutil.Process]:
 def left_as_it_was(folder: Path, world_size: int) -> Iterator[None]:
     """Inside, a launch fails. After it the next one works, and nothing of the failed one is left."""
     good_run(world_size)
-    before, processes = state_of_this_process(), len(descendants())
+    before, processes, files = state_of_this_process(), len(descendants()), len(files_of_this_process())
     yield
     failed = recorded_workers(folder)
     begun = time.monotonic()
@@ -110,6 +111,7 @@ def left_as_it_was(folder: Path, world_size: int) -> Iterator[None]:
     assert state_of_this_process() == before
     assert_gone([worker for worker in failed if worker.pid not in pool])
     eventually(lambda: len(descendants()) <= processes, "a process more than before the mistake", descendants)
+    assert len(files_of_this_process()) <= files, files_of_this_process()
 
 
 def good_run(world_size: int) -> list[int]:
@@ -147,6 +149,17 @@ def state_of_this_process() -> dict[str, Any]:
     return seen
 
 
+def files_of_this_process() -> list[str]:
+    """Temporary files that bear our process id, and shared memory that still has a name: others run beside us."""
+    found = [name for name in os.listdir(tempfile.gettempdir()) if f"-{os.getpid()}-" in name]
+    if sys.platform == "linux":
+        for process in (psutil.Process(), *descendants()):
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+                found += {line.split(maxsplit=5)[5] for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
+    return found
+
+
 def descendants() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if is_running(p)]
 
@@ -172,6 +185,19 @@ def eventually(
     while not holds():
         assert time.monotonic() < deadline, f"{otherwise} after {within * BUSY} s: {detail()}"
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def kill() -> Callable[[psutil.Process], None]:
+    """`kill(process)` returns once it is dead: a zombie if it is our own child, and otherwise gone."""
+
+    def end(process: psutil.Process) -> None:
+        assert process.pid != os.getpid()
+        is_own = process.ppid() == os.getpid()
+        process.kill()
+        eventually(lambda: not (is_running(process) if is_own else psutil.pid_exists(process.pid)), "not dead")
+
+    return end
 
 
 def first_line(error: BaseException) -> str:

@@ -106,6 +106,16 @@ def test_a_cycle_among_some_is_named_though_the_others_wait_in_a_collective(faul
     assert waits("receive", 1, 2) in line and waits("receive", 2, 1) in line
 
 
+def test_a_cycle_among_some_is_named_though_another_computes_on(fault):
+    def two_of_three(rank):
+        if rank < 2:
+            dist.recv(torch.zeros(1), 1 - rank)
+        time.sleep(60)
+
+    line = str(fault.of(Deadlock, two_of_three, 3)).splitlines()[0]
+    assert waits("receive", 0, 1) in line and waits("receive", 1, 0) in line
+
+
 def test_a_cycle_of_a_receive_and_a_collective_is_found(fault):
     def crossed(rank):
         if rank == 0:

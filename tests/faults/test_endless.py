@@ -18,9 +18,8 @@ LIMIT = 1.5
 
 def test_an_endless_python_loop_is_ended_at_its_line(fault, row_at):
     def spins(rank):
-        n = 0
         while rank == 0:
-            n += 1  # spins
+            sum(range(1_000_000))  # spins
 
     error = fault.of(RankTimeout, spins, timeout=LIMIT)
     line = str(error).splitlines()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import time
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankDied, RankFailed, RunError, launch
+from course_lib import RankDied, RankFailed, RankTimeout, RunError, launch
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -195,6 +196,15 @@ def test_a_rank_that_prints_without_end_is_stopped_and_its_output_capped(fault, 
     assert len(capsys.readouterr().out) < 20_000_000
 
 
+def test_a_line_that_was_begun_is_not_lost_when_the_time_is_up(fault, capsys):
+    def shows_progress(rank):
+        print("half of it", end="")
+        time.sleep(60)
+
+    fault.of(RankTimeout, shows_progress, timeout=1.0)
+    assert "half of it" in capsys.readouterr().out
+
+
 def test_the_function_being_given_too_few_parameters_is_said_plainly():
     with pytest.raises((TypeError, RankFailed), match="rank"):
         launch(lambda: 1, 2)
@@ -236,6 +246,7 @@ def test_ten_mistakes_in_a_row_do_not_use_up_file_descriptors(fault):
         os._exit(1)
 
     def open_files():
+        gc.collect()  # the errors of before hold on to what their frames saw
         return psutil.Process().num_fds() if hasattr(psutil.Process, "num_fds") else 0
 
     fault.of(RankFailed, raises)
@@ -244,6 +255,16 @@ def test_ten_mistakes_in_a_row_do_not_use_up_file_descriptors(fault):
         fault.of(RankFailed, raises)
         fault.of(RankDied, dies)
     assert open_files() <= before
+
+
+def test_a_rank_that_raises_is_reported_though_another_computes_on(fault):
+    def one_raises(rank):
+        if rank == 0:
+            raise ValueError("at once")
+        time.sleep(60)
+
+    error = fault.of(RankFailed, one_raises)
+    assert error.rank == 0 and error.report.rows[1].state == "computing"
 
 
 def test_a_rank_that_raises_late_is_reported_when_it_does(fault):

@@ -1,0 +1,79 @@
+"""The runs behind an explorer, for lessons to call by themselves as well.
+
+They run on ranks, so this file must not import ipywidgets: every rank would.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from course_lib import data
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.ranks import Pace, launch
+from course_lib.timeline import Span, Timeline, compute
+
+# Small, so that sixteen ranks on two cores really compute in less time than the devices they stand for.
+SMALL = GPTConfig(layers=1, hidden=32, heads=2)
+BUCKET = 0.4  # of the model: a few buckets, as a large model fills a few of 25 MiB
+
+
+def training_step(
+    world_size: int,
+    batch_size: int,
+    pace: Pace | None = None,
+    overlap: bool = True,
+    config: GPTConfig = SMALL,
+    repeat: int = 1,
+) -> Timeline:
+    """Train with data parallelism on real ranks; the timeline of one step, of `repeat` steps the fastest.
+
+    batch_size: samples of the whole minibatch. One sample is one unit of `work` for the pace.
+
+    Raises ValueError if there are fewer samples than ranks.
+    """
+    if batch_size < world_size:
+        raise ValueError(f"batch_size={batch_size} is less than world_size={world_size}; every rank needs a sample")
+    run = launch(_train, world_size, (batch_size, overlap, config, repeat), pace=pace)
+    # Whatever else the computer does can only slow a step down.
+    return min(last_steps(run.timeline, repeat), key=lambda step: step.makespan)
+
+
+def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
+    """The last n training steps of a run, each from its forward pass to the end of its optimizer's step.
+
+    Raises ValueError if some rank has marked fewer than n forward passes or optimizer steps.
+    """
+    steps: list[list[Span]] = [[] for _ in range(n)]
+    for rank in range(timeline.world_size):
+        spans = timeline.of(rank)
+        starts = [span.start for span in spans if span.kind == "forward"][-n:]
+        ends = [span.end for span in spans if span.kind == "optimizer"][-n:]
+        if (marked := min(len(starts), len(ends))) < n:
+            raise ValueError(f"n={n} steps are not in this timeline; rank {rank} has marked {marked}")
+        for step, start, end in zip(steps, starts, ends, strict=True):
+            step += [span for span in spans if start <= span.start and span.end <= end]
+    return [Timeline(step, timeline.world_size, timeline.origin) for step in steps]
+
+
+def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig, repeat: int) -> None:
+    model = TinyGPT(config)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    replica = DataParallel(model, bucket_mb=BUCKET * size / 2**20, overlap=overlap)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(batch_size)])
+    inputs, targets = batches.split(minibatch, dist.get_world_size())[rank]
+    for step in range(repeat + 1):
+        # The first step makes buffers and counts shares. It is not looked at, so it need not keep the pace.
+        work = len(inputs) if step else 0
+        dist.barrier()
+        with compute("forward", work=work):
+            loss = data.answer_loss(replica(inputs), targets)
+        with compute("backward", work=work):
+            loss.backward()
+        replica.finish()
+        with compute("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()

@@ -1,0 +1,285 @@
+# %% [markdown]
+# # Data parallelism, by hand
+#
+# Every rank holds the whole model, works on its own share of the minibatch, and at the end of the step all ranks have
+# one and the same gradient. Three functions make that happen. Here you write them, and they run on real processes.
+#
+# | | you build | minutes | difficulty | points |
+# |---|---|---|---|---|
+# | 1 | `split_batch`: who works on which samples | 10 | ★☆☆ | 2 |
+# | 2 | `average_gradients`: one gradient out of many | 15 | ★★☆ | 3 |
+# | 3 | `ring_all_reduce`: the sum over all ranks, out of nothing but messages | 35 | ★★★ | 5 |
+#
+# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, compares the result with what a
+# single process computes from the whole minibatch, says what is wrong in plain words, and once nothing is, tells you
+# what your solution costs. Nothing that you write can break anything: a deadlock, an endless loop or a crash ends in
+# a sentence and a line number. Run a check as often as you like.
+
+# %%
+import torch
+import torch.distributed as dist
+
+from course_lib import checks, launch
+from course_lib.data import answer_loss, minibatches, train_test_split
+from course_lib.model import TinyGPT
+
+# %% [markdown]
+# ## 1. Split a minibatch
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the share of one rank, also when the samples cannot be divided evenly | 10 | ★☆☆ |
+#
+# All ranks run the same program and see the same minibatch. What differs is one number, `rank`. Ten samples on four
+# ranks:
+#
+#     minibatch    [ 0  1  2  3  4  5  6  7  8  9 ]
+#     shares       [ 0  1  2 ]  [ 3  4  5 ]  [ 6  7 ]  [ 8  9 ]
+#
+# A step is over when the slowest rank is done, so no share should be larger than it must.
+
+# %% nbgrader={"grade_id": "split_batch", "solution": true}
+def split_batch(batch, rank, world_size):
+    """This rank's share of a minibatch.
+
+    batch: a tensor [samples, ...] with one sample in each row, and with at least world_size of them.
+    Returns the rows that this rank works on, as a tensor. Each sample is in exactly one rank's share, no share is
+    empty, and none is larger than it has to be.
+
+    Every rank calls this twice, with the inputs and with the targets; their rows have to stay together.
+    """
+    ### BEGIN SOLUTION
+    least, left_over = divmod(len(batch), world_size)
+    start = rank * least + min(rank, left_over)
+    stop = start + least + (1 if rank < left_over else 0)
+    return batch[start:stop]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: how many samples?</summary>
+#
+# Every rank gets at least `len(batch) // world_size` samples. How many are left over, and which ranks could take one
+# more?
+# </details>
+# <details><summary>Hint 2: where does a share start?</summary>
+#
+# At the end of the shares before it. In front of rank `rank` there are `rank` shares, and those of them that took one
+# of the samples left over are one longer: that is `min(rank, left_over)` of them.
+# </details>
+# <details><summary>Hint 3: the last line</summary>
+#
+# `return batch[start:stop]`. A slice is a view of the batch: nothing is copied.
+# </details>
+
+# %% nbgrader={"grade_id": "check_split_batch", "grade": true, "locked": true, "points": 2}
+checks.split_batch(split_batch).require()
+### BEGIN HIDDEN TESTS
+assert checks.split_batch(split_batch, seed=1).passed
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 2. Average the gradients
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the gradient of the whole minibatch, on every rank | 15 | ★★☆ |
+#
+# After its backward pass each rank holds the gradient of the mean loss over *its own* samples. What the optimizer
+# needs is the gradient of the mean over *all* samples, the same on every rank. With ten samples on four ranks the
+# shares differ in size, so think about how much each rank's gradient should count.
+#
+# `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over all ranks. All ranks have to call it.
+
+# %% nbgrader={"grade_id": "average_gradients", "solution": true}
+def average_gradients(model, samples):
+    """Replace the gradient of each parameter by that of the whole minibatch.
+
+    model: after a backward pass; each `parameter.grad` belongs to the mean loss over this rank's samples. All ranks
+        have the same parameters. Those that are frozen have no gradient (`parameter.grad is None`), and stay so.
+    samples: how many samples this rank has; other ranks may have more or fewer.
+    """
+    ### BEGIN SOLUTION
+    total = torch.tensor(samples)
+    dist.all_reduce(total)
+    weight = samples / total.item()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= weight
+            dist.all_reduce(parameter.grad)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: equal shares first</summary>
+#
+# If all shares have the same size, the gradient of the mean over all samples is the mean of the ranks' gradients: add
+# them up, and divide by the number of ranks, `dist.get_world_size()`. The check begins with this case.
+# </details>
+# <details><summary>Hint 2: shares of different size</summary>
+#
+# A mean over 3 samples, times 3, is the sum over these samples. Sums can be added, on all ranks together, and divided
+# by the number of all samples once.
+# </details>
+# <details><summary>Hint 3: how many samples are there on all ranks?</summary>
+#
+# The ranks can add up that number as they add up anything else: `total = torch.tensor(samples)`, then
+# `dist.all_reduce(total)`.
+# </details>
+
+# %% nbgrader={"grade_id": "check_average_gradients", "grade": true, "locked": true, "points": 3}
+averaging = checks.average_gradients(average_gradients)
+averaging.require()
+### BEGIN HIDDEN TESTS
+assert checks.average_gradients(average_gradients, seed=1).passed
+### END HIDDEN TESTS
+
+# %% [markdown]
+# The third part of the price is time. The check has also run one training step with your function in it, on four
+# ranks with emulated links between them: here is what each rank did, and how much of the time it computed nothing.
+
+# %% tags=["nbval-ignore-output"]
+averaging.idle
+
+# %% [markdown]
+# ## 3. A ring all-reduce
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | what is inside `dist.all_reduce`, out of `send` and `recv` | 35 | ★★★ |
+#
+# If every rank sent its whole tensor to every other, the traffic would grow with each rank. Instead the ranks stand
+# in a ring. Each sends to its right neighbor and receives from its left one, and the tensor is cut into as many
+# chunks as there are ranks. There are two phases, of `world_size - 1` rounds each.
+#
+# **Add up.** In every round each rank sends one chunk, and adds the chunk that arrives to its own. In the next round
+# it sends that sum on. With three ranks whose chunks are called a, b and c:
+#
+#     round 1      rank 0 sends a        rank 1 sends b        rank 2 sends c
+#     then holds   c of 2, 0             a of 0, 1             b of 1, 2
+#     round 2      rank 0 sends c        rank 1 sends a        rank 2 sends b
+#     then holds   b of 1, 2, 0          c of 2, 0, 1          a of 0, 1, 2        one finished chunk each
+#
+# **Hand out.** The finished chunks go around the ring once more, and each rank copies what arrives.
+
+# %% nbgrader={"grade_id": "ring_all_reduce", "solution": true}
+def ring_all_reduce(tensor):
+    """Replace a tensor, on every rank, by its sum over all ranks, in place.
+
+    tensor: contiguous, of any shape and dtype, the same on all ranks, with at least world_size elements.
+
+    Uses dist.send, dist.recv, dist.isend and dist.irecv alone. Each rank talks to its two neighbors only and sends
+    2 (world_size - 1) messages, each of them one chunk: the world_size-th part of the tensor, rounded up.
+    """
+    ### BEGIN SOLUTION
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.view(-1).tensor_split(world_size)
+
+    def exchange(outgoing, incoming):
+        sending = dist.isend(outgoing, (rank + 1) % world_size)
+        dist.recv(incoming, (rank - 1) % world_size)
+        sending.wait()
+
+    buffer = torch.empty_like(chunks[0])  # no chunk is longer than the first
+    for step in range(world_size - 1):
+        own = chunks[(rank - step - 1) % world_size]
+        arriving = buffer[: len(own)]
+        exchange(chunks[(rank - step) % world_size], arriving)
+        own += arriving
+
+    for step in range(world_size - 1):
+        exchange(chunks[(rank - step + 1) % world_size], chunks[(rank - step) % world_size])
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: chunks</summary>
+#
+# `tensor.view(-1)` is the tensor as one long row, and `.tensor_split(world_size)` cuts that into chunks. Both are
+# views: whatever you write into a chunk (`chunk += ...`, `chunk.copy_(...)`) is written into the tensor.
+# </details>
+# <details><summary>Hint 2: one round</summary>
+#
+# `dist.send` comes back only when the other side receives. If all ranks send first, nobody ever receives.
+# `dist.isend` comes back at once with a handle: receive next, and then call the handle's `wait()`. Receive into a
+# tensor of your own, `torch.empty_like(chunk)`, because you still need what is in the chunk.
+# </details>
+# <details><summary>Hint 3: which chunk?</summary>
+#
+# Let rank r send chunk r in the first round. What arrives is then chunk r - 1, from the left. You send in each round
+# what you added to in the round before, so both numbers go down by one from round to round, around the ring: `%
+# world_size`.
+# </details>
+# <details><summary>Hint 4: the second phase</summary>
+#
+# After the first phase rank r has finished chunk r + 1. Send that, receive chunk r right into its place, and go on
+# downwards. Nothing is added any more.
+# </details>
+
+# %% nbgrader={"grade_id": "check_ring_all_reduce", "grade": true, "locked": true, "points": 5}
+ring = checks.ring_all_reduce(ring_all_reduce)
+ring.require()
+### BEGIN HIDDEN TESTS
+assert checks.ring_all_reduce(ring_all_reduce, seed=1).passed
+### END HIDDEN TESTS
+
+# %% [markdown]
+# A step with your ring at its end, over emulated links of 5 ms and 6 MB/s. While the ring runs nobody computes, so
+# even the best possible ring leaves the ranks idle; hiding it behind the backward pass is what buckets are for.
+
+# %% tags=["nbval-ignore-output"]
+ring.idle
+
+# %% [markdown]
+# ## Everything together
+#
+# `average_gradients` pays the latency of the link once for every parameter. Here all gradients travel as one message,
+# and they travel on your ring. The same check can look at this one too: compare its price and its idle time with
+# yours above.
+
+
+# %%
+def average_in_one_message(model, samples):
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    total = torch.full((dist.get_world_size(),), samples)
+    ring_all_reduce(total)
+    message = torch.cat([gradient.flatten() for gradient in gradients])
+    message *= samples / total[0].item()
+    ring_all_reduce(message)
+    for gradient, part in zip(gradients, message.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+together = checks.average_gradients(average_in_one_message)
+together
+
+# %% tags=["nbval-ignore-output"]
+together.idle
+
+# %% [markdown]
+# Four ranks now train a small GPT to add two numbers. Each step has 30 problems, which four does not divide. Beside
+# it one process does the same with all 30. The sums are taken in another order, so the last digits may differ, and no
+# more.
+
+
+# %%
+def train(rank, steps):
+    """Returns all parameters, after so many steps, as one vector."""
+    problems, _ = train_test_split()
+    batches = minibatches(problems, 30)
+    model = TinyGPT(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        inputs, targets = (split_batch(part, rank, dist.get_world_size()) for part in next(batches))
+        optimizer.zero_grad()
+        answer_loss(model(inputs), targets).backward()
+        average_in_one_message(model, len(inputs))
+        optimizer.step()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+replicas = launch(train, 4, args=(20,)).results
+alone = launch(train, 1, args=(20,)).results[0]
+
+print("all replicas equal, bit for bit:", all(torch.equal(replica, replicas[0]) for replica in replicas))
+print("equal to one process up to rounding:", torch.allclose(replicas[0], alone, atol=1e-5))

@@ -1,0 +1,600 @@
+# %% [markdown]
+# # Data parallelism
+#
+# **What you do:** train one model on four processes, find out whether that is the same training as on one, and why
+# sixteen workers may be only ten times as fast as one.<br>
+# **Time:** 45 minutes.<br>
+# **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
+#
+# Every part asks you something first. Decide on an answer before you run the next cell, even if it is a guess: you
+# will see more in what follows.
+#
+# ## 1. Many hands
+#
+# A model learns from a **minibatch**, a handful of examples at a time. Ours are sums of two numbers, written as text.
+# The model reads `37+48=` and should write `085`.
+
+# %%
+from course_lib import data
+
+problems, unseen = data.train_test_split()
+print([data.solution(problem) for problem in problems[25:30]])
+print(len(problems), "sums to learn from,", len(unseen), "that the model never sees before its test")
+
+# %% [markdown]
+# You have four workers, and each is to take a share of the minibatch, so that all work at the same time. *Predict:* a
+# minibatch has 10 samples. Which of them does each worker get?
+
+# %%
+import torch
+
+from course_lib.mechanisms import batches
+
+batches.split(torch.arange(10), 4)
+
+# %% [markdown]
+# Every sample goes to exactly one worker, and no share is more than one sample larger than another.
+#
+# Now four real ranks do it. Each builds the whole model, takes its share and computes the loss on it.
+
+# %%
+import torch.distributed as dist
+
+from course_lib import launch
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.timeline import compute
+
+minibatch = next(data.minibatches(problems, 512))
+
+def work_on_share(rank):
+    model = TinyGPT()
+    inputs, targets = batches.split(minibatch, dist.get_world_size())[rank]
+    with compute("forward"):
+        data.answer_loss(model(inputs), targets)
+    return f"{len(inputs)} samples, {sum(p.numel() for p in model.parameters()):,} parameters"
+
+run = launch(work_on_share, world_size=4)
+run.results
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.figures import gantt
+
+gantt(run.timeline, title="Four forward passes at the same time")
+
+# %% [markdown]
+# This is **data parallelism**: the data are split, the model is not. Every rank holds a full copy of the model, a
+# **replica**, and works on its own share while the others work on theirs.
+#
+# ### Question: 512 samples, 8 workers
+#
+# What does each worker get?
+#
+# - **a** all 512 samples, and an eighth of the model
+# - **b** 64 samples, and the whole model
+# - **c** all 512 samples, and the whole model
+# - **d** 64 samples, and an eighth of the model
+#
+# Choose one. The next cell tries all four, on a model of eight blocks, so that it can be cut into eight.
+
+# %%
+from course_lib import RankFailed
+
+
+def try_out(rank, samples, model):
+    inputs, targets = minibatch if samples == "all samples" else batches.split(minibatch, 8)[rank]
+    blocks = TinyGPT(GPTConfig(layers=6)).blocks
+    if model == "an eighth of the model":
+        blocks = blocks[rank : rank + 1]
+    data.answer_loss(blocks(inputs), targets)
+    return len(inputs)
+
+def report(option, samples, model):
+    try:
+        computed = launch(try_out, 8, args=(samples, model)).results
+        print(f"{option}: works. Each worker computes {computed[0]} samples; one process alone would compute 512.")
+    except RankFailed:
+        print(f"{option}: does not work. A worker cannot compute the loss of its samples.")
+
+report("a", "all samples", "an eighth of the model")
+report("b", "a share of them", "the whole model")
+report("c", "all samples", "the whole model")
+report("d", "a share of them", "an eighth of the model")
+
+# %% [markdown]
+# **b** is data parallelism: an eighth of the work for each, and together they have seen every sample. **c** works as
+# well, but everyone does all the work, so eight workers are no faster than one. In **a** and **d** a block from the
+# middle of the model is given text, where it expects what the block before it has computed. You can split a model,
+# but then workers have to hand on what they compute halfway through; later lessons are about that.
+#
+# ## 2. Is it still the same training?
+#
+# Four workers now have four gradients, each from its own samples. One process with the whole minibatch would have
+# one. *Predict:* how do you get that one from the four? By adding them up, by taking their mean, or is any single one
+# of them good enough?
+#
+# First the gradient we are after, computed by one process, here in the notebook:
+
+# %%
+def gradient(inputs, targets):
+    model = TinyGPT()
+    data.answer_loss(model(inputs), targets).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+whole = gradient(*minibatch)
+
+# %% [markdown]
+# Then the candidates. Each of four ranks computes the gradient of its share, and an all-reduce adds up all four.
+
+# %%
+def own_and_sum(rank):
+    own = gradient(*batches.split(minibatch, 4)[rank])
+    total = own.clone()
+    dist.all_reduce(total)
+    return own, total
+
+own, total = launch(own_and_sum, world_size=4).results[0]
+
+# %%
+rounding = minibatch[1].numel() * torch.finfo(torch.float32).eps
+
+def compare(name, candidate):
+    difference = ((candidate - whole).abs().max() / whole.abs().max()).item()
+    print(f"{name:<18}", "the same, up to rounding" if difference < rounding else f"off by {difference:.0%}")
+
+compare("one of the four", own)
+compare("sum of the four", total)
+compare("mean of the four", total / 4)
+
+# %% [markdown]
+# It is the **mean**. The loss of a minibatch is the mean over its samples, so its gradient is the mean of theirs; and
+# with equal shares, the mean of the shares' means is the mean of everything:
+#
+# $$\nabla L \;=\; \frac{1}{B}\sum_{i=1}^{B}\nabla \ell_i
+# \;=\; \frac{1}{N}\sum_{r=0}^{N-1} g_r
+# \qquad\text{with}\qquad g_r = \frac{N}{B}\sum_{i\,\in\,\text{share}\;r}\nabla \ell_i$$
+#
+# for $B$ samples on $N$ ranks, where $g_r$ is the gradient that rank $r$ computes. (Were the loss a sum over the
+# samples, the gradients would be added up as well: a sum goes with a sum, a mean with a mean.)
+#
+# *Up to rounding* has a meaning here. The same numbers were added in another order, and a 32-bit number keeps about
+# seven digits, so the last one may differ. `rounding` is what can come together: one such error, `eps`, for each
+# number in the sum. It is far smaller than what any wrong idea is off by.
+#
+# The mean of means needs equal shares, though. *Predict:* 10 samples on 4 ranks make shares of 3, 3, 2 and 2. Is the
+# plain mean of the four gradients still right?
+
+# %%
+from course_lib.mechanisms.data_parallel import average_gradients
+
+ten_samples = tuple(tensor[:10] for tensor in minibatch)
+whole = gradient(*ten_samples)
+
+def averaged(rank, is_weighted):
+    model = TinyGPT()
+    inputs, targets = batches.split(ten_samples, 4)[rank]
+    data.answer_loss(model(inputs), targets).backward()
+    average_gradients(model, samples=len(inputs) if is_weighted else None)
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+compare("plain mean", launch(averaged, 4, args=(False,)).results[0])
+compare("weighted mean", launch(averaged, 4, args=(True,)).results[0])
+
+# %% [markdown]
+# In the plain mean, a sample from a share of two counts one and a half times as much as one from a share of three.
+# With each gradient weighted by the size of its share, all samples count the same again.
+#
+# `average_gradients` is the whole mechanism: an all-reduce for each parameter, and a division. You will build it
+# yourself in the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb).
+#
+# ### Question: eight gradients, and then?
+#
+# Eight replicas have each computed the gradient of their share of the minibatch. What must happen next, so that every
+# one of them learns from the whole minibatch?
+#
+# - **a** each updates its weights with its own gradient
+# - **b** rank 0 updates its weights with its own gradient, and sends them to all others
+# - **c** the gradients are averaged over the ranks, and each updates its weights with the average
+# - **d** each updates its weights with its own gradient, and then the weights are averaged over the ranks
+#
+# Choose one. Here they are in code:
+
+# %%
+def a(model, optimizer):
+    optimizer.step()
+
+def b(model, optimizer):
+    optimizer.step()
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+
+def c(model, optimizer):
+    average_gradients(model)
+    optimizer.step()
+
+def d(model, optimizer):
+    optimizer.step()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
+
+# %% [markdown]
+# Each option now trains eight replicas for ten steps. They are compared with each other, and with one process that
+# had the whole minibatch in every step. (In 64-bit numbers, so that no difference can be blamed on rounding.)
+
+# %%
+from itertools import islice
+
+
+def train_with(rank, option, steps=10):
+    model = TinyGPT(dtype=torch.float64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for batch in islice(data.minibatches(problems, 64), steps):
+        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
+        optimizer.zero_grad()
+        data.answer_loss(model(inputs), targets).backward()
+        option(model, optimizer)
+    return weights_of(model)
+
+def weights_of(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+def distance(replicas, other):
+    return max((replica - other).abs().max().item() for replica in replicas)
+
+# %%
+(one_process,) = launch(train_with, world_size=1, args=(a,)).results
+
+print("   replicas     compared with one process")
+for option in (a, b, c, d):
+    replicas = launch(train_with, world_size=8, args=(option,)).results
+    equal = "equal" if distance(replicas, replicas[0]) == 0 else "different"
+    same = "the same training" if distance(replicas, one_process) < 1e-9 else "another training"
+    print(f"{option.__name__}  {equal:<12} {same}")
+
+# %% [markdown]
+# Only **c** does what one process would have done with the whole minibatch.
+#
+# Look at **b** again: its replicas are equal to the last bit and still wrong, because seven of the eight shares were
+# thrown away. That ranks agree with each other proves nothing.
+#
+# **d** comes close. With plain gradient descent it would even be right, but AdamW scales every gradient before it
+# takes a step, and the mean of eight scaled steps is not the scaled step of the mean. Put `SGD` in the place of
+# `AdamW` in `train_with`, and run the two cells again.
+#
+# Why are the replicas still equal in **c**, although no weights were ever sent? They began equal, they got the same
+# gradient, and they did the same arithmetic with it. The **update rule** is the usual one, with the same mean on
+# every rank:
+#
+# $$w \;\leftarrow\; w - \eta \cdot \frac{1}{N}\sum_{r=0}^{N-1} g_r$$
+#
+# ## 3. Four processes train one model
+#
+# Now the real thing. `DataParallel` makes the replicas equal at the start, whatever each rank began with, and
+# averages gradients. The rest is the training loop you know, with `compute` marks for the picture.
+
+# %%
+from course_lib.mechanisms.data_parallel import DataParallel
+
+
+def train(rank, steps, dtype=torch.float32, batch_size=256):
+    replica = DataParallel(TinyGPT(seed=rank, dtype=dtype))
+    optimizer = torch.optim.AdamW(replica.parameters(), lr=2e-3)
+    for step, batch in enumerate(islice(data.minibatches(problems, batch_size), steps), start=1):
+        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
+        with compute("forward"):
+            loss = data.answer_loss(replica(inputs), targets)
+        with compute("backward"):
+            loss.backward()
+        replica.finish()
+        with compute("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % 50 == 0:
+            show_progress(rank, step, replica.module)
+    return replica.module.state_dict()
+
+# %% [markdown]
+# The test is done in parallel too: each rank answers its share of the unseen sums, and an all-reduce adds up how many
+# are right. *Predict:* always answering `109`, the commonest sum, is right one time in 90. How good will the model be
+# after 400 steps?
+
+# %%
+def show_progress(rank, step, model):
+    share = unseen[rank :: dist.get_world_size()]
+    right = torch.tensor(data.share_right(model, share) * len(share))
+    dist.all_reduce(right)
+    if rank == 0:
+        answer = data.complete(model, unseen[20:21])[0]
+        print(f"step {step:3}: {right.item() / len(unseen):4.0%} of the unseen sums right, for instance {answer}")
+
+# %% tags=["nbval-ignore-output"]
+run = launch(train, world_size=4, args=(400,), timeout=300)
+
+# %% [markdown]
+# Four processes have taught one model to add. Three things you want to know of any such run:
+#
+# **Is it right?** The replicas should be equal to the last bit, and good at sums they never saw:
+
+# %%
+def rebuilt(state):
+    model = TinyGPT()
+    model.load_state_dict(state)
+    return model
+
+models = [rebuilt(state) for state in run.results]
+print("four equal replicas:", all(torch.equal(weights_of(models[0]), weights_of(model)) for model in models))
+print("over 90% right:", data.share_right(models[0], unseen) > 0.9)
+
+# %% [markdown]
+# And is it the training that one process would have done with the whole minibatch? The same function on one rank is
+# that process. Compared after 20 steps, in 64-bit numbers:
+
+# %%
+four = launch(train, world_size=4, args=(20, torch.float64)).results[0]
+one = launch(train, world_size=1, args=(20, torch.float64)).results[0]
+difference = max((four[name] - one[name]).abs().max().item() for name in one)
+print("the same as one process, up to rounding:", difference < 1e-9)
+
+# %% [markdown]
+# **Who waited?** Here is the last of the 400 steps:
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets.experiments import last_steps
+
+(last,) = last_steps(run.timeline)
+gantt(last, title="One training step of four ranks")
+
+# %% [markdown]
+# Forward, backward, then the gradients travel, then everyone updates its weights. If you see ranks that wait, that is
+# your computer: four processes share its cores, some come late, and an all-reduce ends for nobody before the last has
+# come.
+#
+# **What does it cost?** Every byte that a rank sends is in the timeline:
+
+# %%
+parameters = sum(parameter.numel() for parameter in models[0].parameters())
+print(f"gradients: {parameters:,} numbers of 4 bytes are {4 * parameters:,} bytes")
+print(f"sent by each rank in one step: {last.bytes_sent(0):,} bytes")
+print(f"2 x 3/4 of the gradients: {2 * 3 * 4 * parameters // 4:,} bytes")
+
+# %% [markdown]
+# Why one and a half times the gradients, and not three times, once for every other rank? Good all-reduces go around
+# in a **ring**. Each rank cuts its gradients into $N$ pieces and passes on one piece at a time, $N-1$ times to add
+# them up and $N-1$ times to hand out the sums. So it sends $2(N-1)/N$ times the gradients $G$: never as much as
+# twice, even with a thousand ranks. (The few bytes on top count the samples of each share.)
+#
+# And memory? Each replica holds its weights, their gradients, and two more numbers for each weight that AdamW keeps.
+# *Predict:* how much of that does each of four ranks save?
+
+# %%
+one_rank = 4 * (parameters + parameters + 2 * parameters)
+print(f"one process alone: {one_rank:,} bytes; each of four ranks: {one_rank:,} bytes")
+
+# %% [markdown]
+# Nothing: a replica is a whole model. Data parallelism makes training faster, it does not make a model fit. (What
+# shrinks are the activations, since a share has fewer samples.)
+#
+# ## 4. The order of things
+#
+# ### Question: one step, in order
+#
+# Put the events of one step of data-parallel training in order:
+#
+# `update` · `backward` · `all_reduce` · `split` · `clear` · `forward`
+#
+# where `clear` sets the gradients back to nothing. Write your order down. Here is what each event does:
+
+# %%
+class Worker:
+    def __init__(self, rank):
+        self.rank, self.model = rank, TinyGPT(dtype=torch.float64)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
+        self.minibatches = data.minibatches(problems, 64)
+
+    def split(self):
+        self.inputs, self.targets = batches.split(next(self.minibatches), dist.get_world_size())[self.rank]
+
+    def forward(self):
+        self.loss = data.answer_loss(self.model(self.inputs), self.targets)
+
+    def backward(self):
+        self.loss.backward()
+
+    def all_reduce(self):
+        average_gradients(self.model)
+
+    def update(self):
+        self.optimizer.step()
+
+    def clear(self):
+        self.optimizer.zero_grad()
+
+# %% [markdown]
+# An order is a list of these, and four ranks can run any of them, for twenty steps. How far apart are the replicas
+# afterwards, and is it the training of one process?
+
+# %%
+def follow(rank, order, steps=20):
+    worker = Worker(rank)
+    for _ in range(steps):
+        for event in order.split():
+            getattr(worker, event)()
+    return weights_of(worker.model)
+
+(one_process,) = launch(follow, 1, args=("split forward backward update clear",)).results
+
+def judge(order):
+    print(order)
+    try:
+        replicas = launch(follow, 4, args=(order,)).results
+    except RankFailed as error:
+        print("    cannot be run:", error.__cause__)
+    else:
+        same = "the same" if distance(replicas, one_process) < 1e-9 else "not the same"
+        print(f"    replicas {distance(replicas, replicas[0]):.3f} apart, {same} as one process")
+
+# %%
+judge("split forward backward update all_reduce clear")
+judge("split forward all_reduce backward update clear")
+judge("split forward backward all_reduce clear update")
+judge("split forward backward all_reduce update")
+judge("forward split backward all_reduce update clear")
+
+# %% [markdown]
+# All of these are wrong, each in its own way:
+#
+# - **update before all_reduce**: each replica has taken its own step before the mean was there. The replicas drift
+#   apart, and nothing ever brings them together again.
+# - **all_reduce before backward**: there are no gradients yet to be averaged. The replicas drift in just the same
+#   way.
+# - **clear before update**: the replicas stay together, but the update finds no gradient. Nobody learns anything.
+# - **no clear**: old gradients are added to the new ones. The replicas agree, on a wrong training.
+# - **forward before split**: there is nothing to compute on, and the error says so.
+#
+# Now yours. Change the order in the next cell until it is the training of one process:
+
+# %%
+judge("split forward backward all_reduce update clear")
+
+# %% [markdown]
+# `clear` may also come first or second: what matters is that it lies between an update and the next backward pass.
+# `split`, `forward`, `backward`, `all_reduce`, `update` leave no choice.
+#
+# ## 5. Four times as fast?
+#
+# Half of the work for each of two ranks, a quarter for each of four: in the ideal case $N$ ranks are $N$ times as
+# fast. That is called the **speed-up**. *Predict:* how much faster are 8 ranks really, if the gradients have to
+# travel as well?
+#
+# Your computer has a few cores, so eight ranks on it cannot compute at the same time. Therefore this part is
+# **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a given
+# speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 1 ms
+# for a sample's forward pass and 2 ms for its backward pass; links carry 5 MB per second. (Real devices and links are
+# thousands of times as fast, and so are their models large. What counts is the ratio.)
+
+# %%
+from course_lib import Link, Pace
+from course_lib.widgets.experiments import training_step
+
+pace = Pace(device={"forward": 0.001, "backward": 0.002}, link=Link(latency=0.0001, bandwidth=5e6))
+ranks = (1, 2, 4, 8)
+paced = [training_step(n, batch_size=128, pace=pace, overlap=False, repeat=3) for n in ranks]
+
+# %% [markdown]
+# Beside it, what your computer does at its own speed, with a larger model. Two lines, and the ideal:
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.figures import Timing, attribute, lost_time, speed_up
+
+measured = [training_step(n, batch_size=512, config=GPTConfig(), repeat=5) for n in ranks]
+speed_up([Timing.of(step) for step in paced + measured], title="More ranks, more speed?")
+
+# %% [markdown]
+# Both bend away from the ideal. The measured line does so as soon as there are more ranks than cores. The paced line
+# has a device for each rank, and still bends. Where does its time go?
+
+# %% tags=["nbval-ignore-output"]
+lost_time({f"{step.world_size} ranks": attribute(step) for step in paced}, title="The time of the ranks, by cause")
+
+# %% [markdown]
+# The share of time spent on communication grows with every rank. Not because there is more of it, but because there
+# is less of everything else: computing is split among the ranks, the all-reduce is not. With $T_1$ for the time of
+# one rank, $G$ bytes of gradients, and a link of bandwidth $\beta$ and latency $\alpha$,
+#
+# $$T_N \;=\; \frac{T_1}{N} \;+\; 2\,\frac{N-1}{N}\cdot\frac{G}{\beta} \;+\; 2\,(N-1)\,\alpha$$
+#
+# The first term falls with $N$, the second hardly changes, the third grows.
+#
+# ### Question: eight are fine, sixteen are not
+#
+# A team trains with data parallelism. 8 workers gave nearly 8 times the speed of one. 16 workers gave only 10 times.
+# What is the likeliest bottleneck?
+#
+# - **a** each worker's device has become slower
+# - **b** exchanging gradients: it does not shrink as the shares do, and now has to leave the machine
+# - **c** the update, which every worker does in full
+# - **d** the model has become too large for one worker
+#
+# Choose one. Let us build that cluster: machines with eight devices each, fast links inside, slower ones between
+# them.
+
+# %%
+cluster = Pace(
+    device={"forward": 0.001, "backward": 0.002},
+    link=Link(latency=0.0001, bandwidth=100e6),
+    inter_node=Link(latency=0.0001, bandwidth=2e6),
+    devices_per_node=8,
+)
+steps = {n: training_step(n, batch_size=512, pace=cluster, overlap=False, repeat=2) for n in (1, 8, 16)}
+
+# %% tags=["nbval-ignore-output"]
+speed_up([Timing.of(step) for step in steps.values()], title="8 workers in one machine, 16 in two")
+
+# %% [markdown]
+# There it is. Now ask the ranks where their time went:
+
+# %% tags=["nbval-ignore-output"]
+lost_time({f"{n} workers": attribute(step) for n, step in steps.items()}, title="What the workers did")
+
+# %% [markdown]
+# **b**. Computing is still split evenly, so no device has become slower, and the update is far too short to matter.
+# What has grown is communication that the workers stand and wait for: from 8 to 16 workers every share is halved,
+# while the gradients stay as large as they were and have to cross the slow link between two machines. (And a model
+# that was too large for a worker would not train at all, on 8 or on 16.)
+#
+# If that is the cause, then removing it must help. Same sixteen workers, fast links everywhere:
+
+# %% tags=["nbval-ignore-output"]
+fast = Pace(device=cluster.device, link=cluster.link)
+remedy = training_step(16, batch_size=512, pace=fast, overlap=False, repeat=2)
+print(f"slow link between machines: {steps[1].makespan / steps[16].makespan:.1f} times as fast as one worker")
+print(f"fast links everywhere:      {steps[1].makespan / remedy.makespan:.1f} times as fast as one worker")
+
+# %% [markdown]
+# ## 6. Turn the knobs
+#
+# Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute
+# for every exchange (a larger minibatch). And you can hide the exchange: the backward pass begins at the last layer,
+# so the gradients of the last layers are ready while those of the first are still being computed. `DataParallel`
+# collects them in **buckets** and sends each as soon as it is full. That is called **overlap**.
+#
+# Every move of a control runs one real, paced step and redraws. Try these:
+#
+# 1. 8 ranks on the slowest link. How fast are they? Which single control helps most?
+# 2. Switch overlap off and on, and watch the thin lane under each rank: that is what travels in the background.
+# 3. Find a setting where 8 ranks are *slower* than 4. Why?
+# 4. Reach 7 times with 8 ranks. What is the slowest link that still does it?
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets.data_parallel import DataParallelExplorer
+
+DataParallelExplorer()
+
+# %% [markdown]
+# ## What you know now
+#
+# - Each rank holds the whole model and computes on its share. The mean of the gradients, weighted by the shares, is
+#   the gradient of the minibatch, up to rounding.
+# - One all-reduce in each step, after the backward pass and before the update, keeps the replicas equal.
+# - Each rank sends nearly twice the size of the gradients in every step, however many ranks there are.
+# - Computing shrinks with the number of ranks and communication does not. That is where the speed-up ends.
+#
+# ### When it stops being true
+#
+# - **The minibatch runs out.** With as many ranks as samples there is nothing left to split. A larger minibatch gives
+#   more ranks work, but changes what is learned; with a learning rate raised in proportion this works up to a point
+#   (Goyal et al. 2017).
+# - **The model does not fit.** Every rank needs all of it. Splitting the model itself is what the next lessons are
+#   about.
+# - **One rank is slow.** All wait for it, in every step.
+#
+# ### Further reading
+#
+# - Li et al. 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 13(12): buckets
+#   and overlap, as PyTorch does them.
+# - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal of
+#   Parallel and Distributed Computing 69(2): why nobody can send less than the ring.
+# - Goyal et al. 2017, *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*, arXiv:1706.02677.
+#
+# **Next:** the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb). Split a batch, average
+# gradients and build the ring yourself; a check runs your functions on real ranks.

@@ -1,0 +1,52 @@
+"""How a verdict reads, in a notebook and elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib import Span, Timeline
+from course_lib.checks import Cost, Idle, NotPassed, Verdict
+
+RIGHT = Verdict("f", "passed", "Tried.", costs=(Cost("bytes", "1,200", "1,000"),), remarks=("Use `isend`.",))
+WRONG = Verdict("f", "idea", "a < b in `x`", "2 ranks", "too_small", facts=(("Line", "cell 3, line 1: x < y"),))
+
+
+def test_a_right_function_shows_its_price() -> None:
+    lines = str(RIGHT).splitlines()
+    assert lines[0] == "f is right."
+    assert lines[4].split() == ["price", "yours", "best", "possible"]
+    assert lines[5].split() == ["bytes", "1,200", "1,000"]
+    assert lines[-1] == "Use isend."
+
+
+def test_a_wrong_one_says_why_and_where() -> None:
+    assert str(WRONG).split("\n\n") == ["f: not yet. (Tried: 2 ranks.)", "a < b in x", "Line: cell 3, line 1: x < y"]
+
+
+def test_in_a_notebook_code_is_code_and_signs_are_safe() -> None:
+    html = WRONG._repr_mimebundle_()["text/html"]
+    assert "a &lt; b in <code>x</code>" in html
+    assert "<code>cell 3, line 1: x &lt; y</code>" in html
+    assert "<td>1,200</td><td>1,000</td>" in RIGHT._repr_mimebundle_()["text/html"]
+
+
+def test_requiring_a_right_one_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    RIGHT.require()
+    assert capsys.readouterr().out == f"{RIGHT}\n"
+
+
+def test_requiring_a_wrong_one_raises_without_a_wall_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NotPassed) as caught:
+        WRONG.require()
+    assert capsys.readouterr().out == f"{WRONG}\n"
+    assert str(caught.value) == str(WRONG)
+    assert caught.value._render_traceback_() == [
+        "NotPassed: the reason stands above. Change f and run this cell again."
+    ]
+
+
+def test_idle_time_says_what_would_be_possible_and_that_it_is_paced() -> None:
+    spans = [Span(0, "backward", "backward", 0.0, 3.0), Span(0, "transfer", "send", 3.0, 4.0, bytes=8)]
+    bundle = Idle(Timeline(spans, 1, "paced"), best=0.2)._repr_mimebundle_()
+    assert bundle["text/plain"].startswith("Idle 25% of the time; the best possible is 20% (paced")
+    assert "<img" in bundle["text/html"]

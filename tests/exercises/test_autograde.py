@@ -1,0 +1,120 @@
+"""An exercise goes the whole way through nbgrader: released, filled in, handed in, graded."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAME = "02_data_parallelism"
+
+# Right for every size that the visible check tries, and for no other.
+SPLIT_FOR_THE_VISIBLE_CHECK = """
+def split_batch(batch, rank, world_size):
+    assert (world_size, len(batch)) in [(2, 8), (3, 11), (4, 9), (4, 10)]
+    return batch.tensor_split(world_size)[rank]
+"""
+PLAIN_MEAN = """
+def average_gradients(model, samples):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+"""
+ANSWERS: dict[str, dict[str, str]] = {
+    "right": {},
+    "half": {"split_batch": SPLIT_FOR_THE_VISIBLE_CHECK, "average_gradients": PLAIN_MEAN},
+}
+
+
+def notebook(folder: str) -> Any:
+    return nbformat.read(ROOT / folder / NAME / f"{NAME}.ipynb", as_version=4)
+
+
+def solutions() -> dict[str, str]:
+    """What stands in the cells that students fill in, by grade_id."""
+    cells = (cell for cell in notebook("solutions").cells if "nbgrader" in cell.metadata)
+    return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells if cell.metadata.nbgrader.solution}
+
+
+def filled_in(answers: dict[str, str]) -> Any:
+    """The exercise with these answers in it."""
+    submission = notebook("exercises")
+    for cell in submission.cells:
+        grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
+        cell.source = answers.get(grade_id, cell.source)
+    return submission
+
+
+def nbgrader(course: Path, command: str) -> None:
+    words = [sys.executable, "-m", "nbgrader", command, NAME, f"--course-dir={course}"]
+    done = subprocess.run(words, cwd=course, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course in which the exercise was released, handed in by every student, and graded."""
+    course = tmp_path_factory.mktemp("course")
+    (course / "nbgrader_config.py").write_text("c = get_config()\nc.Execute.timeout = 300\n", encoding="utf-8")
+    shutil.copytree(ROOT / "solutions" / NAME, course / "source" / NAME)
+    nbgrader(course, "generate_assignment")
+    submissions = {student: filled_in(solutions() | answers) for student, answers in ANSWERS.items()}
+    for student, submission in {**submissions, "empty": notebook("exercises")}.items():
+        folder = course / "submitted" / student / NAME
+        folder.mkdir(parents=True)
+        nbformat.write(submission, folder / f"{NAME}.ipynb")
+    nbgrader(course, "autograde")
+    return course
+
+
+def scores(course: Path, student: str) -> dict[str, tuple[float, float]]:
+    """(score, possible) by grade_id."""
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+        grades = gradebook.find_submission_notebook(NAME, NAME, student).grades
+        return {grade.name: (grade.score, grade.max_score) for grade in grades}
+
+
+def test_a_right_submission_gets_every_point(course: Path) -> None:
+    assert scores(course, "right") == {
+        "check_split_batch": (2, 2),
+        "check_average_gradients": (3, 3),
+        "check_ring_all_reduce": (5, 5),
+    }
+
+
+def test_a_half_right_one_gets_what_it_earned(course: Path) -> None:
+    assert scores(course, "half") == {
+        "check_split_batch": (0, 2),  # by the hidden test
+        "check_average_gradients": (0, 3),
+        "check_ring_all_reduce": (5, 5),
+    }
+
+
+def test_an_empty_one_gets_nothing(course: Path) -> None:
+    assert [score for score, _ in scores(course, "empty").values()] == [0, 0, 0]
+
+
+def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path) -> None:
+    graded = nbformat.read(course / "autograded" / "half" / NAME / f"{NAME}.ipynb", as_version=4)
+    (cell,) = (c for c in graded.cells if c.metadata.get("nbgrader", {}).get("grade_id") == "check_average_gradients")
+    shown, error = cell.outputs
+    assert "Weight each gradient by samples" in shown.data["text/plain"]
+    assert error.ename == "NotPassed"
+    assert len(error.traceback) == 1
+
+
+def test_an_exercise_shows_no_solution_and_no_hidden_test() -> None:
+    text = "".join(cell.source for cell in notebook("exercises").cells)
+    assert text.count("raise NotImplementedError()") == 3
+    assert "seed=1" not in text and "HIDDEN" not in text and "SOLUTION" not in text
+    for answer in solutions().values():
+        assert answer not in text

@@ -1,0 +1,74 @@
+"""Reads pictures back from their SVG."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from typing import NamedTuple
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Box(NamedTuple):
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    tip: str
+
+
+def parsed(svg: str) -> ET.Element:
+    return ET.fromstring(svg)
+
+
+def texts(svg: str) -> list[str]:
+    """Everything written in the picture, from first to last."""
+    return [element.text or "" for element in parsed(svg).iter(f"{SVG}text")]
+
+
+def written(svg: str) -> list[tuple[str, float, float]]:
+    """Each text and where it stands."""
+    return [(e.text or "", float(e.attrib["x"]), float(e.attrib["y"])) for e in parsed(svg).iter(f"{SVG}text")]
+
+
+def places(svg: str) -> dict[str, tuple[float, float]]:
+    """Where each text stands, for texts that occur once."""
+    return {text: (x, y) for text, x, y in written(svg)}
+
+
+def boxes(svg: str) -> list[Box]:
+    """The boxes with a tooltip: bars, and the places of points."""
+    found = []
+    for element in parsed(svg).iter(f"{SVG}rect"):
+        tip = element.find(f"{SVG}title")
+        if tip is not None:
+            x, y, width, height = (float(element.attrib[name]) for name in ("x", "y", "width", "height"))
+            found.append(Box(x, y, width, height, kind_of(element.attrib["fill"]), tip.text or ""))
+    return found
+
+
+def strips(svg: str) -> list[Box]:
+    """The pieces of the shapes that many narrow bars share."""
+    found = []
+    for element in parsed(svg).iter(f"{SVG}path"):
+        tip = element.find(f"{SVG}title")
+        if tip is not None:
+            for x, y, width, height in re.findall(r"M([\d.]+),([\d.]+)h([\d.]+)v([\d.]+)h-", element.attrib["d"]):
+                fill = kind_of(element.attrib["fill"])
+                found.append(Box(float(x), float(y), float(width), float(height), fill, tip.text or ""))
+    return found
+
+
+def kind_of(fill: str) -> str:
+    """The kind that a fill stands for, or the plain color."""
+    named = re.fullmatch(r"url\(#\w+-(\w+)\)", fill)
+    return named[1] if named else fill
+
+
+def ids(svg: str) -> list[str]:
+    return [element.attrib["id"] for element in parsed(svg).iter() if "id" in element.attrib]
+
+
+def references(svg: str) -> set[str]:
+    return set(re.findall(r"url\(#([^)]+)\)", svg))

@@ -1,0 +1,286 @@
+"""The picture of a timeline, read back from its SVG and compared with the timeline."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.figures import gantt
+from course_lib.figures.gantt_chart import MOST_APART
+from course_lib.figures.palette import STYLES
+from course_lib.figures.svg import text_width
+from course_lib.timeline import KINDS, Span, Timeline
+from tests.figures.drawn import Box, boxes, ids, kind_of, parsed, places, references, strips, texts, written
+from tests.figures.synthetic import dense, every_kind, gpipe
+
+FORWARD = STYLES["forward"].fill
+
+
+def bar(svg: str, start_of_tip: str) -> Box:
+    (found,) = [box for box in boxes(svg) if box.tip.startswith(start_of_tip)]
+    return found
+
+
+def seconds_at(svg: str, x: float) -> float:
+    """The time that the axis shows at x, from the numbers written under it."""
+    where = places(svg)
+    unit = {"time (s)": 1.0, "time (ms)": 1e-3, "time (µs)": 1e-6}[next(t for t in where if t.startswith("time ("))]
+    marks = [
+        (float(text) * unit, x) for text, (x, y) in where.items() if y == where["time (ms)"][1] and text[0].isdigit()
+    ]
+    (first, left), (last, right) = marks[0], marks[-1]
+    return first + (last - first) * (x - left) / (right - left)
+
+
+def test_each_bar_begins_and_ends_where_the_axis_says() -> None:
+    svg = gantt(every_kind()).svg
+    for box in boxes(svg):
+        times = box.tip.split("; ")[-1].split(" from ")[1].split(" to ")
+        start, end = (float(text.split()[0]) * {"s": 1, "ms": 1e-3}[text.split()[1]] for text in times)
+        assert seconds_at(svg, box.x) == pytest.approx(start, abs=1e-5)
+        assert seconds_at(svg, box.x + box.width) == pytest.approx(end, abs=1e-5)
+
+
+def test_time_zero_is_when_the_first_span_began() -> None:
+    spans = [Span(0, "forward", "", 5.0, 5.02), Span(1, "forward", "", 5.01, 5.03)]
+    svg = gantt(Timeline(spans, 2)).svg
+    assert bar(svg, "rank 0").x == places(svg)["0"][0]
+    assert bar(svg, "rank 1").tip.endswith("from 10 ms to 30 ms")
+
+
+def test_there_is_a_row_for_each_rank_also_for_one_that_did_nothing() -> None:
+    svg = gantt(Timeline([Span(2, "forward", "", 0.0, 1.0)], 4)).svg
+    rows = [places(svg)[f"rank {rank}"][1] for rank in range(4)]
+    assert rows == sorted(rows)
+    assert bar(svg, "rank 2").y < rows[2] < bar(svg, "rank 2").y + bar(svg, "rank 2").height
+    assert "rank 4" not in texts(svg)
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 9, 16, 17, 32])
+def test_rows_do_not_overlap(ranks: int) -> None:
+    bars = boxes(gantt(gpipe(ranks, 4)).svg)
+    rows = sorted({(box.y, box.y + box.height) for box in bars})
+    assert len(rows) == ranks
+    assert all(below[0] > above[1] for above, below in pairwise(rows))
+
+
+def test_a_background_transfer_lies_in_a_thin_lane_under_the_bars_of_its_rank() -> None:
+    svg = gantt(every_kind()).svg
+    background = bar(svg, "rank 0: transfer, all_reduce, 8.19 kB, in the background")
+    above, below = bar(svg, "rank 0: forward"), bar(svg, "rank 1: forward")
+    assert above.y + above.height < background.y
+    assert background.y + background.height < below.y
+    assert background.height < above.height / 4
+
+
+def test_the_legend_names_the_kinds_that_occur_and_no_others() -> None:
+    labels = {style.label for style in STYLES.values()}
+    assert labels & set(texts(gantt(every_kind()).svg)) == labels
+    assert labels & set(texts(gantt(gpipe(2, 2)).svg)) == {"forward", "backward", "optimizer", "wait"}
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"), [("measured", "real clock"), ("paced", "emulated"), ("modelled", "not run")]
+)
+def test_the_picture_says_where_its_times_come_from(origin: str, words: str) -> None:
+    picture = gantt(gpipe(2, 2, origin=origin))
+    (heading,) = [text for text in texts(picture.svg) if text.startswith(origin)]
+    assert words in heading
+    assert f", {origin}: " in picture.summary
+    assert picture.rows[0]["origin"] == origin
+
+
+def test_micro_batches_stand_on_their_bars() -> None:
+    svg = gantt(gpipe(1, 3)).svg
+    x, y = places(svg)["2"]
+    on = [box for box in boxes(svg) if box.x <= x <= box.x + box.width and box.y <= y <= box.y + box.height]
+    assert ["micro-batch 2" in box.tip for box in on] == [True]
+
+
+def test_micro_batches_are_left_out_where_they_do_not_fit() -> None:
+    # 48 micro-batches, forward and backward, over 714 pixels: about 5 pixels for each forward.
+    svg = gantt(gpipe(1, 48)).svg
+    forwards = [box for box in boxes(svg) if ": forward" in box.tip]
+    assert max(box.width for box in forwards) < 6.9
+    assert "47" not in texts(svg)
+
+
+def test_a_micro_batch_stands_beside_the_wait_inside_its_bar() -> None:
+    spans = [Span(0, "backward", "", 0.0, 10.0, micro_batch=77), Span(0, "wait", "all_reduce", 1.0, 8.0)]
+    svg = gantt(Timeline(spans, 1)).svg
+    assert places(svg)["77"][0] > bar(svg, "rank 0: wait").x + bar(svg, "rank 0: wait").width
+
+
+def test_waits_are_painted_over_everything_else() -> None:
+    kinds = [box.tip.split(": ")[1].split(",")[0].split(";")[0] for box in boxes(gantt(every_kind()).svg)]
+    assert kinds.index("wait") == len(kinds) - 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.floats(1e-7, 1e-2)), min_size=1, max_size=300))
+def test_no_wait_is_hidden_however_short(pieces: list[tuple[str, float]]) -> None:
+    spans, now = [Span(1, "other", "", 0.0, 5.0)], 0.0
+    for kind, length in pieces:
+        spans.append(Span(0, kind, "", now, now + length))
+        now += length
+    svg = gantt(Timeline(spans, 2)).svg
+    drawn = [box for box in boxes(svg) + strips(svg) if box.fill == "wait" and box.tip]
+    scale = (800 - 70 - 16) / 5.0
+    left = 70.0
+    now = 0.0
+    for kind, length in pieces:
+        if kind == "wait":
+            x = left + now * scale
+            # Gathered by pixel column, so it may have moved by a pixel, or two beside others.
+            assert any(box.x - 2 <= x <= box.x + box.width + 2 for box in drawn)
+        now += length
+
+
+def test_many_short_spans_keep_their_shares_of_the_row() -> None:
+    timeline = dense(ranks=1, spans_per_rank=20_000)
+    svg = gantt(timeline).svg
+    assert boxes(svg) == []
+    pieces = strips(svg)
+    assert len(pieces) < 4 * 714 + 4
+    for kind, fill in (("forward", FORWARD), ("backward", "backward"), ("transfer", "transfer"), ("wait", "wait")):
+        length = sum(span.duration for span in timeline.spans if span.kind == kind)
+        drawn = sum(box.width for box in pieces if box.fill == fill)
+        assert drawn / 714 == pytest.approx(length / timeline.makespan, abs=0.02)
+
+
+def test_what_shares_a_pixel_lies_side_by_side() -> None:
+    pieces = sorted(strips(gantt(dense(ranks=1, spans_per_rank=20_000)).svg))
+    overlaps = [max(0.0, left.x + left.width - right.x) for left, right in pairwise(pieces)]
+    assert sum(overlaps) < 0.05 * sum(piece.width for piece in pieces)
+
+
+def test_every_span_wide_enough_to_see_alone_is_a_bar_of_its_own() -> None:
+    timeline = gpipe(8, 8, transfer=0.0005)
+    svg = gantt(timeline).svg
+    wide = [span for span in timeline.spans if 714 * span.duration / timeline.makespan >= 3]
+    assert len(boxes(svg)) == len(wide) < len(timeline.spans)
+    assert {box.tip for box in strips(svg)} == {"transfer, many short pieces"}
+
+
+def test_of_thousands_of_spans_the_widest_are_bars_of_their_own_and_none_is_lost() -> None:
+    timeline = dense(ranks=32, spans_per_rank=128)
+    svg = gantt(timeline).svg
+    alone, together = boxes(svg), strips(svg)
+    assert 0 < len(alone) <= MOST_APART
+    assert len(alone) + len(together) == len(timeline.spans)
+    assert min(box.width for box in alone) > max(box.width for box in together)
+
+
+def test_two_timelines_share_one_axis() -> None:
+    picture = gantt(gpipe(2, 2, forward=0.01, origin="measured"), compare=gpipe(2, 2, forward=0.005))
+    bars = [box for box in boxes(picture.svg) if "rank 0: forward, micro-batch 0" in box.tip]
+    assert len(bars) == 2
+    assert bars[0].x == bars[1].x
+    assert bars[0].width == pytest.approx(2 * bars[1].width, abs=0.02)
+    assert bars[0].y < bars[1].y
+    headings = [text for text in texts(picture.svg) if "2 ranks" in text]
+    assert [heading.split()[0] for heading in headings] == ["measured", "modelled"]
+    assert [row["origin"] for row in picture.rows] == ["measured", "measured", "modelled", "modelled"]
+
+
+def test_the_axis_is_as_long_as_the_longer_of_two_timelines() -> None:
+    svg = gantt(gpipe(1, 2, forward=0.01), compare=gpipe(1, 2, forward=0.02)).svg
+    assert max(box.x + box.width for box in boxes(svg)) == pytest.approx(800 - 16)
+
+
+def test_markup_in_names_and_titles_stays_text() -> None:
+    svg = gantt(every_kind(), title='a < b & "c" \x00').svg
+    assert 'a < b & "c" \ufffd' in texts(svg)
+    assert any('load <data> & "sort"' in box.tip for box in boxes(svg))
+
+
+def test_the_same_timeline_gives_the_same_bytes() -> None:
+    assert gantt(every_kind()).svg == gantt(every_kind()).svg
+    assert gantt(every_kind())._repr_mimebundle_() == gantt(every_kind())._repr_mimebundle_()
+
+
+def test_ids_of_two_pictures_in_one_page_do_not_clash() -> None:
+    pictures = [gantt(every_kind()).svg, gantt(gpipe(2, 2)).svg, gantt(every_kind(), width=500).svg]
+    together = [one for svg in pictures for one in ids(svg)]
+    assert len(together) == len(set(together)) > 6
+    for svg in pictures:
+        assert references(svg) == set(ids(svg))
+
+
+def test_the_same_picture_shown_live_twice_has_ids_of_its_own_each_time() -> None:
+    picture = gantt(every_kind())
+    first, second = (picture.inline().split("<details")[0] for _ in range(2))
+    assert not set(ids(first)) & set(ids(second))
+    assert picture.inline(key="explorer") == picture.inline(key="explorer")
+
+
+def test_an_empty_timeline_is_a_picture_too() -> None:
+    picture = gantt(Timeline([], 3))
+    assert parsed(picture.svg).attrib["width"] == "800"
+    assert boxes(picture.svg) == []
+    assert any("nothing was recorded" in text for text in texts(picture.svg))
+    assert picture.to_plotly().data == ()
+
+
+def test_spans_without_length_do_no_harm() -> None:
+    picture = gantt(Timeline([Span(0, "forward", "", 1.0, 1.0), Span(0, "wait", "", 1.0, 1.0)], 1))
+    assert boxes(picture.svg) + strips(picture.svg) == []
+
+
+def test_a_picture_too_narrow_to_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="width=100 is too narrow for a picture; give it at least 400 pixels"):
+        gantt(every_kind(), width=100)
+
+
+def test_everything_stays_on_the_sheet() -> None:
+    for width in (400, 800, 1200):
+        svg = gantt(gpipe(32, 16), compare=gpipe(2, 2), width=width, title="A title that goes on " * 5).svg
+        height = float(parsed(svg).attrib["height"])
+        assert all(box.x >= 0 and box.x + box.width <= width for box in boxes(svg))
+        assert all(0 <= y <= height for _, y in places(svg).values())
+        assert all(0 <= x <= width for x, _ in places(svg).values())
+
+
+def test_a_long_legend_goes_on_in_a_new_line() -> None:
+    names = {style.label for style in STYLES.values()}
+    legend = [(x, y, text) for text, x, y in written(gantt(every_kind(), width=400).svg) if text in names]
+    assert len(legend) == len(STYLES)
+    assert all(x + text_width(text) <= 400 for x, _, text in legend)
+    assert len({y for _, y, _ in legend}) > 1
+
+
+def test_the_table_has_each_rank_in_milliseconds() -> None:
+    table = gantt(every_kind()).table()
+    assert list(table["rank"]) == [0, 1]
+    assert table["computing (ms)"].tolist() == pytest.approx([29, 29])
+    assert table["waiting (ms)"].tolist() == pytest.approx([4, 0])
+    assert table["communication not hidden (ms)"].tolist() == pytest.approx([2, 2])
+    assert table["all (ms)"].tolist() == pytest.approx([35, 35])
+    assert table["sent (bytes)"].tolist() == [4096 + 8192, 4096]
+
+
+def test_the_zoomable_figure_has_a_trace_for_each_kind_with_the_same_times() -> None:
+    figure = gantt(every_kind(), title="a < b").to_plotly()
+    names = [trace.name for trace in figure.data]
+    assert names == [*(s.label for s in STYLES.values() if s.label != "wait"), "transfer in the background", "wait"]
+    backward = figure.data[names.index("backward")]
+    assert (list(backward.y), list(backward.base), list(backward.x)) == ([0], [pytest.approx(10)], [pytest.approx(20)])
+    assert backward.marker.pattern.shape == "/"
+    assert backward.hovertext[0].startswith("rank 0: backward, micro-batch 0; 20 ms")
+    assert "<b>a &lt; b</b>" in figure.layout.title.text
+    assert "measured (real clock)" in figure.layout.title.text
+    assert list(figure.layout.yaxis.ticktext) == ["rank 0", "rank 1"]
+
+
+def test_the_zoomable_figure_tells_two_timelines_apart() -> None:
+    figure = gantt(gpipe(2, 1, origin="measured"), compare=gpipe(1, 1)).to_plotly()
+    assert list(figure.layout.yaxis.ticktext) == ["rank 0, measured", "rank 1, measured", "rank 0, modelled"]
+
+
+def test_a_fill_is_the_pattern_of_its_kind() -> None:
+    for box in boxes(gantt(every_kind()).svg):
+        label = box.tip.split(": ")[1].split(",")[0].split(";")[0]
+        kind = next(kind for kind, style in STYLES.items() if style.label == label)
+        assert box.fill in (kind, kind_of(STYLES[kind].fill))

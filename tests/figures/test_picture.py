@@ -1,0 +1,140 @@
+"""What a cell stores: shown where no script runs, read aloud, and the same numbers in a table."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from course_lib.figures import Picture, Shares, Timing, gantt, lost_time, speed_up
+from course_lib.figures.picture import MOST_TIPS
+from tests.figures.drawn import SVG, boxes, parsed
+from tests.figures.synthetic import dense, every_kind
+
+PICTURES = {
+    "gantt": gantt(every_kind()),
+    "speed_up": speed_up([Timing(1, 1.0), Timing(4, 0.4)]),
+    "lost_time": lost_time({"4 <ranks>": Shares(0.5, 0.3, 0.2, 0.0)}),
+}
+every_picture = pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+
+
+class Page(HTMLParser):
+    """The elements of a piece of HTML with their attributes, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data + " "
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def stored(picture: Picture) -> Page:
+    return Page(picture._repr_mimebundle_()["text/html"])
+
+
+def image(picture: Picture) -> str:
+    source = stored(picture).all("img")[0]["src"] or ""
+    return base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")).decode()
+
+
+@every_picture
+def test_a_cell_stores_an_image_with_its_data_and_the_sentence(picture: Picture) -> None:
+    bundle = picture._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"}
+    assert bundle["text/plain"] == picture.summary
+    assert stored(picture).all("img")[0]["alt"] == picture.summary
+    assert parsed(image(picture)).tag == f"{SVG}svg"
+    assert picture.summary in stored(picture).words
+
+
+@every_picture
+def test_what_is_stored_needs_no_script_no_inline_svg_and_no_network(picture: Picture) -> None:
+    tags = {tag for tag, _ in stored(picture).elements}
+    assert not tags & {"script", "svg", "style", "link", "iframe", "object"}
+    everything = picture._repr_mimebundle_()["text/html"] + image(picture)
+    assert re.findall(r"https?://[^\"]+", everything) == ["http://www.w3.org/2000/svg"]
+
+
+@every_picture
+def test_the_stored_image_has_a_light_card_of_its_own_and_the_live_one_takes_the_theme(picture: Picture) -> None:
+    card = next(parsed(image(picture)).iter(f"{SVG}rect"))
+    assert "var(" not in image(picture)
+    for svg in (image(picture), picture.svg):
+        root = parsed(svg)
+        grounds = [rect for rect in root.findall(f"{SVG}rect") if rect.attrib["width"] == root.attrib["width"]]
+        assert [rect.attrib["fill"] for rect in grounds] == ["#ffffff"]
+        assert "color:#1a1a1a" in root.attrib["style"]
+    assert card is not None
+    live = picture.inline()
+    assert "color:var(--jp-ui-font-color1,#1a1a1a)" in live
+    assert "var(--jp-layout-color0,#ffffff)" in live
+
+
+@every_picture
+def test_the_picture_is_one_image_to_a_screen_reader(picture: Picture) -> None:
+    root = parsed(picture.svg)
+    assert (root.attrib["role"], root.attrib["aria-label"]) == ("img", picture.summary)
+
+
+@every_picture
+def test_tooltips_lie_over_the_stored_image_where_the_bars_are(picture: Picture) -> None:
+    root = parsed(picture.svg)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    laid = [place for place in stored(picture).all("i") if place["title"]]
+    drawn = [box for box in boxes(picture.svg) if box.width >= 4]
+    assert [place["title"] for place in laid] == [box.tip for box in drawn]
+    for place, box in zip(laid, drawn, strict=True):
+        percent = [float(number) for number in re.findall(r":([\d.]+)%", place["style"] or "")]
+        pixels = [share / 100 * whole for share, whole in zip(percent, (width, height) * 2, strict=True)]
+        assert pixels == pytest.approx([box.x, box.y, box.width, box.height], abs=0.1)
+    assert "<title>" not in image(picture)
+
+
+def test_a_notebook_does_not_swell_with_tooltips() -> None:
+    places = stored(gantt(dense(32, 100))).all("i")
+    assert 0 < len(places) <= MOST_TIPS
+
+
+@every_picture
+def test_the_numbers_behind_the_picture_are_folded_under_the_sentence(picture: Picture) -> None:
+    page = stored(picture)
+    assert [tag for tag, _ in page.elements if tag in ("details", "summary", "table")] == [
+        "details",
+        "summary",
+        "table",
+    ]
+    assert len(page.all("tr")) == 1 + len(picture.rows)
+    assert len(page.all("td")) == sum(map(len, picture.rows))
+
+
+@every_picture
+def test_the_table_has_the_same_rows(picture: Picture) -> None:
+    assert picture.table().to_dict("records") == list(picture.rows)
+
+
+@every_picture
+def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(picture: Picture) -> None:
+    layout = picture.to_plotly().layout
+    assert (layout.paper_bgcolor, layout.plot_bgcolor, layout.font.color) == ("#ffffff", "#ffffff", "#1a1a1a")
+
+
+def test_pictures_are_drawn_without_importing_plotly_or_pandas() -> None:
+    program = (
+        "import sys; from course_lib.figures import gantt; from course_lib.timeline import Timeline\n"
+        "gantt(Timeline([], 2))._repr_mimebundle_(); sys.exit(bool({'plotly', 'pandas'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,0 +1,170 @@
+"""The numbers on axes and the sentences under pictures."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.figures import Shares, attribute
+from course_lib.figures.axis import data_size, duration, number, percent, ticks, time_unit
+from course_lib.figures.words import span_in_words, summary
+from course_lib.timeline import Span, Timeline
+from tests.figures.synthetic import every_kind, gpipe
+
+
+@given(st.floats(1e-9, 1e6), st.integers(3, 12))
+def test_ticks_are_round_evenly_spaced_and_end_within_one_step_of_the_limit(limit: float, count: int) -> None:
+    marks = ticks(limit, count)
+    step = marks[1]
+    assert f"{step:.0e}"[0] in "125"
+    assert marks == [pytest.approx(i * step) for i in range(len(marks))]
+    assert limit - step < marks[-1] <= limit * (1 + 1e-6)
+    assert len(marks) <= count + 1
+
+
+def test_ticks_of_nothing_are_zero_alone() -> None:
+    assert ticks(0.0, 5) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (1234, "1234 s"),
+        (1.5, "1.5 s"),
+        (0.048, "48 ms"),
+        (0.0123456, "12.3 ms"),
+        (2.5e-5, "25 µs"),
+        (1e-9, "0.001 µs"),
+    ],
+)
+def test_a_duration_has_three_digits_and_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@given(st.floats(1e-6, 1e4))
+def test_a_duration_reads_as_the_number_it_was(seconds: float) -> None:
+    value, unit = duration(seconds).split()
+    assert float(value) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit] == pytest.approx(seconds, rel=5.1e-3)
+    assert time_unit(seconds)[1] == unit
+
+
+def test_sizes_and_plain_numbers() -> None:
+    assert [data_size(n) for n in (12, 4096, 8_000_000, 3_200_000_000)] == ["12 B", "4.1 kB", "8 MB", "3.2 GB"]
+    assert [number(x) for x in (0, 7.0, 0.5, 12.34, 1000.4)] == ["0", "7", "0.5", "12.3", "1000"]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0%"), (0.001, "under 1%"), (0.626, "63%"), (0.996, "over 99%"), (1, "100%"), (1 - 1e-16, "100%")],
+)
+def test_percent_never_calls_something_nothing(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_the_shares_of_a_hand_made_timeline() -> None:
+    # Rank 0 computes 31 - 6 blocked ms of 35 (forward, backward, optimizer), waits 4 and moves data for 2.
+    # Rank 1 computes 29 ms and moves data for 2; its last 4 ms are empty.
+    shares = attribute(every_kind())
+    assert shares.compute == pytest.approx((29 + 29) / 70)
+    assert shares.wait == pytest.approx(4 / 70)
+    assert shares.transfer == pytest.approx((2 + 2) / 70)
+    assert shares.rest == pytest.approx(4 / 70)
+    assert shares.origin == "measured"
+
+
+def test_every_rank_counts_in_the_shares() -> None:
+    spans = [
+        Span(0, "wait", "recv", 0.0, 4.0),
+        Span(1, "wait", "recv", 0.0, 2.0),
+        Span(0, "transfer", "recv", 4.0, 5.0),
+        Span(1, "transfer", "recv", 2.0, 5.0),
+        Span(0, "forward", "", 5.0, 10.0),
+        Span(1, "forward", "", 5.0, 8.0),
+    ]
+    shares = attribute(Timeline(spans, 2))
+    assert (shares.compute, shares.wait, shares.transfer, shares.rest) == pytest.approx((0.4, 0.3, 0.2, 0.1))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_wait_and_idle_shares_of_gpipe_are_its_textbook_bubble(ranks: int) -> None:
+    # The optimizer runs after the bubble on each rank; without it nothing else is in the picture.
+    pipeline = gpipe(ranks, micro_batches=4)
+    pipeline = Timeline([s for s in pipeline.spans if s.kind != "optimizer"], ranks, "modelled")
+    shares = attribute(pipeline)
+    assert shares.wait + shares.rest == pytest.approx((ranks - 1) / (4 + ranks - 1))
+    assert shares.transfer == 0
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.003]))
+def test_shares_add_up_to_one(ranks: int, micro_batches: int, transfer: float) -> None:
+    shares = attribute(gpipe(ranks, micro_batches, transfer=transfer))
+    assert shares.compute + shares.wait + shares.transfer + shares.rest == pytest.approx(1)
+
+
+def test_shares_that_are_not_one_whole_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"compute \+ wait \+ transfer \+ rest is 0.9"):
+        Shares(0.5, 0.2, 0.1, 0.1)
+
+
+def test_an_empty_timeline_has_no_shares() -> None:
+    with pytest.raises(ValueError, match="the timeline is empty"):
+        attribute(Timeline([], 4))
+
+
+def test_the_sentence_says_how_many_how_long_what_kind_of_clock_and_where_the_time_went() -> None:
+    spans = [
+        Span(0, "forward", "", 0.0, 0.040),
+        Span(1, "forward", "", 0.0, 0.020),
+        Span(1, "wait", "recv", 0.020, 0.030, peer=0),
+        Span(1, "wait", "all_reduce", 0.030, 0.034),
+        Span(1, "transfer", "all_reduce", 0.034, 0.040),
+    ]
+    assert summary(Timeline(spans, 2, "paced")) == (
+        "2 ranks, 40 ms, paced: on average a rank computed 75% of the time, moved data for 7% and waited 18%; "
+        "rank 1 waited longest, 35%, mostly for rank 0."
+    )
+
+
+def test_the_sentence_says_what_a_rank_waited_in_where_it_waited_for_no_one_rank() -> None:
+    spans = [Span(0, "forward", "", 0.0, 0.01), Span(1, "wait", "all_reduce", 0.0, 0.01)]
+    assert summary(Timeline(spans, 2)).endswith("rank 1 waited longest, 100%, in all_reduce.")
+
+
+def test_waits_for_the_same_rank_are_counted_together() -> None:
+    waits = [("recv", 0, 0.03), ("all_reduce", None, 0.04), ("recv", 0, 0.03)]
+    spans, now = [], 0.0
+    for name, peer, length in waits:
+        spans.append(Span(1, "wait", name, now, now + length, peer=peer))
+        now += length
+    assert summary(Timeline(spans, 2)).endswith("rank 1 waited longest, 100%, mostly for rank 0.")
+
+
+def test_the_sentence_of_a_rank_alone() -> None:
+    alone = Timeline([Span(0, "forward", "", 1.0, 1.15), Span(0, "forward", "", 1.19, 1.2)], 1)
+    assert (
+        summary(alone)
+        == "1 rank, 200 ms, measured: it computed 80% of the time, never waited and did none of these for 20%."
+    )
+
+
+def test_the_sentence_of_an_empty_timeline() -> None:
+    assert summary(Timeline([], 4)) == "4 ranks, 0 s, measured: nothing was recorded."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "difference"), [(0.9, "10% shorter"), (1.25, "25% longer"), (1.001, "as long within 1%")]
+)
+def test_the_sentence_compares(seconds: float, difference: str) -> None:
+    measured = Timeline([Span(0, "forward", "", 0.0, 1.0)], 1)
+    modelled = Timeline([Span(0, "forward", "", 0.0, seconds)], 1, "modelled")
+    assert summary(measured, modelled).endswith(f"; below it modelled, {duration(seconds)}, {difference}.")
+
+
+def test_a_span_in_words_has_all_that_is_known_counted_from_where_the_picture_begins() -> None:
+    span = Span(2, "transfer", "irecv", 1.012, 1.019, 3, 0, bytes=4096, peer=0, background=True)
+    assert span_in_words(span, zero=1.0) == (
+        "rank 2: transfer, irecv, micro-batch 3, stage 0, with rank 0, 4.1 kB, in the background; "
+        "7 ms, from 12 ms to 19 ms"
+    )

@@ -1,0 +1,175 @@
+"""The ring collectives, against sums made in this process.
+
+A ring adds chunk c in a known order: it starts on rank c + 1, goes once around and ends on rank c. In the same
+order one process gets the same bits, so these tests demand `torch.equal`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from course_lib import launch
+from course_lib.mechanisms import collectives
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (*FLOATS, torch.complex64, torch.int64, torch.int8, torch.bool)
+
+
+def contribution(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    numbers = 5 * torch.randn(shape, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    return numbers.to(dtype)
+
+
+def ring_sum(tensors: list[Tensor]) -> Tensor:
+    """The sum, each chunk added up in the order in which the ring meets the ranks."""
+    n = len(tensors)
+    chunks = [tensor.flatten().tensor_split(n) for tensor in tensors]
+    summed = []
+    for c in range(n):
+        total = chunks[(c + 1) % n][c]
+        for step in range(2, n + 1):
+            total = chunks[(c + step) % n][c] + total
+        summed.append(total)
+    return torch.cat(summed).view(tensors[0].shape)
+
+
+def all_reduced(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    tensor = contribution(rank, shape, dtype)
+    collectives.ring_all_reduce(tensor)
+    return tensor
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@given(shape=st.lists(st.integers(0, 7), max_size=3).map(tuple), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_all_reduce_gives_every_rank_the_sum_bit_for_bit(n: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    expected = ring_sum([contribution(rank, shape, dtype) for rank in range(n)])
+    for result in launch(all_reduced, n, (shape, dtype), device="cpu").results:
+        assert result.dtype == dtype
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2])
+def test_all_reduce_agrees_with_the_one_of_torch(dtype: torch.dtype) -> None:
+    """The order of the sum differs: n terms, so n roundings of at most eps times the sum of magnitudes."""
+    n, shape = 4, (33, 7)
+
+    def difference(rank: int) -> float:
+        ours, theirs = contribution(rank, shape, dtype), contribution(rank, shape, dtype)
+        magnitudes = theirs.abs()
+        collectives.ring_all_reduce(ours)
+        dist.all_reduce(theirs)
+        dist.all_reduce(magnitudes)
+        return float(((ours - theirs).abs() / magnitudes).max())
+
+    assert max(launch(difference, n, device="cpu").results) <= n * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_reduce_scatter_leaves_chunk_r_of_the_sum_on_rank_r(n: int) -> None:
+    def scattered(rank: int) -> tuple[Tensor, Tensor]:
+        tensor = contribution(rank, (2, 5), torch.float32)
+        return collectives.ring_reduce_scatter(tensor), tensor
+
+    expected = ring_sum([contribution(rank, (2, 5), torch.float32) for rank in range(n)]).flatten().tensor_split(n)
+    for rank, (chunk, tensor) in enumerate(launch(scattered, n, device="cpu").results):
+        assert torch.equal(chunk, expected[rank])
+        assert torch.equal(tensor.flatten().tensor_split(n)[rank], expected[rank])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_all_gather_fills_in_the_chunks_of_the_others(n: int) -> None:
+    def gathered(rank: int) -> Tensor:
+        tensor = torch.full((2, 5), float("nan"))
+        tensor.view(-1).tensor_split(n)[rank].fill_(rank)
+        return collectives.ring_all_gather(tensor)
+
+    sizes = [10 // n + (rank < 10 % n) for rank in range(n)]
+    expected = [float(rank) for rank, size in enumerate(sizes) for _ in range(size)]
+    for result in launch(gathered, n, device="cpu").results:
+        assert result.flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("view", ["transposed", "every second column"])
+def test_a_tensor_that_is_not_contiguous_is_changed_in_place(view: str) -> None:
+    def all_reduced_view(rank: int) -> tuple[Tensor, Tensor]:
+        whole = contribution(rank, (6, 8), torch.float32)
+        part = whole.T if view == "transposed" else whole[:, ::2]
+        returned = collectives.ring_all_reduce(part)
+        assert returned is part
+        return whole, part.contiguous()
+
+    parts = []
+    for rank in range(3):
+        whole = contribution(rank, (6, 8), torch.float32)
+        parts.append((whole.T if view == "transposed" else whole[:, ::2]).contiguous())
+    for rank, (whole, part) in enumerate(launch(all_reduced_view, 3, device="cpu").results):
+        assert torch.equal(part, ring_sum(parts))
+        if view == "every second column":
+            assert torch.equal(whole[:, 1::2], contribution(rank, (6, 8), torch.float32)[:, 1::2])
+
+
+def test_a_parameter_that_requires_a_gradient_can_be_reduced() -> None:
+    def reduced(rank: int) -> list[float]:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        collectives.ring_all_reduce(parameter)
+        return parameter.tolist()
+
+    assert launch(reduced, 2, device="cpu").results == [[2.0] * 3] * 2
+
+
+def test_a_group_of_some_ranks_sums_among_itself() -> None:
+    def in_groups(rank: int) -> tuple[Tensor, str]:
+        even, odd = dist.new_group([0, 2, 4]), dist.new_group([1, 3])
+        own, other = (even, odd) if rank % 2 == 0 else (odd, even)
+        tensor = contribution(rank, (7,), torch.float32)
+        collectives.ring_all_reduce(tensor, own)
+        try:
+            collectives.ring_all_reduce(tensor, other)
+        except ValueError as refusal:
+            return tensor, str(refusal)
+        return tensor, ""
+
+    for rank, (tensor, refusal) in enumerate(launch(in_groups, 5, device="cpu").results):
+        members = range(rank % 2, 5, 2)
+        assert torch.equal(tensor, ring_sum([contribution(member, (7,), torch.float32) for member in members]))
+        assert f"does not contain rank {rank}" in refusal
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_each_rank_sends_no_more_than_the_best_algorithm_needs(n: int) -> None:
+    """2 (n - 1) / n of the tensor, in 2 (n - 1) messages, all to the neighbor on the right."""
+    elements = 12 * 5
+    run = launch(all_reduced, n, ((elements,), torch.float32), device="cpu")
+    for rank in range(n):
+        sends = [span for span in run.timeline.of(rank) if span.name in ("send", "isend") and span.bytes]
+        assert sum(span.bytes for span in sends) == 2 * (n - 1) * elements * 4 // n
+        assert len(sends) == 2 * (n - 1)
+        assert {span.peer for span in sends} == {(rank + 1) % n}
+        assert run.timeline.bytes_sent(rank) == sum(span.bytes for span in sends)
+
+
+def test_nothing_is_sent_for_an_empty_tensor_or_by_a_single_rank() -> None:
+    arguments: list[tuple[int, tuple[Any, ...]]] = [(3, ((0, 4), torch.float32)), (1, ((9,), torch.float32))]
+    for n, args in arguments:
+        timeline = launch(all_reduced, n, args, device="cpu").timeline
+        assert not [span for span in timeline.spans if span.kind in ("transfer", "wait")]
+
+
+def test_a_tensor_of_many_megabytes_goes_around() -> None:
+    shape = (3_000_001,)
+
+    def checked(rank: int) -> bool:
+        tensor = torch.arange(math.prod(shape), dtype=torch.float64) * (rank + 1)
+        collectives.ring_all_reduce(tensor)
+        return torch.equal(tensor, torch.arange(math.prod(shape), dtype=torch.float64) * 6)
+
+    assert launch(checked, 3, device="cpu").results == [True] * 3

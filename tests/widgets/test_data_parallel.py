@@ -1,0 +1,211 @@
+"""The explorer of data parallelism, moved without a browser. Its runs are real."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from course_lib import Span, Timeline
+from course_lib.figures import Timing
+from course_lib.ranks import Deadlock
+from course_lib.widgets import data_parallel
+from course_lib.widgets.data_parallel import BATCH_SIZES, CURVE, DataParallelExplorer, Measured, Setting, describe
+
+SETTING = Setting(ranks=4, batch_size=64, link_speed=5, overlap=True)
+
+
+def step_of(ranks: int, seconds: float) -> Timeline:
+    """Every rank computes for all but a tenth of the time, in which it sends."""
+    end = 0.9 * seconds
+    spans = [Span(rank, "forward", "", 0.0, end) for rank in range(ranks)]
+    spans += [Span(rank, "transfer", "all_reduce", end, seconds) for rank in range(ranks)]
+    return Timeline(spans, ranks, "paced")
+
+
+def instead_of_running(monkeypatch: pytest.MonkeyPatch, run: Callable[[Setting], Timeline]) -> list[Setting]:
+    """Replace the runs by `run`; the list returned fills with the settings it was called with."""
+    called: list[Setting] = []
+
+    def replacement(setting: Setting) -> Timeline:
+        called.append(setting)
+        return run(setting)
+
+    monkeypatch.setattr(Setting, "run", replacement)
+    return called
+
+
+def perfect(setting: Setting) -> Timeline:
+    return step_of(setting.ranks, setting.batch_size * 0.003 / setting.ranks)
+
+
+@pytest.fixture
+def explorer(monkeypatch: pytest.MonkeyPatch) -> DataParallelExplorer:
+    instead_of_running(monkeypatch, perfect)
+    return DataParallelExplorer()
+
+
+def rows(explorer: DataParallelExplorer) -> int:
+    return len(set(re.findall(r">rank \d+<", explorer.places["step"].value)))
+
+
+def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
+    explorer = DataParallelExplorer(ranks=2, batch_size=32)
+    before = explorer.places["step"].value
+    explorer.ranks.value = 3
+    assert rows(explorer) == 3
+    assert explorer.places["step"].value != before
+    assert explorer.places["sentences"].value.startswith("<p role='status'>3 ranks, 32 samples, paced: ")
+
+
+@pytest.mark.parametrize(
+    ("control", "value"), [("ranks", 8), ("batch_size", 128), ("link_speed", 100), ("overlap", False)]
+)
+def test_each_control_changes_its_part_of_the_run(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, control: str, value: Any
+) -> None:
+    called = instead_of_running(monkeypatch, perfect)
+    getattr(explorer, control).value = value
+    assert called == [SETTING._replace(**{control: value})]
+
+
+def test_dragging_a_slider_runs_nothing_before_it_is_let_go(explorer: DataParallelExplorer) -> None:
+    assert not any(slider.continuous_update for slider in (explorer.ranks, explorer.batch_size, explorer.link_speed))
+
+
+def test_controls_and_pictures_say_what_they_are(explorer: DataParallelExplorer) -> None:
+    assert all(control.description for control in explorer.controls)
+    for picture in (explorer.places["curve"], explorer.places["losses"], explorer.places["step"]):
+        assert "paced" in picture.value
+        assert "aria-label" in picture.value
+
+
+def test_the_curve_has_one_rank_the_ideal_and_every_number_of_ranks_to_be_compared(
+    explorer: DataParallelExplorer,
+) -> None:
+    for ranks in CURVE:
+        assert f"paced: {ranks} rank" in explorer.places["curve"].value
+    assert ">ideal<" in explorer.places["curve"].value
+
+
+def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = instead_of_running(monkeypatch, perfect)
+    monkeypatch.setattr(data_parallel, "PAUSE", 0.0)
+    monkeypatch.setattr(data_parallel, "BREATH", 0.0)
+
+    async def move() -> None:
+        explorer.link_speed.value = 1
+        assert [setting.ranks for setting in called] == [4]
+        while len(called) < 4:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+
+    asyncio.run(move())
+    # The last one has the ranks of the next move ready.
+    assert [setting.ranks for setting in called] == [4, 2, 8, 4]
+    assert "paced: 8 rank" in explorer.places["curve"].value
+
+
+def test_a_new_move_puts_the_rest_of_the_curve_off(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = instead_of_running(monkeypatch, perfect)
+    monkeypatch.setattr(data_parallel, "PAUSE", 3600.0)
+
+    async def move() -> asyncio.TimerHandle:
+        explorer.link_speed.value = 1
+        first = explorer._timer
+        explorer.link_speed.value = 2
+        assert first is not None
+        return first
+
+    assert asyncio.run(move()).cancelled()
+    assert [setting.link_speed for setting in called] == [1, 2]
+
+
+def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(setting: Setting) -> Timeline:
+        raise Deadlock("Nobody can move: 0 waits for <1>.")
+
+    instead_of_running(monkeypatch, fail)
+    explorer.overlap.value = False
+    assert "role='alert'" in explorer.places["sentences"].value
+    assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.places["sentences"].value
+    instead_of_running(monkeypatch, perfect)
+    explorer.overlap.value = True
+    assert "4 ranks, 64 samples, paced" in explorer.places["sentences"].value
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt("the Stop button")])
+def test_nothing_kills_it(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(setting: Setting) -> Timeline:
+        raise error
+
+    instead_of_running(monkeypatch, fail)
+    explorer.ranks.value = 5
+    assert str(error) in explorer.places["sentences"].value
+
+
+def test_it_can_even_begin_with_a_run_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(setting: Setting) -> Timeline:
+        raise Deadlock("Nobody can move.")
+
+    instead_of_running(monkeypatch, fail)
+    assert "Nobody can move." in DataParallelExplorer()._repr_mimebundle_()["text/html"]
+
+
+def test_where_no_widget_runs_there_are_pictures_and_the_sentences(explorer: DataParallelExplorer) -> None:
+    bundle = explorer._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 3
+    assert "<script" not in bundle["text/html"]
+    assert "<svg" not in bundle["text/html"]
+    assert bundle["text/plain"] in bundle["text/html"]
+
+
+def test_a_picture_that_stays_the_same_is_not_sent_again(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[str] = []
+    explorer.places["step"].observe(lambda change: changed.append(change.name), "value")
+    explorer.complete_curve()
+    assert changed == []
+
+
+def test_one_rank_is_run_once_for_each_batch_size_whatever_the_link() -> None:
+    measured = Measured()
+    wanted = [setting for setting in measured.missing(SETTING) if setting.ranks == 1]
+    assert sorted(setting.batch_size for setting in wanted) == sorted(BATCH_SIZES)
+    assert {setting.with_ranks(1) for setting in (SETTING, SETTING._replace(link_speed=1, overlap=False))} == {
+        wanted[0]
+    }
+
+
+def test_a_curve_holds_only_runs_with_the_same_batch_link_and_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead_of_running(monkeypatch, perfect)
+    measured = Measured()
+    for setting in (SETTING, SETTING._replace(ranks=2), SETTING.with_ranks(1)):
+        measured.run(setting)
+    for other in ({"batch_size": 32}, {"link_speed": 1}, {"overlap": False}):
+        measured.run(SETTING._replace(**other))
+    assert [timing.ranks for timing in measured.curve(SETTING)] == [1, 2, 4]
+
+
+def test_the_sentences_give_the_speed_up_and_the_largest_loss() -> None:
+    text = describe(SETTING, step_of(4, 0.05), [Timing(1, 0.16, "paced")])
+    assert "50 ms for a step, 3.2 times as fast as 1 rank (ideal: 4)" in text
+    assert "computed for 90% of the time; the largest loss is communication not hidden, 10%" in text
+
+
+def test_one_rank_is_not_compared_with_itself() -> None:
+    assert "times as fast" not in describe(SETTING._replace(ranks=1), step_of(1, 0.1), [])
