@@ -44,13 +44,13 @@ INTERRUPTED = 130
 
 WHAT_TO_DO = {
     r"No space left on device|Errno 28": "The disk is full. Free about 3 GB and run the same command again.",
-    r"No matching distribution found for torch|not a supported wheel": (
-        f"PyTorch has no build for this Python on this machine ({platform.platform()}, {platform.machine()}). "
-        "It needs a 64-bit Python on 64-bit Linux, Windows, or a Mac with an Apple chip."
-    ),
     r"connection broken|Connection refused|timed out|name resolution|ProxyError|SSLError|Max retries": (
         "The packages could not be downloaded. Connect to the internet (behind a proxy, set HTTPS_PROXY) "
         "and run the same command again; what has already arrived is kept."
+    ),
+    r"No matching distribution found for torch|not a supported wheel": (
+        f"PyTorch has no build for this Python on this machine ({platform.platform()}, {platform.machine()}). "
+        "It needs a 64-bit Python on 64-bit Linux, Windows, or a Mac with an Apple chip."
     ),
     r"Permission denied|Access is denied|WinError 5": (
         f"{VENV} cannot be written. Close programs that use it, or copy this folder to a place of your own."

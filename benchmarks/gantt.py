@@ -22,7 +22,7 @@ from course_lib.timeline import Span, Timeline
 
 SIZES = ((4, 64), (8, 512), (32, 128), (32, 3125))  # ranks, spans of each
 LARGEST_FOR_PLOTLY = 5_000
-TURNS = 7
+TURNS = 5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 PAINTED = "await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));"
 SHOW = f"""async html => {{

@@ -243,11 +243,14 @@ def test_the_cpu_build_is_for_linux_without_a_gpu_unless_pip_was_told_where_to_l
 
 
 @pytest.mark.usefixtures("plain_pip")
-def test_without_a_network_one_sentence_says_what_to_do(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["nothing-that-is-installed", "torch==0.0"])
+def test_without_a_network_one_sentence_says_what_to_do(
+    module: Any, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
     monkeypatch.setenv("PIP_RETRIES", "1")
     with module.alone() as lock:
-        problem = module.pip(lock, "--dry-run", "nothing-that-is-installed")
+        problem = module.pip(lock, "--dry-run", package)
     assert "could not be downloaded. Connect to the internet" in problem
     assert "\n" not in problem
 

@@ -24,9 +24,9 @@ from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Deadlock, Link, Pace, Run, RunError
 from course_lib.timeline import compute
 
-LINK = Link(latency=0.001, bandwidth=40e6)
+LINK = Link(latency=0.002, bandwidth=20e6)
 TINIEST = GPTConfig(layers=1, hidden=8, heads=2, tied_embeddings=True)
-PACE = Pace(device={"forward": 0.02, "backward": 0.04}, link=LINK)
+PACE = Pace(device={"forward": 0.05, "backward": 0.1}, link=LINK)
 
 
 def average_gradients(fn: Callable[..., Any], seed: int = 0) -> Verdict:

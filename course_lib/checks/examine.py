@@ -172,8 +172,8 @@ def _explain_slip(cause: BaseException | None, fn: Callable[..., Any]) -> str:
     """Plain words for a misspelt name or a wrong type, with what was probably meant."""
     text = str(cause)
     misspelt = re.search(r"(?:name|variable) '(\w+)'", text) or re.search(r"attribute '(\w+)'", text)
-    meant = difflib.get_close_matches(misspelt[1], _names_around(text, fn), n=1) if misspelt else []
-    advice = f" Did you mean `{meant[0]}`?" if meant and misspelt and meant[0] != misspelt[1] else ""
+    meant = difflib.get_close_matches(misspelt[1], set(_names_around(text, fn)) - {misspelt[1]}) if misspelt else []
+    advice = f" Did you mean `{meant[0]}`?" if meant else ""
     return f"Python stopped at one line; this says nothing about your idea yet.{advice}"
 
 

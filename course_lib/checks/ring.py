@@ -28,7 +28,7 @@ from course_lib.ranks.errors import listing
 from course_lib.timeline import compute
 
 LINK = Link(latency=0.005, bandwidth=6e6)
-BACKWARD = 0.06  # seconds that the step around it computes
+BACKWARD = 0.1  # seconds that the step around it computes
 PACE = Pace(device={"backward": BACKWARD}, link=LINK)
 MESSAGES = frozenset({"send", "isend", "recv", "irecv", "recv_any_source"})
 
@@ -297,10 +297,9 @@ def second_phase_missing(found: Rings) -> Explanation:
 
 
 def added_in_second_phase(found: Rings) -> Explanation:
-    """The first phase is right, and then finished chunks are added instead of copied."""
+    """All messages fit, and then finished chunks are added instead of copied."""
     twice = any(max(content.how_often) > 1 for rank in range(len(found.rings)) for content in found.contents(rank))
-    wrong = found.first_wrong_message()
-    if not twice or (wrong and wrong.round <= found.rounds):
+    if not twice or found.first_wrong_message():
         return None
     return (
         "Some numbers are added more than once. In the second phase the chunks that go around are finished: copy what "
@@ -371,9 +370,9 @@ def through_one_rank(found: Rings) -> Explanation:
         return None
     busiest = sent.index(max(sent))
     return (
-        f"The sum is right, but everything passes through rank {busiest}: it sends {max(sent):,} bytes, and others only "
-        f"{min(sent):,}. With every rank more its link becomes slower, while the others have nothing to do. In a ring "
-        "each rank sends to the next one, `(rank + 1) % world_size`, and all links work at once."
+        f"The sum is right, but everything passes through rank {busiest}: it sends {max(sent):,} bytes, and others "
+        f"only {min(sent):,}. With every rank more its link becomes slower, while the others have nothing to do. In a "
+        "ring each rank sends to the next one, `(rank + 1) % world_size`, and all links work at once."
     )
 
 

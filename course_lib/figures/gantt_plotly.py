@@ -10,7 +10,7 @@ from course_lib.figures.axis import time_unit
 from course_lib.figures.frame import on_card
 from course_lib.figures.palette import INK, STYLES
 from course_lib.figures.words import began, span_in_words
-from course_lib.timeline import Span, Timeline
+from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -61,7 +61,7 @@ def _bars(kind: str, background: bool, places: list[Place], size: float) -> go.B
         x=[span.duration / size for _, _, span in places],
         width=0.12 if background else 0.75,
         text=["" if span.micro_batch is None else str(span.micro_batch) for _, _, span in places],
-        textposition="inside",
+        textposition="inside" if kind in COMPUTE_KINDS else "none",
         insidetextanchor="middle",
         insidetextfont={"color": style.text},
         hovertext=[escape(span_in_words(span, zero)) for _, zero, span in places],

@@ -10,6 +10,8 @@ import contextlib
 import pickle
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 
 import psutil
@@ -24,6 +26,21 @@ _GRACE = 0.3  # after the first failure, for others to fail too
 _STARTUP = 60.0
 
 
+@dataclass
+class _Stillness:
+    """Since when a rank has not moved, and how much it had computed soon after."""
+
+    events: int = -1
+    since: float = 0.0
+    cpu_seconds: float | None = None
+
+    def note(self, events: int, now: float, cpu_seconds: Callable[[], float]) -> None:
+        if events != self.events:
+            self.events, self.since, self.cpu_seconds = events, now, None
+        elif self.cpu_seconds is None:
+            self.cpu_seconds = cpu_seconds()
+
+
 class Conversation:
     """One run on a pool: hand out the task, listen, and judge when it is over."""
 
@@ -34,9 +51,8 @@ class Conversation:
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
         self.began: float | None = None
         self.first_failure: float | None = None
-        self.still_since = time.perf_counter()
-        self.events: tuple = ()
-        self.cpu: list[float] = []
+        self.stillness = [_Stillness() for _ in range(pool.world_size)]
+        self.looked = 0.0  # when the board was last read as a whole
         self.kills_before = _out_of_memory_kills()
 
     def hold(self, task: bytes) -> list[messages.Outcome]:
@@ -121,27 +137,32 @@ class Conversation:
             self._judge_stillness(now)
 
     def _judge_stillness(self, now: float) -> None:
-        events = tuple(self.pool.board.events(rank) for rank in range(self.pool.world_size)), len(self._ended())
-        if events != self.events:
-            self.events, self.still_since, self.cpu = events, now, []
-        elif not self.cpu:
-            self.cpu = [self._cpu_seconds(rank) for rank in range(self.pool.world_size)]
-        elif now - self.still_since >= _STILL:
-            views = self.views()
-            self._raise_mismatch([view.operations for view in views])
-            verdict = diagnosis.explain_deadlock(self._settled(views))
-            if verdict:
-                text, rank, advice = verdict
-                raise errors.Deadlock(text, rank, self.report(views), advice)
-            self.still_since = now
+        """Look closer, twice a second, while some rank has not moved for a while."""
+        for rank, stillness in enumerate(self.stillness):
+            stillness.note(self.pool.board.events(rank), now, partial(self._cpu_seconds, rank))
+        still = [rank for rank in range(self.pool.world_size) if now - self.stillness[rank].since >= _STILL]
+        still = [rank for rank in still if self.outcomes[rank] is None]
+        if not still or now - self.looked < _STILL / 2:
+            return
+        self.looked = now
+        views = self.views()
+        self._raise_mismatch([view.operations for view in views])
+        verdict = diagnosis.explain_deadlock(self._settled(views), still)
+        if verdict:
+            text, culprit, advice = verdict
+            raise errors.Deadlock(text, culprit, self.report(views), advice)
 
     def _settled(self, views: list[diagnosis.View]) -> list[diagnosis.View]:
         """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
         for view in views:
             handed = [op for op in view.operations if op.handed_on and not op.ended]
-            if view.state == "computing" and handed and self._cpu_seconds(view.rank) - self.cpu[view.rank] < 0.1:
+            if view.state == "computing" and handed and self._is_asleep(view.rank):
                 view.state, handed[0].blocked = "waiting", handed[0].posted
         return views
+
+    def _is_asleep(self, rank: int) -> bool:
+        before = self.stillness[rank].cpu_seconds
+        return before is not None and self._cpu_seconds(rank) - before < 0.1
 
     def _cpu_seconds(self, rank: int) -> float:
         try:
@@ -149,9 +170,6 @@ class Conversation:
         except psutil.Error:
             return 0.0
         return times.user + times.system
-
-    def _ended(self) -> list[int]:
-        return [rank for rank, outcome in enumerate(self.outcomes) if outcome is not None]
 
     def _raise_mismatch(self, histories: list[list[Operation]]) -> None:
         verdict = mismatch.explain_mismatch(histories)

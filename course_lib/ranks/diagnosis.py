@@ -97,32 +97,47 @@ def _unreceived(op: Operation, view: View, other: View) -> bool:
     return any(o.is_send and not o.ended and belong(op, view.rank, o, other.rank) for o in other.operations)
 
 
-def explain_deadlock(views: list[View]) -> tuple[str, int | None, str] | None:
-    """(sentence, rank at fault, advice) if no rank can ever move again; None if one still can."""
-    alive = [view for view in views if not view.has_ended]
-    waits = {view.rank: missing(view, views) for view in alive}
-    if not alive or not all(waits.values()):
-        return None
-    cycle = _find_cycle(waits)
+def explain_deadlock(views: list[View], still: list[int]) -> tuple[str, int | None, str] | None:
+    """(sentence, rank at fault, advice) if some rank can never move again; None if all still might.
+
+    still: the ranks that have not moved for a while; only of these is a deadlock believed.
+    """
+    waits = {view.rank: missing(view, views) for view in views if view.rank in still and view.blocked_in}
+    waits = {rank: others for rank, others in waits.items() if others}
+    alive = [view.rank for view in views if not view.has_ended]
+    certain = {rank: others for rank, others in waits.items() if not _takes_anybody(views[rank])}
+    if len(waits) == len(alive):
+        certain = waits  # even who would take a message from anybody will get none
+    cycle = _find_cycle(certain)
     if cycle:
         text = ", ".join(_wait_phrase(views[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
         return f"Nobody can move: {text}.", None, _cycle_advice([views[rank] for rank in cycle])
-    return _explain_absence(views, waits)
+    absent = {rank: [other for other in others if views[other].has_ended] for rank, others in certain.items()}
+    absent = {rank: others for rank, others in absent.items() if others}
+    return _explain_absence(views, absent) if absent else None
+
+
+def _takes_anybody(view: View) -> bool:
+    return view.blocked_in is not None and view.blocked_in.name == "recv_any_source"
 
 
 def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
     """Ranks that wait for each other in a circle, lowest first; empty if there is none."""
+    harmless: set[int] = set()
+
+    def walk(path: list[int]) -> list[int]:
+        for onward in waits.get(path[-1], []):
+            if onward in path:
+                return path[path.index(onward) :]
+            if onward not in harmless and (found := walk([*path, onward])):
+                return found
+        harmless.add(path[-1])
+        return []
+
     for start in sorted(waits):
-        path = [start]
-        while True:
-            onward = [rank for rank in waits[path[-1]] if rank in waits]
-            if not onward:
-                break
-            if onward[0] in path:
-                circle = path[path.index(onward[0]) :]
-                lowest = circle.index(min(circle))
-                return circle[lowest:] + circle[:lowest]
-            path.append(onward[0])
+        if circle := walk([start]):
+            lowest = circle.index(min(circle))
+            return circle[lowest:] + circle[:lowest]
     return []
 
 
@@ -143,21 +158,21 @@ def _cycle_advice(views: list[View]) -> str:
     return "Each waits for the other to come to the same operation. Bring their calls into the same order."
 
 
-def _explain_absence(views: list[View], waits: dict[int, list[int]]) -> tuple[str, int | None, str]:
+def _explain_absence(views: list[View], absent: dict[int, list[int]]) -> tuple[str, int | None, str]:
     """Somebody waits for a rank that has ended and will never come."""
-    waiting = min(waits, key=lambda rank: [views[other].has_ended for other in waits[rank]].count(False))
-    absent = next(rank for rank in waits[waiting] if views[rank].has_ended)
+    waiting = min(absent)
+    gone = absent[waiting][0]
     op = views[waiting].blocked_in
     assert op is not None
     if op.is_message:
-        who, what = f"rank {waiting} waits to {'send to' if op.is_send else 'receive from'} rank {absent}", "its part"
+        who, what = f"rank {waiting} waits to {'send to' if op.is_send else 'receive from'} rank {gone}", "its part"
     else:
-        together = [rank for rank in waits if _same_call(views[rank].blocked_in, op)]
+        together = [rank for rank in absent if _same_call(views[rank].blocked_in, op)]
         who = f"{listing(together)} wait{'s' if len(together) == 1 else ''} in {op.name}"
         what = f"that {op.name}"
-    text = f"{sentence(who)}, but rank {absent} has already returned without {what}."
+    text = f"{sentence(who)}, but rank {gone} has already returned without {what}."
     where = describe_line(op.line)
-    return text, absent, f"The call that waits: {where}." if where else ""
+    return text, gone, f"The call that waits: {where}." if where else ""
 
 
 def _same_call(op: Operation | None, other: Operation) -> bool:

@@ -23,6 +23,8 @@ from course_lib.ranks.pace import Pace
 from course_lib.ranks.spans import make_timeline
 from course_lib.timeline import Timeline
 
+_HOME = os.getpid()
+
 
 @dataclass(frozen=True, repr=False)
 class Run:
@@ -150,6 +152,11 @@ def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any
     """Raise TypeError or ValueError, naming the argument, its value and what would work."""
     if server.SERVER_MARK in os.environ:
         raise RuntimeError("launch was called on a rank; ranks cannot launch ranks. Call it in the notebook itself.")
+    if os.getpid() != _HOME:
+        raise RuntimeError(
+            "launch was called in a fork of the process that imported it, which cannot start ranks; "
+            "call it in the notebook itself, or start the process with multiprocessing's 'spawn'"
+        )
     if not callable(fn):
         raise TypeError(f"fn={fn!r} is not a function; launch(fn, {world_size!r}) calls fn(rank) on every rank")
     if not isinstance(world_size, int) or isinstance(world_size, bool) or not 1 <= world_size <= MAX_WORLD_SIZE:

@@ -155,6 +155,7 @@ class Worker:
         self.groups = _group_count()
         self.surroundings: messages.Surroundings | None = None
         self.has_run = False
+        self.known_modules = set(sys.modules)
 
     def run(self, task: messages.Task) -> None:
         board, rank = self.tracer.board, self.place.rank
@@ -179,10 +180,20 @@ class Worker:
             os.environ.update(surroundings.environment)
             with contextlib.suppress(OSError):
                 os.chdir(surroundings.directory)
+        self._forget_own_modules()
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         _seed(1000 + self.place.rank, self.place.uses_gpu)
+
+    def _forget_own_modules(self) -> None:
+        """Import the student's own files anew, since they may have been edited."""
+        for name in sys.modules.keys() - self.known_modules:
+            filename = getattr(sys.modules[name], "__file__", None)
+            if filename is None or is_library(filename):
+                self.known_modules.add(name)
+            else:
+                del sys.modules[name]
 
     def _attempt(self, task: messages.Task) -> messages.Outcome:
         started = time.perf_counter()
@@ -203,7 +214,8 @@ class Worker:
 
     def _line_up(self) -> None:
         """Start together, where a head start would show in the timeline."""
-        dist.group.WORLD.inner.barrier().wait()  # type: ignore[attr-defined]
+        world: Any = dist.group.WORLD
+        world.inner.barrier().wait()
         self.has_run = True
 
     def _inspect(self, outcome: messages.Outcome, threads: set[threading.Thread]) -> None:

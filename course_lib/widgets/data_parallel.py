@@ -1,12 +1,12 @@
 """An explorer of data parallelism: turn a knob, and real ranks run one training step at the new setting.
 
-    | ranks      --o---      | speed-up over ranks, |
-    | batch size -o----      | with the ideal       |
-    | link speed ---o--      |                      |
-    | [x] overlap            |                      |
-    | where the time went    |                      |
-    two sentences that say what came of it
-    | what every rank did in this step              |
+    | ranks      --o---   4          | speed-up over the   |
+    | batch size -o----   32 samples | number of ranks,    |
+    | link speed ---o--   10 MB/s    | and the ideal       |
+    | [x] overlap                    |                     |
+    | what came of it, in words      |                     |
+    | where the time went            |                     |
+    | what every rank did in this step                     |
 
 Devices and links are paced, so that a laptop can show what eight devices would do.
 
@@ -32,6 +32,7 @@ from course_lib.figures.axis import duration, percent
 from course_lib.figures.shares import CAUSES
 from course_lib.ranks import Link, Pace, RunError
 from course_lib.timeline import Timeline
+from course_lib.widgets.controls import Slider
 from course_lib.widgets.experiments import training_step
 
 SECONDS_PER_SAMPLE = {"forward": 0.001, "backward": 0.002}
@@ -128,12 +129,16 @@ class DataParallelExplorer:
     """
 
     def __init__(self, ranks: int = 4, batch_size: int = 64, link_speed: float = 5, overlap: bool = True) -> None:
-        links = [(f"{speed} MB/s", speed) for speed in LINK_SPEEDS]
-        self.ranks = _slider(widgets.IntSlider, "ranks", value=ranks, min=1, max=max(CURVE))
-        self.batch_size = _slider(widgets.SelectionSlider, "batch size", value=batch_size, options=BATCH_SIZES)
-        self.link_speed = _slider(widgets.SelectionSlider, "link speed", value=link_speed, options=links)
+        self.ranks = Slider("ranks", range(1, max(CURVE) + 1), ranks)
+        self.batch_size = Slider("batch size", BATCH_SIZES, batch_size, [f"{size} samples" for size in BATCH_SIZES])
+        self.link_speed = Slider("link speed", LINK_SPEEDS, link_speed, [f"{speed} MB/s" for speed in LINK_SPEEDS])
         self.overlap = widgets.Checkbox(overlap, description="overlap: send while computing", indent=False)
-        self.places: dict[str, Any] = {name: widgets.HTML() for name in View._fields}
+        self.places: dict[str, Any] = {
+            "sentences": _html(CHART_WIDTH),
+            "curve": _html(CHART_WIDTH),
+            "losses": _html(CHART_WIDTH),
+            "step": _html(WIDTH),
+        }
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._measured = Measured()
         self._last: tuple[Setting, Timeline] | None = None
@@ -143,7 +148,7 @@ class DataParallelExplorer:
         self._box = self._arrange(**self.places)
         self._stored = self._picture()
         for control in self.controls:
-            control.observe(lambda _: self.move(), "value")
+            control.observe(lambda _: self.move(), ["index", "value"])
 
     @property
     def controls(self) -> list[Any]:
@@ -154,7 +159,10 @@ class DataParallelExplorer:
         return Setting(*(control.value for control in self.controls))
 
     def _arrange(self, sentences: Any, curve: Any, losses: Any, step: Any) -> Any:
-        return widgets.VBox([_row(widgets.VBox([*self.controls, losses]), curve), sentences, step])
+        left = widgets.VBox([*self.controls, sentences, losses])
+        # Side by side, or below each other on a narrow page.
+        charts = widgets.HBox([left, curve], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-end"))
+        return widgets.VBox([charts, step])
 
     def move(self) -> None:
         """Run one step as the controls say and draw it; the rest of its curve is measured when no move follows."""
@@ -200,7 +208,7 @@ class DataParallelExplorer:
         except (Exception, KeyboardInterrupt) as error:
             reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             text = f"This step could not be run. {reason} Move a control to try again."
-            self.places["sentences"].value = f"<p role='alert'>{escape(text)}</p>"
+            self._say(text, "alert")
             return False
         return True
 
@@ -208,10 +216,15 @@ class DataParallelExplorer:
         if self._last is None:
             return
         view = self._view()
-        self.places["sentences"].value = f"<p role='status'>{escape(view.sentences)}</p>"
-        for name in ("curve", "losses", "step"):
+        self._say(view.sentences, "status")
+        for name in ("losses", "curve", "step"):
             # Always the same ids, so that a picture that did not change is not sent again.
-            self.places[name].value = getattr(view, name).inline(key=f"{self._key}-{name}")
+            picture = getattr(view, name).inline(key=f"{self._key}-{name}")
+            self.places[name].value = f"<div style='line-height:1.4'>{picture}</div>"
+
+    def _say(self, text: str, role: str) -> None:
+        """role: "status" or "alert", so that screen readers speak up."""
+        self.places["sentences"].value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
     def _view(self) -> View:
         assert self._last is not None
@@ -238,11 +251,5 @@ def _count(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
-def _slider(kind: Callable[..., Any], label: str, **options: Any) -> Any:
-    # Dragging must not start a run for every position on the way.
-    return kind(description=label, continuous_update=False, style={"description_width": "5em"}, **options)
-
-
-def _row(*children: Any) -> Any:
-    """Side by side, or below each other on a narrow page."""
-    return widgets.HBox(children, layout=widgets.Layout(flex_flow="row wrap", align_items="flex-end"))
+def _html(width: int) -> Any:
+    return widgets.HTML(layout=widgets.Layout(width=f"{width}px", max_width="100%"))

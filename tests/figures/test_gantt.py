@@ -268,6 +268,7 @@ def test_the_zoomable_figure_has_a_trace_for_each_kind_with_the_same_times() -> 
     backward = figure.data[names.index("backward")]
     assert (list(backward.y), list(backward.base), list(backward.x)) == ([0], [pytest.approx(10)], [pytest.approx(20)])
     assert backward.marker.pattern.shape == "/"
+    assert (backward.text, backward.textposition) == (("0",), "inside")
     assert backward.hovertext[0].startswith("rank 0: backward, micro-batch 0; 20 ms")
     assert "<b>a &lt; b</b>" in figure.layout.title.text
     assert "measured (real clock)" in figure.layout.title.text

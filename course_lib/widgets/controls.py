@@ -1,0 +1,85 @@
+"""A slider that says its name and its value to everyone.
+
+The sliders of ipywidgets have no name for a screen reader, which also reads the number of an option in place of
+the option. This one is the browser's own: its label, its value in words and its keys are there without any code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anywidget
+import traitlets
+
+_SCRIPT = """
+function render({ model, el }) {
+  const label = document.createElement("label");
+  const name = document.createElement("span");
+  const slider = document.createElement("input");
+  const output = document.createElement("output");
+  slider.type = "range";
+  // Else the arrow keys would also move the notebook's selected cell.
+  slider.dataset.lmSuppressShortcuts = "true";
+  const say = () => {
+    const text = model.get("texts")[slider.value];
+    slider.setAttribute("aria-valuetext", text);
+    output.textContent = text;
+  };
+  const show = () => {
+    name.textContent = model.get("label");
+    slider.max = model.get("texts").length - 1;
+    slider.value = model.get("index");
+    say();
+  };
+  slider.addEventListener("input", say);
+  slider.addEventListener("change", () => {
+    model.set("index", Number(slider.value));
+    model.save_changes();
+  });
+  for (const trait of ["label", "texts", "index"]) model.on(`change:${trait}`, show);
+  show();
+  label.append(name, slider, output);
+  el.classList.add("course-slider");
+  el.append(label);
+}
+export default { render };
+"""
+
+_STYLE = """
+.course-slider label { display: flex; align-items: center; gap: 8px; height: 30px; color: var(--jp-ui-font-color1); }
+.course-slider span { width: 80px; }
+.course-slider input { width: 200px; accent-color: var(--jp-brand-color1); }
+"""
+
+
+class Slider(anywidget.AnyWidget):
+    """Chooses one of some options. Dragging changes `value` only once it is let go.
+
+    options: at least one value.  texts: how each is written; by default as `str` has it.
+
+    Raises ValueError for a value that is not an option.
+    """
+
+    _esm = _SCRIPT
+    _css = _STYLE
+    label = traitlets.Unicode().tag(sync=True)
+    texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    index = traitlets.Int().tag(sync=True)
+
+    def __init__(self, label: str, options: Sequence[Any], value: Any, texts: Sequence[str] | None = None) -> None:
+        self.options = tuple(options)
+        if value not in self.options:
+            raise ValueError(
+                f"value={value!r} is not an option of {label!r}; choose from {', '.join(map(str, options))}"
+            )
+        written = list(texts) if texts else [str(option) for option in options]
+        super().__init__(label=label, texts=written, index=self.options.index(value))
+
+    @property
+    def value(self) -> Any:
+        return self.options[self.index]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.index = self.options.index(value)
