@@ -104,7 +104,7 @@ def describe_line(line: str) -> str:
 def _name_of(filename: str) -> str:
     """A notebook cell by its number, a file by its name."""
     try:
-        from IPython import get_ipython  # type: ignore[attr-defined]
+        from IPython import get_ipython
 
         _, cell = get_ipython().compile.format_code_name(filename)
         return f"cell {cell}"

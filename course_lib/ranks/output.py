@@ -80,7 +80,7 @@ class Notebook:
 def make_display(fold: bool = False) -> Display:
     """A panel in a notebook, lines elsewhere."""
     if "ipykernel" in sys.modules:
-        from IPython import get_ipython  # type: ignore[attr-defined]
+        from IPython import get_ipython
 
         if getattr(get_ipython(), "kernel", None) is not None:
             return Notebook(fold)
