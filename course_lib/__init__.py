@@ -3,6 +3,8 @@
     from course_lib import launch
     run = launch(fn, world_size=4)      # fn(rank) on four real processes
     run.results, run.timeline, run.stdout
+
+The other rooms are imported by their names: course_lib.mechanisms, course_lib.figures and so on.
 """
 
 from __future__ import annotations
@@ -51,11 +53,21 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used, so that `import course_lib` stays instant."""
     if name not in __all__:
         raise AttributeError(f"module 'course_lib' has no attribute {name!r}")
+    if name == "launch":
+        _warm_up()
     return getattr(importlib.import_module(_HOME.get(name, "course_lib.ranks")), name)
+
+
+def _warm_up() -> None:
+    """Start the fork server, which imports torch while the student reads."""
+    from course_lib.ranks import server
+
+    server.warm_up()
 
 
 def load_ipython_extension(shell: Any) -> None:
     """%load_ext course_lib: the cell magic %%ranks."""
     from course_lib.ranks.magic import RanksMagic
 
+    _warm_up()
     shell.register_magics(RanksMagic)

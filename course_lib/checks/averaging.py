@@ -57,8 +57,10 @@ class StepCase:
         return model
 
     def minibatch(self) -> tuple[Tensor, Tensor]:
-        problems, _ = data.train_test_split()
-        return next(data.minibatches(problems, sum(self.samples), seed=self.seed))
+        """Inputs and targets of all ranks' samples."""
+        problems, _ = data.train_test_split(self.seed)
+        total = sum(self.samples)
+        return data.examples(problems[:: len(problems) // total][:total])
 
 
 def _cases(seed: int) -> list[StepCase]:

@@ -74,6 +74,12 @@ def examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: i
     """Try the student's function in every case, and stop at the first that goes wrong."""
     if not callable(fn):
         raise TypeError(f"{exercise.name}={fn!r} is not a function; give the function itself, without parentheses")
+    verdict = _examine(exercise, fn, seed)
+    name = getattr(fn, "__name__", "")
+    return replace(verdict, name=name) if name.isidentifier() else verdict
+
+
+def _examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: int) -> Verdict:
     if complaint := _wrong_arguments(exercise, fn):
         return Verdict(exercise.name, "slip", complaint)
     cases = exercise.cases(seed)

@@ -414,7 +414,11 @@ def _weigh(found: Rings, verdict: Verdict) -> Verdict:
     chunk = found.case.largest_chunk()
     size = found.case.sum().nbytes
     costs = (
-        Cost(f"bytes a rank sends, for a tensor of {size:,}", f"{found.bytes_sent():,}", f"{found.bytes_allowed():,}"),
+        Cost(
+            f"bytes a rank sends, for a tensor of {size:,} bytes",
+            f"{found.bytes_sent():,}",
+            f"{found.bytes_allowed():,}",
+        ),
         Cost("bytes of extra memory on a rank", f"{max(ring.memory for ring in found.rings):,}", f"{chunk:,}"),
     )
     exchanging = 2 * found.rounds * LINK.seconds(chunk)

@@ -10,10 +10,9 @@ from course_lib.ranks.errors import (
     RunError,
     Stopped,
 )
-from course_lib.ranks.launch import Run, launch
 from course_lib.ranks.pace import Link, Pace
 from course_lib.ranks.pool import discard_all
-from course_lib.ranks.server import warm_up
+from course_lib.ranks.run import Run, launch
 
 __all__ = [
     "Deadlock",
@@ -30,5 +29,3 @@ __all__ = [
     "discard_all",
     "launch",
 ]
-
-warm_up()

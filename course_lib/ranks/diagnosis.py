@@ -214,6 +214,8 @@ def _failure_sentence(view: View) -> str:
     at = f" ({where})" if where else ""
     if failure.kind == "result":
         return f"Rank {view.rank} returned a {failure.type} {failure.message}."
+    if failure.kind == "arrival":
+        return f"Rank {view.rank} could not rebuild the function or its args, which {_raised(failure)} there."
     if failure.kind == "leftover":
         return f"Rank {view.rank} returned but left {failure.type} behind; {failure.message}."
     return f"Rank {view.rank} {_raised(failure)}{at}."

@@ -10,8 +10,8 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from course_lib.ranks import errors, pool
 from course_lib.ranks.cells import remember_source, run_cell
-from course_lib.ranks.launch import check_arguments, run_on
 from course_lib.ranks.output import make_display
+from course_lib.ranks.run import check_arguments, run_on
 
 _PURPOSE = "cells"
 _GONE = "The ranks begin anew with the next %%ranks cell: variables of earlier ones are gone, so run those cells again."

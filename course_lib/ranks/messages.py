@@ -65,7 +65,8 @@ class Task:
 
 @dataclass
 class Failure:
-    """An exception on a rank. kind: "raised", "exited", "result" (it could not be sent), "leftover"."""
+    """An exception on a rank. kind: "raised", "exited", "arrival" (the function could not be rebuilt), "result"
+    (it could not be sent), "leftover"."""
 
     kind: str
     type: str

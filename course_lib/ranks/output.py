@@ -15,13 +15,19 @@ class Display(Protocol):
 
 
 class Terminal:
-    """Each line with its rank in front, as it comes."""
+    """Each line with its rank in front, as soon as it is whole."""
+
+    def __init__(self) -> None:
+        self.begun: dict[int, str] = {}
 
     def show(self, rank: int, text: str) -> None:
-        for line in text.splitlines():
+        *lines, self.begun[rank] = (self.begun.get(rank, "") + text).split("\n")
+        for line in lines:
             sys.stdout.write(f"rank {rank} | {line}\n")
 
     def finish(self) -> None:
+        for rank in [rank for rank, line in self.begun.items() if line]:
+            self.show(rank, "\n")
         sys.stdout.flush()
 
 

@@ -25,8 +25,6 @@ import psutil
 from course_lib.ranks import diagnosis, messages, server, start
 from course_lib.ranks.board import Board
 
-_PREFIX = "course-ranks-"
-
 
 @dataclass
 class _Worker:
@@ -41,23 +39,37 @@ class Pool:
     def __init__(self, world_size: int, uses_gpu: bool = False) -> None:
         _sweep()
         self.world_size, self.uses_gpu, self.owner = world_size, uses_gpu, os.getpid()
-        self.directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+        self.directory = tempfile.mkdtemp(prefix=f"{server.PREFIX}{os.getpid()}-pool-")
         self.workers: list[_Worker] = []
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         try:
-            method = server.start_method(uses_gpu)
-            if method == "forkserver":
-                server.warm_up()
-            context: Any = multiprocessing.get_context(method)
-            self.memory = context.RawArray("c", Board.size(world_size))
-            self.board = Board(self.memory)
-            with server.no_main_module(), server.marked_environment():
-                for rank in range(world_size):
-                    self.workers.append(self._start_worker(context, rank))
+            self._start_workers()
         except BaseException:
             self.kill()
             raise
+
+    def _start_workers(self) -> None:
+        method = server.start_method(self.uses_gpu)
+        context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            server.warm_up()
+        self.memory = context.RawArray("c", Board.size(self.world_size))
+        self.board = Board(self.memory)
+        try:
+            self._start_all(context)
+        except (EOFError, ConnectionError, FileNotFoundError):  # somebody has ended the fork server
+            server.retire()
+            server.warm_up()
+            self._start_all(context)
+
+    def _start_all(self, context: Any) -> None:
+        for worker in self.workers:
+            _kill_group(worker.process)
+        self.workers.clear()
+        with server.no_main_module():
+            for rank in range(self.world_size):
+                self.workers.append(self._start_worker(context, rank))
 
     def _start_worker(self, context: Any, rank: int) -> _Worker:
         line, their_line = context.Pipe()
@@ -124,8 +136,8 @@ def _kill_group(process: Any) -> None:
 def _sweep() -> None:
     """Remove what notebooks that were killed have left in the temporary directory."""
     for name in os.listdir(tempfile.gettempdir()):
-        pid = name[len(_PREFIX) :].partition("-")[0]
-        if name.startswith(_PREFIX) and pid.isdigit() and not _exists(int(pid)):
+        pid = name[len(server.PREFIX) :].partition("-")[0]
+        if name.startswith(server.PREFIX) and pid.isdigit() and not _exists(int(pid)):
             path = os.path.join(tempfile.gettempdir(), name)
             with contextlib.suppress(OSError):
                 if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():

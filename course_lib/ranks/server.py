@@ -6,15 +6,24 @@ each worker would take seconds. Where forking is missing or unsafe, workers are 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator
+from multiprocessing import util
+from typing import Any
 
-SERVER_MARK = "COURSE_LIB_IN_FORK_SERVER"  # set in the environment of the fork server and its workers
+PREFIX = "course-ranks-"  # of everything in the temporary directory, followed by the owner's process id
+is_rank = False  # a worker sets this in its own process
+_lock = threading.Lock()
+_directory = ""  # where the fork server's socket is
 
 
 def start_method(uses_gpu: bool = False) -> str:
@@ -24,23 +33,45 @@ def start_method(uses_gpu: bool = False) -> str:
 
 
 def warm_up() -> None:
-    """Start the fork server, which then imports torch while the student reads."""
-    if start_method() != "forkserver" or SERVER_MARK in os.environ:
+    """Start the fork server if it does not run yet, and return at once: it imports torch on its own."""
+    if start_method() != "forkserver" or multiprocessing.parent_process() is not None:
         return
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
-    forkserver.set_forkserver_preload(["course_lib.ranks.preload"])
-    with marked_environment(), _signals_blocked():
-        forkserver.ensure_running()
+    with _lock, _in_own_group():
+        resource_tracker.ensure_running()  # first, as it unblocks the signals that the next line blocks
+        with _signals_blocked():
+            _choose_directory()
+            forkserver.set_forkserver_preload(["course_lib.ranks.preload"])
+            forkserver.ensure_running()
+
+
+def _choose_directory() -> None:
+    """Keep multiprocessing's socket under our own name, where a later start finds and removes it."""
+    global _directory
+    if not os.path.isdir(_directory):
+        _directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-server-")
+        config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+        config["tempdir"] = _directory
+        atexit.register(shutil.rmtree, _directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def marked_environment() -> Iterator[None]:
-    os.environ[SERVER_MARK] = "1"
+def _in_own_group() -> Iterator[None]:
+    """Start multiprocessing's helpers outside the notebook's process group.
+
+    A kernel that shuts down signals its whole group and waits; these two end by themselves when it has gone.
+    """
+    plain = util.spawnv_passfds
+
+    def spawn(path: Any, args: Any, passfds: Any) -> int:
+        return plain(path, [*args[:-1], f"import os; os.setpgid(0, 0); {args[-1]}"], passfds)
+
+    util.spawnv_passfds = spawn
     try:
         yield
     finally:
-        del os.environ[SERVER_MARK]
+        util.spawnv_passfds = plain
 
 
 @contextlib.contextmanager
@@ -85,4 +116,6 @@ def retire() -> None:
     if start_method() == "forkserver":
         from multiprocessing import forkserver
 
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        server: Any = forkserver._forkserver
+        with _lock, contextlib.suppress(OSError):
+            server._stop()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import faulthandler
 import io
+import multiprocessing
 import os
 import pickle
 import random
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import timeline
-from course_lib.ranks import messages, traced_group
+from course_lib.ranks import messages, server, traced_group
 from course_lib.ranks.board import Board, State
 from course_lib.ranks.places import is_library
 from course_lib.ranks.tracer import Tracer, run_student
@@ -34,7 +35,8 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 def main(place: messages.Place, parent: Connection, lifeline: Connection, board_memory: Any) -> None:
     """Serve runs until the parent goes away. `lifeline` never carries data: it closes with the parent."""
-    _outlive_nobody(lifeline)
+    server.is_rank = True
+    _outlive_nobody()
     log = _redirect_output(place)
     tracer = Tracer(place.rank, Board(board_memory))
     torch.set_num_threads(1)
@@ -45,6 +47,7 @@ def main(place: messages.Place, parent: Connection, lifeline: Connection, board_
     _join_group(place, tracer)
     timeline.record_with(tracer)
     worker = Worker(place, parent, tracer)
+    threading.Thread(target=_watch, args=(lifeline, worker), name="lifeline", daemon=True).start()
     while True:
         try:
             task = parent.recv_bytes()
@@ -54,7 +57,7 @@ def main(place: messages.Place, parent: Connection, lifeline: Connection, board_
         log.flush()
 
 
-def _outlive_nobody(lifeline: Connection) -> None:
+def _outlive_nobody() -> None:
     """Die with the parent, however it dies, and before it does when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what the Stop button means
     if hasattr(os, "setpgid"):
@@ -65,7 +68,9 @@ def _outlive_nobody(lifeline: Connection) -> None:
             file.write("1000")
     if "multiprocessing.forkserver" in sys.modules:
         _close_fork_server_descriptor()
-    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+    # A DataLoader with workers is a child process, which multiprocessing forbids to its daemons.
+    config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    config["daemon"] = False
 
 
 def _close_fork_server_descriptor() -> None:
@@ -78,9 +83,11 @@ def _close_fork_server_descriptor() -> None:
         _forkserver._forkserver_alive_fd = None
 
 
-def _end_with(lifeline: Connection) -> None:
+def _watch(lifeline: Connection, worker: Worker) -> None:
+    """End this process when the parent has gone; until then send on what is printed without a line's end."""
     with contextlib.suppress(EOFError, OSError):
-        lifeline.poll(None)
+        while not lifeline.poll(0.25):
+            worker.printer.flush()
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -130,13 +137,16 @@ class Printer(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        self._held += text
+        with self._lock:
+            self._held += text
         if "\n" in text:
             self.flush()
         return len(text)
 
     def flush(self) -> None:
         with self._lock:
+            if not self._held:
+                return
             text, self._held = self._held, ""
             room = messages.MAX_PRINTED - self.printed
             if len(text) > room >= 0:
@@ -152,8 +162,9 @@ class Worker:
     def __init__(self, place: messages.Place, parent: Connection, tracer: Tracer) -> None:
         self.place, self.parent, self.tracer = place, parent, tracer
         self.lock = threading.Lock()
+        self.printer = Printer(parent, self.lock)
         self.groups = _group_count()
-        self.surroundings: messages.Surroundings | None = None
+        self.own_environment = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         self.has_run = False
         self.known_modules = set(sys.modules)
 
@@ -163,7 +174,7 @@ class Worker:
         self._settle_in(task.surroundings)
         self.tracer.reset(task.pace)
         threads = set(threading.enumerate())
-        printer = Printer(self.parent, self.lock)
+        printer = self.printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
             printer.flush()
@@ -174,12 +185,13 @@ class Worker:
 
     def _settle_in(self, surroundings: messages.Surroundings) -> None:
         """Make the process as the student's notebook is now, and undo what the last run changed."""
-        if surroundings != self.surroundings:
-            self.surroundings = surroundings
-            sys.path[:] = surroundings.path
-            os.environ.update(surroundings.environment)
-            with contextlib.suppress(OSError):
-                os.chdir(surroundings.directory)
+        sys.path[:] = surroundings.path
+        environment = {**surroundings.environment, **self.own_environment}
+        if os.environ != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        with contextlib.suppress(OSError):
+            os.chdir(surroundings.directory)
         self._forget_own_modules()
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
@@ -200,6 +212,10 @@ class Worker:
         outcome = messages.Outcome(started, started)
         try:
             fn, args = cloudpickle.loads(task.function)
+        except BaseException as error:
+            outcome.failure = _describe(error, kind="arrival")
+            return outcome
+        try:
             if task.pace or not self.has_run:
                 self._line_up()
             started = outcome.started = time.perf_counter()
@@ -225,7 +241,7 @@ class Worker:
         has_child = _has_child()
         outcome.reusable = not left and not has_child
         outcome.has_new_groups = _group_count() != self.groups
-        own = [thread for thread in left if _is_students(thread)]
+        own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and own:
             outcome.failure = _leftover(f"the thread {own[0].name!r}", "join() it before the function returns")
         elif outcome.failure is None and has_child:
@@ -259,13 +275,23 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
+class _ResultPickler(cloudpickle.Pickler):
+    """Sends of a tensor what it shows, not the whole storage that it may be a small part of."""
+
+    def reducer_override(self, value: Any) -> Any:
+        is_plain = type(value) is torch.Tensor and value.layout == torch.strided
+        if is_plain and value.untyped_storage().nbytes() > value.nbytes:
+            return value.detach().clone().requires_grad_(value.requires_grad).__reduce_ex__(2)
+        return super().reducer_override(value)
+
+
 def _pickle_result(value: Any) -> tuple[bytes | None, messages.Failure | None]:
     buffer = _Bounded()
     try:
         size = _tensor_bytes(value)
         if size > messages.MAX_RESULT_BYTES:
             raise _ResultTooLarge
-        cloudpickle.dump(value, buffer)
+        _ResultPickler(buffer).dump(value)
         return buffer.getvalue(), None
     except _ResultTooLarge:
         limit = messages.MAX_RESULT_BYTES // 1024**2
@@ -288,8 +314,8 @@ def _tensor_bytes(value: Any) -> int:
     return len(value) if isinstance(value, bytes | bytearray | str) else getattr(value, "nbytes", 0)
 
 
-def _describe(error: BaseException) -> messages.Failure:
-    kind = "exited" if isinstance(error, SystemExit) else "raised"
+def _describe(error: BaseException, kind: str = "raised") -> messages.Failure:
+    kind = "exited" if isinstance(error, SystemExit) else kind
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
     own = [frame for frame in frames if not is_library(frame.filename)]
     text = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])

@@ -42,11 +42,12 @@ from course_lib.model import TinyGPT
 def split_batch(batch, rank, world_size):
     """This rank's share of a minibatch.
 
-    batch: a tensor [samples, ...] with one sample in each row, and with at least world_size of them.
-    Returns the rows that this rank works on, as a tensor. Each sample is in exactly one rank's share, no share is
-    empty, and none is larger than it has to be.
+    batch: a tensor [samples, ...], one sample in each row, at least world_size of them.
+    Returns the rows that this rank works on, as a tensor. Each sample is in exactly one
+    rank's share, no share is empty, and none is larger than it has to be.
 
-    Every rank calls this twice, with the inputs and with the targets; their rows have to stay together.
+    Every rank calls this twice, with the inputs and with the targets. Their rows have
+    to stay together.
     """
     ### BEGIN SOLUTION
     least, left_over = divmod(len(batch), world_size)
@@ -93,10 +94,11 @@ assert checks.split_batch(split_batch, seed=1).passed
 
 # %% nbgrader={"grade_id": "average_gradients", "solution": true}
 def average_gradients(model, samples):
-    """Replace the gradient of each parameter by that of the whole minibatch.
+    """Replace each parameter's gradient by that of the whole minibatch.
 
-    model: after a backward pass; each `parameter.grad` belongs to the mean loss over this rank's samples. All ranks
-        have the same parameters. Those that are frozen have no gradient (`parameter.grad is None`), and stay so.
+    model: after a backward pass; `parameter.grad` belongs to the mean loss over this
+        rank's samples. All ranks have the same parameters. Those that are frozen have
+        no gradient (`parameter.grad is None`), and stay so.
     samples: how many samples this rank has; other ranks may have more or fewer.
     """
     ### BEGIN SOLUTION
@@ -135,8 +137,9 @@ assert checks.average_gradients(average_gradients, seed=1).passed
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# The third part of the price is time. The check has also run one training step with your function in it, on four
-# ranks with emulated links between them: here is what each rank did, and how much of the time it computed nothing.
+# The third part of the price is time. Once your function is right, the check also runs one training step with it, on
+# four ranks with emulated links between them. Here is what each rank did, and how much of the time it computed
+# nothing.
 
 # %% tags=["nbval-ignore-output"]
 averaging.idle
@@ -155,10 +158,12 @@ averaging.idle
 # **Add up.** In every round each rank sends one chunk, and adds the chunk that arrives to its own. In the next round
 # it sends that sum on. With three ranks whose chunks are called a, b and c:
 #
-#     round 1      rank 0 sends a        rank 1 sends b        rank 2 sends c
-#     then holds   c of 2, 0             a of 0, 1             b of 1, 2
-#     round 2      rank 0 sends c        rank 1 sends a        rank 2 sends b
-#     then holds   b of 1, 2, 0          c of 2, 0, 1          a of 0, 1, 2        one finished chunk each
+#     round 1    rank 0 sends a          rank 1 sends b          rank 2 sends c
+#                  has c of 2, 0           has a of 0, 1           has b of 1, 2
+#     round 2    rank 0 sends c          rank 1 sends a          rank 2 sends b
+#                  has b of 1, 2, 0        has c of 2, 0, 1        has a of 0, 1, 2
+#
+# Now each rank has one finished chunk, the sum over all ranks.
 #
 # **Hand out.** The finished chunks go around the ring once more, and each rank copies what arrives.
 
@@ -166,10 +171,12 @@ averaging.idle
 def ring_all_reduce(tensor):
     """Replace a tensor, on every rank, by its sum over all ranks, in place.
 
-    tensor: contiguous, of any shape and dtype, the same on all ranks, with at least world_size elements.
+    tensor: contiguous, with at least world_size elements; any shape and dtype, the
+        same on all ranks.
 
-    Uses dist.send, dist.recv, dist.isend and dist.irecv alone. Each rank talks to its two neighbors only and sends
-    2 (world_size - 1) messages, each of them one chunk: the world_size-th part of the tensor, rounded up.
+    Uses dist.send, dist.recv, dist.isend and dist.irecv alone. Each rank talks to its
+    two neighbors only, and sends 2 (world_size - 1) messages of one chunk. A chunk is
+    the world_size-th part of the tensor, rounded up.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -224,8 +231,9 @@ assert checks.ring_all_reduce(ring_all_reduce, seed=1).passed
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# A step with your ring at its end, over emulated links of 5 ms and 6 MB/s. While the ring runs nobody computes, so
-# even the best possible ring leaves the ranks idle; hiding it behind the backward pass is what buckets are for.
+# A step with your ring at its end, once it is right, over emulated links of 5 ms and 6 MB/s. While the ring runs
+# nobody computes, so even the best possible ring leaves the ranks idle; hiding it behind the backward pass is what
+# buckets are for.
 
 # %% tags=["nbval-ignore-output"]
 ring.idle
@@ -240,13 +248,14 @@ ring.idle
 
 # %%
 def average_in_one_message(model, samples):
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     total = torch.full((dist.get_world_size(),), samples)
     ring_all_reduce(total)
     message = torch.cat([gradient.flatten() for gradient in gradients])
     message *= samples / total[0].item()
     ring_all_reduce(message)
-    for gradient, part in zip(gradients, message.split([gradient.numel() for gradient in gradients]), strict=True):
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, part in zip(gradients, message.split(sizes), strict=True):
         gradient.copy_(part.view_as(gradient))
 
 
@@ -265,12 +274,15 @@ together.idle
 # %%
 def train(rank, steps):
     """Returns all parameters, after so many steps, as one vector."""
+    world_size = dist.get_world_size()
     problems, _ = train_test_split()
     batches = minibatches(problems, 30)
     model = TinyGPT(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
-        inputs, targets = (split_batch(part, rank, dist.get_world_size()) for part in next(batches))
+        inputs, targets = next(batches)
+        inputs = split_batch(inputs, rank, world_size)
+        targets = split_batch(targets, rank, world_size)
         optimizer.zero_grad()
         answer_loss(model(inputs), targets).backward()
         average_in_one_message(model, len(inputs))
@@ -281,5 +293,7 @@ def train(rank, steps):
 replicas = launch(train, 4, args=(20,)).results
 alone = launch(train, 1, args=(20,)).results[0]
 
-print("all replicas equal, bit for bit:", all(torch.equal(replica, replicas[0]) for replica in replicas))
-print("equal to one process up to rounding:", torch.allclose(replicas[0], alone, atol=1e-5))
+same = all(torch.equal(replica, replicas[0]) for replica in replicas)
+print("all replicas equal, bit for bit:", same)
+close = torch.allclose(replicas[0], alone, atol=1e-5)
+print("equal to one process, up to rounding:", close)

@@ -7,7 +7,8 @@
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #
 # Every part asks you something first. Decide on an answer before you run the next cell, even if it is a guess: you
-# will see more in what follows.
+# will see more in what follows. (This page comes with its results. To hide them until you get there, choose *Clear
+# Outputs of All Cells* in the *Edit* menu.)
 #
 # ## 1. Many hands
 #
@@ -19,7 +20,7 @@ from course_lib import data
 
 problems, unseen = data.train_test_split()
 print([data.solution(problem) for problem in problems[25:30]])
-print(len(problems), "sums to learn from,", len(unseen), "that the model never sees before its test")
+print(len(problems), "sums to learn from, and", len(unseen), "to test with, never seen before")
 
 # %% [markdown]
 # You have four workers, and each is to take a share of the minibatch, so that all work at the same time. *Predict:* a
@@ -80,25 +81,22 @@ gantt(run.timeline, title="Four forward passes at the same time")
 from course_lib import RankFailed
 
 
-def try_out(rank, samples, model):
-    inputs, targets = minibatch if samples == "all samples" else batches.split(minibatch, 8)[rank]
+def worker(rank, splits_samples, splits_model):
+    inputs, targets = batches.split(minibatch, 8)[rank] if splits_samples else minibatch
     blocks = TinyGPT(GPTConfig(layers=6)).blocks
-    if model == "an eighth of the model":
+    if splits_model:
         blocks = blocks[rank : rank + 1]
     data.answer_loss(blocks(inputs), targets)
     return len(inputs)
 
-def report(option, samples, model):
+# %%
+options = {"a": (False, True), "b": (True, False), "c": (False, False), "d": (True, True)}
+for option, splits in options.items():
     try:
-        computed = launch(try_out, 8, args=(samples, model)).results
-        print(f"{option}: works. Each worker computes {computed[0]} samples; one process alone would compute 512.")
+        computed = launch(worker, 8, args=splits).results
+        print(f"{option}: works; each worker computes {computed[0]} samples of 512")
     except RankFailed:
-        print(f"{option}: does not work. A worker cannot compute the loss of its samples.")
-
-report("a", "all samples", "an eighth of the model")
-report("b", "a share of them", "the whole model")
-report("c", "all samples", "the whole model")
-report("d", "a share of them", "an eighth of the model")
+        print(f"{option}: does not work; a worker cannot compute a loss from its samples")
 
 # %% [markdown]
 # **b** is data parallelism: an eighth of the work for each, and together they have seen every sample. **c** works as
@@ -139,7 +137,8 @@ rounding = minibatch[1].numel() * torch.finfo(torch.float32).eps
 
 def compare(name, candidate):
     difference = ((candidate - whole).abs().max() / whole.abs().max()).item()
-    print(f"{name:<18}", "the same, up to rounding" if difference < rounding else f"off by {difference:.0%}")
+    is_same = difference < rounding
+    print(f"{name:<18}", "the same, up to rounding" if is_same else f"off by {difference:.0%}")
 
 compare("one of the four", own)
 compare("sum of the four", total)
@@ -279,7 +278,8 @@ from course_lib.mechanisms.data_parallel import DataParallel
 def train(rank, steps, dtype=torch.float32, batch_size=256):
     replica = DataParallel(TinyGPT(seed=rank, dtype=dtype))
     optimizer = torch.optim.AdamW(replica.parameters(), lr=2e-3)
-    for step, batch in enumerate(islice(data.minibatches(problems, batch_size), steps), start=1):
+    minibatches = islice(data.minibatches(problems, batch_size), steps)
+    for step, batch in enumerate(minibatches, start=1):
         inputs, targets = batches.split(batch, dist.get_world_size())[rank]
         with compute("forward"):
             loss = data.answer_loss(replica(inputs), targets)
@@ -304,8 +304,8 @@ def show_progress(rank, step, model):
     right = torch.tensor(data.share_right(model, share) * len(share))
     dist.all_reduce(right)
     if rank == 0:
-        answer = data.complete(model, unseen[20:21])[0]
-        print(f"step {step:3}: {right.item() / len(unseen):4.0%} of the unseen sums right, for instance {answer}")
+        (answer,) = data.complete(model, unseen[20:21])
+        print(f"step {step:3}: {right.item() / len(unseen):4.0%} of unseen sums right; {answer}")
 
 # %% tags=["nbval-ignore-output"]
 run = launch(train, world_size=4, args=(400,), timeout=300)
@@ -322,7 +322,8 @@ def rebuilt(state):
     return model
 
 models = [rebuilt(state) for state in run.results]
-print("four equal replicas:", all(torch.equal(weights_of(models[0]), weights_of(model)) for model in models))
+replicas = [weights_of(model) for model in models]
+print("four equal replicas:", distance(replicas, replicas[0]) == 0)
 print("over 90% right:", data.share_right(models[0], unseen) > 0.9)
 
 # %% [markdown]
@@ -349,19 +350,35 @@ gantt(last, title="One training step of four ranks")
 # your computer: four processes share its cores, some come late, and an all-reduce ends for nobody before the last has
 # come.
 #
-# **What does it cost?** Every byte that a rank sends is in the timeline:
+# **What does it cost?** The timeline also knows how much each rank sends:
 
 # %%
 parameters = sum(parameter.numel() for parameter in models[0].parameters())
 print(f"gradients: {parameters:,} numbers of 4 bytes are {4 * parameters:,} bytes")
 print(f"sent by each rank in one step: {last.bytes_sent(0):,} bytes")
-print(f"2 x 3/4 of the gradients: {2 * 3 * 4 * parameters // 4:,} bytes")
 
 # %% [markdown]
-# Why one and a half times the gradients, and not three times, once for every other rank? Good all-reduces go around
-# in a **ring**. Each rank cuts its gradients into $N$ pieces and passes on one piece at a time, $N-1$ times to add
-# them up and $N-1$ times to hand out the sums. So it sends $2(N-1)/N$ times the gradients $G$: never as much as
-# twice, even with a thousand ranks. (The few bytes on top count the samples of each share.)
+# One and a half times the gradients, although each rank needs something from three others. (The few bytes on top
+# count the samples of each share.) *Predict:* will it be three times as much with seven others?
+#
+# A good all-reduce goes around in a **ring**. Each rank cuts its gradients into $N$ pieces and passes one piece at a
+# time to its neighbor, $N-1$ times to add them up and $N-1$ times to hand out the sums. Here is one made of nothing
+# but sends and receives, so that you can count:
+
+# %%
+from course_lib.mechanisms.collectives import ring_all_reduce
+
+
+def ring(rank):
+    ring_all_reduce(torch.ones(parameters))
+
+for n in (2, 4, 8, 16):
+    sent = launch(ring, n).timeline.bytes_sent(0)
+    print(f"{n:2} ranks: each sends {sent:9,} bytes, {sent / (4 * parameters):.3f} times the gradients")
+
+# %% [markdown]
+# It is $2(N-1)/N$ times the size $G$ of the gradients: less than twice, even with a thousand ranks. No all-reduce can
+# do with less, so this is also how the timeline counts those of `torch.distributed`.
 #
 # And memory? Each replica holds its weights, their gradients, and two more numbers for each weight that AdamW keeps.
 # *Predict:* how much of that does each of four ranks save?
@@ -392,7 +409,8 @@ class Worker:
         self.minibatches = data.minibatches(problems, 64)
 
     def split(self):
-        self.inputs, self.targets = batches.split(next(self.minibatches), dist.get_world_size())[self.rank]
+        shares = batches.split(next(self.minibatches), dist.get_world_size())
+        self.inputs, self.targets = shares[self.rank]
 
     def forward(self):
         self.loss = data.answer_loss(self.model(self.inputs), self.targets)
@@ -410,8 +428,8 @@ class Worker:
         self.optimizer.zero_grad()
 
 # %% [markdown]
-# An order is a list of these, and four ranks can run any of them, for twenty steps. How far apart are the replicas
-# afterwards, and is it the training of one process?
+# An order is a list of these names, and four ranks can run any of them. How far apart are the replicas after twenty
+# steps, and is it the training of one process?
 
 # %%
 def follow(rank, order, steps=20):
@@ -424,14 +442,23 @@ def follow(rank, order, steps=20):
 (one_process,) = launch(follow, 1, args=("split forward backward update clear",)).results
 
 def judge(order):
-    print(order)
     try:
         replicas = launch(follow, 4, args=(order,)).results
     except RankFailed as error:
-        print("    cannot be run:", error.__cause__)
-    else:
-        same = "the same" if distance(replicas, one_process) < 1e-9 else "not the same"
-        print(f"    replicas {distance(replicas, replicas[0]):.3f} apart, {same} as one process")
+        print("cannot be run:", error.__cause__)
+        return
+    apart = distance(replicas, replicas[0])
+    print("replicas are equal," if apart == 0 else f"replicas are {apart:.3f} apart,", end=" ")
+    print("the same" if distance(replicas, one_process) < 1e-9 else "not the same", "as one process")
+
+# %% [markdown]
+# Put your order in the place of this one. It may take more than one try:
+
+# %%
+judge("update backward all_reduce split clear forward")
+
+# %% [markdown]
+# And here are five that people write. *Predict* for each what goes wrong:
 
 # %%
 judge("split forward backward update all_reduce clear")
@@ -441,17 +468,22 @@ judge("split forward backward all_reduce update")
 judge("forward split backward all_reduce update clear")
 
 # %% [markdown]
-# All of these are wrong, each in its own way:
+# 1. **Update before all_reduce.** Each replica takes its own step, before the mean is there.
+# 2. **All_reduce before backward.** There are no gradients yet, so nothing is averaged. It ends just like the first.
+# 3. **Clear before update.** The replicas stay equal, but the update finds no gradient: nobody learns anything.
+# 4. **No clear.** Old gradients are added to the new ones. The replicas agree, on a wrong training.
+# 5. **Forward before split.** There is nothing to compute on yet, and the error says so.
 #
-# - **update before all_reduce**: each replica has taken its own step before the mean was there. The replicas drift
-#   apart, and nothing ever brings them together again.
-# - **all_reduce before backward**: there are no gradients yet to be averaged. The replicas drift in just the same
-#   way.
-# - **clear before update**: the replicas stay together, but the update finds no gradient. Nobody learns anything.
-# - **no clear**: old gradients are added to the new ones. The replicas agree, on a wrong training.
-# - **forward before split**: there is nothing to compute on, and the error says so.
-#
-# Now yours. Change the order in the next cell until it is the training of one process:
+# In the first two the replicas **drift**: nothing ever brings them together again, so the longer they train, the
+# further they are apart.
+
+# %%
+for steps in (1, 5, 20, 80):
+    replicas = launch(follow, 4, args=("split forward backward update all_reduce clear", steps)).results
+    print(f"after {steps:2} steps the replicas are {distance(replicas, replicas[0]):.3f} apart")
+
+# %% [markdown]
+# And this is the one:
 
 # %%
 judge("split forward backward all_reduce update clear")
@@ -470,7 +502,7 @@ judge("split forward backward all_reduce update clear")
 # **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a given
 # speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 1 ms
 # for a sample's forward pass and 2 ms for its backward pass; links carry 5 MB per second. (Real devices and links are
-# thousands of times as fast, and so are their models large. What counts is the ratio.)
+# thousands of times as fast, and real models larger by as much. What counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace
@@ -494,7 +526,7 @@ speed_up([Timing.of(step) for step in paced + measured], title="More ranks, more
 # has a device for each rank, and still bends. Where does its time go?
 
 # %% tags=["nbval-ignore-output"]
-lost_time({f"{step.world_size} ranks": attribute(step) for step in paced}, title="The time of the ranks, by cause")
+lost_time({f"{step.world_size} ranks": attribute(step) for step in paced}, title="By cause")
 
 # %% [markdown]
 # The share of time spent on communication grows with every rank. Not because there is more of it, but because there
@@ -525,16 +557,19 @@ cluster = Pace(
     inter_node=Link(latency=0.0001, bandwidth=2e6),
     devices_per_node=8,
 )
-steps = {n: training_step(n, batch_size=512, pace=cluster, overlap=False, repeat=2) for n in (1, 8, 16)}
+def step_of(workers, pace):
+    return training_step(workers, batch_size=512, pace=pace, overlap=False, repeat=2)
+
+steps = [step_of(workers, cluster) for workers in (1, 8, 16)]
 
 # %% tags=["nbval-ignore-output"]
-speed_up([Timing.of(step) for step in steps.values()], title="8 workers in one machine, 16 in two")
+speed_up([Timing.of(step) for step in steps], title="8 workers in one machine, 16 in two")
 
 # %% [markdown]
 # There it is. Now ask the ranks where their time went:
 
 # %% tags=["nbval-ignore-output"]
-lost_time({f"{n} workers": attribute(step) for n, step in steps.items()}, title="What the workers did")
+lost_time({f"{step.world_size} workers": attribute(step) for step in steps}, title="By cause")
 
 # %% [markdown]
 # **b**. Computing is still split evenly, so no device has become slower, and the update is far too short to matter.
@@ -545,10 +580,9 @@ lost_time({f"{n} workers": attribute(step) for n, step in steps.items()}, title=
 # If that is the cause, then removing it must help. Same sixteen workers, fast links everywhere:
 
 # %% tags=["nbval-ignore-output"]
-fast = Pace(device=cluster.device, link=cluster.link)
-remedy = training_step(16, batch_size=512, pace=fast, overlap=False, repeat=2)
-print(f"slow link between machines: {steps[1].makespan / steps[16].makespan:.1f} times as fast as one worker")
-print(f"fast links everywhere:      {steps[1].makespan / remedy.makespan:.1f} times as fast as one worker")
+remedy = step_of(16, Pace(device=cluster.device, link=cluster.link))
+print(f"slow link between the machines: {steps[0].makespan / steps[-1].makespan:.1f} times as fast")
+print(f"fast links everywhere:          {steps[0].makespan / remedy.makespan:.1f} times as fast")
 
 # %% [markdown]
 # ## 6. Turn the knobs

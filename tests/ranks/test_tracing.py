@@ -154,7 +154,9 @@ COLLECTIVES = [
 
 
 @pytest.mark.parametrize("when", [now, later])
-@pytest.mark.parametrize(("collective", "name", "results", "sent"), COLLECTIVES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("collective", "name", "results", "sent"), COLLECTIVES, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_collective_gives_the_right_result_and_is_seen_with_its_bytes(
     collective: Callable[..., Any], name: str, results: list[Any], sent: list[int], when: Callable[..., Any]
 ) -> None:

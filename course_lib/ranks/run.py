@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 import os
 import pickle
@@ -101,7 +103,7 @@ def run_on(
         raise
     except KeyboardInterrupt:
         raise errors.Stopped("Stopped while the ranks were starting.") from None
-    results = [_unpack(outcome, rank) for rank, outcome in enumerate(outcomes)]
+    results = [_unpack(outcome, rank, conversation) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in conversation.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
 
@@ -110,12 +112,24 @@ def _pack(fn: Callable, args: tuple, pace: Pace | None) -> bytes:
     try:
         function = cloudpickle.dumps((fn, args))
     except Exception as error:
-        what = "one of the args" if _can_travel(fn) else "the function, or a variable that it uses,"
-        text = f"{what} cannot be sent to other processes ({error})."
+        text = f"{_culprit(fn, args)} cannot be sent to other processes ({error})."
         advice = "Files, locks, generators and connections stay where they were made: make them inside the function."
-        raise errors.RankFailed(errors.sentence(text), details=advice) from error
+        raise errors.RankFailed(text, details=advice) from error
     surroundings = messages.Surroundings(os.getcwd(), list(sys.path), dict(os.environ))
     return pickle.dumps(messages.Task(function, pace, surroundings))
+
+
+def _culprit(fn: Callable, args: tuple) -> str:
+    """What exactly cannot travel."""
+    for index, value in enumerate(args):
+        if not _can_travel(value):
+            return f"args[{index}]"
+    with contextlib.suppress(TypeError, ValueError):
+        used = inspect.getclosurevars(fn)
+        for name, value in {**used.globals, **used.nonlocals}.items():
+            if not _can_travel(value):
+                return f"The variable {name!r}, which the function uses,"
+    return "The function, or something that it uses,"
 
 
 def _can_travel(value: Any) -> bool:
@@ -126,14 +140,14 @@ def _can_travel(value: Any) -> bool:
     return True
 
 
-def _unpack(outcome: messages.Outcome, rank: int) -> Any:
+def _unpack(outcome: messages.Outcome, rank: int, conversation: Conversation) -> Any:
     assert outcome.value is not None
     try:
         return pickle.loads(outcome.value)
     except Exception as error:
         text = f"Rank {rank} returned something that cannot be rebuilt here ({type(error).__name__}: {error})."
         advice = "Return tensors, numbers, strings, lists or dictionaries."
-        raise errors.RankFailed(text, rank, details=advice) from error
+        raise errors.RankFailed(text, rank, conversation.report(conversation.views()), advice) from error
 
 
 def _stopped(conversation: Conversation) -> errors.Stopped:
@@ -150,7 +164,7 @@ def _stopped(conversation: Conversation) -> errors.Stopped:
 
 def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:
     """Raise TypeError or ValueError, naming the argument, its value and what would work."""
-    if server.SERVER_MARK in os.environ:
+    if server.is_rank:
         raise RuntimeError("launch was called on a rank; ranks cannot launch ranks. Call it in the notebook itself.")
     if os.getpid() != _HOME:
         raise RuntimeError(
