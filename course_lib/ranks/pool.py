@@ -39,7 +39,7 @@ class Pool:
     def __init__(self, world_size: int, uses_gpu: bool = False) -> None:
         _sweep()
         self.world_size, self.uses_gpu, self.owner = world_size, uses_gpu, os.getpid()
-        self.directory = tempfile.mkdtemp(prefix=f"{server.PREFIX}{os.getpid()}-pool-")
+        self.directory = tempfile.mkdtemp(prefix=f"{server.PREFIX}{os.getpid()}-")
         self.workers: list[_Worker] = []
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
@@ -135,17 +135,17 @@ def _kill_group(process: Any) -> None:
 
 def _sweep() -> None:
     """Remove what notebooks that were killed have left in the temporary directory."""
-    for name in os.listdir(tempfile.gettempdir()):
-        pid = name[len(server.PREFIX) :].partition("-")[0]
-        if name.startswith(server.PREFIX) and pid.isdigit() and not _exists(int(pid)):
-            path = os.path.join(tempfile.gettempdir(), name)
-            with contextlib.suppress(OSError):
-                if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():
-                    shutil.rmtree(path, ignore_errors=True)
+    for directory in server.directories():
+        for name in os.listdir(directory):
+            pid = name[len(server.PREFIX) :].partition("-")[0]
+            if name.startswith(server.PREFIX) and pid.isdigit() and not psutil.pid_exists(int(pid)):
+                _remove_own(os.path.join(directory, name))
 
 
-def _exists(pid: int) -> bool:
-    return psutil.pid_exists(pid)
+def _remove_own(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 _pools: dict[str, Pool] = {}

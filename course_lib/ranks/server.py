@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from multiprocessing import util
 from typing import Any
 
-PREFIX = "course-ranks-"  # of everything in the temporary directory, followed by the owner's process id
+PREFIX = "ranks-"  # of everything in the temporary directory, followed by the owner's process id
 is_rank = False  # a worker sets this in its own process
 _lock = threading.Lock()
 _directory = ""  # where the fork server's socket is
@@ -50,10 +50,16 @@ def _choose_directory() -> None:
     """Keep multiprocessing's socket under our own name, where a later start finds and removes it."""
     global _directory
     if not os.path.isdir(_directory):
-        _directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-server-")
+        _directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=directories()[-1])
         config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
         config["tempdir"] = _directory
         atexit.register(shutil.rmtree, _directory, ignore_errors=True)
+
+
+def directories() -> list[str]:
+    """Where our files may lie: the temporary directory, and /tmp if that is too long for a socket's address."""
+    usual = tempfile.gettempdir()
+    return [usual] if len(usual) < 60 or not os.path.isdir("/tmp") else [usual, "/tmp"]
 
 
 @contextlib.contextmanager

@@ -35,9 +35,9 @@ from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.experiments import training_step
 
-SECONDS_PER_SAMPLE = {"forward": 0.001, "backward": 0.002}
+SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004}
 LATENCY = 0.0001  # seconds
-BATCH_SIZES = (32, 64, 128)
+BATCH_SIZES = (16, 32, 64)
 LINK_SPEEDS = (1, 2, 5, 10, 100)  # megabytes per second
 CURVE = (1, 2, 4, 8)  # numbers of ranks that every speed-up curve gets
 PAUSE = 0.6  # seconds without a move before the rest of the curve is measured
@@ -128,7 +128,7 @@ class DataParallelExplorer:
     What goes wrong in a run is said in place of the sentences, and the next move works.
     """
 
-    def __init__(self, ranks: int = 4, batch_size: int = 64, link_speed: float = 5, overlap: bool = True) -> None:
+    def __init__(self, ranks: int = 4, batch_size: int = 32, link_speed: float = 5, overlap: bool = True) -> None:
         self.ranks = Slider("ranks", range(1, max(CURVE) + 1), ranks)
         self.batch_size = Slider("batch size", BATCH_SIZES, batch_size, [f"{size} samples" for size in BATCH_SIZES])
         self.link_speed = Slider("link speed", LINK_SPEEDS, link_speed, [f"{speed} MB/s" for speed in LINK_SPEEDS])

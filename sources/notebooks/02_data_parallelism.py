@@ -500,17 +500,17 @@ judge("split forward backward all_reduce update clear")
 #
 # Your computer has a few cores, so eight ranks on it cannot compute at the same time. Therefore this part is
 # **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a given
-# speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 1 ms
-# for a sample's forward pass and 2 ms for its backward pass; links carry 5 MB per second. (Real devices and links are
+# speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 2 ms
+# for a sample's forward pass and 4 ms for its backward pass; links carry 5 MB per second. (Real devices and links are
 # thousands of times as fast, and real models larger by as much. What counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace
 from course_lib.widgets.experiments import training_step
 
-pace = Pace(device={"forward": 0.001, "backward": 0.002}, link=Link(latency=0.0001, bandwidth=5e6))
+pace = Pace(device={"forward": 0.002, "backward": 0.004}, link=Link(latency=0.0001, bandwidth=5e6))
 ranks = (1, 2, 4, 8)
-paced = [training_step(n, batch_size=128, pace=pace, overlap=False, repeat=3) for n in ranks]
+paced = [training_step(n, batch_size=64, pace=pace, overlap=False, repeat=3) for n in ranks]
 
 # %% [markdown]
 # Beside it, what your computer does at its own speed, with a larger model. Two lines, and the ideal:
@@ -552,13 +552,13 @@ lost_time({f"{step.world_size} ranks": attribute(step) for step in paced}, title
 
 # %%
 cluster = Pace(
-    device={"forward": 0.001, "backward": 0.002},
+    device={"forward": 0.002, "backward": 0.004},
     link=Link(latency=0.0001, bandwidth=100e6),
     inter_node=Link(latency=0.0001, bandwidth=2e6),
     devices_per_node=8,
 )
 def step_of(workers, pace):
-    return training_step(workers, batch_size=512, pace=pace, overlap=False, repeat=2)
+    return training_step(workers, batch_size=256, pace=pace, overlap=False, repeat=2)
 
 steps = [step_of(workers, cluster) for workers in (1, 8, 16)]
 

@@ -29,22 +29,11 @@ CLOCK = 1e-4  # seconds that reading the clocks of two processes may differ
 # The bubble of a pipeline
 
 
-def stage_of(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-
-
-def micro_batches(m: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(4, 8, generator=generator) for _ in range(m)]
-
-
-def pipeline(rank: int, m: int) -> torch.Tensor:
+def pipeline(rank: int, stages: list[nn.Module], batches: list[torch.Tensor]) -> torch.Tensor:
     """All micro-batches forward, then all of them backward, through one stage on each rank."""
-    last = dist.get_world_size() - 1
-    stage, works = stage_of(rank), []
-    inputs, outputs = [], []
-    for i, batch in enumerate(micro_batches(m)):
+    last, stage = len(stages) - 1, stages[rank]
+    inputs, outputs, works = [], [], []
+    for i, batch in enumerate(batches):
         if rank > 0:
             dist.recv(batch, rank - 1)
         with compute("forward", micro_batch=i):
@@ -52,7 +41,7 @@ def pipeline(rank: int, m: int) -> torch.Tensor:
             outputs.append(stage(batch))
         if rank < last:
             works.append(dist.isend(outputs[i].detach(), rank + 1))
-    for i in range(m):
+    for i in range(len(batches)):
         gradient = torch.ones(4, 8)
         if rank < last:
             dist.recv(gradient, rank + 1)
@@ -65,10 +54,9 @@ def pipeline(rank: int, m: int) -> torch.Tensor:
     return stage[0].weight.grad
 
 
-def one_process(p: int, m: int) -> list[torch.Tensor]:
+def one_process(stages: list[nn.Module], batches: list[torch.Tensor]) -> list[torch.Tensor]:
     """The gradients of the same stages, one after the other in this process."""
-    stages = [stage_of(rank) for rank in range(p)]
-    for batch in micro_batches(m):
+    for batch in batches:
         for stage in stages:
             batch = stage(batch)
         batch.backward(torch.ones(4, 8))
@@ -76,8 +64,11 @@ def one_process(p: int, m: int) -> list[torch.Tensor]:
 
 
 def measured_bubble(p: int, m: int) -> float:
-    run = launch(pipeline, p, (m,), pace=Pace(device={"forward": 0.04, "backward": 0.04}))
-    assert all(map(torch.equal, run.results, one_process(p, m)))
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(p)]
+    batches = [torch.randn(4, 8) for _ in range(m)]
+    run = launch(pipeline, p, (stages, batches), pace=Pace(device={"forward": 0.04, "backward": 0.04}))
+    assert all(map(torch.equal, run.results, one_process(stages, batches)))
     assert run.timeline.origin == "paced"
     return run.timeline.idle_fraction()
 

@@ -15,7 +15,7 @@ from course_lib.ranks import Deadlock
 from course_lib.widgets import data_parallel
 from course_lib.widgets.data_parallel import BATCH_SIZES, CURVE, DataParallelExplorer, Measured, Setting, describe
 
-SETTING = Setting(ranks=4, batch_size=64, link_speed=5, overlap=True)
+SETTING = Setting(ranks=4, batch_size=32, link_speed=5, overlap=True)
 
 
 def step_of(ranks: int, seconds: float) -> Timeline:
@@ -39,7 +39,7 @@ def instead_of_running(monkeypatch: pytest.MonkeyPatch, run: Callable[[Setting],
 
 
 def perfect(setting: Setting) -> Timeline:
-    return step_of(setting.ranks, setting.batch_size * 0.003 / setting.ranks)
+    return step_of(setting.ranks, setting.batch_size * 0.006 / setting.ranks)
 
 
 @pytest.fixture
@@ -53,16 +53,16 @@ def rows(explorer: DataParallelExplorer) -> int:
 
 
 def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
-    explorer = DataParallelExplorer(ranks=2, batch_size=32)
+    explorer = DataParallelExplorer(ranks=2, batch_size=16)
     before = explorer.places["step"].value
     explorer.ranks.value = 3
     assert rows(explorer) == 3
     assert explorer.places["step"].value != before
-    assert explorer.places["sentences"].value.count("3 ranks, 32 samples, paced: ") == 1
+    assert explorer.places["sentences"].value.count("3 ranks, 16 samples, paced: ") == 1
 
 
 @pytest.mark.parametrize(
-    ("control", "value"), [("ranks", 8), ("batch_size", 128), ("link_speed", 100), ("overlap", False)]
+    ("control", "value"), [("ranks", 8), ("batch_size", 64), ("link_speed", 100), ("overlap", False)]
 )
 def test_each_control_changes_its_part_of_the_run(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, control: str, value: Any
@@ -138,7 +138,7 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.places["sentences"].value
     instead_of_running(monkeypatch, perfect)
     explorer.overlap.value = True
-    assert "4 ranks, 64 samples, paced" in explorer.places["sentences"].value
+    assert "4 ranks, 32 samples, paced" in explorer.places["sentences"].value
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt("the Stop button")])
@@ -193,7 +193,7 @@ def test_a_curve_holds_only_runs_with_the_same_batch_link_and_overlap(monkeypatc
     measured = Measured()
     for setting in (SETTING, SETTING._replace(ranks=2), SETTING.with_ranks(1)):
         measured.run(setting)
-    for other in ({"batch_size": 32}, {"link_speed": 1}, {"overlap": False}):
+    for other in ({"batch_size": 16}, {"link_speed": 1}, {"overlap": False}):
         measured.run(SETTING._replace(**other))
     assert [timing.ranks for timing in measured.curve(SETTING)] == [1, 2, 4]
 

@@ -1,0 +1,352 @@
+"""What goes into a launch and what comes out of it: any function, any arguments, results and prints by rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import RankFailed, launch
+from course_lib.ranks import discard_all
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
+
+FORKS = sys.platform == "linux"
+
+
+@dataclasses.dataclass
+class Shares:
+    """A class of the student's own, which exists nowhere but here."""
+
+    of: list[int]
+
+    def total(self) -> int:
+        return sum(self.of)
+
+
+def total(rank: int) -> int:
+    value = torch.tensor(rank + 1)
+    dist.all_reduce(value)
+    return int(value)
+
+
+def script(program: str, *, folder: Path, **environment: str) -> str:
+    """What a program prints that a student would start with python; the code is in its __main__."""
+    path = folder / "student.py"
+    path.write_text(program, encoding="utf-8")
+    # Not the course's own folder: the package has to be installed, as it is for a student.
+    variables = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, path], env=variables, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 32])
+def test_a_function_runs_on_every_rank_of_any_world_size(world_size: int) -> None:
+    run = launch(total, world_size)
+    assert run.results == [world_size * (world_size + 1) // 2] * world_size
+    assert len(run.stdout) == run.world_size == world_size
+
+
+def test_a_rank_knows_itself_as_torchrun_would_say_it() -> None:
+    def who(rank: int) -> tuple[Any, ...]:
+        return rank, dist.get_rank(), dist.get_world_size(), os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+    assert launch(who, 3).results == [(r, r, 3, str(r), "3") for r in range(3)]
+
+
+# Functions
+
+
+def test_a_lambda_runs() -> None:
+    assert launch(lambda rank: rank * rank, 3).results == [0, 1, 4]
+
+
+def test_a_method_runs() -> None:
+    class Model:
+        factor = 3
+
+        def train(self, rank: int) -> int:
+            return self.factor * rank
+
+    assert launch(Model().train, 2).results == [0, 3]
+
+
+def test_a_closure_sees_what_has_changed_since_the_last_run() -> None:
+    factor, history = 2, [1]
+
+    def scaled(rank: int) -> tuple[int, list[int]]:
+        return factor * rank, history
+
+    assert launch(scaled, 2).results == [(0, [1]), (2, [1])]
+    factor = 5
+    history.append(2)
+    assert launch(scaled, 2).results == [(0, [1, 2]), (5, [1, 2])]
+
+
+def test_a_rank_works_on_its_own_copy() -> None:
+    weights = torch.zeros(2)
+
+    def change(rank: int) -> torch.Tensor:
+        weights.add_(rank + 1)
+        return weights
+
+    assert [result.tolist() for result in launch(change, 2).results] == [[1.0, 1.0], [2.0, 2.0]]
+    assert weights.tolist() == [0.0, 0.0]
+
+
+def test_ranks_work_in_the_folder_and_environment_of_the_notebook(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launch(total, 2)  # so that the ranks were there before the change
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STUDENT", "Ada")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_module.py").write_text("ANSWER = 42\n", encoding="utf-8")
+
+    def surroundings(rank: int) -> tuple[str, str, int]:
+        import own_module
+
+        return os.getcwd(), os.environ["STUDENT"], own_module.ANSWER
+
+    assert launch(surroundings, 2).results == [(str(tmp_path), "Ada", 42)] * 2
+
+
+# Arguments and results
+
+NESTED: dict[str, Any] = {"shape": (2, 3), "names": ["a", "b"], 3: {1, 2}, "nothing": None, "number": 1.5}
+
+
+@pytest.mark.parametrize("value", [0, "text", None, b"bytes", (1, 2), NESTED, 2 + 1j, float("inf"), range(3), Shares([1, 2])])
+def test_a_value_goes_there_and_back(value: Any) -> None:
+    run = launch(lambda rank, given: (rank, given), 2, (value,))
+    assert run.results == [(0, value), (1, value)]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4, dtype=torch.float64),
+        torch.randn(3, 4).T[1:],
+        torch.randn(8).bfloat16(),
+        torch.arange(3),
+        torch.tensor([True]),
+        torch.tensor(1.0),
+        torch.zeros(0, 2),
+        torch.randn(2, requires_grad=True),
+    ],
+)
+def test_a_tensor_goes_there_and_back_bit_by_bit(tensor: torch.Tensor) -> None:
+    for back in launch(lambda rank, given: given, 2, (tensor,)).results:
+        assert torch.equal(back, tensor)
+        assert (back.dtype, back.requires_grad) == (tensor.dtype, tensor.requires_grad)
+
+
+def test_modules_arrays_and_functions_go_there_and_back() -> None:
+    model, array = torch.nn.Linear(3, 2), np.arange(4.0)
+
+    def work(rank: int, model: torch.nn.Module, array: np.ndarray, double: Callable[[int], int]) -> Any:
+        return model, array * 2, lambda: double(rank)
+
+    back, doubled, later = launch(work, 2, (model, array, lambda n: 2 * n)).results[1]
+    assert torch.equal(back.weight, model.weight)
+    assert doubled.tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert later() == 2
+
+
+def test_an_instance_of_a_class_of_the_notebook_is_still_one() -> None:
+    def share_out(rank: int, shares: Shares) -> Shares:
+        return Shares([share * rank for share in shares.of])
+
+    results = launch(share_out, 2, (Shares([1, 2]),)).results
+    assert [result.total() for result in results] == [0, 3]
+    assert all(type(result) is Shares for result in results)
+
+
+def test_fifty_megabytes_go_to_every_rank_and_back() -> None:
+    block = torch.arange(50_000_000 // 4, dtype=torch.float32)
+
+    def last(rank: int, given: torch.Tensor) -> torch.Tensor:
+        return given if rank == 1 else given[-1]
+
+    results = launch(last, 2, (block,)).results
+    assert results[0] == block[-1]
+    assert torch.equal(results[1], block)
+
+
+# Randomness
+
+
+def draws(rank: int) -> tuple[float, float, float]:
+    return torch.rand(1).item(), random.random(), np.random.rand()
+
+
+def test_every_rank_is_seeded_differently_and_every_run_alike() -> None:
+    first, second = launch(draws, 4), launch(draws, 4)
+    assert first.results == second.results
+    for source in zip(*first.results, strict=True):
+        assert len(set(source)) == 4
+
+
+def test_what_a_run_changes_in_torch_is_undone_for_the_next() -> None:
+    def change(rank: int) -> None:
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(2)
+
+    def look(rank: int) -> tuple[Any, ...]:
+        return torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
+
+    launch(change, 2)
+    assert launch(look, 2).results == [(torch.float32, True, 1)] * 2
+
+
+# Prints
+
+
+def test_prints_come_back_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    def talk(rank: int) -> None:
+        print("I am", rank)
+        print("no line end", end="")
+        sys.stderr.write("!")
+
+    run = launch(talk, 2)
+    assert run.stdout == ["I am 0\nno line end!", "I am 1\nno line end!"]
+    shown = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == ["rank 0 | I am 0", "rank 0 | no line end!", "rank 1 | I am 1", "rank 1 | no line end!"]
+
+
+def test_a_print_shows_while_its_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+
+    class Screen:
+        def write(self, text: str) -> None:
+            if "hello" in text:
+                seen.touch()
+
+        def flush(self) -> None: ...
+
+    def greet_and_wait(rank: int) -> bool:
+        import time
+
+        print("hello")
+        deadline = time.monotonic() + 30
+        while not seen.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return seen.exists()
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert launch(greet_and_wait, 1).results == [True]
+
+
+def test_what_a_rank_prints_before_it_fails_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    def speak_and_fail(rank: int) -> None:
+        print("last words")
+        raise ValueError
+
+    with pytest.raises(RankFailed):
+        launch(speak_and_fail, 1)
+    assert capsys.readouterr().out == "rank 0 | last words\n"
+
+
+def test_text_in_any_language_comes_back() -> None:
+    assert launch(lambda rank: print("größer 猫 🐈"), 1).stdout == ["größer 猫 🐈\n"]
+
+
+# Processes
+
+
+@pytest.mark.skipif(not FORKS, reason="only forked workers start with everything imported")
+def test_a_fresh_worker_has_imported_what_it_will_need() -> None:
+    def imported(rank: int) -> list[str]:
+        wanted = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.optim.adamw")
+        return [name for name in wanted if name not in sys.modules]
+
+    discard_all()
+    assert launch(imported, 2).results == [[], []]
+
+
+def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:
+    def process(rank: int) -> int:
+        return os.getpid()
+
+    first, second = launch(process, 2).results, launch(process, 2).results
+    assert first == second
+    assert len({os.getpid(), *first}) == 3
+
+
+def test_the_kernel_need_not_import_torch(tmp_path: Path) -> None:
+    program = """
+import sys
+from course_lib import launch, Pace, Timeline
+
+def total(rank):
+    import torch, torch.distributed as dist
+    value = torch.tensor(rank + 1)
+    dist.all_reduce(value)
+    return int(value)
+
+run = launch(total, 2)
+print(run.results, run.timeline.bytes_sent(0), "torch" in sys.modules)
+"""
+    assert script(program, folder=tmp_path) == "[3, 3] 8 False\n"
+
+
+def test_a_script_needs_no_main_guard_and_its_classes_travel(tmp_path: Path) -> None:
+    program = """
+from dataclasses import dataclass
+from course_lib import launch
+
+print("the script runs")
+
+@dataclass
+class Point:
+    x: int
+
+def move(rank, point):
+    return Point(point.x + rank)
+
+results = launch(move, 2, (Point(1),)).results
+print(results, type(results[0]) is Point)
+"""
+    assert script(program, folder=tmp_path) == "the script runs\n[Point(x=1), Point(x=2)] True\n"
+
+
+def test_ranks_can_be_spawned_where_they_cannot_be_forked(tmp_path: Path) -> None:
+    program = """
+import torch, torch.distributed as dist
+from course_lib import Deadlock, RankFailed, launch
+
+def total(rank, fault=None):
+    if fault == "raise" and rank == 1:
+        raise ValueError("on purpose")
+    if fault == "deadlock":
+        dist.recv(torch.zeros(1), 1 - rank)
+    value = torch.tensor(rank + 1)
+    dist.all_reduce(value)
+    return int(value)
+
+print(launch(total, 2).results)
+for fault in ("raise", "deadlock"):
+    try:
+        launch(total, 2, (fault,))
+    except (RankFailed, Deadlock) as error:
+        print(type(error).__name__, error.rank)
+print(launch(total, 2).results)
+"""
+    shown = script(program, folder=tmp_path, COURSE_LIB_START_METHOD="spawn")
+    assert shown == "[3, 3]\nRankFailed 1\nDeadlock None\n[3, 3]\n"
