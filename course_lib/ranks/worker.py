@@ -68,9 +68,15 @@ def _outlive_nobody() -> None:
             file.write("1000")
     if "multiprocessing.forkserver" in sys.modules:
         _close_fork_server_descriptor()
-    # A DataLoader with workers is a child process, which multiprocessing forbids to its daemons.
+    _allow_children()
+
+
+def _allow_children() -> None:
+    """Let a DataLoader have its workers: multiprocessing forbids that to daemons like this process."""
     config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     config["daemon"] = False
+    if sys.platform == "linux":
+        multiprocessing.set_start_method("fork", force=True)  # another fork server would stay behind
 
 
 def _close_fork_server_descriptor() -> None:
