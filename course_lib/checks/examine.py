@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from course_lib.checks.verdict import Verdict
-from course_lib.ranks import Pace, RankFailed, Run, RunError, Stopped, launch
+from course_lib.ranks import Pace, RankFailed, RankTimeout, Run, RunError, Stopped, launch
 
 TIMEOUT = 10.0  # seconds
 SLIPS = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
@@ -159,13 +159,19 @@ def _explain_accident(exercise: Exercise[Any, Any], error: RunError, fn: Callabl
         return Verdict(exercise.name, "idea", text, idea=idea, facts=facts)
     if isinstance(error, RankFailed) and type(cause).__name__ in SLIPS:
         return Verdict(exercise.name, "slip", _explain_slip(cause, fn), facts=facts)
-    return Verdict(exercise.name, "error", error.details if not cause else _UNKNOWN, facts=facts)
+    return Verdict(exercise.name, "error", _advice(error), facts=facts)
 
 
-_UNKNOWN = (
-    "Your function raised an exception, so its idea could not be tried. The last words of the exception usually "
-    "name the thing that is not what the line takes it for; print its shape or its value just before."
-)
+def _advice(error: RunError) -> str:
+    """What to do about an accident that no bank knows."""
+    if isinstance(error, RankTimeout):
+        return f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
+    if error.__cause__ is None and not error.details.startswith("Traceback"):
+        return error.details
+    return (
+        "Your function raised an exception, so its idea could not be tried. The last words of the exception usually "
+        "name the thing that is not what the line takes it for; print its shape or its value just before."
+    )
 
 
 def _lines(error: RunError) -> list[str]:

@@ -191,10 +191,6 @@ class Board:
         found = [self._read(rank, number) for number in numbers]
         return [op for op, number in zip(found, numbers, strict=True) if op.number == number]
 
-    def latest(self, rank: int) -> Operation | None:
-        posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
-        return self._read(rank, posted) if posted else None
-
     def partner(self, op: Operation, rank: int, other: int) -> Operation | None:
         """The operation of rank `other` that belongs to `op` of `rank`, if it is on the board."""
         return next((theirs for theirs in reversed(self.operations(other)) if belong(op, rank, theirs, other)), None)

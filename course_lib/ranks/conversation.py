@@ -68,7 +68,17 @@ class Conversation:
                 self._judge(asked)
                 judged = time.perf_counter()
         self._judge_result()
+        self._show_logs()
         return [outcome for outcome in self.outcomes if outcome is not None]
+
+    def _show_logs(self) -> None:
+        for rank in range(self.pool.world_size):
+            if text := self.pool.unread_log(rank):
+                self._print(rank, text)
+
+    def _print(self, rank: int, text: str) -> None:
+        self.printed[rank].append(text)
+        self.show(rank, text)
 
     def _listen(self) -> None:
         lines = {w.line: rank for rank, w in enumerate(self.pool.workers) if self.outcomes[rank] is None}
@@ -88,9 +98,7 @@ class Conversation:
         except (EOFError, OSError):
             return False
         if message.startswith(messages.PRINTED):
-            text = message[1:].decode()
-            self.printed[rank].append(text)
-            self.show(rank, text)
+            self._print(rank, message[1:].decode())
         else:
             self.outcomes[rank] = outcome = pickle.loads(message[1:])
             if outcome.failure:

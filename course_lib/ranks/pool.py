@@ -41,6 +41,7 @@ class Pool:
         self.world_size, self.uses_gpu, self.owner = world_size, uses_gpu, os.getpid()
         self.directory = tempfile.mkdtemp(prefix=f"{server.PREFIX}{os.getpid()}-")
         self.workers: list[_Worker] = []
+        self.read = [0] * world_size  # how much of each log has been shown
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         try:
@@ -101,24 +102,38 @@ class Pool:
                 worker.lifeline.close()
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def log(self, rank: int) -> str:
-        path = os.path.join(self.directory, f"rank-{rank}.log")
+    def log(self, rank: int, start: int = 0) -> str:
+        """What a rank's process has written below Python's print, from this byte on."""
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read()
+            with open(self._log_path(rank), "rb") as file:
+                file.seek(start)
+                return file.read().decode(errors="replace")
         except OSError:
             return ""
+
+    def unread_log(self, rank: int) -> str:
+        """What has come into a rank's log since this was last asked."""
+        start, self.read[rank] = self.read[rank], self._log_size(rank)
+        return self.log(rank, start) if self.read[rank] > start else ""
+
+    def _log_path(self, rank: int) -> str:
+        return messages.Place(rank, self.world_size, self.directory, self.uses_gpu).log
+
+    def _log_size(self, rank: int) -> int:
+        with contextlib.suppress(OSError):
+            return os.stat(self._log_path(rank)).st_size
+        return 0
 
     def stack_line(self, rank: int) -> str:
         """The line that a busy rank is at, asked of the process even if it never returns to Python."""
         if not hasattr(signal, "SIGUSR1"):
             return ""
-        before = len(self.log(rank))
+        before = self._log_size(rank)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
         for _ in range(20):
             time.sleep(0.01)
-            place = diagnosis.line_in(self.log(rank)[before:])
+            place = diagnosis.line_in(self.log(rank, before))
             if place:
                 return place
         return ""

@@ -36,9 +36,9 @@ from course_lib.widgets.controls import Slider
 from course_lib.widgets.experiments import training_step
 
 SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004}
-LATENCY = 0.0001  # seconds
+LATENCY = 0.0005  # seconds
 BATCH_SIZES = (16, 32, 64)
-LINK_SPEEDS = (1, 2, 5, 10, 100)  # megabytes per second
+LINK_SPEEDS = (2, 5, 10, 20, 100)  # megabytes per second
 CURVE = (1, 2, 4, 8)  # numbers of ranks that every speed-up curve gets
 PAUSE = 0.6  # seconds without a move before the rest of the curve is measured
 BREATH = 0.05  # seconds in which a move can come between two of those measurements

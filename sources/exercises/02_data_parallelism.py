@@ -156,12 +156,12 @@ averaging.idle
 # chunks as there are ranks. There are two phases, of `world_size - 1` rounds each.
 #
 # **Add up.** In every round each rank sends one chunk, and adds the chunk that arrives to its own. In the next round
-# it sends that sum on. With three ranks whose chunks are called a, b and c:
+# it sends that sum on. With three ranks and chunks a, b and c (c2 is chunk c of rank 2):
 #
 #     round 1    rank 0 sends a          rank 1 sends b          rank 2 sends c
-#                  has c of 2, 0           has a of 0, 1           has b of 1, 2
+#                  has c2 + c0             has a0 + a1             has b1 + b2
 #     round 2    rank 0 sends c          rank 1 sends a          rank 2 sends b
-#                  has b of 1, 2, 0        has c of 2, 0, 1        has a of 0, 1, 2
+#                  has b1 + b2 + b0        has c2 + c0 + c1        has a0 + a1 + a2
 #
 # Now each rank has one finished chunk, the sum over all ranks.
 #

@@ -501,14 +501,15 @@ judge("split forward backward all_reduce update clear")
 # Your computer has a few cores, so eight ranks on it cannot compute at the same time. Therefore this part is
 # **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a given
 # speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 2 ms
-# for a sample's forward pass and 4 ms for its backward pass; links carry 5 MB per second. (Real devices and links are
-# thousands of times as fast, and real models larger by as much. What counts is the ratio.)
+# for a sample's forward pass and 4 ms for its backward pass. Links carry 5 MB per second, and every message takes half
+# a millisecond on top. (Real devices and links are thousands of times as fast, and real models larger by as much. What
+# counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace
 from course_lib.widgets.experiments import training_step
 
-pace = Pace(device={"forward": 0.002, "backward": 0.004}, link=Link(latency=0.0001, bandwidth=5e6))
+pace = Pace(device={"forward": 0.002, "backward": 0.004}, link=Link(latency=0.0005, bandwidth=5e6))
 ranks = (1, 2, 4, 8)
 paced = [training_step(n, batch_size=64, pace=pace, overlap=False, repeat=3) for n in ranks]
 
@@ -554,7 +555,7 @@ lost_time({f"{step.world_size} ranks": attribute(step) for step in paced}, title
 cluster = Pace(
     device={"forward": 0.002, "backward": 0.004},
     link=Link(latency=0.0001, bandwidth=100e6),
-    inter_node=Link(latency=0.0001, bandwidth=2e6),
+    inter_node=Link(latency=0.0001, bandwidth=2.5e6),
     devices_per_node=8,
 )
 def step_of(workers, pace):
@@ -592,12 +593,12 @@ print(f"fast links everywhere:          {steps[0].makespan / remedy.makespan:.1f
 # so the gradients of the last layers are ready while those of the first are still being computed. `DataParallel`
 # collects them in **buckets** and sends each as soon as it is full. That is called **overlap**.
 #
-# Every move of a control runs one real, paced step and redraws. Try these:
+# Every move of a control runs one real, paced step and draws it. Try these:
 #
-# 1. 8 ranks on the slowest link. How fast are they? Which single control helps most?
-# 2. Switch overlap off and on, and watch the thin lane under each rank: that is what travels in the background.
-# 3. Find a setting where 8 ranks are *slower* than 4. Why?
-# 4. Reach 7 times with 8 ranks. What is the slowest link that still does it?
+# 1. Take 8 ranks and the slowest link. Which one of the other controls helps most?
+# 2. Switch overlap off and on, and watch the thin lane under each rank. It shows what travels in the background.
+# 3. Make the batch as small as it goes. Are 8 ranks faster than 4? Which term of the formula is to blame?
+# 4. How close to 8 times can you get with 8 ranks, and what is the slowest link that still gets you near it?
 
 # %% tags=["nbval-ignore-output"]
 from course_lib.widgets.data_parallel import DataParallelExplorer

@@ -96,11 +96,15 @@ def test_the_price_is_exact() -> None:
     model = averaging.AVERAGING.priced.model()
     size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     count = 8  # bytes of the tensor in which the samples are added up
-    sent, memory = checks.average_gradients(in_one_message).costs
+    verdict = checks.average_gradients(in_one_message)
+    sent, memory = verdict.costs
     assert sent.best == f"{2 * 3 * size // 4:,}"
     assert sent.yours == f"{2 * 3 * size // 4 + 2 * 3 * count // 4:,}"
     assert memory.best == "0"
     assert size <= int(memory.yours.replace(",", "")) <= 3 * size
+    exchanging = 6 * (averaging.LINK.latency + size / 4 / averaging.LINK.bandwidth)
+    assert verdict.idle is not None
+    assert verdict.idle.best == pytest.approx(exchanging / (0.05 + 0.1 + exchanging))
 
 
 def test_what_costs_too_much_gets_a_remark() -> None:

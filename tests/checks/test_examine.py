@@ -40,6 +40,17 @@ def confuses_shapes(tensor: Tensor) -> None:
     tensor += torch.zeros(len(tensor) + 1)
 
 
+class Unsendable(Exception):
+    """Its constructor wants more than unpickling gives it."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("neither here nor there")
+
+
+def raises_what_cannot_travel(tensor: Tensor) -> None:
+    raise Unsendable(1, 2)
+
+
 def never_ends(tensor: Tensor) -> None:
     while True:
         pass
@@ -67,10 +78,15 @@ def test_a_slip_of_the_keyboard_is_not_called_a_wrong_idea(fn: Any, meant: str) 
     assert "test_examine.py, line" in dict(verdict.facts)["What happened"]
 
 
-def test_another_exception_is_neither_slip_nor_idea() -> None:
-    verdict = checks.ring_all_reduce(confuses_shapes)
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [(confuses_shapes, "The size of tensor a (6) must match"), (raises_what_cannot_travel, "neither here nor there")],
+)
+def test_another_exception_is_neither_slip_nor_idea(fn: Any, words: str) -> None:
+    verdict = checks.ring_all_reduce(fn)
     assert (verdict.outcome, verdict.idea) == ("error", "")
-    assert "The size of tensor a (6) must match" in dict(verdict.facts)["What happened"]
+    assert words in dict(verdict.facts)["What happened"]
+    assert "Traceback" not in str(verdict)
 
 
 def test_wrong_arguments_are_told_before_anything_runs() -> None:
@@ -94,6 +110,7 @@ def test_an_endless_loop_ends_with_its_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(examine, "TIMEOUT", 1.5)
     verdict = checks.ring_all_reduce(never_ends)
     assert verdict.outcome == "error"
+    assert verdict.message.startswith("Nothing here should take 1.5 seconds")
     assert "Time limit" in dict(verdict.facts)["What happened"]
     assert "test_examine.py, line" in dict(verdict.facts)["What happened"]
 

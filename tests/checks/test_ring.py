@@ -106,10 +106,14 @@ def test_tensors_of_other_sizes_pass_too() -> None:
 
 
 def test_the_price_is_exact() -> None:
-    sent, memory = checks.ring_all_reduce(textbook).costs
+    verdict = checks.ring_all_reduce(textbook)
+    sent, memory = verdict.costs
     size = ring.RING.priced.sum().nbytes
     assert sent.yours == sent.best == f"{2 * 3 * size // 4:,}"
     assert memory.best == f"{size // 4:,}"
+    exchanging = 6 * (ring.LINK.latency + size / 4 / ring.LINK.bandwidth)
+    assert verdict.idle is not None
+    assert verdict.idle.best == pytest.approx(exchanging / (ring.BACKWARD + exchanging))
 
 
 def test_ranks_that_take_turns_get_a_remark() -> None:

@@ -96,7 +96,7 @@ def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
     monkeypatch.setattr(data_parallel, "BREATH", 0.0)
 
     async def move() -> None:
-        explorer.link_speed.value = 1
+        explorer.link_speed.value = 10
         assert [setting.ranks for setting in called] == [4]
         while len(called) < 4:
             await asyncio.sleep(0)
@@ -116,14 +116,14 @@ def test_a_new_move_puts_the_rest_of_the_curve_off(
     monkeypatch.setattr(data_parallel, "PAUSE", 3600.0)
 
     async def move() -> asyncio.TimerHandle:
-        explorer.link_speed.value = 1
+        explorer.link_speed.value = 10
         first = explorer._timer
         explorer.link_speed.value = 2
         assert first is not None
         return first
 
     assert asyncio.run(move()).cancelled()
-    assert [setting.link_speed for setting in called] == [1, 2]
+    assert [setting.link_speed for setting in called] == [10, 2]
 
 
 def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
@@ -183,7 +183,7 @@ def test_one_rank_is_run_once_for_each_batch_size_whatever_the_link() -> None:
     measured = Measured()
     wanted = [setting for setting in measured.missing(SETTING) if setting.ranks == 1]
     assert sorted(setting.batch_size for setting in wanted) == sorted(BATCH_SIZES)
-    assert {setting.with_ranks(1) for setting in (SETTING, SETTING._replace(link_speed=1, overlap=False))} == {
+    assert {setting.with_ranks(1) for setting in (SETTING, SETTING._replace(link_speed=10, overlap=False))} == {
         wanted[0]
     }
 
@@ -193,7 +193,7 @@ def test_a_curve_holds_only_runs_with_the_same_batch_link_and_overlap(monkeypatc
     measured = Measured()
     for setting in (SETTING, SETTING._replace(ranks=2), SETTING.with_ranks(1)):
         measured.run(setting)
-    for other in ({"batch_size": 16}, {"link_speed": 1}, {"overlap": False}):
+    for other in ({"batch_size": 16}, {"link_speed": 10}, {"overlap": False}):
         measured.run(SETTING._replace(**other))
     assert [timing.ranks for timing in measured.curve(SETTING)] == [1, 2, 4]
 
