@@ -1,6 +1,6 @@
 """Measure the timeline that the README shows: one training step of four ranks that share this machine.
 
-    python sources/readme_picture.py
+python sources/readme_picture.py
 """
 
 from __future__ import annotations

@@ -81,3 +81,13 @@ def test_the_lesson_runs_and_its_explorer_answers_keys_and_mouse(lesson: Any) ->
     drag(page, "ranks", 0.2)
     wait_for_ranks(page, 2)
     assert page.get_by_role("status").filter(has_text="2 ranks, 32 samples, paced").count() == 1
+
+
+def test_pictures_are_there_before_anything_is_run(lab: Any) -> None:
+    page = lab.open("notebooks/02_data_parallelism.ipynb").page
+    explorer = page.locator(".jp-CodeCell").filter(has_text="DataParallelExplorer()").locator("img")
+    explorer.last.scroll_into_view_if_needed()
+    assert explorer.count() == 3
+    for picture in explorer.all():
+        assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 0")
+        assert picture.get_attribute("alt")

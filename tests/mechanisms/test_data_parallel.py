@@ -10,6 +10,7 @@ relative to the sum of magnitudes. `close` allows that relative to the largest n
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -443,19 +444,32 @@ def test_a_group_of_some_ranks_averages_among_itself(train: Train) -> None:
     assert launch(mean, 4, device="cpu").results == [1.5] * 4
 
 
-def test_a_second_replica_of_the_same_model_takes_over() -> None:
+def test_two_replicas_of_the_same_model_do_not_disturb_each_other() -> None:
     def gradients(rank: int) -> list[float]:
         model = nn.Linear(1, 1, bias=False)
         seen = []
-        for _ in range(2):  # as if the cell that makes the replica were run again
-            replica = DataParallel(model)
+        for replica in 2 * [DataParallel(model), DataParallel(model)]:
             replica.zero_grad()
             replica(torch.full((1, 1), float(rank))).sum().backward()
             replica.finish()
             seen.append(float(gradient(model)))
         return seen
 
-    assert launch(gradients, 2, device="cpu").results == [[0.5, 0.5]] * 2
+    run = launch(gradients, 2, device="cpu")
+    assert run.results == [[0.5] * 4] * 2
+    sent = [span for span in run.timeline.of(0) if span.name == "all_reduce" and span.bytes]
+    assert len(sent) == 2 + 4  # the sizes of the shares for each replica, and a bucket for each step
+
+
+def test_a_replica_that_is_replaced_frees_its_buckets() -> None:
+    def is_gone(rank: int) -> bool:
+        model = nn.Linear(1, 1, bias=False)
+        first = DataParallel(model)
+        watched = weakref.ref(first)
+        first = DataParallel(model)  # as if the cell that makes the replica were run again
+        return watched() is None
+
+    assert launch(is_gone, 2, device="cpu").results == [True, True]
 
 
 def test_an_evaluation_without_gradients_needs_no_finish() -> None:

@@ -62,7 +62,10 @@ def test_the_value_of_a_last_expression_is_shown(notebook: Notebook) -> None:
 
 def test_groups_made_in_one_cell_serve_in_the_next(notebook: Notebook) -> None:
     notebook.run("%%ranks 2\ngroup = dist.new_group([0, 1])")
-    assert notebook.run("%%ranks 2\nt = torch.ones(1)\ndist.all_reduce(t, group=group)\nint(t)") == ["rank 0 | 2", "rank 1 | 2"]
+    assert notebook.run("%%ranks 2\nt = torch.ones(1)\ndist.all_reduce(t, group=group)\nint(t)") == [
+        "rank 0 | 2",
+        "rank 1 | 2",
+    ]
 
 
 def test_another_number_of_ranks_begins_anew_and_says_so(notebook: Notebook) -> None:

@@ -47,7 +47,9 @@ def script(program: str, *, folder: Path, **environment: str) -> str:
     path.write_text(program, encoding="utf-8")
     # Not the course's own folder: the package has to be installed, as it is for a student.
     variables = {**os.environ, **environment}
-    done = subprocess.run([sys.executable, path], env=variables, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, path], env=variables, cwd=folder, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -131,7 +133,9 @@ def test_ranks_work_in_the_folder_and_environment_of_the_notebook(
 NESTED: dict[str, Any] = {"shape": (2, 3), "names": ["a", "b"], 3: {1, 2}, "nothing": None, "number": 1.5}
 
 
-@pytest.mark.parametrize("value", [0, "text", None, b"bytes", (1, 2), NESTED, 2 + 1j, float("inf"), range(3), Shares([1, 2])])
+@pytest.mark.parametrize(
+    "value", [0, "text", None, b"bytes", (1, 2), NESTED, 2 + 1j, float("inf"), range(3), Shares([1, 2])]
+)
 def test_a_value_goes_there_and_back(value: Any) -> None:
     run = launch(lambda rank, given: (rank, given), 2, (value,))
     assert run.results == [(0, value), (1, value)]
