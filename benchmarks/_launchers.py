@@ -171,7 +171,7 @@ def main() -> None:
     imported = time.perf_counter()
     assert run(reduce_once, n) == n * (n - 1) / 2
     first = time.perf_counter()
-    found = {"first": first - BEGAN, "first_call": first - imported}
+    found: dict[str, Any] = {"first": first - BEGAN, "first_call": first - imported}
     found["further"] = [seconds(run, reduce_once, n) for _ in range(further)]
     found["memory"] = run(memory_of_ranks, n, os.getpid())
     if name == "course_lib.launch":

@@ -106,13 +106,12 @@ def test_calling_the_function_instead_of_naming_it_is_told() -> None:
         checks.ring_all_reduce(None)  # type: ignore[arg-type]
 
 
-def test_an_endless_loop_ends_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_ends_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "TIMEOUT", 1.5)
     verdict = checks.ring_all_reduce(never_ends)
     assert verdict.outcome == "error"
     assert verdict.message.startswith("Nothing here should take 1.5 seconds")
     assert "Time limit" in dict(verdict.facts)["What happened"]
-    assert "test_examine.py, line" in dict(verdict.facts)["What happened"]
 
 
 def test_the_next_launch_works_after_a_deadlock() -> None:

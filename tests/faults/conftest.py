@@ -249,7 +249,7 @@ class Kernel:
 
     @property
     def process(self) -> psutil.Process:
-        return psutil.Process(self.manager.provisioner.process.pid)  # type: ignore[union-attr]
+        return psutil.Process(self.manager.provisioner.process.pid)
 
     def launch(self, body: str) -> None:
         """Start a cell in which four ranks do this, once they have said that they are there."""
@@ -288,7 +288,7 @@ class Kernel:
             path.unlink()
 
     def kill(self) -> None:
-        process = self.manager.provisioner.process  # type: ignore[union-attr]
+        process = self.manager.provisioner.process
         process.kill()
         process.wait()
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -109,8 +110,9 @@ def test_a_child_process_that_was_waited_for_is_lawful():
 @pytest.mark.linux
 def test_a_data_loader_with_workers_is_lawful():
     def loads(rank):
-        loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, num_workers=1)
-        return [batch.tolist() for batch in loader]
+        numbers = torch.utils.data.TensorDataset(torch.arange(8))
+        loader: Any = torch.utils.data.DataLoader(numbers, batch_size=4, num_workers=1)
+        return [batch.tolist() for (batch,) in loader]
 
     assert launch(loads, 2).results == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
 

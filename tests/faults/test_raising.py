@@ -117,7 +117,7 @@ def raise_holding_a_lock(rank):
     import threading
 
     error = ValueError("holds a lock")
-    error.lock = threading.Lock()
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
     raise error
 
 

@@ -48,7 +48,7 @@ def pipeline(rank: int, stages: list[nn.Module], batches: list[torch.Tensor]) ->
         with compute("backward", micro_batch=i):
             outputs[i].backward(gradient)
         if rank > 0:
-            works.append(dist.isend(inputs[i].grad, rank - 1))
+            works.append(dist.isend(inputs[i].grad, rank - 1))  # type: ignore[arg-type]
     for work in works:
         work.wait()
     return stage[0].weight.grad
@@ -68,7 +68,7 @@ def measured_bubble(p: int, m: int) -> float:
     stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(p)]
     batches = [torch.randn(4, 8) for _ in range(m)]
     run = launch(pipeline, p, (stages, batches), pace=Pace(device={"forward": 0.04, "backward": 0.04}))
-    assert all(map(torch.equal, run.results, one_process(stages, batches)))
+    assert all(map(torch.equal, run.results, one_process(stages, batches)))  # type: ignore[arg-type]
     assert run.timeline.origin == "paced"
     return run.timeline.idle_fraction()
 

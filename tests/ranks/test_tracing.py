@@ -382,14 +382,14 @@ def fsdp_steps(rank: int, steps: int) -> tuple[Tensor, Tensor]:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-    whole = [layer.weight.detach().clone() for layer in model]
+    whole = [layer.weight.detach().clone() for layer in model]  # type: ignore[operator]
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
     for _ in range(steps):
         model.zero_grad()
         model(torch.full((2, 8), rank + 1.0)).sum().backward()
-    return model[1].weight.grad.full_tensor(), whole[0]
+    return model[1].weight.grad.full_tensor(), whole[0]  # type: ignore[operator]
 
 
 def test_fully_shard_gathers_weights_and_scatters_gradients() -> None:
