@@ -131,7 +131,7 @@ class Pool:
         before = self._log_size(rank)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
-        for _ in range(20):
+        for _ in range(50):  # half a second: the machine may be busy
             time.sleep(0.01)
             place = diagnosis.line_in(self.log(rank, before))
             if place:

@@ -31,11 +31,14 @@ class TracedWork(dist.Work):
     def __init__(self, tracer: Tracer, op: Operation, inner: Any, tensors: list[torch.Tensor]) -> None:
         super().__init__()
         self.tracer, self.op, self.inner, self.tensors = tracer, op, inner, tensors
-        self.is_claimed = False  # somebody waits for it, or will
         self.started = tracer.steps
+        tracer.unclaimed.add(op.number)
         if op.is_async and not op.is_message:
             inner.get_future().add_done_callback(self._note_completion)
-        tracer.works.append(self)
+
+    def _claim(self) -> None:
+        """Somebody waits for it, or will."""
+        self.tracer.unclaimed.discard(self.op.number)
 
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:
@@ -43,7 +46,7 @@ class TracedWork(dist.Work):
             self.tracer.board.mark_ended(self.tracer.rank, self.op)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self.is_claimed = True
+        self._claim()
         if self.op.blocked:
             return True
         tracer, op, done = self.tracer, self.op, self.op.ended
@@ -72,11 +75,12 @@ class TracedWork(dist.Work):
     def is_completed(self) -> bool:
         completed = self.inner is None or self.inner.is_completed()
         if completed and not self.op.is_message:
-            self.is_claimed = True
+            self._claim()
         return completed
 
     def get_future(self) -> Any:
-        self.is_claimed = self.op.handed_on = True
+        self._claim()
+        self.op.handed_on = True
         self.tracer.board.write(self.tracer.rank, self.op)
         if self.tracer.pace is None or not self.tracer.pace.paces_links:
             return self.inner.get_future()

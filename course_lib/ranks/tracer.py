@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,9 +16,6 @@ from course_lib.ranks.board import Board, Operation
 from course_lib.ranks.messages import Mark
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.places import COURSE
-
-if TYPE_CHECKING:
-    from course_lib.ranks.traced_group import TracedWork
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _RANKS = os.path.dirname(__file__) + os.sep
@@ -47,7 +44,7 @@ class Tracer:
     def reset(self, pace: Pace | None) -> None:
         self.pace = pace
         self.operations: list[Operation] = []
-        self.works: list[TracedWork] = []
+        self.unclaimed: set[int] = set()  # numbers of operations that nobody waits for yet
         self.marks: list[Mark] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.blocked_seconds = 0.0

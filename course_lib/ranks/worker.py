@@ -242,7 +242,7 @@ class Worker:
 
     def _inspect(self, outcome: messages.Outcome, threads: set[threading.Thread]) -> None:
         """Look for what the function has left behind."""
-        outcome.unfinished = [work.op.number for work in self.tracer.works if not work.is_claimed]
+        outcome.unfinished = sorted(self.tracer.unclaimed)
         left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
         has_child = _has_child()
         outcome.reusable = not left and not has_child

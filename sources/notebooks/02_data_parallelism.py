@@ -527,7 +527,7 @@ speed_up([Timing.of(step) for step in paced + measured], title="More ranks, more
 # has a device for each rank, and still bends. Where does its time go?
 
 # %% tags=["nbval-ignore-output"]
-lost_time({f"{step.world_size} ranks": attribute(step) for step in paced}, title="By cause")
+lost_time({f"N = {step.world_size}": attribute(step) for step in paced}, title="Where it goes")
 
 # %% [markdown]
 # The share of time spent on communication grows with every rank. Not because there is more of it, but because there
@@ -544,7 +544,7 @@ lost_time({f"{step.world_size} ranks": attribute(step) for step in paced}, title
 # What is the likeliest bottleneck?
 #
 # - **a** each worker's device has become slower
-# - **b** exchanging gradients: it does not shrink as the shares do, and now has to leave the machine
+# - **b** exchanging the gradients, which takes a growing part of each step
 # - **c** the update, which every worker does in full
 # - **d** the model has become too large for one worker
 #
@@ -570,22 +570,30 @@ speed_up([Timing.of(step) for step in steps], title="8 workers in one machine, 1
 # There it is. Now ask the ranks where their time went:
 
 # %% tags=["nbval-ignore-output"]
-lost_time({f"{step.world_size} workers": attribute(step) for step in steps}, title="By cause")
+lost_time({f"N = {step.world_size}": attribute(step) for step in steps}, title="Where it goes")
 
 # %% [markdown]
-# **b**. Computing is still split evenly, so no device has become slower, and the update is far too short to matter.
-# What has grown is communication that the workers stand and wait for: from 8 to 16 workers every share is halved,
-# while the gradients stay as large as they were and have to cross the slow link between two machines. (And a model
-# that was too large for a worker would not train at all, on 8 or on 16.)
+# It is **b**: from 8 to 16 workers every share is halved, while the gradients stay as large as they were, and now they
+# have to cross the slow link between two machines. The update (**c**) counts as computing here, and the share of
+# that has become smaller. A model that is too large for a worker (**d**) would not train at all, on 8 or on 16.
 #
-# If that is the cause, then removing it must help. Same sixteen workers, fast links everywhere:
+# You can also take away each suspect and see whether it was the one. *Predict:* what do devices of twice the speed do
+# to the speed-up?
 
 # %% tags=["nbval-ignore-output"]
-remedy = step_of(16, Pace(device=cluster.device, link=cluster.link))
-print(f"slow link between the machines: {steps[0].makespan / steps[-1].makespan:.1f} times as fast")
-print(f"fast links everywhere:          {steps[0].makespan / remedy.makespan:.1f} times as fast")
+def speed_up_of_sixteen(pace):
+    return step_of(1, pace).makespan / step_of(16, pace).makespan
+
+faster_devices = Pace({"forward": 0.001, "backward": 0.002}, cluster.link, cluster.inter_node)
+fast_links = Pace(cluster.device, cluster.link)
+print(f"as it is:              {steps[0].makespan / steps[-1].makespan:4.1f} times as fast as one worker")
+print(f"faster devices:        {speed_up_of_sixteen(faster_devices):4.1f}")
+print(f"fast links everywhere: {speed_up_of_sixteen(fast_links):4.1f}")
 
 # %% [markdown]
+# With faster devices each step is shorter, but the speed-up is *worse*: less computing, and just as much to send. Fast
+# links bring it back.
+#
 # ## 6. Turn the knobs
 #
 # Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute
