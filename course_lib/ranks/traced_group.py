@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -32,9 +33,11 @@ class TracedWork(dist.Work):
         super().__init__()
         self.tracer, self.op, self.inner, self.tensors = tracer, op, inner, tensors
         self.started = tracer.steps
-        tracer.unclaimed.add(op.number)
+        if _is_by_hand():
+            tracer.unclaimed.add(op.number)
         if op.is_async and not op.is_message:
-            inner.get_future().add_done_callback(self._note_completion)
+            with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
+                inner.get_future().add_done_callback(self._note_completion)
 
     def _claim(self) -> None:
         """Somebody waits for it, or will."""
@@ -274,6 +277,14 @@ def _flatten(tensors: Any) -> Iterable[torch.Tensor]:
     else:
         for item in tensors:
             yield from _flatten(item)
+
+
+def _is_by_hand() -> bool:
+    """Whether a function of torch.distributed was called; what other parts of torch begin, they wait for."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == dist.distributed_c10d.__file__
 
 
 def _called(direction: str) -> str:

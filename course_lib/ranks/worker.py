@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from course_lib import timeline
 from course_lib.ranks import messages, server, traced_group
@@ -285,6 +286,8 @@ class _ResultPickler(cloudpickle.Pickler):
     """Sends of a tensor what it shows, not the whole storage that it may be a small part of."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, AsyncCollectiveTensor):
+            return value.trigger_wait().__reduce_ex__(2)  # its data may still be on their way
         is_plain = type(value) is torch.Tensor and value.layout == torch.strided
         if is_plain and value.untyped_storage().nbytes() > value.nbytes:
             return value.detach().clone().requires_grad_(value.requires_grad).__reduce_ex__(2)
