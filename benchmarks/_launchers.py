@@ -1,9 +1,10 @@
-"""One program for each way to run a function on several ranks, as a user would write it.
+"""The same function on several ranks in each way a user would have it run, one at a time.
 
-Run as a script, so that the function stands in __main__ as in a notebook. It prints one line of JSON: seconds
-from before the first import to the first result, seconds of each further run, and how much memory the ranks hold.
+Run as a script, so that the functions stand in __main__ as in a notebook. It prints one line of JSON: seconds
+from before the first import to the first result, seconds of each further run, and bytes of memory of the ranks.
 
-    python benchmarks/_launchers.py NAME RANKS FURTHER_RUNS
+    python benchmarks/_launchers.py NAME RANKS FURTHER_RUNS [memory]
+    torchrun --nproc-per-node=RANKS benchmarks/_launchers.py torchrun [KERNEL'S PROCESS ID]
 """
 
 from __future__ import annotations
@@ -135,11 +136,12 @@ def ipyparallel() -> Callable[..., Any]:
         atexit.register(cluster.stop_cluster_sync)
         client[:].use_cloudpickle()
         view = client[:]
-        view.apply_sync(os.environ.update, LOOPBACK)
         view.scatter("rank", range(n), flatten=True)
-        view["world_size"] = n
-        join = "import torch.distributed as d; d.init_process_group('gloo', rank=rank, world_size=world_size)"
-        view.execute(join, block=True)
+        view.execute(
+            f"import os, torch.distributed; os.environ.update({LOOPBACK})\n"
+            f"torch.distributed.init_process_group('gloo', rank=rank, world_size={n})",
+            block=True,
+        )
         return view
 
     def run(function: Callable[..., Any], n: int, *args: Any) -> Any:
@@ -159,27 +161,47 @@ LAUNCHERS = {
 }
 
 
+def torchrun() -> None:
+    """What torchrun starts on every rank. Given a process id, it prints the memory of all that process started."""
+    import torch.distributed as dist
+
+    rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    assert reduce_once(rank) == n * (n - 1) / 2
+    if len(sys.argv) > 2:
+        memory = memory_of_ranks(rank, int(sys.argv[2]))
+        if rank == 0:
+            print(json.dumps({"memory": memory}))
+    dist.destroy_process_group()
+
+
 def seconds(call: Callable[..., Any], *args: Any) -> float:
     began = time.perf_counter()
     call(*args)
     return time.perf_counter() - began
 
 
-def main() -> None:
-    name, n, further = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def measure(name: str, n: int, further: int, with_memory: bool) -> dict[str, Any]:
     run = LAUNCHERS[name]()
     imported = time.perf_counter()
     assert run(reduce_once, n) == n * (n - 1) / 2
-    first = time.perf_counter()
-    found: dict[str, Any] = {"first": first - BEGAN, "first_call": first - imported}
+    ended = time.perf_counter()
+    found: dict[str, Any] = {"first": ended - BEGAN, "first_call": ended - imported}
     found["further"] = [seconds(run, reduce_once, n) for _ in range(further)]
+    if not with_memory:
+        return found
+    import torch  # noqa: F401  (a notebook has done so, and shares its code with the ranks)
+
     found["memory"] = run(memory_of_ranks, n, os.getpid())
     if name == "course_lib.launch":
         found["first_adamw"] = seconds(run, step_with_adamw, n)
         found["next_adamw"] = [seconds(run, step_with_adamw, n) for _ in range(5)]
         found["memory_adamw"] = run(memory_of_ranks, n, os.getpid())
-    print(json.dumps(found), flush=True)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "torchrun":
+        torchrun()
+    else:
+        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] == ["memory"])))

@@ -18,6 +18,7 @@ import psutil
 
 from course_lib.ranks import diagnosis, errors, messages, mismatch
 from course_lib.ranks.board import Operation, State
+from course_lib.ranks.output import Display
 from course_lib.ranks.pool import Pool
 
 _TICK = 0.05  # seconds between looks at the board
@@ -44,8 +45,8 @@ class _Stillness:
 class Conversation:
     """One run on a pool: hand out the task, listen, and judge when it is over."""
 
-    def __init__(self, pool: Pool, timeout: float, show: Callable[[int, str], None]) -> None:
-        self.pool, self.timeout, self.show = pool, timeout, show
+    def __init__(self, pool: Pool, timeout: float, display: Display) -> None:
+        self.pool, self.timeout, self.display = pool, timeout, display
         self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
         self.exit_codes: list[int | None] = [None] * pool.world_size
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
@@ -66,6 +67,7 @@ class Conversation:
             self._listen()
             if time.perf_counter() - judged >= _TICK:
                 self._judge(asked)
+                self.display.refresh()
                 judged = time.perf_counter()
         self._judge_result()
         self._show_logs()
@@ -78,7 +80,7 @@ class Conversation:
 
     def _print(self, rank: int, text: str) -> None:
         self.printed[rank].append(text)
-        self.show(rank, text)
+        self.display.show(rank, text)
 
     def _listen(self) -> None:
         lines = {w.line: rank for rank, w in enumerate(self.pool.workers) if self.outcomes[rank] is None}

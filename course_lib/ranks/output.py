@@ -11,6 +11,8 @@ from typing import Any, Protocol
 class Display(Protocol):
     def show(self, rank: int, text: str) -> None: ...
 
+    def refresh(self) -> None: ...
+
     def finish(self) -> None: ...
 
 
@@ -25,6 +27,9 @@ class Terminal:
         for line in lines:
             sys.stdout.write(f"rank {rank} | {line}\n")
 
+    def refresh(self) -> None:
+        """Lines are written as they come."""
+
     def finish(self) -> None:
         for rank in [rank for rank, line in self.begun.items() if line]:
             self.show(rank, "\n")
@@ -34,22 +39,28 @@ class Terminal:
 class Notebook:
     """One panel with the prints of each rank together, redrawn in place while they come.
 
-    Grouping by rank makes the output the same in every run, whoever printed first.
+    Grouping by rank makes the output the same in every run, whoever printed first. A short run is drawn
+    once, when it is over, so that tools which do not follow redraws (nbval) see all of it.
     """
 
+    patience = 1.0  # seconds from the first print to the first picture of a run that goes on
     interval = 0.1  # seconds between redraws
 
     def __init__(self, fold: bool = False) -> None:
         self.fold = fold
         self.texts: dict[int, list[str]] = {}
         self.handle: Any = None
-        self.drawn = 0.0
+        self.next_draw = 0.0
         self.pending = False
 
     def show(self, rank: int, text: str) -> None:
+        if not self.texts:
+            self.next_draw = time.perf_counter() + self.patience
         self.texts.setdefault(rank, []).append(text)
         self.pending = True
-        if time.perf_counter() - self.drawn >= self.interval:
+
+    def refresh(self) -> None:
+        if self.pending and time.perf_counter() >= self.next_draw:
             self._draw()
 
     def finish(self) -> None:
@@ -64,7 +75,7 @@ class Notebook:
             self.handle = display(data, raw=True, display_id=True)
         else:
             self.handle.update(data, raw=True)
-        self.drawn, self.pending = time.perf_counter(), False
+        self.next_draw, self.pending = time.perf_counter() + self.interval, False
 
     def _plain(self) -> str:
         lines = []

@@ -90,7 +90,7 @@ def run_on(
     task = _pack(fn, args, pace)
     try:
         with pool.borrowed(purpose, world_size, uses_gpu) as workers:
-            conversation = Conversation(workers, timeout, display.show)
+            conversation = Conversation(workers, timeout, display)
             try:
                 outcomes = conversation.hold(task)
             except KeyboardInterrupt:

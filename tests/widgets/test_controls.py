@@ -12,8 +12,8 @@ def test_a_slider_has_the_value_of_the_option_it_is_at() -> None:
     assert slider.value == 10
     slider.index = 2
     assert slider.value == 100
-    slider.value = 1
-    assert slider.index == 0
+    slider.value = 10
+    assert slider.index == 1
 
 
 def test_options_are_written_as_they_are_unless_said_otherwise() -> None:
