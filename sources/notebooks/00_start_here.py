@@ -5,7 +5,8 @@
 # runs on several real processes, they really talk to each other, and you watch what each of them does.
 #
 # This page takes five minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
-# with **Shift + Enter**, from top to bottom.
+# with **Shift + Enter**, from top to bottom. Now and then you are asked to predict what will happen; the results of an
+# earlier run are stored here, and *Clear Outputs of All Cells* in the *Edit* menu hides them until you get there.
 #
 # ## One function, four processes
 
@@ -91,7 +92,8 @@ print("now I have", number.item())
 # ## Who waited?
 #
 # Now the ranks work before they add up, and some have more to do than others. Here a short sleep stands in for the
-# work, and `compute` marks it, so that it shows up in the picture. *Predict:* which rank waits longest?
+# work, and `compute` marks it as a model's forward pass, so that the picture shows it. *Predict:* which rank waits
+# longest?
 
 # %%
 import time

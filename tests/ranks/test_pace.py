@@ -67,7 +67,7 @@ def measured_bubble(p: int, m: int) -> float:
     torch.manual_seed(0)
     stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(p)]
     batches = [torch.randn(4, 8) for _ in range(m)]
-    run = launch(pipeline, p, (stages, batches), pace=Pace(device={"forward": 0.04, "backward": 0.04}))
+    run = launch(pipeline, p, (stages, batches), pace=Pace(device={"forward": 0.05, "backward": 0.05}))
     assert all(map(torch.equal, run.results, one_process(stages, batches)))  # type: ignore[arg-type]
     assert run.timeline.origin == "paced"
     return run.timeline.idle_fraction()
