@@ -231,7 +231,9 @@ class _Bucket:
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
         self.weight.fill_(weight)
-        if weight != 1:
+        if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
+            self.gradients.zero_()
+        elif weight != 1:
             self.gradients *= self.weight
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
