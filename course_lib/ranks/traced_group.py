@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Operation, group_hash
-from course_lib.ranks.tracer import Tracer, clock, is_torch, sleep_until
+from course_lib.ranks.tracer import Tracer, clock, is_torch
 
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
 
@@ -62,7 +62,7 @@ class TracedWork(dist.Work):
             if tracer.device is not None:
                 torch.cuda.current_stream().synchronize()
         if tracer.pace is not None:
-            sleep_until(tracer.release_time(op))
+            tracer.advance(tracer.release_time(op))
         tracer.finish(op)
         if done and not tracer.pace:
             op.ended = done
@@ -85,7 +85,7 @@ class TracedWork(dist.Work):
         self._claim()
         self.op.handed_on = True
         self.tracer.board.write(self.tracer.rank, self.op)
-        if self.tracer.pace is None or not self.tracer.pace.paces_links:
+        if self.tracer.pace is None:
             return self.inner.get_future()
         future: torch.futures.Future = torch.futures.Future()
         threading.Thread(target=self._complete_later, args=(future,), daemon=True).start()
@@ -94,7 +94,7 @@ class TracedWork(dist.Work):
     def _complete_later(self, future: torch.futures.Future) -> None:
         self.inner.wait()
         release = self.tracer.release_time(self.op)
-        sleep_until(release)
+        self.tracer.advance(release)
         self.op.ended = max(release, self.op.ended)
         future.set_result(self.tensors)
 

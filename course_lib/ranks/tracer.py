@@ -33,7 +33,11 @@ class _OpenMark(NamedTuple):
 
 
 class Tracer:
-    """What this rank has done in the current run, and the pace at which it may do it."""
+    """What this rank has done in the current run, and the pace at which it may do it.
+
+    In a paced run all times are those of the emulated rank. This process comes to them a little late (it shares the
+    cores with others), catches up by sleeping less, and may be up to `pace.slack` seconds behind.
+    """
 
     def __init__(self, rank: int, board: Board) -> None:
         self.rank = rank
@@ -49,6 +53,7 @@ class Tracer:
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.blocked_seconds = 0.0
         self.link_free = 0.0
+        self.emulated = 0.0  # how far the emulated rank has come
         self.orders: Counter[tuple] = Counter()
         self._open: list[_OpenMark] = []
 
@@ -58,25 +63,42 @@ class Tracer:
         self.steps += 1
         self.board.touch(self.rank)
         seconds = self.pace.compute_seconds(kind, work) if self.pace else None
-        self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, clock(), self.blocked_seconds))
+        start = clock() if seconds is None else self.now()
+        self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, start, self.blocked_seconds))
 
     def reach(self, fraction: float) -> None:
         if self._open:
-            self._sleep_to(self._open[-1], fraction)
+            self._compute_to(self._open[-1], fraction)
 
     def end(self) -> None:
         if self.device is not None:
             torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
-        mark = self._open.pop()
-        self._sleep_to(mark, 1.0)
-        self.marks.append(Mark(mark.kind, mark.name, mark.start, clock(), mark.micro_batch, mark.stage))
+        self._compute_to(self._open[-1], 1.0)
+        end, mark = self.now(), self._open.pop()
+        self.emulated = end
+        self.marks.append(Mark(mark.kind, mark.name, mark.start, end, mark.micro_batch, mark.stage))
         self.steps += 1
         self.board.touch(self.rank)
 
-    def _sleep_to(self, mark: _OpenMark, fraction: float) -> None:
+    def _compute_to(self, mark: _OpenMark, fraction: float) -> None:
         if mark.seconds is not None:
             waited = self.blocked_seconds - mark.blocked_before
-            sleep_until(mark.start + waited + fraction * mark.seconds)
+            self.advance(mark.start + waited + fraction * mark.seconds)
+
+    # The clock
+
+    def now(self) -> float:
+        """The time of this rank: in a paced run the emulated one, unless this process is too far behind it."""
+        real = clock()
+        runs_at_real_speed = self.pace is None or (self._open and self._open[-1].seconds is None)
+        if runs_at_real_speed or real - self.emulated > self.pace.slack:
+            return real
+        return self.emulated
+
+    def advance(self, moment: float) -> None:
+        """Let the emulated rank come to this moment."""
+        sleep_until(moment)
+        self.emulated = max(self.emulated, moment)
 
     # What the process groups report
 
@@ -86,9 +108,9 @@ class Tracer:
         op.order = self.orders[key]
         self.orders[key] += 1
         op.line, op.label, op.names = _caller(tensor)
-        op.posted = clock()
+        op.posted = self.now()
         self.operations.append(op)
-        if self.pace and self.pace.paces_links and op.is_send:
+        if self.pace and op.is_send:
             self._send_off(op, self.pace)
         self.board.post(self.rank, op)
 
@@ -99,18 +121,18 @@ class Tracer:
         op.arrival = self.link_free + link.latency
 
     def block(self, op: Operation, started: int) -> None:
-        op.blocked = op.posted if self.steps == started else clock()
+        op.blocked = op.posted if self.steps == started else self.now()
         self.board.mark_blocked(self.rank, op)
 
     def finish(self, op: Operation) -> None:
-        op.ended = clock()
+        op.ended = self.now()
         self.blocked_seconds += op.ended - op.blocked
         self.board.mark_ended(self.rank, op)
 
     def release_time(self, op: Operation) -> float:
         """When the emulated links would have completed an operation that is really complete."""
         pace = self.pace
-        if pace is None or not pace.paces_links:
+        if pace is None:
             return 0.0
         if op.is_send:
             return op.arrival - pace.link_between([self.rank, op.peer]).latency
@@ -179,7 +201,7 @@ def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
     while frame is not None and frame.f_code is not run_student.__code__:
         origin = _origin(frame.f_code)
         if not origin.is_plumbing:
-            if not line:
+            if not line and tensor is not None:
                 names = _names(frame.f_locals, tensor)
             label = (label * 31 + origin.checksum + frame.f_lineno) & 0xFFFFFFFF
             if not line or (not is_own and not origin.is_course):
@@ -188,7 +210,7 @@ def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
     return line, label, names
 
 
-def _names(variables: dict[str, Any], tensor: torch.Tensor | None) -> int:
+def _names(variables: dict[str, Any], tensor: torch.Tensor) -> int:
     """A checksum of the names under which the calling code knows a tensor; 0 if it has none."""
     names = [name for name, value in variables.items() if value is tensor]
-    return zlib.crc32(",".join(sorted(names)).encode()) if names and tensor is not None else 0
+    return zlib.crc32(",".join(sorted(names)).encode()) if names else 0

@@ -49,7 +49,8 @@ def main(place: messages.Place, parent: Connection, lifeline: Connection, board_
     _join_group(place, tracer)
     timeline.record_with(tracer)
     worker = Worker(place, parent, tracer)
-    threading.Thread(target=_watch, args=(lifeline, worker), name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+    threading.Thread(target=worker.send_unfinished_lines, name="unfinished lines", daemon=True).start()
     while True:
         try:
             task = parent.recv_bytes()
@@ -91,11 +92,10 @@ def _close_fork_server_descriptor() -> None:
         _forkserver._forkserver_alive_fd = None
 
 
-def _watch(lifeline: Connection, worker: Worker) -> None:
-    """End this process when the parent has gone; until then send on what is printed without a line's end."""
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the parent has gone."""
     with contextlib.suppress(EOFError, OSError):
-        while not lifeline.poll(0.25):
-            worker.printer.flush()
+        lifeline.recv_bytes()
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -135,10 +135,10 @@ def _batch_scheduling() -> Iterator[None]:
 
 
 class Printer(io.TextIOBase):
-    """A standard output that sends whole lines to the parent as they come."""
+    """A standard output that sends whole lines to the parent as they come; `unfinished` is set when it holds a part."""
 
-    def __init__(self, parent: Connection, lock: Any) -> None:
-        self._parent, self._lock, self._held = parent, lock, ""
+    def __init__(self, parent: Connection, lock: Any, unfinished: threading.Event) -> None:
+        self._parent, self._lock, self._unfinished, self._held = parent, lock, unfinished, ""
         self.printed = 0
 
     def writable(self) -> bool:
@@ -149,6 +149,8 @@ class Printer(io.TextIOBase):
             self._held += text
         if "\n" in text:
             self.flush()
+        else:
+            self._unfinished.set()
         return len(text)
 
     def flush(self) -> None:
@@ -170,7 +172,8 @@ class Worker:
     def __init__(self, place: messages.Place, parent: Connection, tracer: Tracer) -> None:
         self.place, self.parent, self.tracer = place, parent, tracer
         self.lock = threading.Lock()
-        self.printer = Printer(parent, self.lock)
+        self.unfinished = threading.Event()
+        self.printer = Printer(parent, self.lock, self.unfinished)
         self.groups = _group_count()
         self.own_environment = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         self.has_run = False
@@ -182,7 +185,7 @@ class Worker:
         self._settle_in(task.surroundings)
         self.tracer.reset(task.pace)
         threads = set(threading.enumerate())
-        printer = self.printer = Printer(self.parent, self.lock)
+        printer = self.printer = Printer(self.parent, self.lock, self.unfinished)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
             printer.flush()
@@ -190,6 +193,14 @@ class Worker:
         board.set_state(rank, State.RAISED if outcome.failure else State.RETURNED)
         with self.lock:
             self.parent.send_bytes(messages.FINISHED + pickle.dumps(outcome))
+
+    def send_unfinished_lines(self) -> None:
+        """Forever: show what was printed without a line's end, a little later. Costs nothing while nothing is."""
+        while True:
+            self.unfinished.wait()
+            self.unfinished.clear()
+            time.sleep(0.25)
+            self.printer.flush()
 
     def _settle_in(self, surroundings: messages.Surroundings) -> None:
         """Make the process as the student's notebook is now, and undo what the last run changed."""

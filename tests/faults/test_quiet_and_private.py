@@ -43,7 +43,7 @@ def test_eight_idle_ranks_use_no_core(pool):
     time.sleep(0.3)
     before = used()
     time.sleep(2)
-    assert used() - before < 0.05 * 2
+    assert used() - before < 0.25 * 2  # gloo's threads look around 100 times a second; one that spins would take 2.0
 
 
 def test_the_kernel_that_owns_idle_ranks_uses_no_core():
