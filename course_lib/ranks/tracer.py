@@ -89,11 +89,10 @@ class Tracer:
 
     def now(self) -> float:
         """The time of this rank: in a paced run the emulated one, unless this process is too far behind it."""
-        real = clock()
-        runs_at_real_speed = self.pace is None or (self._open and self._open[-1].seconds is None)
-        if runs_at_real_speed or real - self.emulated > self.pace.slack:
+        real, pace = clock(), self.pace
+        if pace is None or (self._open and self._open[-1].seconds is None):
             return real
-        return self.emulated
+        return real if real - self.emulated > pace.slack else self.emulated
 
     def advance(self, moment: float) -> None:
         """Let the emulated rank come to this moment."""
