@@ -26,6 +26,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -84,8 +85,6 @@ class DataParallel(nn.Module):
     Raises ValueError if bucket_mb is not positive or the ranks' models have different parameters.
     """
 
-    _phase: Literal["idle", "forward", "backward"]
-
     def __init__(
         self,
         model: nn.Module,
@@ -107,18 +106,18 @@ class DataParallel(nn.Module):
         self._total_bytes = sum(parameter.nbytes for parameter in parameters.values())
         self._is_syncing = True
         self._usual_share: float | None = None
-        self._begin_step()
+        self._step = _Step()
         self._watch_gradients()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns. Raises RuntimeError if the gradients of the last step were not finished."""
         if torch.is_grad_enabled():
-            if self._phase == "backward":
+            if self._step.phase == "backward":
                 raise RuntimeError(
                     "finish() was not called after the last backward(); "
                     "call it before optimizer.step(), or accumulate gradients inside no_sync()"
                 )
-            self._phase = "forward"
+            self._step.phase = "forward"
             self._count_samples((*args, *kwargs.values()))
         return self.module(*args, **kwargs)
 
@@ -127,7 +126,7 @@ class DataParallel(nn.Module):
 
         Raises RuntimeError if no forward pass came before it.
         """
-        if self._phase == "idle":
+        if self._step.phase == "idle":
             raise RuntimeError(
                 "finish() has nothing to finish: there was no forward pass since the last one; "
                 "call it once per step, after backward()"
@@ -137,7 +136,7 @@ class DataParallel(nn.Module):
                 self._send(bucket)
         for bucket in self._buckets:
             bucket.receive()
-        self._begin_step()
+        self._step = _Step()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -148,20 +147,12 @@ class DataParallel(nn.Module):
         finally:
             self._is_syncing = before
 
-    def _begin_step(self) -> None:
-        self._phase = "idle"
-        self._accumulated_samples = 0
-        self._latest_samples = 0
-        self._bytes_computed = 0
-        for bucket in self._buckets:
-            bucket.missing = set(range(len(bucket.parameters)))
-
     def _count_samples(self, inputs: Iterable[Any]) -> None:
         samples = next((len(value) for value in inputs if isinstance(value, Tensor) and value.dim()), 1)
         if self._is_syncing:
-            self._latest_samples = samples
+            self._step.latest_samples = samples
         else:
-            self._accumulated_samples += samples
+            self._step.accumulated_samples += samples
 
     def _watch_gradients(self) -> None:
         # Hooks live as long as their parameter. Held weakly, a replica goes when another is made of the same model.
@@ -170,7 +161,7 @@ class DataParallel(nn.Module):
         def hook_of(bucket: _Bucket, index: int) -> Callable[[Tensor], None]:
             def hook(_: Tensor) -> None:
                 replica = this()
-                if replica is not None and replica._is_syncing and replica._phase != "idle":
+                if replica is not None and replica._is_syncing and replica._step.phase != "idle":
                     replica._gradient_is_computed(bucket, index)
 
             return hook
@@ -185,10 +176,9 @@ class DataParallel(nn.Module):
                 "a second backward() before finish() would change gradients that are already on their way; "
                 "call finish() first, or accumulate gradients inside no_sync()"
             )
-        self._phase = "backward"
+        self._step.phase = "backward"
         bucket.missing.remove(index)
-        self._bytes_computed += bucket.parameters[index].nbytes
-        if self.overlap:
+        if self.overlap and not bucket.missing:
             self._send_full_buckets()
 
     def _send_full_buckets(self) -> None:
@@ -196,16 +186,26 @@ class DataParallel(nn.Module):
             if bucket.missing:
                 return
             if bucket.work is None:
-                reach(self._bytes_computed / self._total_bytes)
+                missing_bytes = sum(other.missing_bytes() for other in self._buckets)
+                reach(1 - missing_bytes / self._total_bytes)
                 self._send(bucket)
 
     def _send(self, bucket: _Bucket) -> None:
-        samples = self._accumulated_samples + self._latest_samples
+        samples = self._step.accumulated_samples + self._step.latest_samples
         # Weights need a common measure. This step's total would do, but asking for it in every step costs as much as
         # a bucket; the mean share of the first step does as well, as `receive` divides by the sum of the weights.
         if self._usual_share is None:
             self._usual_share = _mean(samples, bucket.flat.device, self.group)
         bucket.send(samples / self._usual_share, self.group)
+
+
+@dataclass
+class _Step:
+    """What has happened since the last `finish()`. (No part of the module: setting an attribute there is slow.)"""
+
+    phase: Literal["idle", "forward", "backward"] = "idle"
+    accumulated_samples: int = 0  # of forward passes within no_sync()
+    latest_samples: int = 0  # of the latest one outside
 
 
 class _Bucket:
@@ -216,13 +216,16 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.missing: set[int] = set()
+        self.missing = set(range(len(parameters)))  # those whose gradient is not computed yet
         self.work: dist.Work | None = None
         sizes = [parameter.numel() for parameter in parameters]
         self.flat = torch.zeros(sum(sizes) + 1, dtype=parameters[0].dtype, device=parameters[0].device)
         self.gradients, self.weight = self.flat[:-1], self.flat[-1]
         parts = self.gradients.split(sizes)
         self.views = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+
+    def missing_bytes(self) -> int:
+        return sum(self.parameters[index].nbytes for index in self.missing)
 
     def send(self, weight: float, group: dist.ProcessGroup | None) -> None:
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -241,6 +244,7 @@ class _Bucket:
         assert self.work is not None
         self.work.wait()
         self.work = None
+        self.missing = set(range(len(self.parameters)))
         self.gradients /= self.weight
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
