@@ -34,7 +34,7 @@ _STEPS: dict[str, Any] = {
 }
 
 
-SLACK = 0.02  # seconds
+SLACK = 0.05  # seconds
 
 
 def _require_positive(name: str, value: Any, zero_is_fine: bool) -> None:

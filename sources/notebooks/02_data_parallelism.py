@@ -501,15 +501,15 @@ judge("split forward backward all_reduce update clear")
 # Your computer has a few cores, so eight ranks on it cannot compute at the same time. Therefore this part is
 # **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a given
 # speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 4 ms
-# for a sample's forward pass and 8 ms for its backward pass. Links carry 2.5 MB per second, and every message takes
-# 1 ms on top. (Real devices and links are thousands of times as fast, and real models larger by as much. What
+# for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. Links carry 2.5 MB per second, and
+# every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models larger by as much. What
 # counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace
 from course_lib.widgets.experiments import training_step
 
-device = {"forward": 0.004, "backward": 0.008}
+device = {"forward": 0.004, "backward": 0.008, "optimizer": 0.004}
 pace = Pace(device, link=Link(latency=0.001, bandwidth=2.5e6))
 ranks = (1, 2, 4, 8)
 paced = [training_step(n, batch_size=64, pace=pace, overlap=False, repeat=3) for n in ranks]
@@ -586,7 +586,8 @@ lost_time({f"N = {step.world_size}": attribute(step) for step in steps}, title="
 def speed_up_of_sixteen(pace):
     return step_of(1, pace).makespan / step_of(16, pace).makespan
 
-faster_devices = Pace({"forward": 0.002, "backward": 0.004}, cluster.link, cluster.inter_node)
+twice_as_fast = {kind: seconds / 2 for kind, seconds in device.items()}
+faster_devices = Pace(twice_as_fast, cluster.link, cluster.inter_node)
 fast_links = Pace(device, cluster.link)
 print(f"as it is:              {steps[0].makespan / steps[-1].makespan:4.1f} times as fast as one worker")
 print(f"faster devices:        {speed_up_of_sixteen(faster_devices):4.1f}")
