@@ -288,30 +288,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
             bucket.missing = set(bucket.parameters)
 
     def _watch_gradients(self, buckets: list[_Bucket]) -> None:
-        # Hooks live as long as their parameter. Held weakly, an optimizer goes when another takes its place.
-        this = weakref.ref(self)
-
-        def hook(parameter: Tensor, number: int) -> None:
-            optimizer = this()
-            if optimizer is not None:
-                optimizer._gradient_is_computed(parameter, optimizer._buckets[number])
-
+        hook = _weakly(self._gradient_is_computed)
         for number, bucket in enumerate(buckets, start=len(self._buckets)):
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(functools.partial(hook, number=number))
+                parameter.register_post_accumulate_grad_hook(functools.partial(hook, number))
 
     @torch.no_grad()
-    def _gradient_is_computed(self, parameter: Tensor, bucket: _Bucket) -> None:
-        bucket.missing.discard(parameter)
+    def _gradient_is_computed(self, number: int, parameter: Tensor) -> None:
+        self._buckets[number].missing.discard(parameter)
         while not self._buckets[self._next].missing:
             self._send_next()
 
     def _send_next(self) -> None:
         self._buckets[self._next - 1].receive()  # one on its way at a time, or their copies would fill the memory
-        bucket = self._buckets[self._next]
-        bucket.send()
-        if self.gradients == "sharded":
-            bucket.free_gradients()
+        self._buckets[self._next].send(is_last_use=self.gradients == "sharded")
         self._next = (self._next + 1) % len(self._buckets)
         self._is_sent = self._is_sent or self._next == 0
 
@@ -343,14 +333,15 @@ class _Bucket:
         gradient = self.layout.shard(self.joined_gradients(), self.rank)
         self.shard.grad = gradient.to(self.shard.dtype, copy=True)
 
-    def free_gradients(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-        self.missing = set(self.parameters)
-
-    def send(self) -> None:
+    def send(self, is_last_use: bool) -> None:
+        """Begin to average the gradients; free them if nobody needs them after that."""
         self.receive()
-        self.arriving = reduce_scatter(self.joined_gradients(), self.group)
+        flat = self.joined_gradients()
+        if is_last_use:
+            self.missing = set(self.parameters)
+            for parameter in self.parameters:
+                parameter.grad = None
+        self.arriving = reduce_scatter(flat, self.group)
 
     def receive(self) -> None:
         if self.arriving is not None:
@@ -505,10 +496,12 @@ class FullySharded(nn.Module):
         return weight
 
     def _watch(self, number: int, block: _Block) -> None:
-        block.module.register_forward_pre_hook(lambda _, inputs: self._before_forward(number))
-        block.module.register_forward_hook(lambda _, inputs, outputs: self._after_forward(number, outputs))
+        before, after = _weakly(self._before_forward), _weakly(self._after_forward)
+        block.module.register_forward_pre_hook(lambda module, inputs: before(number))
+        block.module.register_forward_hook(lambda module, inputs, outputs: after(number, outputs))
+        hook = _weakly(self._gradient_is_computed)
         for parameter in block.trained:
-            parameter.register_post_accumulate_grad_hook(lambda parameter: self._gradient_is_computed(parameter, block))
+            parameter.register_post_accumulate_grad_hook(functools.partial(hook, number))
 
     def _before_forward(self, number: int) -> None:
         self._blocks[number].gather()
@@ -536,7 +529,8 @@ class FullySharded(nn.Module):
         if number < len(self._blocks) and not self._blocks[number].is_reduced:
             self._blocks[number].start_gather()
 
-    def _gradient_is_computed(self, parameter: Tensor, block: _Block) -> None:
+    def _gradient_is_computed(self, number: int, parameter: Tensor) -> None:
+        block = self._blocks[number]
         block.missing.discard(parameter)
         if not block.missing:
             self._reduce(block)
@@ -545,8 +539,8 @@ class FullySharded(nn.Module):
     def _reduce(self, block: _Block) -> None:
         if self._sending is not None:
             self._sending.receive()  # one on its way at a time, or their copies would fill the memory
-        block.send(self._weight)
         block.free()
+        block.send(self._weight)
         self._sending = block
         self._has_computed(block)
 
@@ -658,13 +652,13 @@ class _Shard:
         """Begin to average the gradients, and free them."""
         self.receive()
         flat = self.layout.join([parameter.grad for parameter in self.parameters], like=self.whole)
+        for parameter in self.parameters:
+            parameter.grad = None
         if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
             flat.zero_()
         elif weight != 1:
             flat *= weight
         self.arriving = reduce_scatter(flat, self.group)
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def receive(self) -> None:
         if self.arriving is not None:
@@ -705,6 +699,18 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from _blocks(child)
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """The method as a hook. Hooks live as long as what they hang on, and should not keep the method's owner alive."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(*args: Any) -> None:
+        bound = reference()
+        if bound is not None:
+            bound(*args)
+
+    return hook
 
 
 def _tensors_in(outputs: Any) -> Iterator[Tensor]:
