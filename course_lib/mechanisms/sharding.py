@@ -103,18 +103,45 @@ def reduce_scatter(flat: Tensor, group: dist.ProcessGroup | None) -> Callable[[]
 
     Returns a function that waits for it and returns this rank's shard of the sum, in float32 if `flat` has 16 bits.
     """
-    n = dist.get_world_size(group)
-    # Every rank sends each shard to its owner, who adds up. These are the bytes of a ring's reduce-scatter, and the
-    # sum is in 32 bits and in the order of the ranks. gloo's own reduce-scatter is an all-reduce that throws away the
-    # rest: twice the bytes.
+    # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
+    # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
     arrived = torch.empty_like(flat)
     work = dist.all_to_all_single(arrived, flat, group=group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()
-        return arrived.view(n, -1).sum(0, dtype=_master_dtype(flat.dtype))
+        first, *others = arrived.chunk(dist.get_world_size(group))
+        total = first.to(_master_dtype(flat.dtype), copy=True)
+        for other in others:
+            total += other
+        return total
 
     return finish
+
+
+def gather_state(
+    state: Mapping[str, Any], shard: Tensor, layout: Layout, group: dist.ProcessGroup | None
+) -> list[dict[str, Any]]:
+    """An optimizer's state for a shard -> its state for each of the tensors in the layout. All ranks call it."""
+    states: list[dict[str, Any]] = [{} for _ in layout.shapes]
+    for name, value in state.items():
+        is_cut = isinstance(value, Tensor) and value.shape == shard.shape  # a count of steps, for instance, is not
+        wholes = layout.gather(value.detach(), group) if is_cut else [value] * len(states)
+        for state_of_one, whole in zip(states, wholes, strict=True):
+            state_of_one[name] = whole.clone() if isinstance(whole, Tensor) else whole
+    return states
+
+
+def cut_state(states: list[dict[str, Any]], layout: Layout, rank: int) -> dict[str, Any]:
+    """The reverse of `gather_state`."""
+    cut = {}
+    for name, value in states[0].items():
+        if isinstance(value, Tensor) and value.shape == layout.shapes[0]:
+            flat = layout.join([state[name] for state in states], like=value)
+            cut[name] = layout.shard(flat, rank).clone()
+        else:
+            cut[name] = copy.deepcopy(value)
+    return cut
 
 
 def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -261,7 +288,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         packed = super().state_dict()
         numbers = self._numbers()
         for bucket in self._buckets:
-            states = bucket.gather_state(self.inner.state.get(bucket.shard, {}))
+            states = gather_state(self._state_of(bucket), bucket.shard, bucket.layout, self.group)
             packed["state"].update((numbers[p], state) for p, state in zip(bucket.parameters, states, strict=True))
         return packed
 
@@ -275,7 +302,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         numbers = self._numbers()
         for bucket in self._buckets:
             states = [state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters]
-            self.inner.state[bucket.shard] = bucket.cut_state(states)
+            state = cut_state(states, bucket.layout, bucket.rank)
+            if bucket.has_master:
+                bucket.shard.copy_(state.pop("master", bucket.own))
+            self.inner.state[bucket.shard] = state
+
+    def _state_of(self, bucket: _Bucket) -> Mapping[str, Any]:
+        state = self.inner.state.get(bucket.shard, {})
+        return {**state, "master": bucket.shard} if bucket.has_master else state
 
     def _numbers(self) -> dict[nn.Parameter, int]:
         """The number under which a parameter stands in a state_dict."""
@@ -352,30 +386,6 @@ class _Bucket:
         if self.has_master:
             self.own.copy_(self.shard.detach())
         return dist.all_gather_single(self.flat, self.own, group=self.group, async_op=True)
-
-    def gather_state(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The optimizer's state of this bucket's shards -> that of each of its parameters."""
-        shards = {**state, "master": self.shard} if self.has_master else state
-        states: list[dict[str, Any]] = [{} for _ in self.parameters]
-        for name, value in shards.items():
-            is_cut = isinstance(value, Tensor) and value.shape == self.shard.shape
-            wholes = self.layout.gather(value.detach(), self.group) if is_cut else [value] * len(states)
-            for state_of_one, whole in zip(states, wholes, strict=True):
-                state_of_one[name] = whole.clone() if isinstance(whole, Tensor) else whole
-        return states
-
-    def cut_state(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """The reverse of `gather_state`; sets the master."""
-        own = {}
-        for name, value in states[0].items():
-            if isinstance(value, Tensor) and value.shape == self.parameters[0].shape:
-                flat = self.layout.join([state[name] for state in states], like=value)
-                own[name] = self.layout.shard(flat, self.rank).clone()
-            else:
-                own[name] = copy.deepcopy(value)
-        if self.has_master:
-            self.shard.copy_(own.pop("master", self.own))
-        return own
 
 
 class FullySharded(nn.Module):
@@ -470,6 +480,23 @@ class FullySharded(nn.Module):
             shard.load([values.pop(parameter) for parameter in shard.parameters])
         for buffer, value in values.items():
             buffer.copy_(value)
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+        """The state that an optimizer of `parameters()` has for whole parameters, by name. All ranks call it."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        whole = {}
+        for shard in self._shards():
+            states = gather_state(optimizer.state.get(shard.own, {}), shard.own, shard.layout, self.group)
+            whole.update(zip((names[parameter] for parameter in shard.parameters), states, strict=True))
+        return whole
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, dict[str, Any]]) -> None:
+        """Take over what `optimizer_state_dict()` returned, at this or another world size."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        for shard in self._shards():
+            states = [state[names[parameter]] for parameter in shard.parameters]
+            if states[0]:
+                optimizer.state[shard.own] = cut_state(states, shard.layout, dist.get_rank(self.group))
 
     def _tensors(self) -> dict[str, Tensor]:
         return self.module.state_dict(keep_vars=True)
