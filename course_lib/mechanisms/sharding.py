@@ -444,6 +444,8 @@ class FullySharded(nn.Module):
         counting = self._count_samples((*args, *kwargs.values())) if torch.is_grad_enabled() else None
         kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         outputs = self.module(*map(self._cast, args), **kwargs)
+        for block in self._blocks:
+            block.free()  # one that was prefetched, and then left out
         if counting is not None:
             self._weight = counting()
         return outputs
@@ -524,16 +526,21 @@ class FullySharded(nn.Module):
 
     def _watch(self, number: int, block: _Block) -> None:
         before, after = _weakly(self._before_forward), _weakly(self._after_forward)
-        block.module.register_forward_pre_hook(lambda module, inputs: before(number))
+        block.module.register_forward_pre_hook(lambda module, inputs: before(number, inputs))
         block.module.register_forward_hook(lambda module, inputs, outputs: after(number, outputs))
         hook = _weakly(self._gradient_is_computed)
         for parameter in block.trained:
             parameter.register_post_accumulate_grad_hook(functools.partial(hook, number))
 
-    def _before_forward(self, number: int) -> None:
-        self._blocks[number].gather()
-        if not self._is_in_backward:  # where activations are recomputed, a forward pass runs within the backward pass
-            self._prefetch(number + 1)
+    def _before_forward(self, number: int, inputs: Any) -> None:
+        block = self._blocks[number]
+        block.gather()
+        if self._is_in_backward:  # activations are being recomputed
+            return
+        self._prefetch(number + 1)
+        differentiable = [tensor for tensor in _tensors_in(inputs) if tensor.requires_grad]
+        if not block.trained and len(differentiable) == 1:  # no gradient of its own says when it is done
+            differentiable[0].register_hook(lambda _: block.free())
 
     def _after_forward(self, number: int, outputs: Any) -> None:
         if self._is_in_backward:
@@ -669,6 +676,8 @@ class _Shard:
 
     def free(self) -> None:
         self.finish_gather()
+        if not self.is_whole:
+            return
         for parameter in self.parameters:
             parameter.data = self.nothing
         # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
