@@ -386,21 +386,16 @@ def parallelize(model: nn.Module, group: Group = None, sequence_parallel: bool =
     hidden units or tokens, or if they cannot share the heads.
     """
     _check_model(model, group)
-    ties = _ties(model)
+    names_of_each = _names_of_each_parameter(model)
     for part, cut in _parts(model):
         cut(part, group, sequence_parallel)
-    for first, *others in ties:
-        for name in others:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, model.get_parameter(first))
+    _tie(model, names_of_each)
     if sequence_parallel:
         _mark_partial_gradients(model)
     _replace_dropout(model, Masks(seed, group, sequence_parallel, next(model.parameters()).device))
-    for name, placement in placements(model).items():
-        if not placement.is_sharded:
-            dist.broadcast(model.get_parameter(name).detach(), group=group, group_src=0)
-    for buffer in model.buffers():
-        dist.broadcast(buffer, group=group, group_src=0)
+    whole = [model.get_parameter(name) for name, placement in placements(model).items() if not placement.is_sharded]
+    for tensor in (*whole, *model.buffers()):
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
     return model
 
 
@@ -434,7 +429,8 @@ def _cut_head(head: Any, group: Group, sequence_parallel: bool) -> None:
     head.output = ColumnParallelLinear(head.output, group, sequence_parallel)
 
 
-_CUTS: dict[tuple[str, ...], Callable[[Any, Group, bool], None]] = {
+Cut = Callable[[Any, Group, bool], None]
+_CUTS: dict[tuple[str, ...], Cut] = {
     ("query", "key", "value", "out"): _cut_attention,
     ("up", "down"): _cut_mlp,
     ("token",): _cut_embedding,
@@ -442,8 +438,8 @@ _CUTS: dict[tuple[str, ...], Callable[[Any, Group, bool], None]] = {
 }
 
 
-def _parts(model: nn.Module) -> list[tuple[nn.Module, Callable[[Any, Group, bool], None]]]:
-    """Modules that hold whole layers of the names that are cut, each with the function that cuts it."""
+def _parts(model: nn.Module) -> list[tuple[nn.Module, Cut]]:
+    """The modules with layers of the names that are cut, still whole, and the function that cuts each."""
 
     def is_whole(layer: nn.Module | None) -> bool:
         return isinstance(layer, (nn.Linear, nn.Embedding))
@@ -501,12 +497,19 @@ def _check_vocabulary(name: str, tokens: Tensor, vocab: int) -> None:
         raise ValueError(f"{name} go from {least} to {most}; with vocab={vocab} they have to be from 0 to {vocab - 1}")
 
 
-def _ties(model: nn.Module) -> list[list[str]]:
-    """The names of each parameter."""
+def _names_of_each_parameter(model: nn.Module) -> list[list[str]]:
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return list(names.values())
+
+
+def _tie(model: nn.Module, names_of_each: list[list[str]]) -> None:
+    """What was one parameter under several names has been cut under each of them; make it one again."""
+    for first, *others in names_of_each:
+        for name in others:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, model.get_parameter(first))
 
 
 def _mark_partial_gradients(model: nn.Module) -> None:
