@@ -193,7 +193,7 @@ class LayerWise(nn.Module):
         inputs: the same on all ranks; only the first looks at more than the shape.
         """
         x = inputs if self.is_first else self._receive_from_left(inputs)
-        with compute("forward", stage=self.stage):
+        with compute("forward", stage=self.stage, work=len(self.blocks)):
             output = self.blocks(x)
         if torch.is_grad_enabled():
             self._passed = x, output
@@ -233,7 +233,7 @@ class LayerWise(nn.Module):
         gradient = None
         if not self.is_last:
             gradient = self._receive_like(output.detach(), self.stage + 1)
-        with compute("backward", stage=self.stage):
+        with compute("backward", stage=self.stage, work=len(self.blocks)):
             if output.requires_grad:  # else everything up to here is frozen
                 output.backward(gradient)
 
