@@ -71,6 +71,11 @@ def test_one_dear_layer_gets_a_stage_of_its_own() -> None:
     assert split_layers(4, 2, [0.1, 0.2, 0.3, 0.6]) == [range(3), range(3, 4)]
 
 
+def test_a_cheaper_dearest_stage_is_worth_more_than_equal_stages() -> None:
+    """The sums 5, 5 and 1 rather than 2, 3 and 6, although the squares of these are the smaller."""
+    assert split_layers(4, 3, [2, 3, 5, 1]) == [range(2), range(2, 3), range(3, 4)]
+
+
 def test_a_hundred_layers_are_split_at_once() -> None:
     costs = [1 + math.sin(layer) ** 2 for layer in range(100)]
     stages = split_layers(100, 16, costs)
