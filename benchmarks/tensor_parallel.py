@@ -6,6 +6,7 @@ The two take turns, step by step, so that whatever else the machine does hits bo
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -155,6 +156,7 @@ def held_bytes(model: nn.Module) -> int:
 
 def peak_bytes(step: Step, inputs: Tensor, targets: Tensor) -> int:
     """The most that this step allocates at a time, on top of what is there before it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler talks
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         step(inputs, targets)

@@ -175,6 +175,7 @@ class LayerWise(nn.Module):
         ]
         layers = self.stages[self.stage]
         self.blocks = blocks[layers.start : layers.stop]
+        self._n_layers = len(layers)
         self._announced: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
         self._has_announced: set[torch.Size] = set()
         self._passed: tuple[Tensor, Tensor] | None = None
@@ -193,7 +194,7 @@ class LayerWise(nn.Module):
         inputs: the same on all ranks; only the first looks at more than the shape.
         """
         x = inputs if self.is_first else self._receive_from_left(inputs)
-        with compute("forward", stage=self.stage, work=len(self.blocks)):
+        with compute("forward", stage=self.stage, work=self._n_layers):
             output = self.blocks(x)
         if torch.is_grad_enabled():
             self._passed = x, output
@@ -226,14 +227,14 @@ class LayerWise(nn.Module):
             dist.send(gradient, group=self.group, group_dst=self.stage - 1)
         self._sum_shared_gradients()
         for (parameter, _), before in zip(self._shared, accumulated, strict=True):
-            if before is not None:
+            if before is not None and parameter.grad is not None:
                 parameter.grad = before + parameter.grad
 
     def _go_back(self, output: Tensor) -> None:
         gradient = None
         if not self.is_last:
             gradient = self._receive_like(output.detach(), self.stage + 1)
-        with compute("backward", stage=self.stage, work=len(self.blocks)):
+        with compute("backward", stage=self.stage, work=self._n_layers):
             if output.requires_grad:  # else everything up to here is frozen
                 output.backward(gradient)
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Group = dist.ProcessGroup | None
+Model = TypeVar("Model", bound=nn.Module)
 SEQUENCE = 1  # the dimension of the positions, in hidden states [batch, sequence, hidden]
 
 
@@ -210,8 +211,8 @@ def full_state(model: nn.Module, group: Group = None) -> dict[str, Tensor]:
     state = {}
     for name, tensor in model.state_dict().items():
         placement = where.get(name, Placement())  # buffers are replicated
-        is_cut = placement.dim is not None
-        state[name] = gather(tensor, placement.dim, placement.length, group) if is_cut else tensor.clone()
+        dim, length = placement.dim, placement.length
+        state[name] = tensor.clone() if dim is None else gather(tensor, dim, length, group)
     return state
 
 
@@ -220,11 +221,11 @@ def load_full_state(model: nn.Module, state: Mapping[str, Tensor], group: Group 
 
     Raises RuntimeError, as load_state_dict does, for names and shapes that do not fit.
     """
-    where = placements(model)
-    cuts = {name: where.get(name, Placement()).dim for name in state}
-    model.load_state_dict(
-        {name: tensor if cuts[name] is None else share(tensor, cuts[name], group) for name, tensor in state.items()}
-    )
+    where, own = placements(model), {}
+    for name, tensor in state.items():
+        dim = where.get(name, Placement()).dim
+        own[name] = tensor if dim is None else share(tensor, dim, group)
+    model.load_state_dict(own)
 
 
 # Layers, cut
@@ -362,7 +363,7 @@ def vocab_parallel_cross_entropy(
 # A model, cut
 
 
-def parallelize(model: nn.Module, group: Group = None, sequence_parallel: bool = False, seed: int = 0) -> nn.Module:
+def parallelize(model: Model, group: Group = None, sequence_parallel: bool = False, seed: int = 0) -> Model:
     """Turn a TinyGPT, or a stage of its blocks, into its tensor-parallel twin, in place, and return it.
 
     Every rank gives the whole model; the weights of the group's first rank count. The twin takes the same tokens on all
@@ -530,7 +531,7 @@ def _leave(x: Tensor, group: Group, sequence_parallel: bool) -> Tensor:
     return sum_and_scatter_sequence(x, group) if sequence_parallel else sum_over_ranks(x, group)
 
 
-def _cut(module: nn.Module, name: str, parameter: nn.Parameter | None, dim: int, group: Group) -> None:
+def _cut(module: nn.Module, name: str, parameter: Tensor | None, dim: int, group: Group) -> None:
     """Give the module this rank's share of the parameter."""
     if parameter is None:
         return module.register_parameter(name, None)
@@ -541,7 +542,7 @@ def _cut(module: nn.Module, name: str, parameter: nn.Parameter | None, dim: int,
     return _place(module, name, Placement(dim, length))
 
 
-def _copy(module: nn.Module, name: str, parameter: nn.Parameter | None, group: Group, is_partial: bool) -> None:
+def _copy(module: nn.Module, name: str, parameter: Tensor | None, group: Group, is_partial: bool) -> None:
     """Give the module the whole parameter."""
     if parameter is None:
         return module.register_parameter(name, None)
@@ -549,7 +550,7 @@ def _copy(module: nn.Module, name: str, parameter: nn.Parameter | None, group: G
     return _place(module, name, Placement(is_partial=is_partial))
 
 
-def _of_first_rank(parameter: nn.Parameter, group: Group) -> Tensor:
+def _of_first_rank(parameter: Tensor, group: Group) -> Tensor:
     whole = parameter.detach().clone()
     dist.broadcast(whole, group=group, group_src=0)
     return whole
