@@ -91,7 +91,7 @@ def split_sequence(x: Tensor, group: Group = None) -> Tensor:
             f"a sequence of {length} positions cannot be shared equally by {n} ranks; with sequence_parallel=True "
             f"give multiples of {n}, for instance {length + -length % n} by padding"
         )
-    return _Conjugate.apply(x, lambda x, group: share(x, SEQUENCE, group), _all_gather, group)
+    return _Conjugate.apply(x, _own_positions, _all_gather, group)
 
 
 def gather_logits(logits: Tensor, vocab: int, group: Group = None) -> Tensor:
@@ -112,6 +112,10 @@ def _all_reduce(x: Tensor, group: Group) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)  # others may hold on to x
     dist.all_reduce(total, group=group)
     return total
+
+
+def _own_positions(x: Tensor, group: Group) -> Tensor:
+    return share(x, SEQUENCE, group).contiguous()  # a view would keep all positions in memory
 
 
 def _all_gather(x: Tensor, group: Group) -> Tensor:
@@ -377,8 +381,8 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
 
     sequence_parallel: between the blocks, each rank has its positions of the hidden states only.
     seed: of dropout. Each nn.Dropout becomes a `Dropout`, with one mask for all ranks where they hold the same hidden
-        states and a mask of its own for each where they hold shares. Give replicas of the model (data parallelism)
-        different seeds.
+        states and a mask of its own for each where they hold shares. The same on all ranks of the group; replicas
+        of the model (data parallelism) and stages of a pipeline need different ones.
 
     Cut are the layers that TinyGPT's blocks are made of, known by their names: query, key, value and out; up and down;
     token; output. Heads go to ranks whole and in equal numbers; hidden units and vocabulary need not divide evenly.
