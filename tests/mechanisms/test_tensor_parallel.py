@@ -191,9 +191,9 @@ def test_training_is_that_of_one_process_with_the_whole_model(case: str, n: int)
 @pytest.mark.parametrize("n", [2, 4])
 def test_training_is_that_of_parallelize_module(case: str, n: int) -> None:
     """Which wants hidden units that divide evenly, while the vocabulary need not."""
-    theirs, ours = (
-        launch(each_way, n, (train, case), device="cpu").results[0] for train in (train_with_torch, train_cut)
-    )
+    ways = [(dtype, "Adam") for dtype in DTYPES]
+    theirs = launch(each_way, n, (train_with_torch, case, ways), device="cpu").results[0]
+    ours = launch(each_way, n, (train_cut, case, ways), device="cpu").results[0]
     for their_state, (our_state, _) in zip(theirs, ours, strict=True):
         close(our_state, their_state)
 
