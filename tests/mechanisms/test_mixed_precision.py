@@ -239,6 +239,15 @@ def test_micro_batches_add_up_in_32_bits_as_by_hand(dtype: torch.dtype) -> None:
         assert torch.equal(copy.grad, total)
 
 
+def test_what_was_collected_stays_when_a_bucket_of_gradients_is_filled_again() -> None:
+    weight, bucket = nn.Parameter(torch.zeros(1)), torch.ones(1)
+    master = MasterWeights([weight], torch.optim.SGD, lr=1)
+    for number in (1.0, 2.0):
+        weight.grad = bucket.fill_(number)
+        master.collect()
+    assert master.parameters[0].grad.tolist() == [3.0]
+
+
 # Scaling the loss
 
 # A step's gradient, to be scaled; or what makes the scaled one overflow whatever the scale.
@@ -613,7 +622,7 @@ def test_gradients_that_are_never_finite_end_in_an_error() -> None:
     weight.grad = torch.tensor([float("nan")])
     assert [scaler.unscale([weight]) for _ in range(4)] == [False] * 4
     assert scaler.scale_factor == SMALLEST_SCALE
-    with pytest.raises(ValueError, match="gradients are not finite even with scale=2.98023e-08"):
+    with pytest.raises(ValueError, match=r"gradients are not finite even with scale=2\.98023e-08"):
         scaler.unscale([weight])
 
 
