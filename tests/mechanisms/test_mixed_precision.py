@@ -79,6 +79,11 @@ def snapshot(model: nn.Module) -> State:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def equal(state: State, reference: State) -> None:
     assert state.keys() == reference.keys()
     for name, tensor in state.items():
@@ -153,8 +158,8 @@ def test_gradients_in_16_bits_are_those_of_weights_cast_by_hand(dtype: torch.dty
     reference = build("plain", dtype).float()
     loss_of(cast_by_hand(reference, dtype, inputs), targets).backward()
     for copy, parameter in zip(master.parameters, reference.parameters(), strict=True):
-        assert copy.grad.dtype == torch.float32
-        assert torch.equal(copy.grad, parameter.grad)
+        assert gradient_of(copy).dtype == torch.float32
+        assert torch.equal(gradient_of(copy), gradient_of(parameter))
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -236,7 +241,7 @@ def test_micro_batches_add_up_in_32_bits_as_by_hand(dtype: torch.dtype) -> None:
         loss.backward()
         master.collect()
     for copy, total in zip(master.parameters, by_hand, strict=True):
-        assert torch.equal(copy.grad, total)
+        assert torch.equal(gradient_of(copy), total)
 
 
 def test_what_was_collected_stays_when_a_bucket_of_gradients_is_filled_again() -> None:
@@ -273,7 +278,7 @@ def test_scales_skips_and_parameters_agree_with_grad_scaler_step_for_step(
         for parameter, optimizer, scaled in ((mine, my_optimizer, ours.scale), (theirs, their_optimizer, amp.scale)):
             optimizer.zero_grad()
             scaled(parameter.sum()).backward()
-            parameter.grad *= gradient
+            parameter.grad = gradient_of(parameter) * gradient
         if ours.unscale([mine]):
             my_optimizer.step()
         amp.step(their_optimizer)
@@ -382,9 +387,9 @@ def train_replica(rank: int, case: str, dtype: torch.dtype, optimizer: str, shar
     n = dist.get_world_size()
     replica = DataParallel(build(case, dtype, seed=rank))
     scaler = LossScaler(TOO_LARGE, growth_interval=3)
-    make = OPTIMIZERS[optimizer]
+    make: Any = OPTIMIZERS[optimizer]
     if sharded:
-        make = partial(ZeroRedundancyOptimizer, optimizer_class=OPTIMIZERS[optimizer])
+        make = partial(ZeroRedundancyOptimizer, optimizer_class=make)
     master = MasterWeights(replica.parameters(), make, scaler=scaler)
     taken = []
     for step in range(STEPS):
