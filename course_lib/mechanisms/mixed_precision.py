@@ -2,10 +2,10 @@
 
 Half the bytes, and on a GPU many times the arithmetic in a second. What is lost, and what brings it back:
 
-    format      smallest, normal or not     largest    next after 1
-    float32     2^-126   2^-149             3e38       1 + 2^-23
-    bfloat16    2^-126   2^-133             3e38       1 + 2^-7       float32's range, two to three digits
-    float16     2^-14    2^-24              65504      1 + 2^-10      three digits, and a narrow range
+    format      next after 1    smallest    largest
+    float32     1 + 2^-23       2^-149      3e38
+    bfloat16    1 + 2^-7        2^-133      3e38        two to three digits, and float32's range
+    float16     1 + 2^-10       2^-24       65504       three digits, and a narrow range
 
     A small update rounds away:     1 + 0.001 = 1 in bfloat16         master weights in float32
     A small gradient becomes zero:  1e-8 = 0 in float16               the loss is scaled, the gradients unscaled
@@ -209,11 +209,12 @@ class LossScaler:
                     f"parameters have gradients in {_name(gradient.dtype)}, where unscaling loses what scaling has "
                     "saved; give parameters in float32, as MasterWeights has them"
                 )
-        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        # A GPU is asked for one answer, not for one for each gradient.
+        finite = [gradient.isfinite().all() for gradient in gradients]
         for gradient in gradients:
             gradient *= 1 / self.scale_factor
         device = parameters[0].device if parameters else torch.device("cpu")
-        is_finite = self._is_finite_everywhere(is_finite, device)
+        is_finite = self._agree(torch.stack([torch.ones((), dtype=torch.bool, device=device), *finite]).all())
         if self.dynamic:
             self._adapt(is_finite)
         return is_finite
@@ -226,13 +227,14 @@ class LossScaler:
         """Take over a state."""
         self.scale_factor, self._finite_in_a_row = state["scale"], state["finite_in_a_row"]
 
-    def _is_finite_everywhere(self, is_finite: bool, device: torch.device) -> bool:
+    def _agree(self, is_finite: Tensor) -> bool:
+        """Whether it is true on all ranks of all groups."""
         everyone: list[dist.ProcessGroup | None] = [None] if dist.is_initialized() else []
-        overflow = torch.tensor(float(not is_finite), device=device)
+        is_finite = is_finite.int()
         # One axis after the other: after the first, all ranks of a row know; after the second, all rows.
         for group in everyone if self.groups is None else self.groups:
-            dist.all_reduce(overflow, dist.ReduceOp.MAX, group=group)
-        return not overflow.item()
+            dist.all_reduce(is_finite, dist.ReduceOp.MIN, group=group)
+        return bool(is_finite)
 
     def _adapt(self, is_finite: bool) -> None:
         self._finite_in_a_row = self._finite_in_a_row + 1 if is_finite else 0

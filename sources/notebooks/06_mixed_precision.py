@@ -50,11 +50,13 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     model = TinyGPT(GPTConfig(hidden=256), dtype=dtype, device=device)
     inputs, targets = (tensor.to(device) for tensor in next(data.minibatches(problems, 64)))
-    for _ in range(3):  # the last one counts
+    seconds = []
+    for _ in range(5):
         began = time.perf_counter()
         data.answer_loss(model(inputs).float(), targets).backward()
-        milliseconds = 1000 * (time.perf_counter() - began)
-    print(f"{str(dtype)[6:]:10} {milliseconds:6.1f} ms forward and backward on this {device} (measured)")
+        model.blocks[0].token.weight.grad.sum().item()  # a GPU is not done before it is asked for a number
+        seconds.append(time.perf_counter() - began)
+    print(f"{str(dtype)[6:]:10} {1000 * min(seconds):6.1f} ms forward and backward on this {device} (measured)")
 
 # %% [markdown]
 # ## 2. A sum that stops
@@ -138,6 +140,7 @@ def moved(lr, dtype):
     train(model, islice(data.minibatches(problems, 64), 1), data.answer_loss, optimizer)
     return share_moved(before, model.parameters())
 
+# %% tags=["nbval-ignore-output"]
 for lr in (1e-2, 1e-3, 1e-4, 1e-5):
     print(f"learning rate {lr:7}: {moved(lr, torch.bfloat16):4.0%} of the weights move in bfloat16,",
           f"{moved(lr, torch.float32):.0%} in float32")
@@ -256,22 +259,22 @@ def gradients(dtype, scale):
 def zeros(gradients):
     return sum((gradient == 0).sum().item() for gradient in gradients) / sum(map(torch.numel, gradients))
 
+# %% tags=["nbval-ignore-output"]
 exact = gradients(torch.float32, scale=1)
 print(f"of the finished gradient, float16 would lose {share_vanishing(exact, torch.float16):.0%}")
-
-# %% tags=["nbval-ignore-output"]
 print(f"of a backward pass in float16, {zeros(gradients(torch.float16, scale=1)):.0%} are zeros")
 
 # %% [markdown]
 # More is lost on the way than at its end: what vanishes in the last layer is missing in all layers before it. Here is
-# how large the numbers are. Each line is a power of two, and left of the mark is what float16 can hold:
+# how large the numbers are. Each line is a power of two, its bar the share of numbers that large, and `zero` says what
+# float16 makes of them:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def histogram(gradients):
     for exponent, share in exponents(gradients).items():
         if share > 0.001:
-            kept = "      " if exponent >= -24 else "zero: " if exponent < -25 else "edge: "
-            print(f"2^{exponent:<4} {kept}{'#' * round(200 * share)}")
+            kept = "    " if exponent >= -25 else "zero"
+            print(f"2^{exponent:<4} {kept} {'#' * round(200 * share)}")
 
 histogram(exact)
 
@@ -280,7 +283,7 @@ histogram(exact)
 # room: it ends at $2^{16}$. *Predict:* what happens if you multiply the loss by 65,536, and divide the gradients by it
 # once they are in float32?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 scaled = gradients(torch.float32, scale=2**16)
 histogram(scaled)
 print(f"\nof the finished gradient, float16 now loses {share_vanishing(scaled, torch.float16):.1%}")
@@ -331,10 +334,10 @@ print("master weights and scaling: like float32:", abs(progress[everything] / pr
 # Too small, and gradients vanish. Too large, and they overflow: above 65504 there is only `inf`, and one `inf` in a
 # weight is the end. A **dynamic** scale looks for the edge by itself. If any gradient is `inf` or `nan`, this step is
 # skipped and the scale halved; after so many good steps in a row it is doubled. *Predict:* the scale begins at
-# $2^{30}$. How many steps are skipped before the first good one, how does it go on?
+# $2^{30}$. How does it go on?
 
 # %%
-def trajectory(rank, scale, steps):
+def trajectory(scale, steps):
     model = TinyGPT(small, dtype=torch.float16)
     scaler = LossScaler(scale, growth_interval=5)
     master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
@@ -348,7 +351,7 @@ def trajectory(rank, scale, steps):
 # %% tags=["nbval-ignore-output"]
 import math
 
-for used, is_taken in trajectory(0, scale=2.0**30, steps=40):
+for used, is_taken in trajectory(scale=2.0**30, steps=40):
     print(f"2^{math.log2(used):.0f}{'' if is_taken else ' skipped'}", end=", ")
 
 # %% [markdown]
