@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do not know each other
     {"timeline"},
     {"ranks"},
-    {"model", "data"},
+    {"model", "data", "schedules"},
     {"mechanisms", "planner"},
     {"figures"},
     {"checks"},
@@ -82,7 +82,7 @@ def forbidden(room: str, name: str) -> str | None:
     if target:
         if target != room and floor_of(target) >= floor_of(room):
             return f"{room} imports {target}, which is not below it"
-        if room == "mechanisms" and target not in ("mechanisms", "timeline"):
+        if room == "mechanisms" and target not in ("mechanisms", "schedules", "timeline"):
             return f"mechanisms import torch and timeline only, not {target}"
     elif room == "mechanisms" and package not in STANDARD | {"torch"}:
         return f"mechanisms import torch and timeline only, not {package}"
