@@ -47,7 +47,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each rank of a pipeline does: `actions[rank]` is its list, in order. Build a new one rather than change it."""
+    """What each rank of a pipeline does: `actions[rank]` is its list, in order. Make a new one, never change one."""
 
     actions: list[list[Action]]
 
@@ -99,6 +99,7 @@ def validate(schedule: Schedule) -> None:
 
     Raises ScheduleError, which names rank, action and the missing input.
     """
+    schedule = Schedule(schedule.actions)  # whose numbers count anew: somebody may have changed a list
     _check_actions(schedule)
     _check_completeness(schedule)
     for _ in in_order(schedule):
@@ -134,6 +135,18 @@ def inputs_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
         return [(Action("I", stage, k),)]
     own = (Action("F", stage, k),)
     return [own] if stage == schedule.n_stages - 1 else [own, (Action("B", stage + 1, k), Action("I", stage + 1, k))]
+
+
+def messages_from(schedule: Schedule, rank: int) -> Iterator[tuple[int, Action]]:
+    """What a rank passes on, in order: to which rank (perhaps to itself), and for which action there.
+
+    A gradient is named after the whole backward, B, whether B or I will use it.
+    """
+    for op, stage, k in schedule.actions[rank]:
+        if op == "F" and stage < schedule.n_stages - 1:
+            yield schedule.rank_of[stage + 1], Action("F", stage + 1, k)
+        elif op in "BI" and stage > 0:
+            yield schedule.rank_of[stage - 1], Action("B", stage - 1, k)
 
 
 def missing_input(schedule: Schedule, action: Action, done: set[Action]) -> Action | None:

@@ -8,6 +8,8 @@ from course_lib.schedules import (
     ScheduleError,
     as_text,
     in_order,
+    inputs_of,
+    messages_from,
     peak_in_flight,
     validate,
 )
@@ -20,6 +22,8 @@ __all__ = [
     "ScheduleError",
     "as_text",
     "in_order",
+    "inputs_of",
+    "messages_from",
     "peak_in_flight",
     "validate",
 ]
