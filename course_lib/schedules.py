@@ -137,16 +137,22 @@ def inputs_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
     return [own] if stage == schedule.n_stages - 1 else [own, (Action("B", stage + 1, k), Action("I", stage + 1, k))]
 
 
-def messages_from(schedule: Schedule, rank: int) -> Iterator[tuple[int, Action]]:
-    """What a rank passes on, in order: to which rank (perhaps to itself), and for which action there.
+def messages_of(schedule: Schedule, action: Action) -> list[Action]:
+    """What an action passes on to another stage, named after the action there that waits for it: one F or B, or none.
 
     A gradient is named after the whole backward, B, whether B or I will use it.
     """
-    for op, stage, k in schedule.actions[rank]:
-        if op == "F" and stage < schedule.n_stages - 1:
-            yield schedule.rank_of[stage + 1], Action("F", stage + 1, k)
-        elif op in "BI" and stage > 0:
-            yield schedule.rank_of[stage - 1], Action("B", stage - 1, k)
+    op, stage, k = action
+    if op == "F" and stage < schedule.n_stages - 1:
+        return [Action("F", stage + 1, k)]
+    return [Action("B", stage - 1, k)] if op in "BI" and stage > 0 else []
+
+
+def messages_from(schedule: Schedule, rank: int) -> Iterator[tuple[int, Action]]:
+    """All that a rank passes on, in order, and to which rank, which may be itself."""
+    for action in schedule.actions[rank]:
+        for message in messages_of(schedule, action):
+            yield schedule.rank_of[message.stage], message
 
 
 def missing_input(schedule: Schedule, action: Action, done: set[Action]) -> Action | None:

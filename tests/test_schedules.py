@@ -7,8 +7,11 @@ schedule is right if the gradients of the primes are those of one process and no
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -426,6 +429,11 @@ def test_a_schedule_is_drawn_with_a_column_for_each_unit_of_time() -> None:
         "rank 0  F0.0      F0.2           B0.2      B0.0",
         "rank 1       F0.1      F0.3 B0.3      B0.1",
     ]
+
+
+def test_schedules_need_no_torch() -> None:
+    program = "import sys, course_lib.schedules; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1]).returncode == 0
 
 
 def test_mechanisms_and_the_ground_floor_hand_out_the_same() -> None:

@@ -10,6 +10,7 @@ from course_lib.schedules import (
     in_order,
     inputs_of,
     messages_from,
+    messages_of,
     peak_in_flight,
     validate,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "in_order",
     "inputs_of",
     "messages_from",
+    "messages_of",
     "peak_in_flight",
     "validate",
 ]

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -42,33 +43,36 @@ class WeightGradients:
             torch.autograd.backward(edges, gradients, inputs=parameters)
 
 
+def accumulators(parameters: Iterable[nn.Parameter]) -> dict[Node, nn.Parameter]:
+    """The trainable ones of the parameters, by the nodes that end their branches in every graph."""
+    return {get_gradient_edge(parameter).node: parameter for parameter in parameters if parameter.requires_grad}
+
+
 def input_gradients(
     outputs: Sequence[Tensor],
     gradients: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    parameters: Iterable[nn.Parameter],
+    weights: dict[Node, nn.Parameter],
 ) -> tuple[list[Tensor | None], WeightGradients]:
-    """The gradients of the inputs, and what is left to do for those of the parameters.
+    """The gradients of the inputs, and what is left to do for those of the weights.
 
     outputs: what a module returned; all require a gradient.  gradients: those of the outputs, in the same shapes.
     inputs: what it was called with, as far as it requires a gradient.  None is returned for an input without use.
-    parameters: those to be trained.
+    weights: `accumulators(module.parameters())`; the same for all calls of the module.
 
     Both halves together add up to what `torch.autograd.backward(outputs, gradients)` does.
     """
-    roots = [get_gradient_edge(output) for output in outputs]
-    leaves = {get_gradient_edge(parameter).node: parameter for parameter in parameters}
-    joints, urgent = _joints(roots, leaves)
+    joints, urgent = _joints([get_gradient_edge(output) for output in outputs], weights)
     edges = [edge for joint in joints for edge in joint.edges]
     wanted = [*inputs, *edges, *urgent]
     if not wanted:
         return [], WeightGradients([])
-    found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
-    kept = dict(zip(edges, found[len(inputs) :], strict=False))
-    for parameter, gradient in zip(urgent, found[len(inputs) + len(edges) :], strict=True):
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True))
+    of_inputs, kept = list(islice(found, len(inputs))), dict(zip(edges, islice(found, len(edges)), strict=True))
+    for parameter, gradient in zip(urgent, found, strict=True):
         if gradient is not None:
             parameter.backward(gradient)  # of a leaf: adds to .grad
-    return list(found[: len(inputs)]), WeightGradients(list(_steps(joints, kept)))
+    return of_inputs, WeightGradients(list(_steps(joints, kept)))
 
 
 class _Joint(NamedTuple):
@@ -88,34 +92,36 @@ def _steps(
             yield edges, gradients, joint.parameters
 
 
-def _joints(roots: list[GradientEdge], leaves: dict[Node, nn.Parameter]) -> tuple[list[_Joint], list[nn.Parameter]]:
+def _joints(roots: list[GradientEdge], weights: dict[Node, nn.Parameter]) -> tuple[list[_Joint], list[nn.Parameter]]:
     """Where weights join the trunk, and the weights that cannot wait.
 
     A weight reaches the trunk over a side branch of nodes with a single input each (a transpose, a change of dtype).
     """
-    branch: dict[Node, nn.Parameter] = dict(leaves)
-    arrivals: dict[Node, set[int]] = defaultdict(set)
+    nodes = list(_inputs_first(root.node for root in roots))
+    branch: dict[Node, nn.Parameter] = dict(weights)
     joining: dict[Node, set[nn.Parameter]] = {}
-    for node in _inputs_first(edge.node for edge in roots):
-        below = [(child, index) for child, index in node.next_functions if child is not None]
-        for child, index in below:
-            arrivals[child].add(index)
-        weights = [branch[child] for child, _ in below if child in branch]
-        if weights and len(below) == 1:
-            branch[node] = weights[0]
-        elif weights:
-            joining[node] = set(weights)
-    for edge in roots:
-        arrivals[edge.node].add(edge.output_nr)
-    places = Counter(weight for weights in joining.values() for weight in weights)
+    for node in nodes:
+        below = [child for child, _ in node.next_functions if child is not None]
+        arriving = [branch[child] for child in below if child in branch]
+        if arriving and len(below) == 1:
+            branch[node] = arriving[0]
+        elif arriving:
+            joining[node] = set(arriving)
+    places = Counter(weight for joined in joining.values() for weight in joined)
     urgent = {weight for weight, number in places.items() if number > 1}
-    urgent.update(branch[edge.node] for edge in roots if edge.node in branch)
-    joints = [
-        _Joint([GradientEdge(node, index) for index in sorted(arrivals[node])], list(waiting))
-        for node, weights in joining.items()
-        if (waiting := weights - urgent)
-    ]
+    urgent.update(branch[root.node] for root in roots if root.node in branch)  # a branch that joins nowhere
+    used = _used_outputs(nodes, roots)
+    joints = [_Joint(used[node], list(later)) for node, joined in joining.items() if (later := joined - urgent)]
     return joints, list(urgent)
+
+
+def _used_outputs(nodes: list[Node], roots: list[GradientEdge]) -> dict[Node, list[GradientEdge]]:
+    """The outputs of each node that the graph goes on from; only there can a gradient arrive."""
+    followed = {(child, index) for node in nodes for child, index in node.next_functions if child is not None}
+    used: dict[Node, list[GradientEdge]] = defaultdict(list)
+    for node, index in sorted(followed | {(root.node, root.output_nr) for root in roots}, key=lambda edge: edge[1]):
+        used[node].append(GradientEdge(node, index))
+    return used
 
 
 def _inputs_first(roots: Iterable[Node]) -> Iterator[Node]:
