@@ -63,11 +63,12 @@ class Machine:
     def run(self) -> None:
         waiting = [list(row) for row in self.rows]
         while any(waiting):
-            ready = [(rank, row) for rank, row in enumerate(waiting) if row and self.can(rank, row[0])]
-            if not ready:
+            left = sum(map(len, waiting))
+            for rank, row in enumerate(waiting):
+                if row and self.can(rank, row[0]):
+                    self.do(rank, row.pop(0))
+            if left == sum(map(len, waiting)):
                 raise DoesNotRun("hangs")
-            for rank, row in ready:
-                self.do(rank, row.pop(0))
         if any(self.mail.values()) or any(self.saved) or any(self.halfway):
             raise DoesNotRun("leaves something behind")
         if sorted((s, g) for rank in self.gradients for s, g in rank.items()) != sorted(self.right_answer()):
@@ -154,7 +155,7 @@ def test_whatever_order_respects_what_each_action_needs_is_accepted(random: Rand
 
 
 @given(random=st.randoms(use_true_random=False), changes=st.integers(1, 3))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 def test_a_schedule_is_accepted_exactly_if_it_runs(random: Random, changes: int) -> None:
     schedule = random_schedules.that_can_run(random)
     for _ in range(changes):

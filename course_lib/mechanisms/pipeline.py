@@ -43,7 +43,7 @@ def run_schedule(
 ) -> Tensor | None:
     """One forward and backward pass over a minibatch; gradients are added to the parameters' `.grad`.
 
-    All ranks of the group call this with the same schedule; rank r of the group runs `schedule.actions[r]`.
+    All ranks of the group call this; rank r of the group runs `schedule.actions[r]`.
 
     stage_modules: a list of all stages, or a dict with those of this rank; others are not touched. A stage is
         called with what the one before it returned: a tensor, or a tuple of tensors as separate arguments. A tensor
@@ -53,16 +53,15 @@ def run_schedule(
         the last stage reads targets. Elsewhere they may be None.
     loss_fn: loss_fn(output, targets) -> the mean loss over the samples of a micro-batch, a scalar.
 
-    A parameter in stages on several ranks (a tied embedding) gets on each rank the part of its gradient that arose there.
-
     Returns the mean loss over the minibatch on the rank of the last stage, None on the others. It and the gradients
     are exactly the whole minibatch's: a micro-batch counts by its number of samples. A loss that is not finite is
-    returned as it is, so that a loss scaler can look at it.
+    returned as it is, so that a loss scaler can look at it. A parameter that several ranks hold (a tied embedding)
+    gets on each the part of its gradient that arose there.
 
     In the timeline F is marked "forward", B and I "backward", W "weight_grad", with stage and micro-batch.
 
-    Raises ScheduleError (a ValueError) for a schedule that cannot run and ValueError for a group of another size, a
-    missing stage, a minibatch smaller than the schedule, and outputs that cannot be passed on.
+    Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
+    small a minibatch, and outputs that cannot be passed on.
     """
     plan = plan_for(tuple(map(tuple, schedule.actions)), _place(schedule, group))
     _check(plan, stage_modules, inputs, targets)
