@@ -8,6 +8,7 @@ rank that needs most, beyond parameters.
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -100,7 +101,7 @@ def measure(rank: int, case: Case, name: str) -> tuple[list[list[float]], list[i
     return seconds, [peak_bytes(step) for step in steps]
 
 
-def cut(model: TinyGPT, n_stages: int) -> list[nn.Sequential]:
+def cut(model: TinyGPT, n_stages: int) -> list[nn.Module]:
     """Transformer layers dealt out evenly; embedding and head go to the first and last stage."""
     layers = len(model.blocks) - 2
     bounds = [0, *(1 + stage * layers // n_stages for stage in range(1, n_stages)), len(model.blocks)]
@@ -136,6 +137,7 @@ def their_step(rank: int, kind: Any, schedule: Schedule, shape: GPTConfig, input
 
 def peak_bytes(step: Step) -> int:
     """The most that tensors held at once in a step, beyond what was there before."""
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # or each use of the profiler is announced on the screen
     dist.barrier()
     with torch.profiler.profile(profile_memory=True) as profile:
         step()

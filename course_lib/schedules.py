@@ -211,8 +211,8 @@ def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Acti
     return ScheduleError(f"rank {rank} waits forever in {action}: it needs {lacking}, {why}", rank, action, lacking)
 
 
-def _home(schedule: Schedule, action: Action | None) -> int | None:
-    return schedule.rank_of.get(action.stage) if action else None
+def _home(schedule: Schedule, action: Action | None) -> int:
+    return schedule.rank_of[action.stage] if action else -1
 
 
 def _place(rank: int | None) -> str:

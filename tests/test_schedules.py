@@ -293,7 +293,7 @@ def ends(schedule: Schedule, seconds: dict[str, int]) -> list[list[int]]:
             if op in "BI" and stage == last:
                 needs = [f(stage, k)]
             previous = before[action]
-            started = max((end(a) for a in [*needs, previous] if a in before), default=0)  # type: ignore[arg-type]
+            started = max((end(a) for a in [*needs, previous] if a in before), default=0)
             known[action] = started + seconds[op]
         return known[action]
 

@@ -161,7 +161,7 @@ class Mail:
                 self._read_description(following.stage, peer)
             tensors = [self._empty(form, following.micro_batch) for form in self._formats_of(following)]
             works = [dist.irecv(tensor, group=self.group, group_src=peer) for tensor in tensors]
-            self.arriving[self.awaited[peer].popleft()] = tensors, works
+            self.arriving[self.awaited[peer].popleft()] = tensors, [work for work in works if work is not None]
 
     def _receiver(self, message: Action) -> int:
         """The later one of the two stages between which a message travels."""
@@ -184,6 +184,7 @@ class Mail:
 
     def _start_sending(self, message: Action, tensor: Tensor, to: int) -> None:
         work = dist.isend(tensor, group=self.group, group_dst=to)
+        assert work is not None  # as it would be outside the group
         self.sending.setdefault(message, []).append((work, tensor))
 
     def _describe(self, message: Action, tensors: list[Tensor], to: int) -> None:

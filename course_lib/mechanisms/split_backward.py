@@ -64,9 +64,10 @@ def input_gradients(
     """
     joints, urgent = _joints([get_gradient_edge(output) for output in outputs], weights)
     edges = [edge for joint in joints for edge in joint.edges]
-    wanted = [*inputs, *edges, *urgent]
+    wanted = [*map(get_gradient_edge, inputs), *edges, *map(get_gradient_edge, urgent)]
     if not wanted:
         return [], WeightGradients([])
+    found: Iterator[Tensor | None]  # None where the outputs do not depend on it
     found = iter(torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True))
     of_inputs, kept = list(islice(found, len(inputs))), dict(zip(edges, islice(found, len(edges)), strict=True))
     for parameter, gradient in zip(urgent, found, strict=True):

@@ -9,6 +9,7 @@ the widest layer, and n numbers of rounding error eps make an error of at most n
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,11 @@ def gradients_of(model: nn.Module) -> Gradients:
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
 
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def in_a_pipeline(rank: int, cases: list[Case]) -> list[tuple[Tensor | None, Gradients]]:
     return [one_step(*case) for case in cases]
 
@@ -83,6 +89,7 @@ def one_step(name: str, n: int, m: int, dtype: torch.dtype, special: str) -> tup
     return loss, gradients_of(model)
 
 
+@functools.lru_cache
 def alone(m: int, dtype: torch.dtype, special: str) -> tuple[Tensor, Gradients]:
     """One process, the whole model, m micro-batches one after the other, each weighted by its size."""
     model, total = build(dtype, special), torch.zeros((), dtype=dtype)
@@ -117,7 +124,7 @@ def test_gradients_and_loss_are_those_of_one_process(p: int) -> None:
     by_rank = launch(in_a_pipeline, p, (cases(p),), device="cpu").results
     for (name, n, m, dtype, special), *outcomes in zip(cases(p), *by_rank, strict=True):
         losses = [loss for loss, _ in outcomes if loss is not None]
-        found = {key: gradient for _, gradients in outcomes for key, gradient in gradients.items()}
+        found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
         for pieces in (m, 1):
             loss, reference = alone(pieces, dtype, special)
             assert found.keys() == reference.keys(), (name, m)
@@ -133,7 +140,7 @@ def test_one_rank_is_a_pipeline_too_and_so_are_eight(p: int) -> None:
     for (name, _, m, dtype, special), *outcomes in zip(
         few, *launch(in_a_pipeline, p, (few,), device="cpu").results, strict=True
     ):
-        found = {key: gradient for _, gradients in outcomes for key, gradient in gradients.items()}
+        found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
         _, reference = alone(m, dtype, special)
         assert all(torch.equal(found[key], reference[key]) for key in reference), name
 
@@ -157,7 +164,7 @@ def test_a_second_step_adds_to_the_gradients() -> None:
         seen = []
         for _ in range(2):
             run_schedule(SCHEDULES["zb_h1"](2, 3), cut(model, 2), *minibatch(), data.answer_loss)
-            seen.append({name: gradient.clone() for name, gradient in gradients_of(model).items()})
+            seen.append({name: grad.clone() for name, grad in gradients_of(model).items()})
         return all(close(seen[1][name], 2 * seen[0][name]) for name in seen[0])
 
     assert launch(twice, 2, device="cpu").results == [True, True]
@@ -192,7 +199,7 @@ def both_runtimes(rank: int, p: int, m: int) -> list[tuple[str, bool, bool]]:
         runtime.step(*([inputs] if first else []), target=targets if last else None, losses=losses if last else None)
         own = [parameter for stage in schedule.stages_of(rank) for parameter in cut(ours, n)[stage].parameters()]
         peers = [parameter for stage in schedule.stages_of(rank) for parameter in cut(other, n)[stage].parameters()]
-        same = all(torch.equal(a.grad, b.grad) for a, b in zip(own, peers, strict=True))
+        same = all(torch.equal(gradient(a), gradient(b)) for a, b in zip(own, peers, strict=True))
         found.append((name, loss is None or close(loss, torch.stack(losses).mean().detach()), same))
     return found
 
@@ -222,7 +229,7 @@ def run_at_random(rank: int, schedules: list[Schedule]) -> list[dict[int, float]
         stages = [Multiply(2.0 + stage) for stage in range(schedule.n_stages)]
         inputs = torch.arange(1.0, 1 + schedule.n_micro_batches, dtype=torch.float64)[:, None]
         run_schedule(schedule, stages, inputs, inputs, lambda output, targets: output.mean())
-        found.append({s: float(stages[s].factor.grad) for s in schedule.stages_of(rank)})  # type: ignore[arg-type]
+        found.append({s: float(gradient(stages[s].factor)) for s in schedule.stages_of(rank)})
     return found
 
 
@@ -233,7 +240,7 @@ def test_schedules_drawn_at_random_run_on_real_ranks(n_ranks: int) -> None:
     for schedule, *by_rank in zip(drawn, *launch(run_at_random, n_ranks, (drawn,), device="cpu").results, strict=True):
         n, m = schedule.n_stages, schedule.n_micro_batches
         product = torch.arange(2.0, 2 + n).prod().item()
-        found = {stage: gradient for rank in by_rank for stage, gradient in rank.items()}
+        found = {stage: value for rank in by_rank for stage, value in rank.items()}
         assert found == pytest.approx({stage: (m + 1) / 2 * product / (2 + stage) for stage in range(n)}, rel=1e-12)
 
 
@@ -296,18 +303,18 @@ def test_stages_pass_on_several_tensors(name: str) -> None:
         schedule = SCHEDULES[name](4, 3)
         inputs = several_inputs(samples)
         run_schedule(schedule, {s: stages[s] for s in schedule.stages_of(rank)}, inputs, inputs[0], several_loss)
-        return [[p.grad for p in stages[s].parameters()] for s in schedule.stages_of(rank)]  # type: ignore[misc]
+        return [[gradient(p) for p in stages[s].parameters()] for s in schedule.stages_of(rank)]
 
     stages, inputs = several_stages(), several_inputs(samples)
     output = inputs
-    for stage in stages:
-        output = stage(*output)
+    for module in stages:
+        output = module(*output)
     several_loss(output, inputs[0]).backward()
     schedule = SCHEDULES[name](4, 3)
     for rank, found in enumerate(launch(step, schedule.n_ranks, device="cpu").results):
         for stage, gradients in zip(schedule.stages_of(rank), found, strict=True):
-            for gradient, parameter in zip(gradients, stages[stage].parameters(), strict=True):
-                assert close(gradient, parameter.grad)
+            for found_one, parameter in zip(gradients, stages[stage].parameters(), strict=True):
+                assert close(found_one, gradient(parameter))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -316,9 +323,9 @@ def test_activations_may_have_sixteen_bits(dtype: torch.dtype) -> None:
     run = launch(in_a_pipeline, 2, ([("1f1b", 2, m, dtype, ""), ("zb_h1", 2, m, dtype, "")],), device="cpu")
     _, reference = alone(m, dtype, "")
     for outcomes in zip(*run.results, strict=True):
-        found = {key: gradient for _, gradients in outcomes for key, gradient in gradients.items()}
+        found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
         assert all(torch.equal(found[key], reference[key]) for key in reference)
-        assert {gradient.dtype for gradient in found.values()} == {dtype}
+        assert {grad.dtype for grad in found.values()} == {dtype}
 
 
 def test_each_activation_and_each_gradient_travels_once() -> None:
@@ -456,7 +463,7 @@ ROWS = torch.eye(4)[[1, 2, 0, 3]]  # only the second micro-batch begins with a 1
         ({"stage_modules": [Returns(lambda x: (x,) * 16), LINEAR]}, "stage 0 returned 16 tensors; pass on fewer"),
         (
             {"stage_modules": [Returns(lambda x: x[:, : 4 - int(x[0, 0])]), LINEAR], "inputs": ROWS},
-            r"stage 0 returned torch.float32 \[2, 3\] without gradient for micro-batch 1, .* float32 \[2, 4\]",
+            r"stage 0 returned torch.float32 \[2, 3\] without gradient for micro-batch 1, .*float32 \[2, 4\]",
         ),
     ],
 )  # fmt: skip
@@ -493,7 +500,7 @@ def test_a_paced_run_shows_the_bubble_of_the_papers(name: str) -> None:
     p, m = 4, 8
     pace = Pace(device={"forward": 0.05, "backward": 0.05})
     case: Case = (name, p, m, torch.float32, "")
-    measured = []
+    measured: list[float] = []
     while len(measured) < 5:  # somebody else may have used the machine
         measured.append(launch(in_a_pipeline, p, ([case],), pace=pace, device="cpu").timeline.idle_fraction())
         if abs(measured[-1] - (p - 1) / (m + p - 1)) <= 0.05:
