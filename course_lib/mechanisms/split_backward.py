@@ -30,17 +30,22 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+Step = tuple[list[GradientEdge], list[Tensor], list[nn.Parameter]]
+
 
 @dataclass(frozen=True)
 class WeightGradients:
-    """The second half of a backward pass, not done yet: it holds what the graph has saved until then."""
+    """The second half of a backward pass, not done yet: it holds what the graph has saved until then.
 
-    steps: list[tuple[list[GradientEdge], list[Tensor], list[nn.Parameter]]]
+    Each step is a backward pass from some joints, with the gradients kept there, to the weights that join there.
+    """
+
+    steps: list[Step]
 
     def accumulate(self) -> None:
         """Add the gradients to the parameters' `.grad`. Works once, as it frees the graph."""
-        for edges, gradients, parameters in self.steps:
-            torch.autograd.backward(edges, gradients, inputs=parameters)
+        for joints, gradients, weights in self.steps:
+            torch.autograd.backward(joints, gradients, inputs=weights)
 
 
 def accumulators(parameters: Iterable[nn.Parameter]) -> dict[Node, nn.Parameter]:
@@ -63,77 +68,85 @@ def input_gradients(
     Both halves together add up to what `torch.autograd.backward(outputs, gradients)` does.
     """
     joints, urgent = _joints([get_gradient_edge(output) for output in outputs], weights)
-    edges = [edge for joint in joints for edge in joint.edges]
-    wanted = [*map(get_gradient_edge, inputs), *edges, *map(get_gradient_edge, urgent)]
+    edges = [GradientEdge(node, index) for node, joint in joints.items() for index in joint.used]
+    wanted = [*map(get_gradient_edge, inputs), *edges, *(GradientEdge(node, 0) for node in urgent)]
     if not wanted:
         return [], WeightGradients([])
     found: Iterator[Tensor | None]  # None where the outputs do not depend on it
     found = iter(torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True))
-    of_inputs, kept = list(islice(found, len(inputs))), dict(zip(edges, islice(found, len(edges)), strict=True))
-    for parameter, gradient in zip(urgent, found, strict=True):
+    of_inputs, kept = list(islice(found, len(inputs))), list(islice(found, len(edges)))
+    for node, gradient in zip(urgent, found, strict=True):
         if gradient is not None:
-            parameter.backward(gradient)  # of a leaf: adds to .grad
-    return of_inputs, WeightGradients(list(_steps(joints, kept)))
+            weights[node].backward(gradient)  # of a leaf: adds to .grad
+    starts = [(edge, gradient) for edge, gradient in zip(edges, kept, strict=True) if gradient is not None]
+    return of_inputs, WeightGradients(_steps(joints, starts, weights))
 
 
 class _Joint(NamedTuple):
-    """A node of the trunk with the weights that join it, and the gradients that arrive at it."""
+    """A node where weights join the trunk.
 
-    edges: list[GradientEdge]
-    parameters: list[nn.Parameter]
+    depth: the longest way from here to an end of the graph.  ends: of the branches that join here.  used: the numbers
+    of its outputs that the graph goes on from; only there can a gradient arrive.
+    """
+
+    depth: int
+    ends: set[Node]
+    used: set[int]
 
 
 def _steps(
-    joints: list[_Joint], kept: dict[GradientEdge, Tensor | None]
-) -> Iterator[tuple[list[GradientEdge], list[Tensor], list[nn.Parameter]]]:
-    for joint in joints:
-        there = [(edge, gradient) for edge in joint.edges if (gradient := kept[edge]) is not None]
-        if there:
-            edges, gradients = map(list, zip(*there, strict=True))
-            yield edges, gradients, joint.parameters
+    joints: dict[Node, _Joint], starts: list[tuple[GradientEdge, Tensor]], weights: dict[Node, nn.Parameter]
+) -> list[Step]:
+    """One step for all joints of the same depth: none of them leads to another, so none is passed through twice."""
+    by_depth: dict[int, list[tuple[GradientEdge, Tensor]]] = defaultdict(list)
+    for edge, gradient in starts:
+        by_depth[joints[edge.node].depth].append((edge, gradient))
+    steps: list[Step] = []
+    for level in by_depth.values():
+        ends = {end for edge, _ in level for end in joints[edge.node].ends}
+        steps.append(([edge for edge, _ in level], [gradient for _, gradient in level], [weights[end] for end in ends]))
+    return steps
 
 
-def _joints(roots: list[GradientEdge], weights: dict[Node, nn.Parameter]) -> tuple[list[_Joint], list[nn.Parameter]]:
+def _joints(roots: list[GradientEdge], weights: Iterable[Node]) -> tuple[dict[Node, _Joint], set[Node]]:
     """Where weights join the trunk, and the weights that cannot wait.
 
     A weight reaches the trunk over a side branch of nodes with a single input each (a transpose, a change of dtype).
     """
-    nodes = list(_inputs_first(root.node for root in roots))
-    branch: dict[Node, nn.Parameter] = dict(weights)
-    joining: dict[Node, set[nn.Parameter]] = {}
-    for node in nodes:
-        below = [child for child, _ in node.next_functions if child is not None]
-        arriving = [branch[child] for child in below if child in branch]
+    branch = {node: node for node in weights}
+    depth: dict[Node, int] = {}
+    joints: dict[Node, _Joint] = {}
+    for node, below in _inputs_first(root.node for root in roots):
+        depth[node] = 1 + max((depth[child] for child, _ in below), default=0)
+        arriving = {branch[child] for child, _ in below if child in branch}
         if arriving and len(below) == 1:
-            branch[node] = arriving[0]
+            branch[node] = arriving.pop()
         elif arriving:
-            joining[node] = set(arriving)
-    places = Counter(weight for joined in joining.values() for weight in joined)
-    urgent = {weight for weight, number in places.items() if number > 1}
-    urgent.update(branch[root.node] for root in roots if root.node in branch)  # a branch that joins nowhere
-    used = _used_outputs(nodes, roots)
-    joints = [_Joint(used[node], list(later)) for node, joined in joining.items() if (later := joined - urgent)]
-    return joints, list(urgent)
+            joints[node] = _Joint(depth[node], arriving, set())
+        for child, index in below:
+            if child in joints:
+                joints[child].used.add(index)
+    for root in roots:
+        if root.node in joints:
+            joints[root.node].used.add(root.output_nr)
+    places = Counter(end for joint in joints.values() for end in joint.ends)
+    urgent = {end for end, number in places.items() if number > 1}
+    urgent |= {branch[root.node] for root in roots if root.node in branch}  # a branch that joins nowhere
+    for joint in joints.values():
+        joint.ends.difference_update(urgent)
+    return {node: joint for node, joint in joints.items() if joint.ends}, urgent
 
 
-def _used_outputs(nodes: list[Node], roots: list[GradientEdge]) -> dict[Node, list[GradientEdge]]:
-    """The outputs of each node that the graph goes on from; only there can a gradient arrive."""
-    followed = {(child, index) for node in nodes for child, index in node.next_functions if child is not None}
-    used: dict[Node, list[GradientEdge]] = defaultdict(list)
-    for node, index in sorted(followed | {(root.node, root.output_nr) for root in roots}, key=lambda edge: edge[1]):
-        used[node].append(GradientEdge(node, index))
-    return used
-
-
-def _inputs_first(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every node of the graph once, after all nodes it leads to."""
+def _inputs_first(roots: Iterable[Node]) -> Iterator[tuple[Node, list[tuple[Node, int]]]]:
+    """Every node of the graph once, with the outputs of other nodes that it leads to, and after those nodes."""
     seen: set[Node] = set()
-    stack = [(root, False) for root in roots]
+    stack: list[tuple[Node, list[tuple[Node, int]] | None]] = [(root, None) for root in roots]
     while stack:
-        node, is_complete = stack.pop()
-        if is_complete:
-            yield node
+        node, below = stack.pop()
+        if below is not None:
+            yield node, below
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((child, False) for child, _ in node.next_functions if child is not None)
+            below = [(child, index) for child, index in node.next_functions if child is not None]
+            stack.append((node, below))
+            stack.extend((child, None) for child, _ in below if child not in seen)
