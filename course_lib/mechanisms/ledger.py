@@ -106,17 +106,7 @@ def count(model: nn.Module, optimizer: Any = None) -> Bytes:
 
     Raises TypeError for another optimizer.
     """
-    groups, state = _parts(optimizer)
-    own = [parameter for group in groups for parameter in group["params"]]
-    parameters = [*model.parameters(), *model.buffers()]
-    gradients = [tensor.grad for tensor in (*parameters, *own) if tensor.grad is not None]
-    counted: set[UntypedStorage] = set()
-    sizes = []
-    for tensors in (parameters, gradients, [*own, *_tensors(state)]):
-        found = {storage for tensor in tensors for storage in _storages(tensor)} - counted
-        sizes.append(sum(storage.nbytes() for storage in found))
-        counted |= found
-    return Bytes(*sizes)
+    return _count(_holders(model, optimizer))
 
 
 class Ledger:
@@ -139,11 +129,12 @@ class Ledger:
     """
 
     def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
-        count(model, optimizer)
         self.model, self.optimizer = model, optimizer
+        self._holders = _holders(model, optimizer)
         self.samples: list[Sample] = []
         self._state: Literal["new", "open", "closed"] = "new"
         self._activations: dict[UntypedStorage, _Activation] = {}
+        self._by_block: Counter[str] = Counter()
         self._inside: list[str] = []
         self._is_growing = False
 
@@ -168,8 +159,8 @@ class Ledger:
 
     @property
     def now(self) -> Bytes:
-        activations = sum(activation.size for activation in self._activations.values())
-        return replace(count(self.model, self.optimizer), activations=activations)
+        self._holders = _holders(self.model, self.optimizer)
+        return self._measure()
 
     @property
     def peak(self) -> Sample:
@@ -177,10 +168,15 @@ class Ledger:
 
     def record(self, event: str, block: str = "") -> None:
         """Take a sample now, in addition to those that the ledger takes by itself."""
-        by_block: Counter[str] = Counter()
-        for activation in self._activations.values():
-            by_block[activation.block] += activation.size
-        self.samples.append(Sample(time.perf_counter() - self._started, event, block, self.now, dict(by_block)))
+        self._holders = _holders(self.model, self.optimizer)
+        self._sample(event, block)
+
+    def _measure(self) -> Bytes:
+        return replace(_count(self._holders), activations=self._by_block.total())
+
+    def _sample(self, event: str, block: str = "") -> None:
+        by_block = {name: size for name, size in self._by_block.items() if size}
+        self.samples.append(Sample(time.perf_counter() - self._started, event, block, self._measure(), by_block))
 
     def _watch_block(self, name: str, block: nn.Module) -> None:
         def enter(module: nn.Module, inputs: Any) -> None:
@@ -188,11 +184,11 @@ class Ledger:
 
         def backward(_: Tensor) -> None:
             if self._state == "open":
-                self.record("backward", name)
+                self._sample("backward", name)
 
         def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
             self._inside.pop()
-            self.record("forward", name)
+            self._sample("forward", name)
             first = next((tensor for tensor in _tensors(outputs) if tensor.requires_grad), None)
             if first is not None:
                 first.register_hook(backward)
@@ -215,17 +211,23 @@ class Ledger:
         storages = [] if is_own else _storages(tensor)
         block = self._inside[-1] if self._inside else OUTSIDE
         for storage in storages:
-            self._activations.setdefault(storage, _Activation(block, storage.nbytes())).uses += 1
+            if storage not in self._activations:
+                self._activations[storage] = _Activation(block, storage.nbytes())
+                self._by_block[block] += storage.nbytes()
+            self._activations[storage].uses += 1
         self._is_growing = True
-        return _Saved(tensor, tensor._version, lambda: self._forget(storages))
+        # An operation's own output knows the operation; held as it is, the two would keep each other for good.
+        return _Saved(tensor.detach(), tensor._version, lambda: self._forget(storages))
 
     def _forget(self, storages: list[UntypedStorage]) -> None:
         if self._is_growing and self._state == "open":
             self._is_growing = False
-            self.record("turn")
+            self._sample("turn")
         for storage in storages:
-            self._activations[storage].uses -= 1
-            if not self._activations[storage].uses:
+            activation = self._activations[storage]
+            activation.uses -= 1
+            if not activation.uses:
+                self._by_block[activation.block] -= activation.size
                 del self._activations[storage]
 
 
@@ -258,15 +260,35 @@ class _Saved:
         self.forget()
 
 
-def _parts(optimizer: Any) -> tuple[list[dict[str, Any]], Any]:
+class _Holders(NamedTuple):
+    """The tensors whose storages are to be counted; those of the optimizer include parameters of its own."""
+
+    model: list[Tensor]
+    optimizer: list[Tensor]
+
+
+def _holders(model: nn.Module, optimizer: Any) -> _Holders:
+    tensors = [*model.parameters(), *model.buffers()]
     if optimizer is None:
-        return [], {}
+        return _Holders(tensors, [])
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
         raise TypeError(
             f"optimizer is a {type(optimizer).__name__} without param_groups and state; "
             "give a torch.optim.Optimizer, or leave it out"
         )
-    return optimizer.param_groups, optimizer.state
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return _Holders(tensors, [*own, *_tensors(optimizer.state)])
+
+
+def _count(holders: _Holders) -> Bytes:
+    gradients = [tensor.grad for kind in holders for tensor in kind if tensor.grad is not None]
+    counted: set[UntypedStorage] = set()
+    sizes = []
+    for tensors in (holders.model, gradients, holders.optimizer):
+        found = {storage for tensor in tensors for storage in _storages(tensor)} - counted
+        sizes.append(sum(storage.nbytes() for storage in found))
+        counted |= found
+    return Bytes(*sizes)
 
 
 def _blocks(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
