@@ -72,9 +72,7 @@ def save(state: State, folder: Folder, step: int, group: dist.ProcessGroup | Non
     with _in_one_process_too():
         dcp.save(dict(state), checkpoint_id=writing, process_group=group)
     if _is_first(group):
-        if done.exists():
-            shutil.rmtree(done)
-        writing.rename(done)
+        _publish(writing, done)
     _wait_for_all(group)
     return done
 
@@ -122,7 +120,7 @@ def sharded(local: Tensor, mesh: DeviceMesh, dim: int, length: int | None = None
 
     Raises ValueError if `local` is not the piece that torch.chunk would give this rank.
     """
-    n, rank = mesh.size(), mesh.get_local_rank()
+    n, rank, dim = mesh.size(), mesh.get_local_rank(), dim % local.dim()
     if length is None:
         length = n * local.shape[dim]
     piece = -(-length // n)
@@ -132,7 +130,7 @@ def sharded(local: Tensor, mesh: DeviceMesh, dim: int, length: int | None = None
             f"local has length {local.shape[dim]} along dim={dim}; of length={length} cut in pieces of {piece} "
             f"for {n} ranks, rank {rank} holds {mine}"
         )
-    whole = torch.empty(*local.shape[:dim], length, *local.shape[dim:][1:], device="meta")
+    whole = torch.empty(*local.shape[:dim], length, *local.shape[dim + 1 :], device="meta")
     return DTensor.from_local(
         local.detach(), mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride()
     )
@@ -181,6 +179,15 @@ def resume(
             empty = torch.zeros(shape, dtype=stored[entry].properties.dtype, device=device)
             optimizer.state[parameter].setdefault(entry.removeprefix(prefix), empty)
     return load(training_state(model, optimizer, describe), folder, step, group)
+
+
+def _publish(writing: Path, done: Path) -> None:
+    replaced = done.with_name(done.name + ".replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if done.exists():
+        done.rename(replaced)  # removed last: a folder half removed would still look complete
+    writing.rename(done)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _path(folder: Folder, step: int) -> Path:

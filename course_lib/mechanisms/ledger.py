@@ -30,12 +30,17 @@ number:
       e s b h   input of up                          2 e s b f     input of GELU, input of down
     4 e s b     mean and 1 / deviation of each norm    4 a s b     log-sum-exp of each row of scores, at least 32 bits
 
-With f = 4 h and e = 2 the terms in h are 32 s b h. Korthikanti et al. 2022 count s b h (34 + 5 a s / h). Theirs holds
-three dropout masks of one byte, of which two are 2 s b h and the third is a s b times s; this model has no dropout.
-The rest of 5 a s^2 b, the scores after softmax and after dropout, is what scaled_dot_product_attention does not
-save: it computes the scores anew from query and key, with the log-sum-exp, in its backward pass (Dao et al. 2022).
-They leave out the norms' statistics as small. Fewer heads of keys and values change nothing here: Attention repeats
-them to a heads first, and those are what is saved.
+With f = 4 h and e = 2 the terms in h are 32 s b h. Korthikanti et al. 2022 count s b h (34 + 5 a s / h), that is
+34 s b h + 5 a s^2 b. The reasons for the difference:
+
+    - 2 s b h     masks of two dropouts on hidden states, a byte for each number: this model has no dropout
+    - a s^2 b     mask of the dropout on scores, likewise
+    - 4 a s^2 b   scores after softmax, and after dropout: scaled_dot_product_attention does not save them. Its
+                  backward pass computes them anew from query, key and log-sum-exp (Dao et al. 2022)
+    + 8 s b + 4 a s b     the norms' statistics and the log-sum-exp, which they leave out as small
+
+Fewer heads of keys and values change nothing here: Attention repeats them to a heads first, and those are what is
+saved. This is the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1;
 Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness";

@@ -7,9 +7,9 @@
     Slurm           sbatch --nodes 2 course_lib/scale_out/slurm.sh
     a notebook      launch(train, 4, (Options(steps=20),))
 
-With GPUs each rank takes one and they talk through NCCL; without, through gloo. With --checkpoints the run goes on
-from the newest checkpoint in that folder, if there is one, also on another number of ranks. So the command that
-starts a run is the command that starts it again.
+Where there are as many GPUs as ranks, each rank takes one and they talk through NCCL; elsewhere through gloo.
+With --checkpoints the run goes on from the newest checkpoint in that folder, if there is one, also on another number
+of ranks. So the command that starts a run is the command that starts it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Options:
     steps: in all, those before a resumed checkpoint included.  batch: samples of a step, over all ranks.
     checkpoints: the folder to resume from and to save to, on a file system that all nodes share; "" saves nothing.
     save_every: steps between checkpoints; 0 saves after the last step only.
-    device: "cpu" or "cuda"; "" takes GPUs where there are some.
+    device: "cpu" or "cuda"; "" takes GPUs where there are as many as ranks.
 
     Raises ValueError for a number that is too small or an unknown device.
     """
@@ -62,7 +62,8 @@ class Options:
 
     @property
     def uses_gpu(self) -> bool:
-        return self.device == "cuda" or (not self.device and torch.cuda.is_available())
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+        return self.device == "cuda" or (not self.device and torch.cuda.device_count() >= ranks_here)
 
 
 def train(rank: int, options: Options) -> list[float]:
@@ -121,8 +122,11 @@ def main() -> None:
     """What torchrun starts on every rank."""
     options = options_from()
     if options.uses_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if options.uses_gpu else "gloo")
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
     losses = train(dist.get_rank(), options)
     if dist.get_rank() == 0:
         news = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "nothing left to do"

@@ -108,11 +108,13 @@ def shards(rank: int, folder: Path, is_saving: bool) -> tuple[Tensor, Tensor]:
     n = dist.get_world_size()
     mesh = init_device_mesh("cpu", (n,))
     pieces = [whole.chunk(n, dim) for dim, whole in enumerate((ROWS, COLUMNS))]
-    rows, columns = (part[rank].clone() if rank < len(part) else part[0].narrow(dim, 0, 0).clone()
-                     for dim, part in enumerate(pieces))  # fmt: skip
+    rows, columns = (
+        part[rank].clone() if rank < len(part) else part[0].narrow(dim, 0, 0).clone()  # nothing is left for the last
+        for dim, part in enumerate(pieces)
+    )
     state = {
         "rows": checkpoint.sharded(rows, mesh, 0, length=7),
-        "columns": checkpoint.sharded(columns, mesh, 1, length=7),
+        "columns": checkpoint.sharded(columns, mesh, -1, length=7),
     }
     if is_saving:
         checkpoint.save(state, folder, 1)
@@ -296,16 +298,13 @@ def test_an_empty_or_missing_folder_is_named(folder: str, tmp_path: Path) -> Non
     assert checkpoint.steps(tmp_path / folder) == []
 
 
-def test_a_folder_that_only_some_ranks_see_is_named() -> None:
+def test_a_folder_that_only_some_ranks_see_is_named(tmp_path: Path) -> None:
     def look(rank: int, folders: list[Path]) -> None:
         checkpoint.load({"a": torch.zeros(1)}, folders[rank])
 
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as shared, tempfile.TemporaryDirectory() as own:
-        checkpoint.save({"a": torch.ones(1)}, shared, 4)
-        with pytest.raises(RankFailed, match="holds no checkpoint that rank 1 can see; complete there: 4"):
-            launch(look, 2, ([Path(shared), Path(own)],), device="cpu")
+    checkpoint.save({"a": torch.ones(1)}, tmp_path / "shared", 4)
+    with pytest.raises(RankFailed, match="holds no checkpoint that rank 1 can see; complete there: 4"):
+        launch(look, 2, ([tmp_path / "shared", tmp_path / "own"],), device="cpu")
 
 
 def test_something_else_than_a_tensor_is_refused(tmp_path: Path) -> None:

@@ -336,6 +336,15 @@ def test_a_training_run_is_bit_for_bit_the_same_under_a_ledger() -> None:
         assert torch.equal(parameter, reference)
 
 
+def test_second_derivatives_are_the_same_under_a_ledger() -> None:
+    x = torch.linspace(-1, 1, 7, dtype=torch.float64, requires_grad=True)
+    with Ledger(nn.Identity()):
+        (first,) = torch.autograd.grad((x.exp() * x.square()).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+    (reference,) = torch.autograd.grad((x.exp() * x.square()).sum(), x, create_graph=True)
+    assert torch.equal(second, torch.autograd.grad(reference.sum(), x)[0])
+
+
 def test_nothing_is_left_on_the_module_or_the_optimizer() -> None:
     model = TinyGPT(CONFIG)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
