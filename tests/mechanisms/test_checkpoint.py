@@ -70,9 +70,8 @@ def equal(state: State, reference: State) -> None:
         assert torch.equal(tensor, reference[name]), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", ["plain", "tied", "frozen"])
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(("n", "dtype"), [(2, torch.float32), (4, torch.float64)])
 def test_a_resumed_run_goes_on_bit_for_bit(case: str, dtype: torch.dtype, n: int, tmp_path: Path) -> None:
     uninterrupted = launch(train, n, (case, dtype, None, 0, 5), device="cpu").results
     launch(train, n, (case, dtype, tmp_path, 0, 2), device="cpu")
