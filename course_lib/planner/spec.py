@@ -14,6 +14,7 @@ Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clu
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -124,17 +125,18 @@ class ModelSpec:
     @cached_property
     def parameters(self) -> int:
         """All parameters of the model; tied ones count once."""
-        body = self.layer_parameters.times(self.layers) + self.embedding_parameters + self.norm_parameters
-        return body.total + (0 if self.tied_embeddings else self.vocab * self.hidden)
+        return self.parameters_of([0], 1).total
 
-    def stage_parameters(self, stage: int, n_stages: int) -> Parameters:
-        """What one of `n_stages` holds. Tied embeddings are on the first and, a second time, on the last."""
-        held = self.layer_parameters.times(layers_of_stages(self.layers, n_stages)[stage])
-        if stage == 0:
+    def parameters_of(self, stages: Sequence[int], n_stages: int) -> Parameters:
+        """What a device holds that has these of `n_stages`. A tied matrix is there once if both its uses are."""
+        counts = layers_of_stages(self.layers, n_stages)
+        held = self.layer_parameters.times(sum(counts[stage] for stage in stages))
+        if 0 in stages:
             held += self.embedding_parameters
-        if stage == n_stages - 1:
-            logits = 0 if self.tied_embeddings and n_stages == 1 else self.vocab * self.hidden
-            held += self.norm_parameters + Parameters(logits, 0)
+        if n_stages - 1 in stages:
+            held += self.norm_parameters
+            if not self.tied_embeddings or 0 not in stages:
+                held += Parameters(self.vocab * self.hidden, 0)
         return held
 
     def layer_flops(self, tokens: int) -> float:
@@ -153,6 +155,15 @@ class ModelSpec:
         """
         tokens = global_batch * self.sequence
         return 3 * (self.layers * self.layer_flops(tokens) + 2.0 * tokens * self.hidden * self.vocab)
+
+    def recomputed_flops(self, global_batch: int, recompute: str) -> float:
+        """FLOPs of a step that are computed a second time."""
+        tokens = global_batch * self.sequence
+        if recompute == "full":
+            return self.layers * self.layer_flops(tokens)
+        if recompute == "selective" and not self.flash_attention:
+            return self.layers * 4.0 * tokens * self.sequence * self.hidden
+        return 0.0
 
 
 def layers_of_stages(layers: int, n_stages: int) -> list[int]:
@@ -247,7 +258,7 @@ class Plan:
             raise ValueError(complaint)
 
 
-def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int):  # type: ignore[no-untyped-def]
+def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int) -> Iterator[str]:
     """Every reason why the plan cannot exist, each with what to change."""
     if plan.devices != n_devices:
         factors = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp}" + (f" x cp={plan.cp}" if plan.cp > 1 else "")
@@ -264,7 +275,7 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         yield "sequence_parallel=True shares work among tensor ranks, and tp=1; raise tp or leave it off"
     if model.sequence % (plan.cp * (plan.tp if plan.sequence_parallel else 1)):
         yield f"sequence={model.sequence} does not divide among cp={plan.cp} x tp={plan.tp}; choose smaller ones"
-    if plan.n_stages > model.layers:
+    if min(layers_of_stages(model.layers, plan.n_stages)) < 0 or plan.n_stages > model.layers + 2:
         yield (
             f"pp={plan.pp} x virtual_stages={plan.virtual_stages} makes {plan.n_stages} stages of {model.layers} "
             f"layers; every stage needs one, so lower pp or virtual_stages"
