@@ -319,7 +319,8 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, group: Group, par
     total = Flow(0.0, links.name, 0.0, 0.0)
     if group.size > 1:
         for op, size, times, window in _data_operations(plan, slowest, m):
-            seconds = collective_seconds(op, size * parameters, group, cluster)
+            pieces = max(layers, 1) if plan.zero == 3 else 1  # which gathers layer by layer
+            seconds = pieces * collective_seconds(op, size * parameters / pieces, group, cluster)
             hides = "data" in plan.overlap
             exposed = max(seconds / max(layers, 1), seconds - window) if hides else seconds
             sent = bytes_sent(op, size * parameters, group.size)

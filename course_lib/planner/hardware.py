@@ -113,7 +113,7 @@ _H100 = (
     "matmul: calibrated on the 8,192-device row of Llama 3 (2024), table 4; streaming: as A100; "
     "attention: between FlashAttention-2 (35%) and -3 (75%) in Shah et al. 2024"
 )
-_V100 = "matmul: calibrated on one V100 in Shoeybi et al. 2019, section 5.1 (39 TFLOP/s); streaming, attention: as A100"
+_V100 = "matmul: calibrated on one V100 in Shoeybi et al. 2019, section 5.1 (39 TFLOP/s, taken to count recomputation); streaming, attention: as A100"
 _LIKE_H100 = "assumed: as H100"
 _A100_SHEET = "NVIDIA A100 data sheet, June 2021: SXM, dense"
 _H100_SHEET = "NVIDIA H100 data sheet, 2023: SXM; printed with sparsity, halved here"
@@ -122,28 +122,28 @@ DEVICES = {
     device.name: device
     for device in (
         Device(
-            "V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.7, 0.65, 0.5,
+            "V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.526, 0.65, 0.5,
             "NVIDIA V100 data sheet, January 2020: SXM2", _V100,
         ),
         Device(
-            "A100-40GB", _peak(bf16=312, fp16=312, fp32=19.5), 40 * GiB, 1555e9, 108, "NVLink 3", 0.87, 0.65, 0.55,
+            "A100-40GB", _peak(bf16=312, fp16=312, fp32=19.5), 40 * GiB, 1555e9, 108, "NVLink 3", 0.878, 0.65, 0.55,
             _A100_SHEET, _A100,
         ),
         Device(
-            "A100-80GB", _peak(bf16=312, fp16=312, fp32=19.5), 80 * GiB, 2039e9, 108, "NVLink 3", 0.87, 0.65, 0.55,
+            "A100-80GB", _peak(bf16=312, fp16=312, fp32=19.5), 80 * GiB, 2039e9, 108, "NVLink 3", 0.878, 0.65, 0.55,
             _A100_SHEET, _A100,
         ),
         Device(
             "H100-80GB", _peak(bf16=989.4, fp16=989.4, fp32=66.9, fp8=1978.9), 80 * GiB, 3350e9, 132, "NVLink 4",
-            0.7, 0.65, 0.5, _H100_SHEET, _H100,
+            0.688, 0.65, 0.5, _H100_SHEET, _H100,
         ),
         Device(
             "H200-141GB", _peak(bf16=989.4, fp16=989.4, fp32=66.9, fp8=1978.9), 141e9, 4800e9, 132, "NVLink 4",
-            0.7, 0.65, 0.5, "NVIDIA H200 data sheet, 2024: SXM; printed with sparsity, halved here", _LIKE_H100,
+            0.688, 0.65, 0.5, "NVIDIA H200 data sheet, 2024: SXM; printed with sparsity, halved here", _LIKE_H100,
         ),
         Device(
             "B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5",
-            0.7, 0.65, 0.5, "NVIDIA DGX B200 data sheet, 2025: an eighth; printed with sparsity, halved here", _LIKE_H100,
+            0.688, 0.65, 0.5, "NVIDIA DGX B200 data sheet, 2025: an eighth; printed with sparsity, halved here", _LIKE_H100,
         ),
         Device(
             "RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4",

@@ -77,8 +77,7 @@ def memory_of_worst_device(model: ModelSpec, plan: Plan, n_micro_batches: int) -
 def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int) -> Memory:
     """A device of this pipeline rank."""
     held, layers, is_first, is_last = rank_shape(model, plan.pp, plan.virtual_stages, plan.schedule, rank)
-    parameters, sharers, size = share(held.cut, plan.tp) + held.whole, plan.dp * plan.cp, recipe(plan)
-    shared = share(parameters, sharers)
+    parameters, gradients, optimizer = model_state(share(held.cut, plan.tp) + held.whole, plan)
     tokens = plan.micro_batch * model.sequence / plan.cp
     micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
     whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # what tensor parallelism alone does not cut
@@ -89,13 +88,23 @@ def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int
     if is_first and model.dropout:
         activations += micro_batches * tokens * model.hidden * whole
     return Memory(
-        parameters=(shared if plan.zero == 3 else parameters) * size.parameter,
-        gradients=(shared if plan.zero >= 2 else parameters) * size.gradient,
-        optimizer=(shared if plan.zero >= 1 else parameters) * size.optimizer,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
         activations=activations,
         logits=_logits(model, plan, tokens, whole) if is_last else 0.0,
         buffers=_buffers(model, plan, tokens, whole),
         rank=rank,
+    )
+
+
+def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO."""
+    size, shared = recipe(plan), share(parameters, plan.dp * plan.cp)
+    return (
+        size.parameter * (shared if plan.zero >= 3 else parameters),
+        size.gradient * (shared if plan.zero >= 2 else parameters),
+        size.optimizer * (shared if plan.zero >= 1 else parameters),
     )
 
 
