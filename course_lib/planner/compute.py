@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner.hardware import Device
-from course_lib.planner.spec import ModelSpec, Plan
+from course_lib.planner.spec import ModelSpec, Slice
 
 TILE = 128 * 256  # numbers of the result that one core computes at a time: the large tile of vendors' libraries
 INNER_LOSS = 192  # K0: what beginning and ending a tile costs, in steps of its inner loop
@@ -31,20 +31,20 @@ SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp
 
 
 class Product(NamedTuple):
-    """`count` matrix products [m, k] x [k, n]."""
+    """`batch` matrix products [m, k] x [k, n]."""
 
     m: float
     n: float
     k: float
-    count: float = 1
+    batch: float = 1
 
     @property
     def flops(self) -> float:
-        return 2.0 * self.m * self.n * self.k * self.count
+        return 2.0 * self.m * self.n * self.k * self.batch
 
 
 def product_seconds(product: Product, device: Device, precision: str) -> float:
-    tiles = max(1.0, product.m * product.n * product.count / TILE)
+    tiles = max(1.0, product.m * product.n * product.batch / TILE)
     waves = tiles / device.cores
     fraction = device.matmul * waves / (waves + WAVE) * product.k / (product.k + INNER_LOSS)
     return product.flops / (device.peak[precision] * fraction) + KERNEL
@@ -64,19 +64,18 @@ class LayerTimes(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def layer_times(
-    model: ModelSpec, device: Device, tp: int, cp: int, micro_batch: int, sequence_parallel: bool, precision: str
-) -> LayerTimes:
+def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     """One layer on one of tp x cp devices, from the shapes of what each of them computes."""
-    tokens = micro_batch * model.sequence / cp
-    attention, attention_backward = _attention(model, device, tp, cp, micro_batch, precision)
+    tp, precision = cut.tp, cut.precision
+    tokens = cut.micro_batch * model.sequence / cut.cp
+    attention, attention_backward = _attention(model, device, cut)
     products = [
         Product(tokens, (model.hidden + 2 * model.key_value_width) / tp, model.hidden),
         Product(tokens, model.hidden, model.hidden / tp),
         Product(tokens, model.up_width / tp, model.hidden),
         Product(tokens, model.hidden, model.ffn_width / tp),
     ]
-    small = streaming_seconds(_layer_bytes(model, tp, sequence_parallel, tokens, precision), device)
+    small = streaming_seconds(_layer_bytes(model, cut, tokens), device)
     # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
     summed = 4 * model.hidden + (sum(p.n for p in products) if model.biases else 0)
     bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
@@ -93,35 +92,42 @@ def layer_times(
     )
 
 
-def _attention(
-    model: ModelSpec, device: Device, tp: int, cp: int, micro_batch: int, precision: str
-) -> tuple[float, float]:
+def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
     """Seconds forward and backward of the attention itself, between the projections."""
-    heads, width, rows = micro_batch * model.heads / tp, model.hidden // model.heads, model.sequence / cp
+    precision = product_precision(cut)
+    heads, width = cut.micro_batch * model.heads / cut.tp, model.hidden // model.heads
+    rows = model.sequence / cut.cp
     scores = Product(rows, model.sequence, width, heads)
-    if model.flash_attention:  # one kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2
+    if (
+        model.flash_attention
+    ):  # one kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2
         precision = "bf16" if precision == "fp8" else precision
         seconds = scores.flops / (device.peak[precision] * device.attention) + KERNEL
         return seconds, 2.5 * seconds
     mix = Product(rows, width, model.sequence, heads)
     through = [scores, mix, Product(rows, width, model.sequence, heads), Product(model.sequence, width, rows, heads)]
-    n_bytes = SIZE[precision] * heads * rows * model.sequence * (4.5 if model.dropout else 2)
+    n_bytes = SIZE[cut.precision] * heads * rows * model.sequence * (4.5 if model.dropout else 2)
     small = streaming_seconds(n_bytes, device) + 2 * KERNEL
     forward = product_seconds(scores, device, precision) + product_seconds(mix, device, precision)
     backward = sum(product_seconds(p, device, precision) for p in through)
     return forward + small, backward + BACKWARD_BYTES * small
 
 
-def _layer_bytes(model: ModelSpec, tp: int, sequence_parallel: bool, tokens: float, precision: str) -> float:
+def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     """Bytes that a layer's small kernels read and write forward, attention apart.
 
     Two norms read and write; two sums of the residual stream read two and write one (and a mask of one byte);
     queries, keys, values and what attention makes of them are laid out anew; the MLP's activation function.
     """
-    whole = (10 + (1 if model.dropout else 0)) * model.hidden / (tp if sequence_parallel else 1)
-    layout = 2 * (2 * model.hidden + 2 * model.key_value_width) / tp
-    activation = (model.up_width + model.ffn_width) / tp
-    return SIZE[precision] * tokens * (whole + layout + activation)
+    whole = (10 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
+    layout = 2 * (2 * model.hidden + 2 * model.key_value_width) / cut.tp
+    activation = (model.up_width + model.ffn_width) / cut.tp
+    return SIZE[cut.precision] * tokens * (whole + layout + activation)
+
+
+def product_precision(cut: Slice) -> str:
+    """8 bits are for the four large products of a layer; attention and logits stay at 16."""
+    return "bf16" if cut.precision == "fp8" else cut.precision
 
 
 def streaming_seconds(n_bytes: float, device: Device) -> float:
@@ -129,12 +135,9 @@ def streaming_seconds(n_bytes: float, device: Device) -> float:
 
 
 @lru_cache(maxsize=4096)
-def logits_times(
-    model: ModelSpec, device: Device, tp: int, cp: int, micro_batch: int, precision: str
-) -> tuple[float, float, float]:
+def logits_times(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float, float]:
     """Seconds forward, backward and weight_grad of the last product and the loss, whose numbers are 32 bits wide."""
-    tokens, vocab = micro_batch * model.sequence / cp, model.vocab / tp
-    precision = "bf16" if precision == "fp8" else precision
+    tokens, vocab, precision = cut.micro_batch * model.sequence / cut.cp, model.vocab / cut.tp, product_precision(cut)
     loss = streaming_seconds(4 * tokens * vocab, device)
     forward = product_seconds(Product(tokens, vocab, model.hidden), device, precision)
     backward = product_seconds(Product(tokens, model.hidden, vocab), device, precision)

@@ -20,7 +20,7 @@ from course_lib.planner.compute import SIZE, layer_times, logits_times, streamin
 from course_lib.planner.hardware import Cluster
 from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
-from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan
+from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice
 
 
 class Flow(NamedTuple):
@@ -143,10 +143,10 @@ def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) 
 def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
     """The same for a plan that is known to be legal."""
     m = plan.micro_batches(global_batch)
-    layer = layer_cost(model, cluster, _key(plan))
+    layer = layer_cost(model, cluster, plan.slice)
     rank, slowest, others = _slowest_rank(model, cluster, plan, layer)
-    _, layers, _, has_logits = rank_shape(model, plan.pp, plan.virtual_stages, plan.schedule, rank)
-    parameters = memory.most_parameters(model, plan.pp, plan.virtual_stages, plan.schedule, plan.tp)
+    _, layers, _, has_logits = rank_shape(model, plan.depth, rank)
+    parameters = memory.most_parameters(model, plan.depth, plan.tp)
     place = groups(plan, cluster.devices_per_node)
     work = layers * m
     flows = {
@@ -187,34 +187,16 @@ class LayerCost(NamedTuple):
     context: Flow
 
 
-class _Key(NamedTuple):
-    """The part of a plan that decides what a layer costs."""
-
-    tp: int
-    cp: int
-    micro_batch: int
-    sequence_parallel: bool
-    recompute: str
-    precision: str
-    hides_tensor: bool
-
-
-def _key(plan: Plan) -> _Key:
-    return _Key(
-        plan.tp, plan.cp, plan.micro_batch, plan.sequence_parallel, plan.recompute, plan.precision, "tensor" in plan.overlap
-    )
-
-
 @lru_cache(maxsize=4096)
-def layer_cost(model: ModelSpec, cluster: Cluster, key: _Key) -> LayerCost:
-    times = layer_times(model, cluster.spec, key.tp, key.cp, key.micro_batch, key.sequence_parallel, key.precision)
-    once, back, hidden, n_bytes = _tensor_traffic(model, cluster, key, times.weight_grad, times.backward)
-    forwards = 2 if key.recompute == "full" else 1
-    tensor = Flow(n_bytes, _link(cluster, key.tp), forwards * once + back, forwards * once + back - hidden)
-    gather, context_bytes = _context_traffic(model, cluster, key)
-    context = Flow(context_bytes, _link(cluster, key.tp * key.cp), (forwards + 2) * gather, (forwards + 2) * gather)
+def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
+    times = layer_times(model, cluster.spec, cut)
+    once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
+    forwards = 2 if cut.recompute == "full" else 1
+    tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - hidden)
+    gather, context_bytes = _context_traffic(model, cluster, cut)
+    context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp), (forwards + 2) * gather, (forwards + 2) * gather)
     selective = 0.0 if model.flash_attention else times.attention
-    again = {"none": 0.0, "selective": selective, "full": times.forward}[key.recompute]
+    again = {"none": 0.0, "selective": selective, "full": times.forward}[cut.recompute]
     work = Work(
         times.forward + once + gather,
         times.backward + again + (forwards - 1) * (once + gather) + back - hidden + 2 * gather,
@@ -228,7 +210,7 @@ def _link(cluster: Cluster, span: int) -> str:
 
 
 def _tensor_traffic(
-    model: ModelSpec, cluster: Cluster, key: _Key, weight_grad: float, backward: float
+    model: ModelSpec, cluster: Cluster, cut: Slice, weight_grad: float, backward: float
 ) -> tuple[float, float, float, float]:
     """Seconds of a layer's tensor traffic forward and backward, what of it can hide, and bytes sent.
 
@@ -236,33 +218,33 @@ def _tensor_traffic(
     run while the gradients of the weights are computed. Sequence parallelism splits each all-reduce into an
     all-gather and a reduce-scatter of the same size in all, and gathers the inputs of products again in backward.
     """
-    if key.tp == 1:
+    if cut.tp == 1:
         return 0.0, 0.0, 0.0, 0.0
-    group = communication.group(key.tp, 1, cluster.devices_per_node)
-    n_bytes = SIZE[key.precision] * key.micro_batch * model.sequence / key.cp * model.hidden
-    passes = 3 if key.recompute == "full" else 2
-    sent = passes * 2 * bytes_sent("all_reduce", n_bytes, key.tp)
-    if not key.sequence_parallel:
+    group = communication.group(cut.tp, 1, cluster.devices_per_node)
+    n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence / cut.cp * model.hidden
+    passes = 3 if cut.recompute == "full" else 2
+    sent = passes * 2 * bytes_sent("all_reduce", n_bytes, cut.tp)
+    if not cut.sequence_parallel:
         both = 2 * collective_seconds("all_reduce", n_bytes, group, cluster)
-        return both, both, min(both, weight_grad) if key.hides_tensor else 0.0, sent
+        return both, both, min(both, weight_grad) if cut.hides_tensor else 0.0, sent
     gather = 2 * collective_seconds("all_gather", n_bytes, group, cluster)
     scatter = 2 * collective_seconds("reduce_scatter", n_bytes, group, cluster)
-    hidden = min(scatter, weight_grad) + min(gather, backward) if key.hides_tensor else 0.0
-    return gather + scatter, 2 * gather + scatter, hidden, sent + 2 * bytes_sent("all_gather", n_bytes, key.tp)
+    hidden = min(scatter, weight_grad) + min(gather, backward) if cut.hides_tensor else 0.0
+    return gather + scatter, 2 * gather + scatter, hidden, sent + 2 * bytes_sent("all_gather", n_bytes, cut.tp)
 
 
-def _context_traffic(model: ModelSpec, cluster: Cluster, key: _Key) -> tuple[float, float]:
+def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[float, float]:
     """Seconds of one gathering of keys and values over the positions, and the bytes of all in a layer.
 
     Gathered forward, gathered again and their gradients scattered backward: three passes of the same size.
     """
-    if key.cp == 1:
+    if cut.cp == 1:
         return 0.0, 0.0
-    group = communication.group(key.cp, key.tp, cluster.devices_per_node)
-    width = 2 * model.key_value_width / min(key.tp, model.key_value_heads)
-    n_bytes = SIZE[key.precision] * key.micro_batch * model.sequence * width
+    group = communication.group(cut.cp, cut.tp, cluster.devices_per_node)
+    width = 2 * model.key_value_width / min(cut.tp, model.key_value_heads)
+    n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence * width
     seconds = collective_seconds("all_gather", n_bytes, group, cluster)
-    return seconds, (4 if key.recompute == "full" else 3) * bytes_sent("all_gather", n_bytes, key.cp)
+    return seconds, (4 if cut.recompute == "full" else 3) * bytes_sent("all_gather", n_bytes, cut.cp)
 
 
 def _scaled(flow: Flow, times: float) -> Flow:
@@ -270,15 +252,15 @@ def _scaled(flow: Flow, times: float) -> Flow:
 
 
 def _logits(model: ModelSpec, cluster: Cluster, plan: Plan) -> Work:
-    return Work(*logits_times(model, cluster.spec, plan.tp, plan.cp, plan.micro_batch, plan.precision))
+    return Work(*logits_times(model, cluster.spec, plan.slice))
 
 
 def _slowest_rank(model: ModelSpec, cluster: Cluster, plan: Plan, layer: LayerCost) -> tuple[int, Work, float]:
     """The pipeline rank with the most to do for a micro-batch, its work, and the seconds of all others together."""
     logits = _logits(model, cluster, plan)
     slowest, found = Work(0, 0, 0), 0
-    for rank in memory.candidates(model, plan.pp, plan.virtual_stages, plan.schedule):
-        _, layers, _, is_last = rank_shape(model, plan.pp, plan.virtual_stages, plan.schedule, rank)
+    for rank in memory.candidates(model, plan.depth):
+        _, layers, _, is_last = rank_shape(model, plan.depth, rank)
         work = work_of(layers, layer.work, logits if is_last else None)
         if work.total > slowest.total:
             slowest, found = work, rank
@@ -309,7 +291,9 @@ def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, group: Group,
     return Flow(count * whole / plan.tp, link.name, max(count * seconds, exposed), exposed)
 
 
-def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, group: Group, parameters: int, slowest: Work, layers: int, m: int) -> Flow:
+def _data_flow(
+    model: ModelSpec, cluster: Cluster, plan: Plan, group: Group, parameters: int, slowest: Work, layers: int, m: int
+) -> Flow:
     """Gradients summed over the replicas, with ZeRO the parameters gathered again, and a tied matrix kept the same.
 
     What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch

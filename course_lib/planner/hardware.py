@@ -77,85 +77,73 @@ _MEASURED_NVLINK4 = "82%: 16 GiB ring all-reduce on 8 H200, 368 of 450 GB/s (sta
 _NETWORK = "assumed: protocol and routing cost a fifth; latency about that of a network card and two switches"
 _ASSUMED = "assumed: like NVLink 3 and 4"
 
-LINKS = {
-    link.name: link
-    for link in (
-        Link("NVLink 2", 150e9, 0.78, 5e-6, 25e-6, f"NVIDIA V100 data sheet: 300 GB/s; {_BOTH}", _ASSUMED),
-        Link("NVLink 3", 300e9, 0.78, 5e-6, 25e-6, f"NVIDIA A100 data sheet: 600 GB/s; {_BOTH}", _MEASURED_NVLINK3),
-        Link("NVLink 4", 450e9, 0.82, 5e-6, 25e-6, f"NVIDIA H100 data sheet: 900 GB/s; {_BOTH}", _MEASURED_NVLINK4),
-        Link("NVLink 5", 900e9, 0.82, 5e-6, 25e-6, f"NVIDIA DGX B200 data sheet: 1,800 GB/s; {_BOTH}", _ASSUMED),
-        Link("PCIe 3", 15.75e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 3.0 x16, one direction", "assumed"),
-        Link("PCIe 4", 31.5e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 4.0 x16, one direction", "assumed"),
-        Link("PCIe 5", 63e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 5.0 x16, one direction", "assumed"),
-        Link("Omni-Path 100", 12.5e9, 0.8, 10e-6, 30e-6, "Intel Omni-Path 100 product brief: 100 Gbit/s", _NETWORK),
-        Link("InfiniBand EDR", 12.5e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 100 Gbit/s", _NETWORK),
-        Link("InfiniBand HDR", 25e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 200 Gbit/s", _NETWORK),
-        Link("InfiniBand NDR", 50e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 400 Gbit/s", _NETWORK),
-        Link("RoCE 400", 50e9, 0.8, 10e-6, 30e-6, "IEEE 802.3bs: 400 Gbit/s", _NETWORK),
-        Link("Ethernet 100", 12.5e9, 0.8, 20e-6, 50e-6, "IEEE 802.3bj: 100 Gbit/s", _NETWORK),
-        Link("Ethernet 25", 3.125e9, 0.8, 30e-6, 50e-6, "IEEE 802.3by: 25 Gbit/s", _NETWORK),
-        Link("Ethernet 10", 1.25e9, 0.8, 50e-6, 50e-6, "IEEE 802.3ae: 10 Gbit/s", _NETWORK),
-        Link("shared memory", 10e9, 0.5, 20e-6, 100e-6, "about what one core copies", "assumed"),
-    )
-}
+# fmt: off
+LINKS = {link.name: link for link in (
+    Link("NVLink 2", 150e9, 0.78, 5e-6, 25e-6, f"NVIDIA V100 data sheet: 300 GB/s; {_BOTH}", _ASSUMED),
+    Link("NVLink 3", 300e9, 0.78, 5e-6, 25e-6, f"NVIDIA A100 data sheet: 600 GB/s; {_BOTH}", _MEASURED_NVLINK3),
+    Link("NVLink 4", 450e9, 0.82, 5e-6, 25e-6, f"NVIDIA H100 data sheet: 900 GB/s; {_BOTH}", _MEASURED_NVLINK4),
+    Link("NVLink 5", 900e9, 0.82, 5e-6, 25e-6, f"NVIDIA DGX B200 data sheet: 1,800 GB/s; {_BOTH}", _ASSUMED),
+    Link("PCIe 3", 15.75e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 3.0 x16, one direction", "assumed"),
+    Link("PCIe 4", 31.5e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 4.0 x16, one direction", "assumed"),
+    Link("PCIe 5", 63e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 5.0 x16, one direction", "assumed"),
+    Link("Omni-Path 100", 12.5e9, 0.8, 10e-6, 30e-6, "Intel Omni-Path 100 product brief: 100 Gbit/s", _NETWORK),
+    Link("InfiniBand EDR", 12.5e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 100 Gbit/s", _NETWORK),
+    Link("InfiniBand HDR", 25e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 200 Gbit/s", _NETWORK),
+    Link("InfiniBand NDR", 50e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 400 Gbit/s", _NETWORK),
+    Link("RoCE 400", 50e9, 0.8, 10e-6, 30e-6, "IEEE 802.3bs: 400 Gbit/s", _NETWORK),
+    Link("Ethernet 100", 12.5e9, 0.8, 20e-6, 50e-6, "IEEE 802.3bj: 100 Gbit/s", _NETWORK),
+    Link("Ethernet 25", 3.125e9, 0.8, 30e-6, 50e-6, "IEEE 802.3by: 25 Gbit/s", _NETWORK),
+    Link("Ethernet 10", 1.25e9, 0.8, 50e-6, 50e-6, "IEEE 802.3ae: 10 Gbit/s", _NETWORK),
+    Link("shared memory", 10e9, 0.5, 20e-6, 100e-6, "about what one core copies", "assumed"),
+)}
+# fmt: on
 
 
 def _peak(**tflops: float) -> dict[str, float]:
     return {precision: value * 1e12 for precision, value in tflops.items()}
 
 
-_STREAMING = "streaming: chosen once so that a layer of 22B on 8 A100 takes what Korthikanti et al. 2022, table 4, measured"
+_SPARSE = "printed with sparsity, halved here"
+_STREAMING = "streaming: chosen with compute.INNER_LOSS on the A100 rows of published.json, once for all devices"
 _A100 = (
     "matmul: calibrated on the 39B row of Narayanan et al. 2021, table 1; "
-    f"{_STREAMING}; attention: FlashAttention-2 (Dao 2023), 50 to 73% forward"
+    f"{_STREAMING}; attention: FlashAttention-2 (Dao 2023) reaches 50 to 73% forward"
 )
 _H100 = (
     "matmul: calibrated on the 8,192-device row of Llama 3 (2024), table 4; streaming: as A100; "
     "attention: between FlashAttention-2 (35%) and -3 (75%) in Shah et al. 2024"
 )
-_V100 = "matmul: calibrated on one V100 in Shoeybi et al. 2019, section 5.1 (39 TFLOP/s, taken to count recomputation); streaming, attention: as A100"
+_V100 = (
+    "matmul: calibrated on one V100 in Shoeybi et al. 2019, section 5.1 (39 TFLOP/s, taken to count recomputation); "
+    "streaming, attention: as A100"
+)
 _LIKE_H100 = "assumed: as H100"
 _A100_SHEET = "NVIDIA A100 data sheet, June 2021: SXM, dense"
-_H100_SHEET = "NVIDIA H100 data sheet, 2023: SXM; printed with sparsity, halved here"
 
-DEVICES = {
-    device.name: device
-    for device in (
-        Device(
-            "V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.526, 0.65, 0.5,
-            "NVIDIA V100 data sheet, January 2020: SXM2", _V100,
-        ),
-        Device(
-            "A100-40GB", _peak(bf16=312, fp16=312, fp32=19.5), 40 * GiB, 1555e9, 108, "NVLink 3", 0.878, 0.65, 0.55,
-            _A100_SHEET, _A100,
-        ),
-        Device(
-            "A100-80GB", _peak(bf16=312, fp16=312, fp32=19.5), 80 * GiB, 2039e9, 108, "NVLink 3", 0.878, 0.65, 0.55,
-            _A100_SHEET, _A100,
-        ),
-        Device(
-            "H100-80GB", _peak(bf16=989.4, fp16=989.4, fp32=66.9, fp8=1978.9), 80 * GiB, 3350e9, 132, "NVLink 4",
-            0.688, 0.65, 0.5, _H100_SHEET, _H100,
-        ),
-        Device(
-            "H200-141GB", _peak(bf16=989.4, fp16=989.4, fp32=66.9, fp8=1978.9), 141e9, 4800e9, 132, "NVLink 4",
-            0.688, 0.65, 0.5, "NVIDIA H200 data sheet, 2024: SXM; printed with sparsity, halved here", _LIKE_H100,
-        ),
-        Device(
-            "B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5",
-            0.688, 0.65, 0.5, "NVIDIA DGX B200 data sheet, 2025: an eighth; printed with sparsity, halved here", _LIKE_H100,
-        ),
-        Device(
-            "RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4",
-            0.8, 0.65, 0.5, "NVIDIA Ada GPU architecture white paper, appendix A: sums in 32 bits, dense", "assumed",
-        ),
-        Device(
-            "laptop-CPU", _peak(fp32=0.845, bf16=1.69), 16 * GiB, 89.6e9, 8, "shared memory", 0.7, 0.5, 0.3,
-            "AMD Ryzen 7 7840U product page: 8 cores, 3.3 GHz, two DDR5-5600 channels; "
-            "32 FLOPs a cycle and core in fp32, 64 in bf16", "assumed",
-        ),
-    )
-}
+
+_HOPPER = _peak(bf16=989.4, fp16=989.4, fp32=66.9, fp8=1978.9)
+_AMPERE = _peak(bf16=312, fp16=312, fp32=19.5)
+
+# fmt: off
+# name, peak, memory, its bandwidth, cores, link inside the node; fractions: matmul, streaming, attention; source, origin
+DEVICES = {device.name: device for device in (
+    Device("V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.526, 0.65, 0.5,
+           "NVIDIA V100 data sheet, January 2020: SXM2", _V100),
+    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.878, 0.65, 0.55, _A100_SHEET, _A100),
+    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.878, 0.65, 0.55, _A100_SHEET, _A100),
+    Device("H100-80GB", _HOPPER, 80 * GiB, 3350e9, 132, "NVLink 4", 0.688, 0.65, 0.5,
+           f"NVIDIA H100 data sheet, 2023: SXM; {_SPARSE}", _H100),
+    Device("H200-141GB", _HOPPER, 141e9, 4800e9, 132, "NVLink 4", 0.688, 0.65, 0.5,
+           f"NVIDIA H200 data sheet, 2024: SXM; {_SPARSE}", _LIKE_H100),
+    Device("B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5", 0.688, 0.65, 0.5,
+           f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _LIKE_H100),
+    Device("RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4", 0.8, 0.65, 0.5,
+           "NVIDIA Ada GPU architecture white paper, appendix A: dense, sums in 32 bits", "assumed"),
+    Device("laptop-CPU", _peak(fp32=0.845, bf16=1.69), 16 * GiB, 89.6e9, 8, "shared memory", 0.7, 0.5, 0.3,
+           "AMD Ryzen 7 7840U product page: 8 cores at 3.3 GHz, DDR5-5600 on two channels; 32 FLOPs a cycle and core "
+           "in fp32, 64 in bf16", "assumed"),
+)}
+# fmt: on
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from course_lib.planner.compute import SIZE
 from course_lib.planner.hardware import GiB
 from course_lib.planner.pipeline import in_flight
-from course_lib.planner.spec import ModelSpec, Parameters, Plan, layers_of_stages
+from course_lib.planner.spec import Depth, ModelSpec, Parameters, Plan, Slice, layers_of_stages
 
 BUCKET = 25 * 2**20  # bytes of gradients that are sent together
 RUNTIME = 2 * GiB  # kept from every device: driver context and communication buffers about 1 GiB, fragments about 1 GiB
@@ -70,21 +70,21 @@ class Memory:
 
 def memory_of_worst_device(model: ModelSpec, plan: Plan, n_micro_batches: int) -> Memory:
     """The fullest device. All devices of one pipeline rank are alike."""
-    ranks = candidates(model, plan.pp, plan.virtual_stages, plan.schedule)
+    ranks = candidates(model, plan.depth)
     return max((memory_of_rank(model, plan, n_micro_batches, rank) for rank in ranks), key=lambda memory: memory.total)
 
 
 def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int) -> Memory:
     """A device of this pipeline rank."""
-    held, layers, is_first, is_last = rank_shape(model, plan.pp, plan.virtual_stages, plan.schedule, rank)
+    held, layers, is_first, is_last = rank_shape(model, plan.depth, rank)
     parameters, gradients, optimizer = model_state(share(held.cut, plan.tp) + held.whole, plan)
     tokens = plan.micro_batch * model.sequence / plan.cp
     micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
     whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # what tensor parallelism alone does not cut
-    kept = layer_activations(model, plan.tp, plan.cp, plan.micro_batch, plan.sequence_parallel, plan.recompute, plan.precision)
+    kept = layer_activations(model, plan.slice)
     activations = micro_batches * layers * kept
     if plan.recompute == "full":  # the layer that is being computed again
-        activations += layer_activations(model, plan.tp, plan.cp, plan.micro_batch, plan.sequence_parallel, "none", plan.precision)
+        activations += layer_activations(model, plan.slice._replace(recompute="none"))
     if is_first and model.dropout:
         activations += micro_batches * tokens * model.hidden * whole
     return Memory(
@@ -114,52 +114,48 @@ def share(n: int, ranks: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def rank_shape(
-    model: ModelSpec, pp: int, virtual_stages: int, schedule: str, rank: int
-) -> tuple[Parameters, int, bool, bool]:
+def rank_shape(model: ModelSpec, depth: Depth, rank: int) -> tuple[Parameters, int, bool, bool]:
     """Parameters and layers of one pipeline rank, and whether it has the embedding and the logits."""
-    plan = Plan(pp=pp, virtual_stages=virtual_stages, schedule=schedule)
-    stages, counts = plan.stages_of(rank), layers_of_stages(model.layers, plan.n_stages)
-    held = model.parameters_of(stages, plan.n_stages)
-    return held, sum(counts[stage] for stage in stages), 0 in stages, plan.n_stages - 1 in stages
+    stages, n_stages = depth.stages_of(rank), depth.n_stages
+    counts = layers_of_stages(model.layers, n_stages)
+    held = model.parameters_of(stages, n_stages)
+    return held, sum(counts[stage] for stage in stages), 0 in stages, n_stages - 1 in stages
 
 
 @lru_cache(maxsize=4096)
-def candidates(model: ModelSpec, pp: int, virtual_stages: int, schedule: str) -> list[int]:
+def candidates(model: ModelSpec, depth: Depth) -> list[int]:
     """The ranks that can be the fullest: earlier ones hold more activations, so the first of each number of layers."""
     first_with: dict[int, int] = {}
-    for rank in range(pp):
-        first_with.setdefault(rank_shape(model, pp, virtual_stages, schedule, rank)[1], rank)
-    return sorted({0, pp - 1, *first_with.values()})
+    for rank in range(depth.pp):
+        first_with.setdefault(rank_shape(model, depth, rank)[1], rank)
+    return sorted({0, depth.pp - 1, *first_with.values()})
 
 
 @lru_cache(maxsize=4096)
-def most_parameters(model: ModelSpec, pp: int, virtual_stages: int, schedule: str, tp: int) -> int:
+def most_parameters(model: ModelSpec, depth: Depth, tp: int) -> int:
     """Parameters on the device that holds most of them."""
-    held = (rank_shape(model, pp, virtual_stages, schedule, rank)[0] for rank in candidates(model, pp, virtual_stages, schedule))
+    held = (rank_shape(model, depth, rank)[0] for rank in candidates(model, depth))
     return max(share(parameters.cut, tp) + parameters.whole for parameters in held)
 
 
 @lru_cache(maxsize=4096)
-def layer_activations(
-    model: ModelSpec, tp: int, cp: int, micro_batch: int, sequence_parallel: bool, recompute: str, precision: str
-) -> float:
+def layer_activations(model: ModelSpec, cut: Slice) -> float:
     """Bytes that one layer keeps for backward of one micro-batch.
 
     Without recomputation, for GPT in 16 bits with dropout: s b h (10 + 24 / t + 5 a s / h t), the paper's equation 2
     (34 s b h + 5 a s^2 b on one device); with sequence parallelism all of it is divided by t, its equation 4.
     """
-    tokens, size, h = micro_batch * model.sequence / cp, SIZE[precision], model.hidden
+    tokens, size, h = cut.micro_batch * model.sequence / cut.cp, SIZE[cut.precision], model.hidden
     mask = 1 if model.dropout else 0
-    whole = tokens * h * (4 * size + 2 * mask) / (tp if sequence_parallel else 1)  # into norms and products; masks
-    if recompute == "full":
-        return tokens * h * size / (tp if sequence_parallel else 1)
+    whole = tokens * h * (4 * size + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into norms; masks
+    if cut.recompute == "full":
+        return tokens * h * size / (cut.tp if cut.sequence_parallel else 1)
     heads = tokens * size * (2 * h + 2 * model.key_value_width)  # queries, keys, values, and what goes into `out`
     mlp = tokens * size * (model.up_width + model.ffn_width)
     scores = 0.0
-    if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
+    if not model.flash_attention and cut.recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
-    return whole + (heads + mlp + scores) / tp
+    return whole + (heads + mlp + scores) / cut.tp
 
 
 def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:

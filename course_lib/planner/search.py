@@ -7,13 +7,14 @@ once for thousands of plans.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from course_lib.planner.estimate import Estimate, unchecked_estimate
 from course_lib.planner.hardware import Cluster
-from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan
+from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divisors, shares_heads
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,25 @@ def search(model: ModelSpec, cluster: Cluster, global_batch: int, precision: str
 def legal_plans(model: ModelSpec, cluster: Cluster, global_batch: int, precision: str) -> Iterator[Plan]:
     for tp, pp, micro_batch in _divisions(model, cluster, global_batch):
         dp = cluster.devices // (tp * pp)
-        for schedule, virtual_stages in _schedules(model, pp, global_batch // (dp * micro_batch)):
-            for zero in _zero_stages(dp, pp):
-                for sequence_parallel in (False, True) if tp > 1 and model.sequence % tp == 0 else (False,):
-                    for recompute in RECOMPUTE:
-                        if recompute == "selective" and model.flash_attention:
-                            continue  # there are no scores to drop
-                        yield Plan(
-                            dp, tp, pp, micro_batch, schedule, virtual_stages, zero, sequence_parallel, recompute, precision
-                        )
+        where = itertools.product(
+            _schedules(model, pp, global_batch // (dp * micro_batch)),
+            _zero_stages(dp, pp),
+            (False, True) if tp > 1 and model.sequence % tp == 0 else (False,),
+            ("none", "full") if model.flash_attention else RECOMPUTE,  # which has no scores to compute again
+        )
+        for (schedule, v), zero, sequence_parallel, recompute in where:
+            yield Plan(dp, tp, pp, micro_batch, schedule, v, zero, sequence_parallel, recompute, precision)
 
 
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int]]:
     """tp, pp and micro-batch, with dp what remains."""
-    for tp in _divisors(cluster.devices_per_node):
-        if model.heads % tp or model.ffn_width % tp or (model.key_value_heads % tp and tp % model.key_value_heads):
+    for tp in divisors(cluster.devices_per_node):
+        if not shares_heads(model, tp) or model.ffn_width % tp:
             continue
-        for pp in _divisors(cluster.devices // tp):
+        for pp in divisors(cluster.devices // tp):
             dp = cluster.devices // (tp * pp)
             if pp <= model.layers and _is_even(model.layers, pp) and global_batch % dp == 0:
-                for micro_batch in _divisors(global_batch // dp):
+                for micro_batch in divisors(global_batch // dp):
                     yield tp, pp, micro_batch
 
 
@@ -116,7 +116,3 @@ def _zero_stages(dp: int, pp: int) -> tuple[int, ...]:
 def _is_even(layers: int, n_stages: int) -> bool:
     """Whether all stages have as many layers, counting embedding and logits as one each if need be."""
     return layers % n_stages == 0 or (layers + 2) % n_stages == 0
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

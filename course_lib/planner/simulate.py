@@ -18,13 +18,13 @@ import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Union
+from typing import NamedTuple, TypeAlias
 
 from course_lib.schedules import Schedule, validate
 from course_lib.timeline import Span, Timeline
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad"}
-Seconds = Union[float, Sequence[float]]
+Seconds: TypeAlias = "float | Sequence[float]"
 _NOT_YET = -1.0
 
 
@@ -97,7 +97,7 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
     """
     n_stages, m, home = schedule.n_stages, schedule.n_micro_batches, schedule.rank_of
     nothing, nobody = 2 * n_stages * m, (2 * n_stages + 1) * m
-    whole = [i + w for i, w in zip(costs["backward"], costs["weight_grad"])]
+    whole = [i + w for i, w in zip(costs["backward"], costs["weight_grad"], strict=True)]
     seconds = {"F": costs["forward"], "B": whole, "I": costs["backward"], "W": costs["weight_grad"]}
     steps: dict[str, dict[int, _Step]] = {op: {} for op in KINDS}
     for op, kind in KINDS.items():

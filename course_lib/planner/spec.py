@@ -184,6 +184,36 @@ def layers_of_stages(layers: int, n_stages: int) -> list[int]:
     return counts
 
 
+class Slice(NamedTuple):
+    """What of a plan decides the cost of one micro-batch in one layer. Thousands of plans share a slice."""
+
+    tp: int
+    cp: int
+    micro_batch: int
+    sequence_parallel: bool
+    recompute: str
+    precision: str
+    hides_tensor: bool
+
+
+class Depth(NamedTuple):
+    """What of a plan decides which layers are where."""
+
+    pp: int
+    virtual_stages: int
+    schedule: str
+
+    @property
+    def n_stages(self) -> int:
+        return self.pp * self.virtual_stages
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages on one pipeline rank."""
+        if self.schedule in V_SHAPED:
+            return [rank, self.n_stages - 1 - rank]
+        return list(range(rank, self.n_stages, self.pp))
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a step is divided among dp x tp x pp x cp devices, and what is traded for what.
@@ -238,15 +268,16 @@ class Plan:
     def devices(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
-    @property
-    def n_stages(self) -> int:
-        return self.pp * self.virtual_stages
+    @cached_property
+    def slice(self) -> Slice:
+        hides_tensor = "tensor" in self.overlap
+        return Slice(
+            self.tp, self.cp, self.micro_batch, self.sequence_parallel, self.recompute, self.precision, hides_tensor
+        )
 
-    def stages_of(self, rank: int) -> list[int]:
-        """The stages on one pipeline rank."""
-        if self.schedule in V_SHAPED:
-            return [rank, self.n_stages - 1 - rank]
-        return list(range(rank, self.n_stages, self.pp))
+    @cached_property
+    def depth(self) -> Depth:
+        return Depth(self.pp, self.virtual_stages, self.schedule)
 
     def micro_batches(self, global_batch: int) -> int:
         """How many micro-batches one pipeline processes in a step."""
@@ -265,19 +296,21 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         rest = n_devices // (plan.tp * plan.pp * plan.cp)
         advice = f"; with dp={rest} it would" if rest * plan.tp * plan.pp * plan.cp == n_devices else ""
         yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
+    possible = "tp=" + _or([tp for tp in divisors(model.heads) if shares_heads(model, tp)])
     if model.heads % plan.tp:
-        yield f"tp={plan.tp} does not divide heads={model.heads}; every device needs whole heads: {_up_to(model.heads)}"
-    if model.key_value_heads % plan.tp and plan.tp % model.key_value_heads:
-        yield f"tp={plan.tp} and kv_heads={model.kv_heads} do not divide each other; choose a tp of {_up_to(model.heads)}"
+        yield f"tp={plan.tp} does not divide heads={model.heads}; every device needs whole heads, so use {possible}"
+    elif not shares_heads(model, plan.tp):
+        yield f"tp={plan.tp} and kv_heads={model.kv_heads} do not divide each other; use {possible}"
     if model.ffn_width % plan.tp:
         yield f"tp={plan.tp} does not divide the MLP's width {model.ffn_width}; choose one that does"
     if plan.sequence_parallel and plan.tp == 1:
         yield "sequence_parallel=True shares work among tensor ranks, and tp=1; raise tp or leave it off"
     if model.sequence % (plan.cp * (plan.tp if plan.sequence_parallel else 1)):
         yield f"sequence={model.sequence} does not divide among cp={plan.cp} x tp={plan.tp}; choose smaller ones"
-    if min(layers_of_stages(model.layers, plan.n_stages)) < 0 or plan.n_stages > model.layers + 2:
+    n_stages = plan.depth.n_stages
+    if min(layers_of_stages(model.layers, n_stages)) < 0 or n_stages > model.layers + 2:
         yield (
-            f"pp={plan.pp} x virtual_stages={plan.virtual_stages} makes {plan.n_stages} stages of {model.layers} "
+            f"pp={plan.pp} x virtual_stages={plan.virtual_stages} makes {n_stages} stages of {model.layers} "
             f"layers; every stage needs one, so lower pp or virtual_stages"
         )
     if global_batch % (plan.dp * plan.micro_batch):
@@ -290,5 +323,14 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         yield f"{m} micro-batches do not go through pp={plan.pp} in rounds, which interleaving needs; use a multiple"
 
 
-def _up_to(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+def shares_heads(model: ModelSpec, tp: int) -> bool:
+    """Whether tensor ranks can have whole query heads, and whole key heads or a copy of one."""
+    return model.heads % tp == 0 and (model.key_value_heads % tp == 0 or tp % model.key_value_heads == 0)
+
+
+def divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _or(values: list[int]) -> str:
+    return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])]) if len(values) > 1 else str(values[0])
