@@ -23,11 +23,14 @@ from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
 from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice
 
 
+TRAFFIC_CORES = 16  # cores of a device that carry a collective while the others compute (NCCL: one for each channel)
+
+
 class Flow(NamedTuple):
     """One kind of traffic of one device in one step.
 
-    bytes: what it sends.  link: the slowest link that is on the way.  seconds: how long it takes, of which the device
-    waits for `exposed` and computes during the rest.
+    bytes: what it sends.  link: the slowest link that is on the way.  seconds: how long it takes.  exposed: how much
+    longer the step is for it: what the device waits for, and what it computes slower while traffic takes some cores.
     """
 
     bytes: float
@@ -191,18 +194,24 @@ class LayerCost(NamedTuple):
 def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     times = layer_times(model, cluster.spec, cut)
     once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
+    saved = hidden * (1 - stolen(cluster))
     forwards = 2 if cut.recompute == "full" else 1
-    tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - hidden)
+    tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - saved)
     gather, context_bytes = _context_traffic(model, cluster, cut)
     context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp), (forwards + 2) * gather, (forwards + 2) * gather)
     selective = 0.0 if model.flash_attention else times.attention
     again = {"none": 0.0, "selective": selective, "full": times.forward}[cut.recompute]
     work = Work(
         times.forward + once + gather,
-        times.backward + again + (forwards - 1) * (once + gather) + back - hidden + 2 * gather,
+        times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather,
         times.weight_grad,
     )
     return LayerCost(work, times.forward + times.backward + times.weight_grad, again, tensor, context)
+
+
+def stolen(cluster: Cluster) -> float:
+    """The share of a device's cores that hidden traffic takes from computation."""
+    return min(0.5, TRAFFIC_CORES / cluster.spec.cores)
 
 
 def _link(cluster: Cluster, span: int) -> str:
@@ -305,8 +314,8 @@ def _data_flow(
         for op, size, times, window in _data_operations(plan, slowest, m):
             pieces = max(layers, 1) if plan.zero == 3 else 1  # which gathers layer by layer
             seconds = pieces * collective_seconds(op, size * parameters / pieces, group, cluster)
-            hides = "data" in plan.overlap
-            exposed = max(seconds / max(layers, 1), seconds - window) if hides else seconds
+            hidden = min(seconds * (1 - 1 / max(layers, 1)), window) if "data" in plan.overlap else 0.0
+            exposed = seconds - hidden * (1 - stolen(cluster))
             sent = bytes_sent(op, size * parameters, group.size)
             total = _plus(total, times * sent, times * seconds, times * exposed)
     if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:

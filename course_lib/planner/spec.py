@@ -194,6 +194,7 @@ class Slice(NamedTuple):
     recompute: str
     precision: str
     hides_tensor: bool
+    fused: bool
 
 
 class Depth(NamedTuple):
@@ -225,6 +226,7 @@ class Plan:
     fp32_gradients: gradients are kept and summed in 32 bits: 18 bytes a parameter in place of 16.
     overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
         backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches).
+    fused: small kernels are merged (bias with GELU, scale with mask and softmax); False: each by itself.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -242,6 +244,7 @@ class Plan:
     cp: int = 1
     fp32_gradients: bool = False
     overlap: tuple[str, ...] = ("data",)
+    fused: bool = True
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual_stages"):
@@ -272,7 +275,7 @@ class Plan:
     def slice(self) -> Slice:
         hides_tensor = "tensor" in self.overlap
         return Slice(
-            self.tp, self.cp, self.micro_batch, self.sequence_parallel, self.recompute, self.precision, hides_tensor
+            self.tp, self.cp, self.micro_batch, self.sequence_parallel, self.recompute, self.precision, hides_tensor, self.fused
         )
 
     @cached_property
