@@ -14,7 +14,7 @@ from functools import cached_property
 
 from course_lib.planner.estimate import Estimate, unchecked_estimate
 from course_lib.planner.hardware import Cluster
-from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divisors, shares_heads
+from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, shares_heads
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterato
             continue
         for pp in divisors(cluster.devices // tp):
             dp = cluster.devices // (tp * pp)
-            if pp <= model.layers and _is_even(model.layers, pp) and global_batch % dp == 0:
+            if pp <= model.layers and global_batch % dp == 0:
                 for micro_batch in divisors(global_batch // dp):
                     yield tp, pp, micro_batch
 
@@ -103,7 +103,7 @@ def _schedules(model: ModelSpec, pp: int, micro_batches: int) -> Iterator[tuple[
     yield "zb_h1", 1
     if micro_batches % pp == 0:
         for virtual_stages in range(2, model.layers // pp + 1):
-            if _is_even(model.layers, pp * virtual_stages):
+            if divides_evenly(model.layers, pp * virtual_stages):
                 yield "interleaved_1f1b", virtual_stages
 
 
@@ -111,8 +111,3 @@ def _zero_stages(dp: int, pp: int) -> tuple[int, ...]:
     if dp == 1:
         return (0,)
     return (0, 1, 2, 3) if pp == 1 else (0, 1)
-
-
-def _is_even(layers: int, n_stages: int) -> bool:
-    """Whether all stages have as many layers, counting embedding and logits as one each if need be."""
-    return layers % n_stages == 0 or (layers + 2) % n_stages == 0

@@ -166,6 +166,11 @@ class ModelSpec:
         return 0.0
 
 
+def divides_evenly(layers: int, n_stages: int) -> bool:
+    """Whether all stages get the same, with embedding and logits counted as a layer each if need be."""
+    return layers % n_stages == 0 or (layers + 2) % n_stages == 0
+
+
 def layers_of_stages(layers: int, n_stages: int) -> list[int]:
     """Layers on each stage: the same everywhere if that works out.
 
@@ -294,11 +299,6 @@ class Plan:
 
 def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int) -> Iterator[str]:
     """Every reason why the plan cannot exist, each with what to change."""
-    if plan.devices != n_devices:
-        factors = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp}" + (f" x cp={plan.cp}" if plan.cp > 1 else "")
-        rest = n_devices // (plan.tp * plan.pp * plan.cp)
-        advice = f"; with dp={rest} it would" if rest * plan.tp * plan.pp * plan.cp == n_devices else ""
-        yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
     possible = "tp=" + _or([tp for tp in divisors(model.heads) if shares_heads(model, tp)])
     if model.heads % plan.tp:
         yield f"tp={plan.tp} does not divide heads={model.heads}; every device needs whole heads, so use {possible}"
@@ -306,6 +306,11 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         yield f"tp={plan.tp} and kv_heads={model.kv_heads} do not divide each other; use {possible}"
     if model.ffn_width % plan.tp:
         yield f"tp={plan.tp} does not divide the MLP's width {model.ffn_width}; choose one that does"
+    if plan.devices != n_devices:
+        factors = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp}" + (f" x cp={plan.cp}" if plan.cp > 1 else "")
+        rest = n_devices // (plan.tp * plan.pp * plan.cp)
+        advice = f"; with dp={rest} it would" if rest * plan.tp * plan.pp * plan.cp == n_devices else ""
+        yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
     if plan.sequence_parallel and plan.tp == 1:
         yield "sequence_parallel=True shares work among tensor ranks, and tp=1; raise tp or leave it off"
     if model.sequence % (plan.cp * (plan.tp if plan.sequence_parallel else 1)):
@@ -322,6 +327,12 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
             f"{plan.micro_batch}; make it a multiple of {plan.dp * plan.micro_batch}"
         )
     m = plan.micro_batches(global_batch)
+    if plan.schedule == "interleaved_1f1b" and not divides_evenly(model.layers, n_stages):
+        even = [v for v in range(2, model.layers // plan.pp + 1) if divides_evenly(model.layers, plan.pp * v)]
+        yield (
+            f"{model.layers} layers do not divide among pp={plan.pp} x virtual_stages={plan.virtual_stages}; "
+            f"interleaving needs equal stages: " + (f"virtual_stages={_or(even)}" if even else "use schedule='1f1b'")
+        )
     if plan.schedule == "interleaved_1f1b" and plan.pp > 1 and m % plan.pp:
         yield f"{m} micro-batches do not go through pp={plan.pp} in rounds, which interleaving needs; use a multiple"
 
