@@ -15,6 +15,7 @@ Thakur et al. 2005, "Optimization of Collective Communication Operations in MPIC
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner.hardware import Cluster, Link
@@ -39,15 +40,15 @@ def groups(plan: Plan, devices_per_node: int) -> dict[str, Group]:
 
     "pipeline" is a device and the one that holds the next stage.
     """
-    found, stride = {}, 1
-    for name, size in (("tensor", plan.tp), ("context", plan.cp), ("data", plan.dp), ("pipeline", plan.pp)):
-        found[name] = group(size, stride, devices_per_node)
-        stride *= size
-    # Context ranks hold the same parameters as each other, so they sum gradients together with the data ranks.
-    found["data"] = group(plan.cp * plan.dp, plan.tp, devices_per_node)
-    return found
+    return {
+        "tensor": group(plan.tp, 1, devices_per_node),
+        "context": group(plan.cp, plan.tp, devices_per_node),
+        "data": group(plan.cp * plan.dp, plan.tp, devices_per_node),  # context ranks hold the same parameters
+        "pipeline": group(plan.pp, plan.tp * plan.cp * plan.dp, devices_per_node),
+    }
 
 
+@lru_cache(maxsize=4096)
 def group(size: int, stride: int, devices_per_node: int) -> Group:
     per_node = max(1, min(size, devices_per_node // stride))
     while size % per_node:
@@ -75,6 +76,7 @@ def hierarchical_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster
     return inside + ring_seconds(op, n_bytes / group.per_node, group.nodes, cluster.between_link)
 
 
+@lru_cache(maxsize=65_536)
 def collective_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster) -> float:
     """The cheapest way to do it. A ring through several nodes uses the network cards of all its members at once."""
     if group.size == 1 or n_bytes == 0:

@@ -28,7 +28,7 @@ REMEDY = {
     "context": "use a smaller cp",
     "pipeline": "use fewer stages, or let messages overlap with computation",
     "bubble": "give each pipeline more micro-batches, or use interleaving or a zero-bubble schedule",
-    "data": "raise the batch, use fewer replicas or a faster network, or let it overlap with backward",
+    "data": "raise the batch (or the micro-batch, under ZeRO-2 and 3), use fewer replicas or a faster network",
     "optimizer": "share it among the replicas with zero=1",
 }
 

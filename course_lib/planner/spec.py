@@ -276,14 +276,14 @@ class Plan:
     def devices(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
-    @cached_property
+    @property
     def slice(self) -> Slice:
         hides_tensor = "tensor" in self.overlap
         return Slice(
             self.tp, self.cp, self.micro_batch, self.sequence_parallel, self.recompute, self.precision, hides_tensor, self.fused
         )
 
-    @cached_property
+    @property
     def depth(self) -> Depth:
         return Depth(self.pp, self.virtual_stages, self.schedule)
 
