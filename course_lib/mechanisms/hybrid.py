@@ -96,8 +96,8 @@ class Part(nn.Module):
 
     Parameters have the names that they have in the whole model. `stages` are this rank's, by their numbers.
 
-    Raises ValueError, on all ranks, for a schedule of another number of ranks, more stages than blocks, and a model that
-    the tensor ranks cannot share.
+    Raises ValueError, on all ranks, for a schedule of another number of ranks, more stages than blocks, and a model
+    that the tensor ranks cannot share.
     """
 
     def __init__(self, model: Any, mesh: Mesh, schedule: Schedule, sequence_parallel: bool = False) -> None:
@@ -183,9 +183,9 @@ def train_step(
 ) -> float:
     """One step of training on a minibatch; returns its mean loss, on every rank.
 
-    inputs, targets: tokens [samples, sequence], the whole minibatch, the same on all ranks. Each replica takes its share
-        and cuts that into the schedule's micro-batches; sizes need not divide. Targets of -100 do not count; of the
-        others every sample has the same number.
+    inputs, targets: tokens [samples, sequence], the whole minibatch, the same on all ranks. Each replica takes its
+        share and cuts that into the schedule's micro-batches; sizes need not divide. Targets of -100 do not count; of
+        the others every sample has the same number.
     scaler: for float16. If a gradient overflows anywhere, no rank updates anything.
     max_norm: the norm over the whole model's gradient is clipped to this, as torch.nn.utils.clip_grad_norm_ does.
 
@@ -292,9 +292,9 @@ def training_state(part: Part, optimizer: ShardedOptimizer) -> dict[str, Tensor]
         for key, value in states.get(number, {}).items():
             if not isinstance(value, Tensor):
                 continue
-            is_cut = where[name].is_sharded and value.shape == parameter.shape
-            whole = tensor.gather(value, where[name].dim, where[name].length, group) if is_cut else value
-            own[f"optimizer.{name}.{key}"] = whole
+            if where[name].is_sharded and value.shape == parameter.shape:
+                value = tensor.gather(value, where[name].dim, where[name].length, group)
+            own[f"optimizer.{name}.{key}"] = value
     return _from_all_stages(part, own)
 
 
@@ -306,12 +306,14 @@ def load_training_state(part: Part, optimizer: ShardedOptimizer, state: Mapping[
     where, group = tensor.placements(part), part.mesh.group("tp")
     tensor.load_full_state(part, {name: state[f"model.{name}"] for name in part.state_dict()}, group)
     states: dict[int, dict[str, Tensor]] = {}
-    for name, (number, _) in _numbered(part, optimizer).items():
-        prefix, shape = f"optimizer.{name}.", state[f"model.{name}"].shape
-        for entry in (entry for entry in state if entry.startswith(prefix)):
-            is_cut = where[name].is_sharded and state[entry].shape == shape
-            own = tensor.share(state[entry], where[name].dim, group) if is_cut else state[entry]
-            states.setdefault(number, {})[entry.removeprefix(prefix)] = own
+    for name, (number, parameter) in _numbered(part, optimizer).items():
+        prefix, shape, dim = f"optimizer.{name}.", state[f"model.{name}"].shape, where[name].dim
+        for entry, value in state.items():
+            if not entry.startswith(prefix):
+                continue
+            if value.shape == shape:  # unlike a count of steps, which stays where it is
+                value = (value if dim is None else tensor.share(value, dim, group)).to(parameter.device)
+            states.setdefault(number, {})[entry.removeprefix(prefix)] = value
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -361,5 +363,5 @@ def _check_samples(part: Part, inputs: Tensor) -> None:
     dp, m = part.mesh.size("dp"), part.schedule.n_micro_batches
     if len(inputs) < dp * m:
         raise ValueError(
-            f"inputs hold {len(inputs)} samples; dp={dp} replicas with {m} micro-batches each need {dp * m} or more"
+            f"inputs hold {len(inputs)} samples; n_micro_batches={m} on each of dp={dp} replicas needs {dp * m} or more"
         )
