@@ -42,8 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_lib.mechanisms import batches
-from course_lib.mechanisms import tensor_parallel as tensor
+from course_lib.mechanisms import batches, tensor_parallel
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
@@ -107,7 +106,7 @@ class Part(nn.Module):
         for value in (*model.parameters(), *model.buffers()):
             dist.broadcast(value.detach(), src=0)
         masks = mesh.place("dp") * mesh.size("pp") + mesh.place("pp")
-        tensor.parallelize(model, mesh.group("tp"), sequence_parallel, seed=masks)
+        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel, seed=masks)
         is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]
         cut = split_layers(len(model.blocks), schedule.n_stages, costs=is_layer)
         held = {stage: cut[stage] for stage in schedule.stages_of(mesh.place("pp"))}
@@ -140,7 +139,7 @@ class Part(nn.Module):
 
         def loss(logits: Tensor, targets: Tensor) -> Tensor:
             group = self.mesh.group("tp")
-            return factor * tensor.vocab_parallel_cross_entropy(logits, targets, self.config.vocab, group)
+            return factor * tensor_parallel.vocab_parallel_cross_entropy(logits, targets, self.config.vocab, group)
 
         return loss
 
@@ -160,7 +159,7 @@ def make_optimizer(
 
     Raises ValueError if all of this rank's parameters are frozen.
     """
-    mesh, where = part.mesh, tensor.placements(part)
+    mesh, where = part.mesh, tensor_parallel.placements(part)
     kinds: dict[str, list[nn.Parameter]] = {"cut": [], "whole": [], "tied": []}
     for name, parameter in trainable(part).items():
         kinds["tied" if parameter is part.tied else "cut" if where[name].is_sharded else "whole"].append(parameter)
@@ -213,7 +212,7 @@ def train_step(
 def complete_gradients(part: Part, optimizer: ShardedOptimizer) -> None:
     """Add up what has arisen on several ranks, one axis after the other; the result is in the optimizer's shards."""
     mesh = part.mesh
-    tensor.sum_partial_gradients(part, mesh.group("tp"))
+    tensor_parallel.sum_partial_gradients(part, mesh.group("tp"))
     _add_other_end(part)
     if dist.get_world_size(optimizer.group) < mesh.size("dp"):  # no ZeRO
         average_gradients(part, mesh.group("dp"))
@@ -277,7 +276,7 @@ def _alone() -> dist.ProcessGroup:
 
 def full_state(part: Part) -> dict[str, Tensor]:
     """The state_dict of the whole model, on every rank and on the CPU. All ranks call it."""
-    return _from_all_stages(part, tensor.full_state(part, part.mesh.group("tp")))
+    return _from_all_stages(part, tensor_parallel.full_state(part, part.mesh.group("tp")))
 
 
 def training_state(part: Part, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
@@ -285,15 +284,15 @@ def training_state(part: Part, optimizer: ShardedOptimizer) -> dict[str, Tensor]
 
     All ranks call it. It fits any other mesh, see `load_training_state`, and a plain model and optimizer.
     """
-    where, group = tensor.placements(part), part.mesh.group("tp")
-    own = {f"model.{name}": value for name, value in tensor.full_state(part, group).items()}
+    where, group = tensor_parallel.placements(part), part.mesh.group("tp")
+    own = {f"model.{name}": value for name, value in tensor_parallel.full_state(part, group).items()}
     states = optimizer.state_dict()["state"]
     for name, (number, parameter) in _numbered(part, optimizer).items():
         for key, value in states.get(number, {}).items():
             if not isinstance(value, Tensor):
                 continue
             if where[name].is_sharded and value.shape == parameter.shape:
-                value = tensor.gather(value, where[name].dim, where[name].length, group)
+                value = tensor_parallel.gather(value, where[name].dim, where[name].length, group)
             own[f"optimizer.{name}.{key}"] = value
     return _from_all_stages(part, own)
 
@@ -303,8 +302,8 @@ def load_training_state(part: Part, optimizer: ShardedOptimizer, state: Mapping[
 
     Raises KeyError for a state that lacks one of the part's tensors.
     """
-    where, group = tensor.placements(part), part.mesh.group("tp")
-    tensor.load_full_state(part, {name: state[f"model.{name}"] for name in part.state_dict()}, group)
+    where, group = tensor_parallel.placements(part), part.mesh.group("tp")
+    tensor_parallel.load_full_state(part, {name: state[f"model.{name}"] for name in part.state_dict()}, group)
     states: dict[int, dict[str, Tensor]] = {}
     for name, (number, parameter) in _numbered(part, optimizer).items():
         prefix, shape, dim = f"optimizer.{name}.", state[f"model.{name}"].shape, where[name].dim
@@ -312,7 +311,7 @@ def load_training_state(part: Part, optimizer: ShardedOptimizer, state: Mapping[
             if not entry.startswith(prefix):
                 continue
             if value.shape == shape:  # unlike a count of steps, which stays where it is
-                value = (value if dim is None else tensor.share(value, dim, group)).to(parameter.device)
+                value = (value if dim is None else tensor_parallel.share(value, dim, group)).to(parameter.device)
             states.setdefault(number, {})[entry.removeprefix(prefix)] = value
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
