@@ -192,10 +192,11 @@ def train_step(
     """
     mesh = part.mesh
     _check_samples(part, inputs)
-    share = batches.split((inputs, targets), mesh.size("dp"))[mesh.place("dp")]
+    own_inputs, own_targets = batches.split((inputs, targets), mesh.size("dp"))[mesh.place("dp")]
     scale = 1.0 if scaler is None else scaler.scale_factor
-    weight = batches.size(share) * mesh.size("dp") / len(inputs)  # 1 for a mean share
-    loss = run_schedule(part.schedule, part.stages, *share, part.loss_fn(weight * scale), mesh.group("pp"))
+    weight = len(own_inputs) * mesh.size("dp") / len(inputs)  # 1 for a mean share
+    loss_fn = part.loss_fn(weight * scale)
+    loss = run_schedule(part.schedule, part.stages, own_inputs, own_targets, loss_fn, mesh.group("pp"))
     mean = _mean_over_replicas(part, loss) / scale
     if math.isfinite(mean):
         complete_gradients(part, optimizer)
@@ -229,14 +230,14 @@ def clip_grad_norm(optimizer: ShardedOptimizer, max_norm: float) -> float:
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm={max_norm} would erase or flip all gradients; give a positive number such as 1.0")
-    groups = optimizer.inner.param_groups
-    counted = [shard.grad for group in groups if group["counts"] for shard in group["params"]]
     squares = torch.zeros((), dtype=torch.float64, device=optimizer.shards[0].device)
-    for gradient in counted:
-        squares += gradient.square().sum()
+    for group in optimizer.inner.param_groups:
+        if group["counts"]:
+            squares += sum(shard.grad.square().sum() for shard in group["params"])
     dist.all_reduce(squares)
     norm = float(squares.sqrt())
     for shard in optimizer.shards:
+        assert shard.grad is not None
         shard.grad *= min(1.0, max_norm / (norm + 1e-6))
     return norm
 
@@ -288,12 +289,11 @@ def training_state(part: Part, optimizer: ShardedOptimizer) -> dict[str, Tensor]
     own = {f"model.{name}": value for name, value in tensor_parallel.full_state(part, group).items()}
     states = optimizer.state_dict()["state"]
     for name, (number, parameter) in _numbered(part, optimizer).items():
+        dim, length = where[name].dim, where[name].length
         for key, value in states.get(number, {}).items():
-            if not isinstance(value, Tensor):
-                continue
-            if where[name].is_sharded and value.shape == parameter.shape:
-                value = tensor_parallel.gather(value, where[name].dim, where[name].length, group)
-            own[f"optimizer.{name}.{key}"] = value
+            if isinstance(value, Tensor):
+                is_cut = dim is not None and value.shape == parameter.shape
+                own[f"optimizer.{name}.{key}"] = tensor_parallel.gather(value, dim, length, group) if is_cut else value
     return _from_all_stages(part, own)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from course_lib.mechanisms.schedules import SCHEDULES
 from course_lib.mechanisms.tensor_parallel import placements
 from course_lib.model import GPTConfig, TinyGPT
 
-STEPS = 3
+STEPS = 2
 SAMPLES = 11
 CONFIG = GPTConfig(vocab=13, layers=3, hidden=16, heads=4, ffn_hidden=51)
 SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
@@ -50,21 +50,17 @@ Case = tuple[Sizes, str, torch.dtype, str]  # mesh, schedule, dtype, what is spe
 
 EIGHT_RANKS: list[Case] = [
     ((2, 2, 2), "gpipe", F32, "tied clip zero"),
-    ((2, 2, 2), "gpipe", F64, "frozen Adam"),
     ((2, 2, 2), "1f1b", F64, "tied clip zero sequence grouped"),
-    ((2, 2, 2), "1f1b", F64, "tied clip frozen"),
-    ((2, 2, 2), "1f1b", F32, "tied sequence Adam zero loose"),
-    ((2, 2, 2), "interleaved_1f1b", F32, "clip grouped"),
-    ((2, 2, 2), "interleaved_1f1b", F64, "tied sequence zero frozen clip"),
+    ((2, 2, 2), "1f1b", F32, "tied clip frozen"),
+    ((2, 2, 2), "interleaved_1f1b", F64, "tied clip zero sequence frozen"),
     ((2, 2, 2), "zb_h1", F64, "tied clip zero Adam"),
-    ((2, 2, 2), "zbv", F32, "tied clip sequence zero"),
-    ((2, 2, 2), "dualpipev", F64, "tied clip sequence frozen zero grouped"),
+    ((2, 2, 2), "zbv", F32, "loose grouped zero"),
+    ((2, 2, 2), "dualpipev", F64, "tied clip zero sequence frozen"),
     ((8, 1, 1), "gpipe", F64, "tied clip zero"),
     ((1, 4, 2), "1f1b", F64, "tied clip sequence"),
-    ((2, 1, 4), "1f1b", F64, "tied clip sequence grouped zero"),
 ]
 FOUR_RANKS: list[Case] = [
-    ((1, 1, 4), "gpipe", F64, "tied clip sequence zero"),
+    ((1, 1, 4), "gpipe", F64, "tied clip sequence zero grouped"),
     ((1, 4, 1), "zb_h2", F64, "tied clip zero frozen"),
     ((4, 1, 1), "1f1b", F32, "tied clip"),
     ((2, 2, 1), "1f1b", F64, "tied clip zero Adam"),
@@ -95,7 +91,7 @@ def minibatch(step: int) -> tuple[Tensor, Tensor]:
     return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(SAMPLES)])
 
 
-def optimizer_of(special: str) -> tuple[type[torch.optim.Optimizer], dict[str, float]]:
+def optimizer_of(special: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """SGD's updates are as long as the clipped gradients, so that a wrong norm is seen; Adam's are not."""
     # The gradient of a key's bias is zero but for rounding; with the usual eps of 1e-8, Adam would blow that up to a
     # whole step.
@@ -163,7 +159,7 @@ def equal(state: State, reference: State) -> None:
         assert torch.equal(tensor, reference[name]), name
 
 
-def copies_are_equal(held_by_rank: list[dict[Any, Tensor]], is_tied: bool) -> None:
+def copies_are_equal(held_by_rank: Sequence[dict[Any, Tensor]], is_tied: bool) -> None:
     found: dict[Any, Tensor] = {}
     for held in held_by_rank:
         for (name, place), tensor in held.items():
@@ -192,14 +188,13 @@ def test_training_is_that_of_one_process(cases: list[Case]) -> None:
 
 
 def continue_elsewhere(rank: int, folder: str) -> list[State]:
-    """Two steps on one mesh; then the third on the same ranks, going on or begun anew, and on two other meshes."""
+    """A step on one mesh; then the second on the same ranks, going on or begun anew, and on two other meshes."""
     special = "tied Adam frozen clip grouped"
     first = make_part(Mesh(2, 2, 2), "1f1b", F64, special + " zero")
     optimizer = optimize(first, special + " zero")
-    for step in range(2):
-        train_step(first, optimizer, *minibatch(step), max_norm=max_norm_of(special))
+    train_step(first, optimizer, *minibatch(0), max_norm=max_norm_of(special))
     before = training_state(first, optimizer)
-    checkpoint.save(before, folder, 2)
+    checkpoint.save(before, folder, 1)
     states = [before]
     for part, zero in (
         (first, " zero"),
@@ -210,7 +205,7 @@ def continue_elsewhere(rank: int, folder: str) -> list[State]:
         if part is not first:
             optimizer = optimize(part, special + zero)
             load_training_state(part, optimizer, before)
-        train_step(part, optimizer, *minibatch(2), max_norm=max_norm_of(special))
+        train_step(part, optimizer, *minibatch(1), max_norm=max_norm_of(special))
         states.append(training_state(part, optimizer))
     return states
 
@@ -222,13 +217,16 @@ def test_a_state_fits_the_same_mesh_bit_for_bit_and_every_other_one_and_one_proc
     equal(resumed, same)
     for state in (same, *elsewhere):
         close(state, dict(checkpoint.training_state(model, optimizer)))
-    plain, kind_and_settings = build(special, F64, seed=5), optimizer_of(special)
-    plain_optimizer = kind_and_settings[0](plain.parameters(), **kind_and_settings[1])
-    assert checkpoint.resume(plain, plain_optimizer, tmp_path) == 2
+    plain, (kind, settings) = build(special, F64, seed=5), optimizer_of(special)
+    plain_optimizer = kind(plain.parameters(), **settings)
+    assert checkpoint.resume(plain, plain_optimizer, tmp_path) == 1
     equal(dict(checkpoint.training_state(plain, plain_optimizer)), before)
 
 
 # Mixed precision
+
+
+SCALES = {torch.bfloat16: 1.0, torch.float16: 2.0**10}
 
 
 def in_sixteen_bits(model: TinyGPT, scale: float) -> State:
@@ -249,9 +247,14 @@ def in_sixteen_bits(model: TinyGPT, scale: float) -> State:
     return dict(zip(names, masters, strict=True))
 
 
-def train_in_sixteen_bits(rank: int, dtype: torch.dtype, scale: float) -> State:
-    scaler = LossScaler(scale) if scale > 1 else None
-    part = make_part(Mesh(2, 2, 2), "1f1b", dtype, "tied sequence")
+def train_in_sixteen_bits(rank: int) -> list[State]:
+    mesh = Mesh(2, 2, 2)
+    return [train_in(mesh, dtype, scale) for dtype, scale in SCALES.items()]
+
+
+def train_in(mesh: Mesh, dtype: torch.dtype, scale: float) -> State:
+    scaler = LossScaler(scale) if dtype == torch.float16 else None
+    part = make_part(mesh, "1f1b", dtype, "tied sequence")
     optimizer = optimize(part, "zero")
     for step in range(STEPS):
         train_step(part, optimizer, *minibatch(step), scaler=scaler, max_norm=0.1)
@@ -265,23 +268,28 @@ def distance(state: State, reference: State) -> float:
     return math.sqrt(sum(float((state[name].double() - reference[name]).square().sum()) for name in state))
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 2.0**10)], ids=["bf16", "fp16"])
-def test_sixteen_bits_are_as_near_to_the_truth_as_in_one_process(dtype: torch.dtype, scale: float) -> None:
-    """In 16 bits rounding is all there is to see, so the yardstick is how far it takes plain PyTorch from float64."""
-    truth = build("tied", dtype).double()
-    start = {name: parameter.detach().clone() for name, parameter in truth.named_parameters()}
-    optimizer = torch.optim.SGD(truth.parameters(), lr=0.1)
+def exactly(dtype: torch.dtype) -> tuple[State, State]:
+    """Before and after training in float64, from where a model of this dtype starts."""
+    model = build("tied", dtype).double()
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         inputs, targets = minibatch(step)
         optimizer.zero_grad()
-        data.answer_loss(truth(inputs), targets).backward()
-        nn.utils.clip_grad_norm_(truth.parameters(), 0.1)
+        data.answer_loss(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
-    exact = {name: parameter.detach() for name, parameter in truth.named_parameters()}
-    theirs = distance(in_sixteen_bits(build("tied", dtype), scale), exact)
-    found = launch(train_in_sixteen_bits, 8, (dtype, scale), device="cpu").results[0]
-    assert 0 < theirs < 0.1 * distance(start, exact)
-    assert distance(found, exact) < 1.5 * theirs
+    return start, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_sixteen_bits_are_as_near_to_the_truth_as_in_one_process() -> None:
+    """In 16 bits rounding is all there is to see, so the yardstick is how far it takes plain PyTorch from float64."""
+    found = launch(train_in_sixteen_bits, 8, device="cpu").results[0]
+    for (dtype, scale), state in zip(SCALES.items(), found, strict=True):
+        start, exact = exactly(dtype)
+        theirs = distance(in_sixteen_bits(build("tied", dtype), scale), exact)
+        assert 0 < theirs < 0.1 * distance(start, exact)
+        assert distance(state, exact) < 1.5 * theirs
 
 
 def overflow_on_one(rank: int) -> list[tuple[float, bool]]:
