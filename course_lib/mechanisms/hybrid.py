@@ -291,9 +291,11 @@ def training_state(part: Part, optimizer: ShardedOptimizer) -> dict[str, Tensor]
     for name, (number, parameter) in _numbered(part, optimizer).items():
         dim, length = where[name].dim, where[name].length
         for key, value in states.get(number, {}).items():
-            if isinstance(value, Tensor):
-                is_cut = dim is not None and value.shape == parameter.shape
-                own[f"optimizer.{name}.{key}"] = tensor_parallel.gather(value, dim, length, group) if is_cut else value
+            if not isinstance(value, Tensor):
+                continue
+            if dim is not None and value.shape == parameter.shape:
+                value = tensor_parallel.gather(value, dim, length, group)
+            own[f"optimizer.{name}.{key}"] = value
     return _from_all_stages(part, own)
 
 

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from course_lib import launch
 from course_lib.mechanisms.hybrid import AXES, Mesh
 
+
 def neighbors(rank):
     mesh = Mesh(dp=2, pp=2, tp=2)
     return {axis: dist.get_process_group_ranks(mesh.group(axis)) for axis in AXES}
@@ -88,6 +89,7 @@ launch(what_it_holds, world_size=8).results
 # %%
 from itertools import islice
 
+
 def minibatches(steps):
     return islice(data.minibatches(problems, 64), steps)
 
@@ -111,12 +113,12 @@ def train_alone(steps=5):
 alone = train_alone()
 for sizes in ((2, 2, 2), (4, 2, 1), (1, 4, 2)):
     losses = launch(train, world_size=8, args=(sizes,)).results[0]
-    off = max(abs(loss - other) for loss, other in zip(losses, alone))
+    off = max(abs(loss - other) for loss, other in zip(losses, alone, strict=True))
     print(f"dp, pp, tp = {sizes}: loss {losses[0]:.3f} -> {losses[-1]:.3f},", "the same" if off < 1e-9 else "another")
 
 # %% [markdown]
-# Each of these ways to arrange eight ranks is the same training, up to the rounding of 64-bit numbers. How to arrange them is a
-# question of memory and speed alone.
+# Each of these ways to arrange eight ranks is the same training, up to the rounding of 64-bit numbers. How to arrange
+# them is a question of memory and speed alone.
 #
 # ## 3. What is counted twice
 #
@@ -172,9 +174,39 @@ for rank, groups in enumerate(by_rank):
 # ## 4. How much each axis sends
 #
 # *Predict:* which of the three axes sends the most bytes in a step, and which the least? Every message of the run is
-# in its timeline, and each axis uses operations of its own.
-#
-# AXIS_CELL
+# in its timeline, and in this run each axis uses operations of its own: tensor ranks all-reduce, stages send, and
+# replicas exchange gradients (all-to-all) and updated parameters (all-gather).
+
+# %%
+AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
+
+def train_on(rank, samples, steps):
+    part = make_part((2, 2, 2))
+    optimizer = make_optimizer(part, torch.optim.Adam, lr=3e-3)
+    for inputs, targets in islice(data.minibatches(problems, samples), steps):
+        train_step(part, optimizer, inputs, targets)
+
+def sent(samples, steps):
+    """The operations of rank 0 and their bytes, a list for each axis."""
+    spans = launch(train_on, world_size=8, args=(samples, steps)).timeline.of(0)
+    transfers = [span for span in spans if span.kind == "transfer" and span.bytes > 100]  # not the loss
+    return {axis: [span.bytes for span in transfers if AXIS_OF.get(span.name) == axis] for axis in AXES}
+
+def per_step(samples):
+    """Operations and bytes of a step by axis: what two steps sent more than one."""
+    one, two = sent(samples, steps=1), sent(samples, steps=2)
+    return {axis: (len(two[axis]) - len(one[axis]), sum(two[axis]) - sum(one[axis])) for axis in AXES}
+
+counted = {samples: per_step(samples) for samples in (64, 256)}
+for samples, by_axis in counted.items():
+    for axis, (operations, number) in by_axis.items():
+        print(f"{samples:3} samples   {axis}: {operations:2} operations, {number:9,} bytes sent by rank 0 in a step")
+
+# %% [markdown]
+# Tensor parallelism sends by far the most, and the most often: twice forward and twice backward in every layer, for
+# every micro-batch, and nobody can go on without the result. The pipeline sends the same hidden states, but only where
+# two stages meet. Replicas send as many bytes as there are gradients and parameters, once in a step, *however many
+# samples there are*: with more samples, the other two grow, and this one does not.
 #
 # ## 5. In 16 bits
 #
@@ -188,6 +220,7 @@ for rank, groups in enumerate(by_rank):
 # %%
 from course_lib.mechanisms.hybrid import full_state
 from course_lib.mechanisms.mixed_precision import LossScaler
+
 
 def train_with_an_overflow(rank):
     part = make_part((2, 2, 2), dtype=torch.float16)
@@ -230,11 +263,11 @@ print("loss scale afterwards, by rank:", [scale for _, scale in results])
 # the one that reaches across, over a link of which it knows two numbers.
 
 # %%
-one, two = sent(256, steps=1), sent(256, steps=2)
 bandwidth, latency = 1e6, 0.001  # of the slow link: bytes per second, and seconds before a message moves
-for option, axis in zip("abc", ("tp", "pp", "dp")):
-    number, messages = sum(two[axis]) - sum(one[axis]), len(two[axis]) - len(one[axis])
-    print(f"{option}: if {axis} reaches across, {number / bandwidth + messages * latency:.2f} s on the slow link per step (modelled)")
+for option, axis in zip("abc", ("tp", "pp", "dp"), strict=True):
+    operations, number = counted[256][axis]
+    seconds = number / bandwidth + operations * latency
+    print(f"{option}: with {axis} across, rank 0 is on the slow link for {seconds:.2f} s of every step (modelled)")
 
 # %% [markdown]
 # It is **a**. That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are neighbors on
