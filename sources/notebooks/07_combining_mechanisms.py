@@ -235,7 +235,7 @@ def train_with_an_overflow(rank):
             overflow.remove()
         state = full_state(part)
         is_updated = any(not torch.equal(state[name], before[name]) for name in state)
-        story.append(f"step {step}: loss {loss:.2f}, {'updated' if is_updated else 'skipped'}")
+        story.append(f"step {step}: loss {loss:.1f}, {'updated' if is_updated else 'skipped'}")
         before = state
     return story, scaler.scale_factor
 
@@ -270,10 +270,12 @@ for option, axis in zip("abc", ("tp", "pp", "dp"), strict=True):
     print(f"{option}: with {axis} across, rank 0 is on the slow link for {seconds:.2f} s of every step (modelled)")
 
 # %% [markdown]
-# It is **a**. That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are neighbors on
-# it have neighboring numbers, and neighboring numbers share a machine. Of the other two, the pipeline sends less here
-# and has to wait for each message; replicas send more, but can do so while the last micro-batches are
-# still being computed, and their bytes do not grow with the minibatch. Large runs put both across.
+# It is **a**, by far. That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are neighbors
+# on it have neighboring numbers, and neighboring numbers share a machine.
+#
+# The other two are close, and large runs put both across. The pipeline's bytes grow with the minibatch, and a stage
+# waits for each message unless another micro-batch is there to work on. The replicas' bytes do not grow, and nobody
+# needs them before the update.
 #
 # ## What to take with you
 #
