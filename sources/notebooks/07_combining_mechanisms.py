@@ -270,8 +270,8 @@ for option, axis in zip("abc", ("tp", "pp", "dp"), strict=True):
     print(f"{option}: with {axis} across, rank 0 is on the slow link for {seconds:.2f} s of every step (modelled)")
 
 # %% [markdown]
-# It is **a**, by far. That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are neighbors
-# on it have neighboring numbers, and neighboring numbers share a machine.
+# It is **a**, by far. That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are
+# neighbors on it have neighboring numbers, and neighboring numbers share a machine.
 #
 # The other two are close, and large runs put both across. The pipeline's bytes grow with the minibatch, and a stage
 # waits for each message unless another micro-batch is there to work on. The replicas' bytes do not grow, and nobody
