@@ -172,7 +172,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             optimizer.step()
             optimizer.zero_grad()
 
-    The model is a plain one. Construction gives every rank the parameters of the group's first. `step()` averages the gradients over the group, updates this rank's shard, and gathers the parameters.
+    The model is a plain one. Construction gives every rank the parameters of the group's first. `step()` averages the
+    gradients over the group, updates this rank's shard, and gathers the parameters.
 
     gradients: "local", each rank's `.grad` is its own until `step()` averages them with a reduce-scatter; "averaged",
         they are the mean already (`average_gradients`, `DataParallel`) and do not travel again; "sharded", each bucket

@@ -455,7 +455,9 @@ def test_each_block_is_gathered_while_the_one_before_it_computes() -> None:
             return gather(output, *args, **kwargs)
 
         for layer, name in zip(model, names.values(), strict=True):
-            layer.weight.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(f"gradient {name}"))
+            layer.get_parameter("weight").register_post_accumulate_grad_hook(
+                lambda _, name=name: seen.append(f"gradient {name}")
+            )
         sharded = FullySharded(model)
         for layer, name in zip(model, names.values(), strict=True):
             layer.register_forward_pre_hook(lambda module, inputs, name=name: seen.append(f"compute {name}"))
@@ -476,7 +478,9 @@ def test_a_frozen_block_is_freed_as_soon_as_its_backward_pass_is_done() -> None:
         model[2].requires_grad_(False)
         seen: list[int] = []
         for layer in (model[1], model[0]):
-            layer.weight.register_post_accumulate_grad_hook(lambda _: seen.append(model[2].weight.numel()))
+            layer.get_parameter("weight").register_post_accumulate_grad_hook(
+                lambda _: seen.append(model[2].get_parameter("weight").numel())
+            )
         FullySharded(model)(torch.ones(1, 2)).sum().backward()
         return seen
 
@@ -702,7 +706,7 @@ def test_a_model_that_is_dropped_frees_its_shards() -> None:
         Batch(rank).loss(sharded).backward()
         model = build("plain", torch.float32)
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, gradients="sharded")
-        watched = [weakref.ref(sharded), weakref.ref(optimizer)]
+        watched: list[weakref.ref[Any]] = [weakref.ref(sharded), weakref.ref(optimizer)]
         del sharded, optimizer
         gc.enable()
         return [reference() is None for reference in watched]
