@@ -159,7 +159,7 @@ def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: dist.Proces
     dist.all_reduce(squares, group=group)
     norm = squares.sqrt()
     for gradient in gradients:
-        gradient *= (max_norm / norm).clamp(max=1.0)
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
     return norm
 
 
