@@ -159,7 +159,7 @@ def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: dist.Proces
     dist.all_reduce(squares, group=group)
     norm = squares.sqrt()
     for gradient in gradients:
-        gradient *= (max_norm / norm).clamp(max=1.0)
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
     return norm
 
 
@@ -172,8 +172,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             optimizer.step()
             optimizer.zero_grad()
 
-    The model is a plain one. Construction gives every rank the parameters of the group's first and leaves frozen ones
-    alone. `step()` averages the gradients over the group, updates this rank's shard, and gathers the parameters.
+    The model is a plain one. Construction gives every rank the parameters of the group's first. `step()` averages the
+    gradients over the group, updates this rank's shard, and gathers the parameters.
 
     gradients: "local", each rank's `.grad` is its own until `step()` averages them with a reduce-scatter; "averaged",
         they are the mean already (`average_gradients`, `DataParallel`) and do not travel again; "sharded", each bucket
@@ -201,12 +201,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         params = list(params)
         _check_arguments(params, optimizer_cls, gradients, bucket_mb)
         self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
-        self._make_inner = functools.partial(optimizer_cls, **kwargs)
+        self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
         self._inner: torch.optim.Optimizer | None = None
         self._buckets: list[_Bucket] = []
+        self._next = 0  # the bucket to be sent next: their order has to be the same on all ranks
+        self._is_sent = self._is_finished = False
         super().__init__(params, kwargs)
         self.defaults = self.inner.defaults
-        self._begin_step()
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -223,10 +224,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         whole = self.param_groups[-1]
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
+        frozen = [parameter for parameter in whole["params"] if not parameter.requires_grad]
         if not parameters:
             raise ValueError("params holds only frozen parameters; give some that require a gradient")
-        named = {f"params[{number}]": parameter for number, parameter in enumerate(parameters)}
+        named = {f"params[{number}]": parameter for number, parameter in enumerate((*parameters, *frozen))}
         agree(named, "are to be updated", parameters[0].device, self.group)
+        for parameter in frozen:
+            dist.broadcast(parameter.detach(), group=self.group, group_src=0)
         full = fill_buckets(reversed(parameters), self.bucket_mb * 2**20)
         buckets = [_Bucket(bucket, self.group) for bucket in full]
         sharded = {**_hyperparameters(whole), "params": [bucket.shard for bucket in buckets]}
@@ -316,7 +320,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {p: number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
 
     def _begin_step(self) -> None:
-        self._next = 0  # the bucket to be sent next: their order has to be the same on all ranks
+        self._next = 0
         self._is_sent = self._is_finished = False
         for bucket in self._buckets:
             bucket.missing = set(bucket.parameters)
@@ -457,7 +461,7 @@ class FullySharded(nn.Module):
             for number, shard in enumerate(block.shards):
                 yield f"{names[block.module]}.shards.{number}".lstrip("."), shard.own
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The whole model's, with the plain model's names, on every rank. All ranks call it."""
         wholes: dict[Tensor, Tensor] = {}
         for shard in self._shards():
@@ -486,7 +490,7 @@ class FullySharded(nn.Module):
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         """The state that an optimizer of `parameters()` has for whole parameters, by name. All ranks call it."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
-        whole = {}
+        whole: dict[str, dict[str, Any]] = {}
         for shard in self._shards():
             states = gather_state(optimizer.state.get(shard.own, {}), shard.own, shard.layout, self.group)
             whole.update(zip((names[parameter] for parameter in shard.parameters), states, strict=True))
