@@ -22,7 +22,6 @@ from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape
 from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
 from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice
 
-
 TRAFFIC_CORES = 16  # cores of a device that carry a collective while the others compute (NCCL: one for each channel)
 
 

@@ -130,7 +130,9 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
                 needs = backward + m if stage < n_stages - 1 else forward
             peer = home.get(source, rank)
             lag = costs["transfer"][min(stage, source)] if peer != rank else 0.0
-            steps[op][stage] = _Step(kind, op.upper(), seconds[op][stage], needs, lag, peer if peer != rank else None, gives)
+            steps[op][stage] = _Step(
+                kind, op.upper(), seconds[op][stage], needs, lag, peer if peer != rank else None, gives
+            )
     return steps
 
 
@@ -162,12 +164,7 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
                 position[rank] = index
                 break
             if sent + lag > now:
-                if sent > now:
-                    add(new((rank, "wait", "recv", now, sent, None, None, 0, peer, False)))
-                    now = sent
-                if lag:
-                    add(new((rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False)))
-                    now = sent + lag
+                now = _hold_up(spans, rank, now, sent, lag, peer)
             end = now + seconds
             add(new((rank, kind, name, now, end, micro_batch, stage, 0, None, False)))
             times[gives] = now = end
@@ -177,6 +174,15 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
     if waiting:
         validate(schedule)  # names who waits for what
     return spans
+
+
+def _hold_up(spans: list[Span], rank: int, now: float, sent: float, lag: float, peer: int | None) -> float:
+    """Note what keeps a rank from going on, and return when it can."""
+    if sent > now:
+        spans.append(Span(rank, "wait", "recv", now, sent, peer=peer))
+    if lag:
+        spans.append(Span(rank, "transfer", "recv", max(now, sent), sent + lag, peer=peer))
+    return sent + lag
 
 
 def _later(

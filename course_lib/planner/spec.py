@@ -280,7 +280,14 @@ class Plan:
     def slice(self) -> Slice:
         hides_tensor = "tensor" in self.overlap
         return Slice(
-            self.tp, self.cp, self.micro_batch, self.sequence_parallel, self.recompute, self.precision, hides_tensor, self.fused
+            self.tp,
+            self.cp,
+            self.micro_batch,
+            self.sequence_parallel,
+            self.recompute,
+            self.precision,
+            hides_tensor,
+            self.fused,
         )
 
     @property
@@ -331,7 +338,7 @@ def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int)
         even = [v for v in range(2, model.layers // plan.pp + 1) if divides_evenly(model.layers, plan.pp * v)]
         yield (
             f"{model.layers} layers do not divide among pp={plan.pp} x virtual_stages={plan.virtual_stages}; "
-            f"interleaving needs equal stages: " + (f"virtual_stages={_or(even)}" if even else "use schedule='1f1b'")
+            "interleaving needs equal stages: " + (f"virtual_stages={_or(even)}" if even else "use schedule='1f1b'")
         )
     if plan.schedule == "interleaved_1f1b" and plan.pp > 1 and m % plan.pp:
         yield f"{m} micro-batches do not go through pp={plan.pp} in rounds, which interleaving needs; use a multiple"

@@ -134,7 +134,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tp": 5, "dp": 2}, r"tp=5 does not divide heads=96.*so use tp=1, 2, 3, 4, 6"),
     ({"dp": 3}, r"dp=3 x tp=8 x pp=8 makes 192 devices, but the cluster has 128; with dp=2 it would"),
     ({"micro_batch": 3}, r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; .* multiple of 6"),
-    ({"dp": 1, "tp": 1, "pp": 128, "sequence_parallel": False}, r"pp=128 x virtual_stages=1 makes 128 stages of 96 layers"),
+    (
+        {"dp": 1, "tp": 1, "pp": 128, "sequence_parallel": False},
+        r"pp=128 x virtual_stages=1 makes 128 stages of 96 layers",
+    ),
     ({"tp": 1, "dp": 16}, r"sequence_parallel=True shares work among tensor ranks, and tp=1"),
     (
         {"schedule": "interleaved_1f1b", "virtual_stages": 5},
