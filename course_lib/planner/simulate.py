@@ -56,7 +56,7 @@ def simulate(
         costs["overlapped"] = _per_stage("overlapped", overlapped, schedule.n_stages)
         schedule = Schedule([_with_pairs(row) for row in schedule.actions])
     with _no_collection():
-        spans = _play(schedule, _steps(schedule, costs))
+        spans = _play(schedule, _steps(schedule, costs), overlapped is not None)
     return Timeline(spans, schedule.n_ranks, "modelled")
 
 
@@ -136,7 +136,7 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
     return steps
 
 
-def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
+def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) -> list[Span]:
     """Let each rank go on until it needs what is not there yet, and call it again when it is."""
     times = [_NOT_YET] * (2 * schedule.n_stages * schedule.n_micro_batches) + [0.0] * (2 * schedule.n_micro_batches)
     free = [0.0] * schedule.n_ranks
@@ -155,10 +155,11 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
             needs += micro_batch
             gives += micro_batch
             sent = times[needs]
-            if op == "f" and sent >= 0:
-                sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
-            elif op == "b":
-                now -= seconds  # it started with its F
+            if paired and sent >= 0:
+                if op == "f":
+                    sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
+                elif op == "b":
+                    now -= seconds  # it started with its F
             if sent < 0:
                 waiting[needs] = rank
                 position[rank] = index
