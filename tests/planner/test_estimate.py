@@ -140,6 +140,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tp": 1, "dp": 16}, r"sequence_parallel=True shares work among tensor ranks, and tp=1"),
     (
+        {"schedule": "dualpipev", "virtual_stages": 2, "micro_batch": 8},
+        r"8 micro-batches are too few for dualpipev on 16 stages; use at least as many, or zbv",
+    ),
+    (
         {"schedule": "interleaved_1f1b", "virtual_stages": 5},
         r"96 layers do not divide among pp=8 x virtual_stages=5; .* virtual_stages=2, 3, 4, 6 or 12",
     ),
