@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from course_lib import schedules
+from course_lib.schedules import Schedule
+
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 OVERLAPS = ("data", "tensor", "pipeline")
 V_SHAPED = ("zbv", "dualpipev")  # two stages a rank, and the second half of the model comes back up the ranks
-SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", *V_SHAPED)
+SCHEDULES = tuple(schedules.SCHEDULES)
 
 
 class Parameters(NamedTuple):
@@ -218,6 +221,12 @@ class Depth(NamedTuple):
         if self.schedule in V_SHAPED:
             return [rank, self.n_stages - 1 - rank]
         return list(range(rank, self.n_stages, self.pp))
+
+    def schedule_of(self, n_micro_batches: int) -> Schedule:
+        """Who does what, in which order."""
+        build = schedules.SCHEDULES[self.schedule]
+        more = (self.virtual_stages,) if self.schedule == "interleaved_1f1b" else ()
+        return build(self.n_stages, n_micro_batches, *more)
 
 
 @dataclass(frozen=True)

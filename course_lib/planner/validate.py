@@ -25,8 +25,7 @@ from course_lib.planner.hardware import DEVICES, LINKS, Cluster
 from course_lib.planner.memory import RECIPES, layer_activations, model_state
 from course_lib.planner.pipeline import in_flight
 from course_lib.planner.simulate import simulate
-from course_lib.planner.spec import ModelSpec, Plan
-from course_lib.schedules import SCHEDULES, Schedule
+from course_lib.planner.spec import Depth, ModelSpec, Plan
 from course_lib.timeline import Timeline
 
 DATA = Path(__file__).with_name("published.json")
@@ -200,10 +199,8 @@ def _all_reduce(row: Row) -> float:
 # Schedules: simulated action by action
 
 
-def schedule_of(row: Row) -> Schedule:
-    p, m, v = row["p"], row["m"], row.get("v", 1)
-    build = SCHEDULES[row["schedule"]]
-    return build(p * v, m, v) if row["schedule"] == "interleaved_1f1b" else build(p * v, m)
+def depth_of(row: Row) -> Depth:
+    return Depth(row["p"], row.get("v", 1), row["schedule"])
 
 
 def longest_rank(timeline: Timeline) -> float:
@@ -221,13 +218,13 @@ def longest_rank(timeline: Timeline) -> float:
 def _bubble_rate(row: Row) -> float:
     v, costs = row["v"], row["milliseconds"]
     parts = {name: costs[name] / v for name in ("forward", "backward", "weight_grad")}
-    step = longest_rank(simulate(schedule_of(row), **parts, transfer=costs["transfer"]))
+    step = longest_rank(simulate(depth_of(row).schedule_of(row["m"]), **parts, transfer=costs["transfer"]))
     return 1 - row["m"] * v * sum(parts.values()) / step
 
 
 def _bubble_over_ideal(row: Row) -> float:
     v = row.get("v", 1)
-    return simulate(schedule_of(row), 1 / v, 2 / v).makespan / (3 * row["m"]) - 1
+    return simulate(depth_of(row).schedule_of(row["m"]), 1 / v, 2 / v).makespan / (3 * row["m"]) - 1
 
 
 def _in_flight(row: Row) -> float:
@@ -242,7 +239,7 @@ def _relative_throughput(row: Row) -> float:
 
 def _gpipe_seconds(row: Row) -> float:
     p, m = row["p"], row["m"]
-    return simulate(SCHEDULES["gpipe"](p, m), 1 / (p * m), 2 / (p * m)).makespan
+    return simulate(Depth(p, 1, "gpipe").schedule_of(m), 1 / (p * m), 2 / (p * m)).makespan
 
 
 PREDICT: dict[str, Callable[[Row], float]] = {

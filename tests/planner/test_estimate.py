@@ -98,6 +98,18 @@ def test_clusters_from_one_device_to_sixteen_thousand(nodes: int) -> None:
     assert estimate(SMALL, Cluster(nodes=nodes, devices_per_node=per_node), plan, plan.dp).step_time.total > 0
 
 
+@pytest.mark.parametrize(("schedule", "v"), [("1f1b", 1), ("interleaved_1f1b", 3), ("zb_h1", 1), ("gpipe", 1)])
+def test_the_timeline_of_an_estimate_takes_as_long_as_its_parts_say(schedule: str, v: int) -> None:
+    plan = replace(PLAN, schedule=schedule, virtual_stages=v, overlap=("pipeline",))
+    found = of(plan)
+    parts = found.step_time.parts
+    expected = sum(parts[name] for name in ("compute", "recompute", "tensor", "context", "pipeline", "bubble"))
+    timeline = found.timeline()
+    assert timeline.makespan == pytest.approx(expected, rel=0.02)
+    assert timeline.world_size == plan.pp
+    assert timeline.origin == "modelled"
+
+
 def test_why_names_the_binding_constraint() -> None:
     small_batch = of(replace(PLAN, dp=1, pp=16), global_batch=16)
     assert "the pipeline's bubble" in small_batch.why
