@@ -47,7 +47,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each rank of a pipeline does: `actions[rank]` is its list, in order. Build a new one rather than change it."""
+    """What each rank of a pipeline does: `actions[rank]` is its list, in order. Make a new one, never change one."""
 
     actions: list[list[Action]]
 
@@ -99,6 +99,7 @@ def validate(schedule: Schedule) -> None:
 
     Raises ScheduleError, which names rank, action and the missing input.
     """
+    schedule = Schedule(schedule.actions)  # whose numbers count anew: somebody may have changed a list
     _check_actions(schedule)
     _check_completeness(schedule)
     for _ in in_order(schedule):
@@ -134,6 +135,24 @@ def inputs_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
         return [(Action("I", stage, k),)]
     own = (Action("F", stage, k),)
     return [own] if stage == schedule.n_stages - 1 else [own, (Action("B", stage + 1, k), Action("I", stage + 1, k))]
+
+
+def messages_of(schedule: Schedule, action: Action) -> list[Action]:
+    """What an action passes on to another stage, named after the action there that waits for it: one F or B, or none.
+
+    A gradient is named after the whole backward, B, whether B or I will use it.
+    """
+    op, stage, k = action
+    if op == "F" and stage < schedule.n_stages - 1:
+        return [Action("F", stage + 1, k)]
+    return [Action("B", stage - 1, k)] if op in "BI" and stage > 0 else []
+
+
+def messages_from(schedule: Schedule, rank: int) -> Iterator[tuple[int, Action]]:
+    """All that a rank passes on, in order, and to which rank, which may be itself."""
+    for action in schedule.actions[rank]:
+        for message in messages_of(schedule, action):
+            yield schedule.rank_of[message.stage], message
 
 
 def missing_input(schedule: Schedule, action: Action, done: set[Action]) -> Action | None:
@@ -192,8 +211,8 @@ def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Acti
     return ScheduleError(f"rank {rank} waits forever in {action}: it needs {lacking}, {why}", rank, action, lacking)
 
 
-def _home(schedule: Schedule, action: Action | None) -> int | None:
-    return schedule.rank_of.get(action.stage) if action else None
+def _home(schedule: Schedule, action: Action | None) -> int:
+    return schedule.rank_of[action.stage] if action else -1
 
 
 def _place(rank: int | None) -> str:

@@ -136,6 +136,8 @@ def house(tmp_path: Path) -> Path:
     write(tmp_path, "__init__.py", "from course_lib.ranks import launch")
     write(tmp_path, "timeline.py", "import json")
     write(tmp_path, "mechanisms/batches.py", "import torch.nn as nn\nfrom course_lib.timeline import compute")
+    write(tmp_path, "schedules.py", "import typing")
+    write(tmp_path, "mechanisms/pipe.py", "from course_lib.schedules import Action")
     write(tmp_path, "mechanisms/ring.py", "from course_lib.mechanisms import batches\nfrom . import batches as b")
     write(tmp_path, "figures/gantt.py", "import plotly\nfrom course_lib.mechanisms import batches")
     write(tmp_path, "widgets/explorer.py", "import ipywidgets\nfrom course_lib.figures.gantt import draw")
@@ -164,6 +166,11 @@ def test_a_house_in_order_passes(house: Path) -> None:
         ("mechanisms/x.py", "import numpy as np", "torch and timeline only, not numpy"),
         ("figures/x.py", "from ipywidgets import HTML", "figures imports ipywidgets"),
         ("figures/x.py", "from course_lib.widgets import explorer", "figures imports widgets, which is not below it"),
+        (
+            "schedules.py",
+            "from course_lib.mechanisms import batches",
+            "schedules imports mechanisms, which is not below",
+        ),
         ("timeline.py", "import course_lib", "timeline imports ranks, which is not below it"),
         ("attic.py", "", "attic is on no floor of the house"),
     ],

@@ -8,6 +8,9 @@ from course_lib.schedules import (
     ScheduleError,
     as_text,
     in_order,
+    inputs_of,
+    messages_from,
+    messages_of,
     peak_in_flight,
     validate,
 )
@@ -20,6 +23,9 @@ __all__ = [
     "ScheduleError",
     "as_text",
     "in_order",
+    "inputs_of",
+    "messages_from",
+    "messages_of",
     "peak_in_flight",
     "validate",
 ]
