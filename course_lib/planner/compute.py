@@ -23,7 +23,7 @@ from course_lib.planner.hardware import Device
 from course_lib.planner.spec import ModelSpec, Slice
 
 TILE = 128 * 256  # numbers of the result that one core computes at a time: the large tile of vendors' libraries
-INNER_LOSS = 192  # K0: what beginning and ending a tile costs, in steps of its inner loop
+INNER_LOSS = 128  # K0: what beginning and ending a tile costs, in steps of its inner loop
 WAVE = 0.5
 UNFUSED = (
     2.5  # times the bytes where each small kernel reads and writes by itself: fusing made 175B 19% faster (SC21, 5.8)
