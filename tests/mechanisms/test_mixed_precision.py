@@ -388,7 +388,7 @@ def train_replica(rank: int, case: str, dtype: torch.dtype, optimizer: str, shar
     replica = DataParallel(build(case, dtype, seed=rank))
     scaler = LossScaler(TOO_LARGE, growth_interval=3)
     make: Any = OPTIMIZERS[optimizer]
-    if sharded:
+    if sharded:  # an optimizer that updates some of the copies on each rank and sends them to the others
         make = partial(ZeroRedundancyOptimizer, optimizer_class=make)
     master = MasterWeights(replica.parameters(), make, scaler=scaler)
     taken = []
