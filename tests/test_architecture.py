@@ -19,7 +19,7 @@ FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do no
     {"ranks"},
     {"model", "data"},
     {"mechanisms", "planner"},
-    {"figures"},
+    {"figures", "experiments"},
     {"checks"},
     {"questions"},
     {"scenarios"},

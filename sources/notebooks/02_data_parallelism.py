@@ -340,7 +340,7 @@ print("the same as one process, up to rounding:", difference < 1e-9)
 # **Who waited?** Here is the last of the 400 steps:
 
 # %% tags=["nbval-ignore-output"]
-from course_lib.widgets.experiments import last_steps
+from course_lib.experiments import last_steps
 
 (last,) = last_steps(run.timeline)
 gantt(last, title="One training step of four ranks")
@@ -507,7 +507,7 @@ judge("split forward backward all_reduce update clear")
 
 # %%
 from course_lib import Link, Pace
-from course_lib.widgets.experiments import training_step
+from course_lib.experiments import training_step
 
 device = {"forward": 0.004, "backward": 0.008, "optimizer": 0.004}
 pace = Pace(device, link=Link(latency=0.001, bandwidth=2.5e6))
