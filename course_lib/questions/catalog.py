@@ -17,10 +17,10 @@ class Entry(NamedTuple):
 CATALOG = {
     entry.name: entry
     for entry in (
-        Entry("Q4", "What does each worker get?", "02_data_parallelism", "data_parallel"),
-        Entry("Q1", "Eight gradients, and then?", "02_data_parallelism", "data_parallel"),
-        Entry("bytes_sent", "How much does each rank send?", "02_data_parallelism", "data_parallel"),
-        Entry("Q2", "One training step, in order", "02_data_parallelism", "data_parallel"),
-        Entry("Q3", "Eight are fine, sixteen are not", "02_data_parallelism", "data_parallel"),
+        Entry("Q4", "What does each worker get?", "02_data_parallelism", "replicas"),
+        Entry("Q1", "Eight gradients, and then?", "02_data_parallelism", "replicas"),
+        Entry("bytes_sent", "How much does each rank send?", "02_data_parallelism", "scaling"),
+        Entry("Q2", "One training step, in order", "02_data_parallelism", "step_order"),
+        Entry("Q3", "Eight are fine, sixteen are not", "02_data_parallelism", "scaling"),
     )
 }

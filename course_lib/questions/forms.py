@@ -7,14 +7,17 @@ them holds a key: whether an answer is right is what the run says.
     words(answer)  how it is said back
     run(answer)    an Outcome
     reveal()       for a room that has discussed it: the outcomes of what there is to run, without an answer
+    explanations() what there is to read where nothing can be run: answers in words, and what they lead to
+    lines          what there is to choose from or to put in order, as it is shown
+    example        an answer, so that one can see how it is written
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from string import ascii_lowercase
-from typing import Any, Union
+from typing import Any
 
 from course_lib.figures import Picture
 from course_lib.questions import units
@@ -35,10 +38,15 @@ class Choice:
     """Options, called a, b, c and so on."""
 
     options: tuple[Option, ...]
+    example = "a"
 
     @property
     def letters(self) -> str:
         return ascii_lowercase[: len(self.options)]
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{letter}  {option.text}" for letter, option in zip(self.letters, self.options, strict=True)]
 
     def read(self, given: Any) -> str:
         letter = str(given).strip().lower()
@@ -55,6 +63,9 @@ class Choice:
 
     def reveal(self) -> list[tuple[str, Outcome]]:
         return [(self.words(letter), self.run(letter)) for letter in self.letters]
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [(self.words(letter), self._option(letter).why) for letter in self.letters]
 
     def _option(self, letter: str) -> Option:
         return self.options[self.letters.index(letter)]
@@ -83,6 +94,11 @@ class Number:
     why: str
     slips: tuple[units.Slip, ...] = ()
     tolerance: float = 0.01
+    lines = ()
+
+    @property
+    def example(self) -> str:
+        return self.quantity.example
 
     def read(self, given: Any) -> str:
         text = str(given).strip()
@@ -102,6 +118,9 @@ class Number:
     def reveal(self) -> list[tuple[str, Outcome]]:
         return [("", self._outcome(None, self.measure(), self.why))]
 
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
     def _outcome(self, right: bool | None, reading: Reading, why: str) -> Outcome:
         return Outcome(right, reading.happened, why, measured=reading.measured, pictures=reading.pictures)
 
@@ -110,11 +129,20 @@ class Number:
 class Ordering:
     """Events to put in order; the order is a program, and `execute` runs it.
 
-    events: name to what is shown, in the order in which they are shown at first.
+    events: name to what is shown, in the order in which they are shown at first.  why: what a right order respects.
     """
 
     events: dict[str, str]
     execute: Callable[[tuple[str, ...]], Outcome]
+    why: str
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.events.values())
+
+    @property
+    def example(self) -> str:
+        return " ".join(self.events)
 
     def read(self, given: Any) -> list[str]:
         names = given.split() if isinstance(given, str) else list(given)
@@ -132,6 +160,9 @@ class Ordering:
         """Nothing without an order: the room gives one."""
         return []
 
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
 
 @dataclass(frozen=True)
 class FreeText:
@@ -142,7 +173,8 @@ class FreeText:
 
     experiment: Callable[[], Outcome]
     model_answer: str
-    checklist: tuple[str, ...] = field(default=())
+    checklist: tuple[str, ...]
+    example, lines = "...", ()
 
     def read(self, given: Any) -> str:
         text = str(given).strip()
@@ -159,11 +191,13 @@ class FreeText:
     def reveal(self) -> list[tuple[str, Outcome]]:
         return [("", self._compare())]
 
-    def _compare(self) -> Outcome:
-        outcome = self.experiment()
+    def explanations(self) -> list[tuple[str, str]]:
         points = "\n".join(f"- {point}" for point in self.checklist)
-        why = f"A good answer: {self.model_answer}\n\nDoes yours say this?\n\n{points}"
-        return replace(outcome, right=None, why=f"{outcome.why}\n\n{why}".strip())
+        return [("", f"A good answer: {self.model_answer}\n\nDoes yours say this?\n\n{points}")]
+
+    def _compare(self) -> Outcome:
+        ((_, why),) = self.explanations()
+        return replace(self.experiment(), right=None, why=why)
 
 
-Form = Union[Choice, Number, Ordering, FreeText]
+Form = Choice | Number | Ordering | FreeText

@@ -31,8 +31,8 @@ LONGEST_ANSWER = 40  # characters in a table
 class Note(NamedTuple):
     """One line of the file.
 
-    what: "committed" (the student has decided), "ran" (the answer was run) or "checked" (the student has compared a
-        text with the model answer).
+    what: "drafted" (a text to go on with), "committed" (the student has decided), "ran" (the answer was run) or
+        "checked" (the points of the model answer that the student finds in a text, by number).
     answer: as the question's form reads it: a letter, a list of events, a text.
     right: what the run said; None where nothing is said, or only the student can say.
     """
@@ -46,7 +46,7 @@ class Note(NamedTuple):
 
 
 def folder() -> Path:
-    """The student's `.course`: COURSE_STATE if that is set, else beside the course that the working directory is in."""
+    """The student's `.course`: COURSE_STATE if that is set, else that of the course around the working directory."""
     if chosen := os.environ.get("COURSE_STATE"):
         return Path(chosen)
     here = Path.cwd()
@@ -80,8 +80,9 @@ def notes() -> list[Note]:
 
 
 def latest(question: str, seed: int) -> Note | None:
-    """The last thing that happened to a question."""
-    return next((note for note in reversed(notes()) if (note.question, note.seed) == (question, seed)), None)
+    """The last answer to a question, and how far it got."""
+    own = (note for note in reversed(notes()) if (note.question, note.seed) == (question, seed))
+    return next((note for note in own if note.what != "checked"), None)
 
 
 def reset() -> Path | None:
@@ -167,7 +168,7 @@ def _what_became(of_one: list[Note]) -> str:
         return "compared with the model answer"
     if ran:
         return f"not right yet; last answer: {_short(ran[-1].answer)}"
-    return f"not run yet; answer: {_short(of_one[-1].answer)}" if of_one else "-"
+    return f"begun: {_short(of_one[-1].answer)}" if of_one else "-"
 
 
 def _short(answer: Any) -> str:

@@ -25,12 +25,14 @@ class Question:
     """One question with its numbers.
 
     seed: which numbers; 0 are those of the lesson.  text: the situation, and what is asked.
+    varies: whether there are other numbers.
     """
 
     name: str
     seed: int
     text: str
     form: Form
+    varies: bool = True
 
     @property
     def entry(self) -> Entry:
@@ -56,6 +58,10 @@ class Question:
         outcome = self.form.run(answer)
         complaint = self._keep("ran", answer, outcome.right)
         return Feedback(self.form.words(answer), outcome, tuple(filter(None, [complaint])))
+
+    def draft(self, text: str) -> None:
+        """Keep a text that the student is still working on."""
+        self._keep("drafted", text)
 
     def check(self, answer: Any) -> None:
         """Keep that the student has compared a text with the model answer."""
@@ -84,12 +90,17 @@ class Question:
 
 @dataclass(frozen=True)
 class Family(Generic[Case]):
-    """A question for any numbers. first: those of the lesson.  draw: others.  ask: the text and the form for some."""
+    """A question for any numbers.
+
+    first: those of the lesson.  ask: the text and the form for some.  draw: others; None if there are none.
+    """
 
     first: Case
-    draw: Callable[[Random], Case]
     ask: Callable[[Case], tuple[str, Form]]
+    draw: Callable[[Random], Case] | None = None
 
     def question(self, name: str, seed: int = 0) -> Question:
-        case = self.first if seed == 0 else self.draw(Random(seed))
-        return Question(name, seed, *self.ask(case))
+        if seed and self.draw is None:
+            raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
+        case = self.draw(Random(seed)) if seed and self.draw else self.first
+        return Question(name, seed, *self.ask(case), varies=self.draw is not None)
