@@ -24,7 +24,7 @@ CATALOG = {
         Entry("Q3", "Eight are fine, sixteen are not", "02_data_parallelism", "scaling"),
         Entry("Q7", "A batch passes through the stages", "03_layerwise_model_parallelism", "stages"),
         Entry("Q11", "Eight units, one of them active", "03_layerwise_model_parallelism", "stages"),
-        Entry("Q10", "What is the first stage doing?", "05_pipeline_parallelism", "stages"),
-        Entry("Q8", "The order that keeps both busiest", "05_pipeline_parallelism", "stages"),
+        Entry("Q10", "What is the first stage doing?", "05_pipeline_parallelism", "pipeline"),
+        Entry("Q8", "The order that keeps both busiest", "05_pipeline_parallelism", "pipeline"),
     )
 }

@@ -1,4 +1,4 @@
-"""Questions about stages and micro-batches (Q7, Q8, Q10, Q11).
+"""Questions about a model that lies on several devices, layer after layer (Q7, Q11), and the program that runs them.
 
 An order of events becomes a program: each device, a rank, does its own events in the order in which they stand. An
 event waits for the message it needs and sends one to whoever needs its result; a message is a micro-batch's number.
@@ -12,7 +12,6 @@ The devices' time is paced, and nothing else is: an order that cannot be done ge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -23,11 +22,11 @@ import torch.distributed as dist
 from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import percent
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Option, Ordering
+from course_lib.questions.forms import Choice, Form, Option
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Deadlock, Link, Pace, RankFailed, launch
-from course_lib.timeline import Span, Timeline, compute
+from course_lib.ranks import Link, Pace, launch
+from course_lib.timeline import Timeline, compute
 
 SECONDS = {"forward": 0.03, "backward": 0.06}  # for one unit of work on one device
 
@@ -89,74 +88,6 @@ def fill_and_drain(devices: int, micro_batches: int) -> list[Event]:
     return forwards + backwards
 
 
-# Q8. The order that keeps both busiest
-
-
-@dataclass(frozen=True)
-class Grid:
-    """So many devices in a row, so many micro-batches through all of them."""
-
-    devices: int
-    micro_batches: int
-
-    @property
-    def least_idle(self) -> float:
-        """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
-        return (self.devices - 1) / (self.micro_batches + self.devices - 1)
-
-
-NEARLY = 0.04  # a paced run's idle share is that close to theory; the next better order is farther away
-
-
-def _draw_grid(random: Random) -> Grid:
-    return Grid(*random.choice([(2, 2), (2, 3), (3, 2)]))
-
-
-def _ask_busiest(case: Grid) -> tuple[str, Form]:
-    events = fill_and_drain(case.devices, case.micro_batches)
-    Random(case.devices * 10 + case.micro_batches).shuffle(events)
-    text = (
-        f"A model is cut into {case.devices} stages, one on each of {case.devices} devices in a row, and a minibatch "
-        f"into {case.micro_batches} micro-batches. A backward pass takes twice as long as a forward pass. Put the "
-        "events in an order that keeps the devices as busy as can be. Each device does its own events in the order in "
-        "which they stand in your list; where two devices are free, both work at once."
-    )
-    why = (
-        "A device passes a micro-batch on and starts the next one at once. What stays idle is the beginning, until the "
-        "first micro-batch has reached the last device, and the end: "
-        f"{case.devices - 1} of {case.micro_batches + case.devices - 1} parts of the time, {percent(case.least_idle)}."
-    )
-    return text, Ordering({str(event): event.words for event in events}, partial(_measure_idle, case), why)
-
-
-def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
-    order = [Event.read(name) for name in names]
-    try:
-        timeline = play(order, case.devices)
-    except Deadlock as error:
-        why = "Each of them waits for something that another one was told to do only later."
-        return Outcome(False, "Nobody can move: the devices are stuck for good.", why, measured=(error.message,))
-    except RankFailed as error:
-        return Outcome(False, f"It cannot be run: {error.__cause__}.", "A backward pass needs its own forward pass.")
-    best = play(fill_and_drain(case.devices, case.micro_batches), case.devices)
-    idle = timeline.idle_fraction()
-    right = idle < case.least_idle + NEARLY
-    said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
-    why = (
-        "A device passes a micro-batch on and starts the next one at once; what stays idle is the beginning and the end."
-        if right
-        else "Look for a device that waits while it had something else to do: that event should have come earlier."
-    )
-    measured = f"Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
-    return Outcome(
-        right,
-        said,
-        why,
-        measured=(measured,),
-        pictures=(gantt(timeline, best, title="Your order, and below it a best one"),),
-    )
-
-
 # Q7. The whole batch passes through the stages
 
 
@@ -175,13 +106,11 @@ def _ask_inefficiency(stages: int) -> tuple[str, Form]:
         "remedy is to cut the batch into micro-batches, and that is what a pipeline does."
     )
     links = "Only one message passes each link in each direction. Links that cost nothing change next to nothing."
-    copies = f"Each device holds its own layers and no others. That is the very point of it: memory is what {stages} devices gain."
+    copies = "Each device holds its own layers and no others. That is the very point of it: memory is what is gained."
     uneven = "The stages are equally large, and every device computes for the same time."
     return text, Choice(
         (
-            Option(
-                "sending activations from device to device takes most of the time", partial(_free_links, stages), links
-            ),
+            Option("sending activations from device to device takes most time", partial(_free_links, stages), links),
             Option("every device has to hold the whole model", partial(_held_by_stage, stages), copies),
             Option(f"at any moment one device works, and {stages - 1} wait", partial(_who_works, stages), turns),
             Option("the last device has far more to compute than the others", partial(_busiest, stages), uneven),
@@ -242,85 +171,6 @@ def _turns(timeline: Timeline) -> Picture:
     return gantt(timeline, title="One batch passes through the stages and back")
 
 
-# Q10. S3 has just finished MB1
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A pipeline at the moment when one stage has just finished the forward pass of a micro-batch; both count from 1."""
-
-    stages: int
-    stage: int
-    micro_batch: int
-
-    @property
-    def next_of_first(self) -> int:
-        """The micro-batch that the first stage has come to, from 1."""
-        return self.micro_batch + self.stage
-
-
-def _draw_moment(random: Random) -> Moment:
-    stages = random.choice([4, 5])
-    return Moment(stages, random.randrange(3, stages + 1), random.choice([1, 2]))
-
-
-def _ask_moment(case: Moment) -> tuple[str, Form]:
-    here, k, then = f"S{case.stage}", case.micro_batch, case.next_of_first
-    text = (
-        f"Stages S1 to S{case.stages} form a pipeline, and micro-batches MB1, MB2 and so on flow through it, all equally "
-        f"long. {here} has just finished the forward pass of MB{k}. What is S1 doing?"
-    )
-    right = (
-        f"MB{k} came from S1 {case.stage - 1} turns before {here} was done with it, and S1 has not waited since: it has "
-        f"passed on one more micro-batch in each turn. That nobody waits for the others is the whole idea."
-    )
-    return text, Choice(
-        (
-            Option("it waits until a gradient comes back", partial(_read_off, case, "wait", None), _NOT_YET),
-            Option(
-                f"it computes the forward pass of MB{k + 1}",
-                partial(_read_off, case, "forward", k),
-                f"That was {case.stage - 1} turns ago: S1 went on to MB{k + 1} as soon as it had passed on MB{k}.",
-            ),
-            Option(f"it begins the forward pass of MB{then}", partial(_read_off, case, "forward", then - 1), right),
-            Option(
-                f"it computes the backward pass of MB{k}",
-                partial(_read_off, case, "backward", k - 1),
-                "No gradient can be back yet: the last stage has to see a micro-batch before one sets out.",
-            ),
-        )
-    )
-
-
-_NOT_YET = "S1 does wait, but later: as long as there are micro-batches left to send on, it has something to do."
-
-
-def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
-    """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
-    timeline = play(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
-    finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
-    claimed = _find(timeline, 0, kind, micro_batch)
-    # A hair after the moment, so that what ends then is over and what begins then has begun.
-    now = finished + SECONDS["forward"] / 4
-    right = claimed.start <= now < claimed.end
-    order = "just then" if right else "later" if claimed.start > now else "earlier"
-    doing = next((span for span in timeline.of(0) if span.start <= now < span.end), None)
-    what = (
-        f"the {doing.kind} pass of MB{doing.micro_batch + 1}" if doing and doing.micro_batch is not None else "nothing"
-    )
-    said = (
-        f"Read off the trace: when S{case.stage} has finished MB{case.micro_batch}, S1 is computing {what}. "
-        f"It does what you said {order}."
-    )
-    picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
-    return Outcome(right, said, shown=right == (micro_batch == case.next_of_first - 1), pictures=(picture,))
-
-
-def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
-    """The first span of this kind, and micro-batch, on a rank."""
-    return next(span for span in timeline.of(rank) if span.kind == kind and span.micro_batch == micro_batch)
-
-
 # Q11. Eight units, one active at any moment
 
 
@@ -333,23 +183,19 @@ def _ask_strategy(units: int) -> tuple[str, Form]:
         f"A model is spread over {units} units, layer after layer. You look at them during training, and at any moment "
         "one of them is active. Which strategy helps most?"
     )
-    pipeline = (
+    cut = (
         "Micro-batches let a unit start the next piece while the one before travels on, so most units are active most "
         "of the time. The more pieces, the shorter the idle beginning and end."
     )
     links = "The units do not wait for the links, they wait for each other."
-    faster = (
-        "Every step is shorter, and still one unit works while the others wait: you pay for speed that is not used."
-    )
+    faster = "Every step is shorter, and still one unit works while all others wait: most of the new speed is unused."
     larger = "Each unit works longer in its turn, and each waits longer for the others. Nothing overlaps."
     return text, Choice(
         (
             Option("faster links between the units", partial(_activity, units, "links"), links),
             Option("units of twice the speed", partial(_activity, units, "faster"), faster),
             Option("a batch of twice the size", partial(_activity, units, "larger"), larger),
-            Option(
-                "cut the batch into micro-batches that follow each other", partial(_activity, units, "cut"), pipeline
-            ),
+            Option("cut the batch into micro-batches that follow each other", partial(_activity, units, "cut"), cut),
         )
     )
 
@@ -374,7 +220,5 @@ def _activity(units: int, strategy: str) -> Outcome:
 
 QUESTIONS: dict[str, Family] = {
     "Q7": Family(4, _ask_inefficiency, _draw_stages),
-    "Q8": Family(Grid(2, 2), _ask_busiest, _draw_grid),
-    "Q10": Family(Moment(4, 3, 1), _ask_moment, _draw_moment),
     "Q11": Family(8, _ask_strategy, _draw_units),
 }
