@@ -101,12 +101,12 @@ def _draw_moment(random: Random) -> Moment:
 def _ask_moment(case: Moment) -> tuple[str, Form]:
     here, k, then = f"S{case.stage}", case.micro_batch, case.next_of_first
     text = (
-        f"Stages S1 to S{case.stages} form a pipeline, and micro-batches MB1, MB2 and so on flow through it. Each takes "
+        f"Stages S1 to S{case.stages} form a pipeline, and micro-batches MB1, MB2 and so on flow through it, each "
         f"equally long on each stage. {here} has just finished the forward pass of MB{k}. What is S1 doing?"
     )
     right = (
-        f"MB{k} left S1 {case.stage - 1} turns before {here} was done with it, and S1 has not waited since: in each turn "
-        "it has passed on one more micro-batch. That is the whole idea of a pipeline."
+        f"MB{k} left S1 {case.stage - 1} turns before {here} was done with it, and S1 has not waited since: in each "
+        "turn it has passed on one more micro-batch. That is the whole idea of a pipeline."
     )
     return text, Choice(
         (
