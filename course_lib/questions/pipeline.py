@@ -31,7 +31,7 @@ class Grid:
         return (self.devices - 1) / (self.micro_batches + self.devices - 1)
 
 
-NEARLY = 0.04  # a paced run's idle share is that close to theory; the next better order is farther away
+NEARLY = 0.03  # a paced run's idle share is that close to theory; the next best order is twice as far away
 
 
 def _draw_grid(random: Random) -> Grid:
@@ -55,7 +55,8 @@ def _ask_busiest(case: Grid) -> tuple[str, Form]:
 def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     order = [Event.read(name) for name in names]
     try:
-        timeline = play(order, case.devices)
+        # Whatever else the computer does can only keep devices waiting.
+        timeline = min((play(order, case.devices) for _ in range(2)), key=Timeline.idle_fraction)
     except Deadlock as error:
         why = "Each of them waits for something that another one was told to do only later."
         return Outcome(False, "Nobody can move: the devices are stuck for good.", why, measured=(error.message,))
