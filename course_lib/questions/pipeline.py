@@ -11,7 +11,7 @@ from course_lib.figures.axis import percent
 from course_lib.questions.forms import Choice, Form, Option, Ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.stages import SECONDS, Event, fill_and_drain, play
+from course_lib.questions.stages import SECONDS, Event, fill_and_drain, play, until_stuck
 from course_lib.ranks import Deadlock, RankFailed
 from course_lib.timeline import Span, Timeline
 
@@ -58,8 +58,7 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
         # Whatever else the computer does can only keep devices waiting.
         timeline = min((play(order, case.devices) for _ in range(2)), key=Timeline.idle_fraction)
     except Deadlock as error:
-        why = "Each of them waits for something that another one was told to do only later."
-        return Outcome(False, "Nobody can move: the devices are stuck for good.", why, measured=(error.message,))
+        return _stuck(case, order, error)
     except RankFailed as error:
         return Outcome(False, f"It cannot be run: {error.__cause__}.", "A backward pass needs its own forward pass.")
     best = play(fill_and_drain(case.devices, case.micro_batches), case.devices)
@@ -75,6 +74,14 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
 _BUSY = (
     "A device passes a micro-batch on and starts the next one at once. What stays idle is the beginning and the end."
 )
+
+
+def _stuck(case: Grid, order: list[Event], error: Deadlock) -> Outcome:
+    done = play(until_stuck(order), case.devices)
+    why = "Each of them waits for something that another one was told to do only later."
+    picture = gantt(done, title="What was done before the devices got stuck")
+    said = "Nobody can move: the devices are stuck for good."
+    return Outcome(False, said, why, measured=(error.message,), pictures=(picture,))
 
 
 # Q10. S3 has just finished MB1
@@ -140,7 +147,7 @@ def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
     now = finished + SECONDS["forward"] / 4
     right = claimed.start <= now < claimed.end
     order = "just then" if right else "later" if claimed.start > now else "earlier"
-    doing = next(span for span in timeline.of(0) if span.start <= now < span.end)
+    doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
     said = (
         f"Read off the trace: when S{case.stage} has finished MB{case.micro_batch}, S1 is busy with {_words(doing)}. "
         f"What you said, it does {order}."
@@ -150,8 +157,9 @@ def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
 
 
 def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
-    """The first span of this kind, and micro-batch, on a rank."""
-    return next(span for span in timeline.of(rank) if span.kind == kind and span.micro_batch == micro_batch)
+    """The first span of this kind, and micro-batch, in the foreground of a rank."""
+    spans = (span for span in timeline.of(rank) if not span.background)
+    return next(span for span in spans if span.kind == kind and span.micro_batch == micro_batch)
 
 
 def _words(span: Span) -> str:

@@ -156,7 +156,7 @@ def is_done(of_one_question: list[Note]) -> bool:
 
 def _row(name: str, of_one: list[Note]) -> str:
     entry = CATALOG[name]
-    return f"  {name:<11} {entry.title:<38} {_what_became(of_one)}".rstrip()
+    return f"  {name:<20} {entry.title:<38} {_what_became(of_one)}".rstrip()
 
 
 def _what_became(of_one: list[Note]) -> str:

@@ -75,10 +75,29 @@ def _play(rank: int, order: list[Event], work: float) -> None:
             arrived.add((source, int(message)))
         with compute("forward" if forward else "backward", micro_batch=k, stage=rank, work=work):
             done.add(event)
-        if 0 <= target <= last:
+        if Event(event.op, k, target) in order:
             sent.append(dist.isend(torch.tensor([float(k)]), target))
     for message_on_its_way in sent:
         message_on_its_way.wait()
+
+
+def until_stuck(order: Sequence[Event]) -> list[Event]:
+    """The events of an order that are done before the devices wait for each other, or all of them."""
+    done: list[Event] = []
+    left = list(order)
+    while ready := [event for event in left if _is_next(event, left) and _has_input(event, order, done)]:
+        done.append(ready[0])
+        left.remove(ready[0])
+    return done
+
+
+def _is_next(event: Event, left: list[Event]) -> bool:
+    return event == next(other for other in left if other.device == event.device)
+
+
+def _has_input(event: Event, order: Sequence[Event], done: list[Event]) -> bool:
+    source = event._replace(device=event.device + (-1 if event.op == "F" else 1))
+    return source not in order or source in done
 
 
 def fill_and_drain(devices: int, micro_batches: int) -> list[Event]:

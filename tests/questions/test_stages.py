@@ -9,7 +9,7 @@ import pytest
 from course_lib import questions
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.pipeline import Grid
-from course_lib.questions.stages import Event, fill_and_drain, play
+from course_lib.questions.stages import Event, fill_and_drain, play, until_stuck
 from course_lib.ranks import Deadlock, RankFailed
 
 
@@ -81,6 +81,7 @@ def test_q8_shows_a_deadlock() -> None:
     assert outcome.right is False
     assert "stuck for good" in outcome.happened
     assert "waits to receive from" in outcome.measured[0]
+    assert "2 ranks" in outcome.pictures[0].summary
 
 
 def test_q8_refuses_a_backward_pass_without_its_forward_pass() -> None:
@@ -121,6 +122,12 @@ def test_the_next_best_order_of_q8_is_farther_from_the_best_than_its_tolerance()
     idle = sorted(1 - 12 / (2 * span) for span in spans)
     assert idle[0] == pytest.approx(Grid(2, 2).least_idle)
     assert idle[1] - idle[0] > 0.06
+
+
+def test_what_is_done_before_a_deadlock() -> None:
+    order = [Event.read(name) for name in ["F0@0", "B0@0", "F1@0", "F1@1", "F0@1", "B0@1", "B1@1", "B1@0"]]
+    assert list(map(str, until_stuck(order))) == ["F0@0"]
+    assert until_stuck(fill_and_drain(3, 2)) == fill_and_drain(3, 2)
 
 
 def test_a_program_stops_where_its_order_does() -> None:

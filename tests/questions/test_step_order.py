@@ -58,7 +58,7 @@ def test_no_other_order_is_right() -> None:
         (
             "split forward backward update all_reduce clear",
             "drift apart",
-            "takes its own step, before the mean is there",
+            "its own step, before the mean is there",
         ),
         ("split forward all_reduce backward update clear", "drift apart", "no new gradient to average yet"),
         ("split forward backward all_reduce clear update", "nobody learns", "had just been cleared"),
