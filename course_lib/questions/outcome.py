@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from course_lib.figures import Picture
-from course_lib.questions.markup import to_html, to_text
+from course_lib.questions.markup import inline, to_html, to_text
 
 RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # of the bar beside a feedback; its words say the same
 UNSHOWN = "(This time the run did not show it; a busy machine can hide a difference. Run it again.)"
@@ -70,10 +69,8 @@ class Feedback:
 
     def _html(self, pictures: list[str]) -> str:
         bar = {True: RIGHT, False: WRONG, None: NEITHER}[self.right]
-        # The answer may be a text of many lines, as it was written.
-        headline = re.sub("\n", "<br>", to_html(f"{self.headline}"))
+        headline = inline(self.headline).replace("\n", "<br>")
         words = "".join(to_html(text) for text in [*self._words(), *self.outcome.measured] if text)
         style = f"border-left:4px solid {bar};padding-left:12px;line-height:1.4"
-        return (
-            f"<div style='{style}'><div style='max-width:46em'><b>{headline}</b>{words}</div>{''.join(pictures)}</div>"
-        )
+        said = f"<div style='max-width:46em'><p><b>{headline}</b></p>{words}</div>"
+        return f"<div style='{style}'>{said}{''.join(pictures)}</div>"

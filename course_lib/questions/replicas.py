@@ -162,46 +162,40 @@ def draw_workers(random: Random) -> int:
     return random.choice([2, 3, 4, 6])
 
 
+ALONE = (
+    "Each replica has learned from its own share alone. From the first step on they are different models, and nothing "
+    "ever brings them together again: they drift."
+)
+THROWN_AWAY = (
+    "The replicas agree to the last bit, and are still wrong: the gradients of all other shares were thrown away. That "
+    "ranks agree with each other proves nothing."
+)
+MEAN = (
+    "The mean of the gradients is the gradient of the whole minibatch, so every replica takes the step that one process "
+    "would have taken. No weights need to be sent: they were equal, and all have done the same to them."
+)
+TOO_LATE = (
+    "It comes close. With plain gradient descent it would even be the same, because there a step is proportional to its "
+    "gradient. But AdamW scales each gradient before it takes a step, and the mean of scaled steps is not the scaled "
+    "step of the mean."
+)
+
+
 def _ask_update(workers: int) -> tuple[str, Form]:
     text = (
         f"{workers} replicas of a model have each computed the gradient of their own share of the minibatch. What must "
         "happen next, so that every one of them learns from the whole minibatch?"
     )
-    alone = (
-        "Each replica has learned from its own share alone. From the first step on they are different models, and "
-        "nothing ever brings them together again: they drift."
-    )
-    thrown_away = (
-        "The replicas agree to the last bit, and are still wrong: the gradients of all other shares were thrown away. "
-        "That ranks agree with each other proves nothing."
-    )
-    mean = (
-        "The mean of the gradients is the gradient of the whole minibatch, so every replica takes the step that one "
-        "process would have taken. No weights need to be sent: they were equal, and all have done the same to them."
-    )
-    too_late = (
-        "It comes close. With plain gradient descent it would even be the same, because there a step is proportional "
-        "to its gradient. But AdamW scales each gradient before it takes a step, and the mean of scaled steps is not "
-        "the scaled step of the mean."
-    )
+    own = "each updates its weights with its own gradient"
+    first = "rank 0 updates its weights with its own gradient, and sends them to all others"
+    mean = "the gradients are averaged over the ranks, and each updates its weights with the average"
+    late = "each updates its weights with its own gradient, and then the weights are averaged over the ranks"
     return text, Choice(
         (
-            Option("each updates its weights with its own gradient", _learn(_own_update, workers, "drift"), alone),
-            Option(
-                "rank 0 updates its weights with its own gradient, and sends them to all others",
-                _learn(_first_ranks_update, workers, "wrong"),
-                thrown_away,
-            ),
-            Option(
-                "the gradients are averaged over the ranks, and each updates its weights with the average",
-                _learn(_average_then_update, workers, "right"),
-                mean,
-            ),
-            Option(
-                "each updates its weights with its own gradient, and then the weights are averaged over the ranks",
-                _learn(_update_then_average, workers, "wrong"),
-                too_late,
-            ),
+            Option(own, _learn(_own_update, workers, "drift"), ALONE),
+            Option(first, _learn(_first_ranks_update, workers, "wrong"), THROWN_AWAY),
+            Option(mean, _learn(_average_then_update, workers, "right"), MEAN),
+            Option(late, _learn(_update_then_average, workers, "wrong"), TOO_LATE),
         )
     )
 

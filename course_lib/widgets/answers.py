@@ -164,7 +164,7 @@ export default { render };
 _STYLE = """
 .course-answer { color: var(--jp-ui-font-color1, #1a1a1a); line-height: 1.4; max-width: 46em; }
 .course-answer fieldset { border: 0; margin: 0; padding: 0; min-width: 0; }
-.course-answer legend, .course-answer p { padding: 0; margin: 4px 0; color: var(--jp-ui-font-color2, #444); }
+.course-answer legend, .course-answer p { padding: 0; margin: 4px 0; color: inherit; }
 .course-answer label { display: flex; gap: 8px; padding: 4px 0; align-items: baseline; }
 .course-answer input { accent-color: var(--jp-brand-color1, #1976d2); margin: 0; }
 .course-answer ol { list-style: none; margin: 4px 0; padding: 0; counter-reset: place; }
