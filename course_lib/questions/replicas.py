@@ -62,8 +62,8 @@ def _ask_sharing(case: Sharing) -> tuple[str, Form]:
         "What does each worker get?"
     )
     not_text = (
-        "A piece from the middle of the model is given text, where it expects what the piece before it has computed. "
-        "A model can be split, but then workers have to hand on what they compute halfway through it: that is another "
+        "A piece from the middle of the model is given text, where it expects what the piece before it has computed. A "
+        "model can be split, but then workers have to hand on what they compute halfway through it: that is another "
         "mechanism, and no longer data parallelism."
     )
     everything = (
@@ -171,13 +171,13 @@ THROWN_AWAY = (
     "ranks agree with each other proves nothing."
 )
 MEAN = (
-    "The mean of the gradients is the gradient of the whole minibatch, so every replica takes the step that one process "
-    "would have taken. No weights need to be sent: they were equal, and all have done the same to them."
+    "The mean of the gradients is the gradient of the whole minibatch, so every replica takes the step that one "
+    "process would have taken. No weights need to be sent: they were equal, and all have done the same to them."
 )
 TOO_LATE = (
-    "It comes close. With plain gradient descent it would even be the same, because there a step is proportional to its "
-    "gradient. But AdamW scales each gradient before it takes a step, and the mean of scaled steps is not the scaled "
-    "step of the mean."
+    "It comes close. With plain gradient descent it would even be the same, because there a step is proportional to "
+    "its gradient. But AdamW scales each gradient before it takes a step, and the mean of scaled steps is not the "
+    "scaled step of the mean."
 )
 
 
