@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -55,7 +55,7 @@ def _step(blocks: nn.Module, inputs: Tensor, optimizer: torch.optim.Optimizer) -
     optimizer.zero_grad(set_to_none=False)
 
 
-def _bytes(tensors: list[Tensor]) -> int:
+def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 

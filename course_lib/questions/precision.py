@@ -72,13 +72,13 @@ def _update(parameters: list[torch.nn.Parameter], kept: list[Tensor], optimizer:
 # Q9. Fast, and then it ends badly
 
 
-def _draw_seed(random: Random) -> int:
-    return random.randrange(1, 100)
+def _draw_run(random: Random) -> Run:
+    return Run(workers=random.choice([3, 4]), seed=random.randrange(1, 100))
 
 
-def _ask_cause(seed: int) -> tuple[str, Form]:
+def _ask_cause(run: Run) -> tuple[str, Form]:
     text = (
-        "A model is trained with 16-bit numbers where 32 were used before. It is fast, and it begins well. But it ends "
+        f"{run.workers} workers train a model with 16-bit numbers where 32 were used before. It is fast, and it begins well. But it ends "
         "with a worse loss than the training in 32 bits, as if small errors piled up. What is the likeliest cause?"
     )
     kept = (
@@ -94,10 +94,10 @@ def _ask_cause(seed: int) -> tuple[str, Form]:
     batch = "A larger batch makes smoother gradients, and the updates get lost all the same."
     return text, Choice(
         (
-            Option("the matrix products of forward and backward are rounded", _tried(seed, "products"), products),
-            Option("the gradients of too many workers are mixed", _tried(seed, "workers"), workers),
-            Option("the batches are too small for 16 bits", _tried(seed, "batch"), batch),
-            Option("weights and their updates are accumulated in 16 bits", _tried(seed, "kept"), kept),
+            Option("the matrix products of forward and backward are rounded", _tried(run, "products"), products),
+            Option("the gradients of too many workers are mixed", _tried(run, "workers"), workers),
+            Option("the batches are too small for 16 bits", _tried(run, "batch"), batch),
+            Option("weights and their updates are accumulated in 16 bits", _tried(run, "kept"), kept),
         )
     )
 
@@ -110,14 +110,13 @@ REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def _tried(seed: int, suspect: str) -> Callable[[], Outcome]:
-    return partial(_without, seed, suspect)
+def _tried(run: Run, suspect: str) -> Callable[[], Outcome]:
+    return partial(_without, run, suspect)
 
 
-def _without(seed: int, suspect: str) -> Outcome:
+def _without(run: Run, suspect: str) -> Outcome:
     """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
     name, change = REMEDIES[suspect]
-    run = Run(seed=seed)
     sixteen, thirty_two = run.last_loss(), replace(run, weights=torch.float32, compute=torch.float32).last_loss()
     changed = replace(run, **change).last_loss()  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
@@ -130,4 +129,4 @@ def _without(seed: int, suspect: str) -> Outcome:
     return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"), measured=(measured,))
 
 
-QUESTIONS: dict[str, Family] = {"Q9": Family(0, _ask_cause, _draw_seed)}
+QUESTIONS: dict[str, Family] = {"Q9": Family(Run(), _ask_cause, _draw_run)}

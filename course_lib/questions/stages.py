@@ -61,7 +61,7 @@ def play(order: Sequence[Event], devices: int, work: float = 1.0, pace: Pace | N
 
 
 def _play(rank: int, order: list[Event], work: float) -> None:
-    last, sent = dist.get_world_size() - 1, []
+    last, sent = dist.get_world_size() - 1, list[dist.Work | None]()
     done: set[Event] = set()
     arrived: set[tuple[int, int]] = set()
     for event in (event for event in order if event.device == rank):
@@ -77,8 +77,8 @@ def _play(rank: int, order: list[Event], work: float) -> None:
             done.add(event)
         if Event(event.op, k, target) in order:
             sent.append(dist.isend(torch.tensor([float(k)]), target))
-    for message_on_its_way in sent:
-        message_on_its_way.wait()
+    for work in filter(None, sent):
+        work.wait()
 
 
 def until_stuck(order: Sequence[Event]) -> list[Event]:

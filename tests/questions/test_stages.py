@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from course_lib.ranks import Deadlock, RankFailed
 
 
 def run(name: str, answer: str, seed: int = 0) -> Outcome:
-    question = questions.load(name, seed)
-    return question.form.run(question.form.read(answer))
+    form: Any = questions.load(name, seed).form
+    return form.run(form.read(answer))
 
 
 @pytest.mark.parametrize(

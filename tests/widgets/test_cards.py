@@ -120,7 +120,7 @@ def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
     assert card.field is not None
     card.field.widget.value = "half an ans"
     assert whats() == ["drafted"]
-    assert Card("Q1").field.answer == "half an ans"  # type: ignore[union-attr]
+    assert Card("Q1").field.answer == "half an ans"
     press(card.main)
     press(card.main)
     assert "This is it." in card.feedback.value
@@ -130,25 +130,25 @@ def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
 
 def test_a_card_opened_anew_shows_what_was_decided() -> None:
     first = Card("Q4")
-    first.field.widget.chosen = [1]  # type: ignore[union-attr]
+    first.field.widget.chosen = [1]
     press(first.main)
     second = Card("Q4")
-    assert (second.field.answer, second.main.label) == ("b", RUN)  # type: ignore[union-attr]
+    assert (second.field.answer, second.main.label) == ("b", RUN)
     press(second.main)
     third = Card("Q4")
-    assert (third.field.answer, third.main.label) == ("b", DECIDE)  # type: ignore[union-attr]
+    assert (third.field.answer, third.main.label) == ("b", DECIDE)
     assert "It was right." in third.status.value
 
 
 def test_a_kept_answer_that_no_longer_fits_the_question_is_left_alone() -> None:
     progress.record("committed", "Q4", 0, "z")
     card = Card("Q4")
-    assert (card.field.answer, card.main.label) == (None, DECIDE)  # type: ignore[union-attr]
+    assert (card.field.answer, card.main.label) == (None, DECIDE)
 
 
 def test_a_run_that_does_not_end_well_says_so_and_can_be_repeated() -> None:
     card = Card("Q4")
-    card.field.widget.chosen = [2]  # type: ignore[union-attr]
+    card.field.widget.chosen = [2]
     press(card.main)
     press(card.main)
     assert "role='alert'" in card.status.value
@@ -217,10 +217,10 @@ def test_a_room_finds_no_explanations_in_what_is_stored() -> None:
 
 def test_every_control_has_a_name() -> None:
     choice, number, order, text = (Card(name).field for name in ("Q4", "bytes_sent", "Q2", "Q1"))
-    assert choice.widget.label  # type: ignore[union-attr]
-    assert order.widget.label  # type: ignore[union-attr]
-    assert number.widget.description  # type: ignore[union-attr]
-    assert text.widget.description  # type: ignore[union-attr]
+    assert choice.widget.label
+    assert order.widget.label
+    assert number.widget.description
+    assert text.widget.description
 
 
 def test_the_plain_list_is_ordered_with_its_buttons() -> None:
