@@ -73,13 +73,14 @@ def _update(parameters: list[torch.nn.Parameter], kept: list[Tensor], optimizer:
 
 
 def _draw_run(random: Random) -> Run:
-    return Run(workers=random.choice([3, 4]), seed=random.randrange(1, 100))
+    return Run(workers=4, seed=random.randrange(1, 100))
 
 
 def _ask_cause(run: Run) -> tuple[str, Form]:
     text = (
-        f"{run.workers} workers train a model with 16-bit numbers where 32 were used before. It is fast, and it begins well. But it ends "
-        "with a worse loss than the training in 32 bits, as if small errors piled up. What is the likeliest cause?"
+        f"{run.workers} workers train a model with 16-bit numbers where 32 were used before. It is fast, and it begins "
+        "well. But it ends with a worse loss than the training in 32 bits, as if small errors piled up. What is the "
+        "likeliest cause?"
     )
     kept = (
         "A step changes a weight by less than its last digit, so in 16 bits most of each update is rounded away, step "

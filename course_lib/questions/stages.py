@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import percent
@@ -61,11 +62,12 @@ def play(order: Sequence[Event], devices: int, work: float = 1.0, pace: Pace | N
 
 
 def _play(rank: int, order: list[Event], work: float) -> None:
-    last, sent = dist.get_world_size() - 1, list[dist.Work | None]()
+    last = dist.get_world_size() - 1
+    sent: list[tuple[Tensor, dist.Work | None]] = []
     done: set[Event] = set()
     arrived: set[tuple[int, int]] = set()
     for event in (event for event in order if event.device == rank):
-        forward, k, _ = event.op == "F", event.micro_batch, event.device
+        forward, k = event.op == "F", event.micro_batch
         if not forward and Event("F", k, rank) not in done:
             raise LookupError(f"device {rank} cannot do {event}: it has not done {Event('F', k, rank)} yet")
         source, target = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
@@ -76,9 +78,11 @@ def _play(rank: int, order: list[Event], work: float) -> None:
         with compute("forward" if forward else "backward", micro_batch=k, stage=rank, work=work):
             done.add(event)
         if Event(event.op, k, target) in order:
-            sent.append(dist.isend(torch.tensor([float(k)]), target))
-    for work in filter(None, sent):
-        work.wait()
+            message = torch.tensor([float(k)])
+            sent.append((message, dist.isend(message, target)))
+    for _, sending in sent:
+        if sending is not None:
+            sending.wait()
 
 
 def until_stuck(order: Sequence[Event]) -> list[Event]:
