@@ -405,7 +405,7 @@ class FullySharded(nn.Module):
     A block is an element of an outermost `nn.Sequential` or `nn.ModuleList`; parameters outside of them or shared by
     several belong to the model as a whole, and are there for the whole forward and the whole backward pass.
     While one block computes, the next one's parameters are on their way: in the order in which the model lists them,
-    and in the reverse order backward. All ranks have to run the same blocks.
+    and in the reverse order backward. All ranks have to use the same parameters.
 
     Construction gives every rank a shard of the first rank's parameters, and its buffers. The model's own parameters
     are empty from then on, outside of their block's computation. `parameters()` are this rank's shards, flat, one for
