@@ -179,16 +179,16 @@ def train_with_sharded_optimizer(
     return snapshot(model)
 
 
-def train_local(rank: int, *args: Any) -> State:
-    return train_with_sharded_optimizer(rank, *args, gradients="local")
+def train_local(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> State:
+    return train_with_sharded_optimizer(rank, case, dtype, optimizer_name, gradients="local")
 
 
-def train_averaged(rank: int, *args: Any) -> State:
-    return train_with_sharded_optimizer(rank, *args, gradients="averaged")
+def train_averaged(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> State:
+    return train_with_sharded_optimizer(rank, case, dtype, optimizer_name, gradients="averaged")
 
 
-def train_sharded_gradients(rank: int, *args: Any) -> State:
-    return train_with_sharded_optimizer(rank, *args, gradients="sharded")
+def train_sharded_gradients(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> State:
+    return train_with_sharded_optimizer(rank, case, dtype, optimizer_name, gradients="sharded")
 
 
 def train_with_fully_shard(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> State:
