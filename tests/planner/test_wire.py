@@ -94,7 +94,7 @@ def test_data_parallel_sends_what_was_predicted(world_size: int, config: GPTConf
     assert sent_in_a_step(in_buckets, world_size, config) == [expected] * world_size
 
 
-def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: str, steps: int) -> Any:
+def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any, steps: int) -> Any:
     from course_lib.mechanisms import ledger, sharding
 
     model = TinyGPT(config)
@@ -102,7 +102,7 @@ def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: str, steps: 
         model.parameters(),
         torch.optim.Adam,
         gradients=gradients,
-        bucket_mb=BUCKET_MB,  # type: ignore[arg-type]
+        bucket_mb=BUCKET_MB,
     )
     inputs, targets = batch(config, 2)
     for _ in range(steps):
