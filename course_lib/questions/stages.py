@@ -218,9 +218,7 @@ def _ask_strategy(units: int) -> tuple[str, Form]:
             Option("faster links between the units", partial(_activity, units, "links"), links),
             Option("units of twice the speed", partial(_activity, units, "faster"), faster),
             Option("a batch of twice the size", partial(_activity, units, "larger"), larger),
-            Option(
-                "cut the batch into four micro-batches that follow each other", partial(_activity, units, "cut"), cut
-            ),
+            Option("cut the batch into micro-batches that follow each other", partial(_activity, units, "cut"), cut),
         )
     )
 
@@ -235,9 +233,7 @@ class Strategy(NamedTuple):
 
     def run(self, units: int) -> Timeline:
         pace = Pace({kind: seconds / self.speed for kind, seconds in SECONDS.items()}, Link(self.latency))
-        order = fill_and_drain(units, self.pieces)
-        # Whatever else the computer does can only keep units waiting.
-        return min((play(order, units, self.work / self.pieces, pace) for _ in range(2)), key=Timeline.idle_fraction)
+        return play(fill_and_drain(units, self.pieces), units, self.work / self.pieces, pace)
 
 
 STRATEGIES = {
