@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 
 @pytest.fixture
 def cards(lab: Any) -> Any:
-    """Open a notebook with a card in each cell, and run it."""
+    """Open a notebook with a card in each cell, where nothing has been answered yet, and run it."""
+    shutil.rmtree(lab.server.folder / "notebooks" / ".course", ignore_errors=True)
     path = f"notebooks/{lab.workspace}.ipynb"
     lab.write(path, *(f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS))
 
