@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[1]
 FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do not know each other
     {"timeline"},
     {"ranks"},
-    {"model", "data"},
+    {"model", "data", "schedules"},
     {"mechanisms", "planner"},
-    {"figures", "experiments"},
+    {"figures", "experiments", "scale_out"},
     {"checks"},
     {"questions"},
     {"scenarios"},
@@ -82,7 +82,7 @@ def forbidden(room: str, name: str) -> str | None:
     if target:
         if target != room and floor_of(target) >= floor_of(room):
             return f"{room} imports {target}, which is not below it"
-        if room == "mechanisms" and target not in ("mechanisms", "timeline"):
+        if room == "mechanisms" and target not in ("mechanisms", "schedules", "timeline"):
             return f"mechanisms import torch and timeline only, not {target}"
     elif room == "mechanisms" and package not in STANDARD | {"torch"}:
         return f"mechanisms import torch and timeline only, not {package}"
@@ -136,6 +136,8 @@ def house(tmp_path: Path) -> Path:
     write(tmp_path, "__init__.py", "from course_lib.ranks import launch")
     write(tmp_path, "timeline.py", "import json")
     write(tmp_path, "mechanisms/batches.py", "import torch.nn as nn\nfrom course_lib.timeline import compute")
+    write(tmp_path, "schedules.py", "import typing")
+    write(tmp_path, "mechanisms/pipe.py", "from course_lib.schedules import Action")
     write(tmp_path, "mechanisms/ring.py", "from course_lib.mechanisms import batches\nfrom . import batches as b")
     write(tmp_path, "figures/gantt.py", "import plotly\nfrom course_lib.mechanisms import batches")
     write(tmp_path, "widgets/explorer.py", "import ipywidgets\nfrom course_lib.figures.gantt import draw")
@@ -164,6 +166,11 @@ def test_a_house_in_order_passes(house: Path) -> None:
         ("mechanisms/x.py", "import numpy as np", "torch and timeline only, not numpy"),
         ("figures/x.py", "from ipywidgets import HTML", "figures imports ipywidgets"),
         ("figures/x.py", "from course_lib.widgets import explorer", "figures imports widgets, which is not below it"),
+        (
+            "schedules.py",
+            "from course_lib.mechanisms import batches",
+            "schedules imports mechanisms, which is not below",
+        ),
         ("timeline.py", "import course_lib", "timeline imports ranks, which is not below it"),
         ("attic.py", "", "attic is on no floor of the house"),
     ],

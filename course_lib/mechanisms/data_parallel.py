@@ -48,7 +48,7 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None, 
     Raises ValueError, on all ranks, if they disagree on which parameters have a gradient or if samples is wrong.
     """
     gradients = {name: tensor.grad for name, tensor in trainable(model).items() if tensor.grad is not None}
-    shares = _agree(gradients, "have a gradient", _device(model), group, samples)
+    shares = agree(gradients, "have a gradient", _device(model), group, samples)
     weight = _weight(samples, shares)
     for gradient in gradients.values():
         gradient *= weight
@@ -99,10 +99,11 @@ class DataParallel(nn.Module):
         self.group = group
         self.overlap = overlap
         parameters = trainable(model)
-        _agree(parameters, "are to be trained", _device(model), group)
+        agree(parameters, "are to be trained", _device(model), group)
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             dist.broadcast(tensor.detach(), group=group, group_src=0)
-        self._buckets = _fill_buckets(reversed(parameters.values()), bucket_mb * 2**20)
+        buckets = fill_buckets(reversed(parameters.values()), bucket_mb * 2**20)
+        self._buckets = [_Bucket(bucket) for bucket in buckets]
         self._total_bytes = sum(parameter.nbytes for parameter in parameters.values())
         self._is_syncing = True
         self._usual_share: float | None = None
@@ -250,7 +251,7 @@ class _Bucket:
             parameter.grad = view
 
 
-def _fill_buckets(parameters: Iterable[nn.Parameter], limit: float) -> list[_Bucket]:
+def fill_buckets(parameters: Iterable[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
     """Parameters in the given order, in buckets of one dtype and device; none above `limit` bytes if it holds two."""
     full: list[list[nn.Parameter]] = []
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
@@ -260,7 +261,7 @@ def _fill_buckets(parameters: Iterable[nn.Parameter], limit: float) -> list[_Buc
             full.append(filling.pop((parameter.dtype, parameter.device)))
             bucket = filling.setdefault((parameter.dtype, parameter.device), [])
         bucket.append(parameter)
-    return [_Bucket(bucket) for bucket in (*full, *filling.values())]
+    return [*full, *filling.values()]
 
 
 def _mean(samples: int, device: torch.device, group: dist.ProcessGroup | None) -> float:
@@ -280,7 +281,7 @@ def _weight(samples: int | None, shares: list[int]) -> float:
     return samples * len(shares) / sum(shares)
 
 
-def _agree(
+def agree(
     tensors: Mapping[str, Tensor],
     what: str,
     device: torch.device,

@@ -67,6 +67,7 @@ class Tracer:
         self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, start, self.blocked_seconds))
 
     def reach(self, fraction: float) -> None:
+        self.steps += 1
         if self._open:
             self._compute_to(self._open[-1], fraction)
 

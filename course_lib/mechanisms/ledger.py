@@ -1,0 +1,322 @@
+"""The memory ledger: what a rank holds for training, in bytes, while it trains.
+
+    bytes      parameters   there all the time
+      ^        optimizer    made by the first step, there from then on
+      |        gradients    grow through the backward pass, until they are set to None
+      |        activations  what forward operations save for backward: they grow, and go as backward uses them
+      |             ____
+      |         ___/    \\___                     the peak is where forward turns into backward
+      |     ___/            \\____
+      |____/_________________________\\____
+      |  forward         | backward  | step  ->  time
+
+        with Ledger(model, optimizer) as ledger:
+            train_step()
+        ledger.peak.held, ledger.peak.activations
+
+Bytes are those of storages, each counted once: a tied parameter, the views of a flat buffer, and a tensor that three
+operations save are one storage. A storage counts whole, as it is kept whole, where only a view of it is used. A
+storage that would belong to several kinds counts as the first of: parameters, gradients, optimizer, activations.
+
+Autograd tells what it saves (`torch.autograd.graph.saved_tensors_hooks`), so nothing is estimated, and nothing is
+computed differently. What it does not tell is not in the ledger: temporary results inside an operation, an
+allocator's leftovers, communication buffers that no gradient lives in.
+
+A Transformer block of model.py saves, for b samples of s tokens, hidden size h, a heads, MLP width f and e bytes per
+number:
+
+    2 e s b h   inputs of the two norms                e s b h     input of query, key and value, stored once
+    3 e s b h   query, key and value                   e s b h     mixed values, which are also the input of out
+      e s b h   input of up                          2 e s b f     input of GELU, input of down
+    4 e s b     mean and 1 / deviation of each norm    4 a s b     log-sum-exp of each row of scores, at least 32 bits
+
+With f = 4 h and e = 2 the terms in h are 32 s b h. Korthikanti et al. 2022 count s b h (34 + 5 a s / h), that is
+34 s b h + 5 a s^2 b. The reasons for the difference:
+
+    - 2 s b h     masks of two dropouts on hidden states, a byte for each number: this model has no dropout
+    - a s^2 b     mask of the dropout on scores, likewise
+    - 4 a s^2 b   scores after softmax, and after dropout: scaled_dot_product_attention does not save them. Its
+                  backward pass computes them anew from query, key and log-sum-exp (Dao et al. 2022)
+    + 8 s b + 4 a s b     the norms' statistics and the log-sum-exp, which they leave out as small
+
+Fewer heads of keys and values change nothing here: Attention repeats them to a heads first, and those are what is
+saved. This is the CPU; kernels of a GPU round some of it up and keep the norms' statistics in 32 bits.
+
+Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1;
+Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness";
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (the kinds).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+OUTSIDE = "outside"  # the block of what is saved outside all blocks: the loss, for instance
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes that one rank holds.
+
+    parameters: of the module, its buffers included.
+    gradients: in `.grad` of the module's and of the optimizer's parameters; None counts nothing.
+    optimizer: the optimizer's state, and parameters of its own (a shard's, or float32 master weights).
+        Adam's has two numbers for each number of the parameter and 4 bytes, the step, for each parameter tensor.
+    activations: saved by forward operations for the backward pass.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+class Sample(NamedTuple):
+    """What was held at one moment of a ledger.
+
+    seconds: since the ledger was opened.
+    event: "start"; "forward", a block has returned; "turn", activations are about to fall after they have grown, as
+        when a backward pass begins; "backward", a block's part of it is about to begin; "step" and "stepped", before
+        and after the optimizer's; "end"; or what `Ledger.record` was told.
+    block: the name of the block that the event is about, or "".
+    activations: the bytes of saved activations by the name of the block that saved them first.
+    """
+
+    seconds: float
+    event: str
+    block: str
+    held: Bytes
+    activations: dict[str, int]
+
+
+def count(model: nn.Module, optimizer: Any = None) -> Bytes:
+    """What this rank holds now: bytes of the module's parameters and gradients and of the optimizer's state.
+
+    optimizer: anything with the `param_groups` and the `state` of a torch.optim.Optimizer.
+    Activations are zero, as nobody knows what was saved before; see `Ledger`. A module on the device "meta", which
+    holds no numbers, counts what it would hold elsewhere.
+
+    Raises TypeError for another optimizer.
+    """
+    return _count(_holders(model, optimizer))
+
+
+class Ledger:
+    """What a module and its optimizer hold on this rank, from the opening of the `with` block to its end.
+
+    model: the module. Its blocks, for which activations are named and samples taken, are its children; where it has
+        only one child, as TinyGPT and DataParallel have, that child's, and so on. So a whole model is told by layers,
+        and one layer by its parts.
+    optimizer: see `count`; samples around its step() are taken where it offers torch.optim.Optimizer's step hooks.
+
+    samples: a Sample for each event, in order.
+    now: what is held at this moment.
+    peak: the sample with the largest total, the first of equals.
+
+    Only the innermost of several open ledgers, or of other saved_tensors_hooks, is told what is saved. So
+    checkpointing with use_reentrant=False hides what a block computes anew while its backward pass runs; with
+    use_reentrant=True it is seen.
+
+    Raises TypeError for an optimizer that `count` refuses, and RuntimeError if a ledger is opened twice.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._holders = _holders(model, optimizer)
+        self.samples: list[Sample] = []
+        self._state: Literal["new", "open", "closed"] = "new"
+        self._activations: dict[UntypedStorage, _Activation] = {}
+        self._by_block: Counter[str] = Counter()
+        self._inside: list[str] = []
+        self._is_growing = False
+
+    def __enter__(self) -> Ledger:
+        if self._state != "new":
+            raise RuntimeError(f"this ledger is {self._state} already; make a new one for each `with`")
+        self._state = "open"
+        self._started = time.perf_counter()
+        self._buffers = {id(buffer) for buffer in self.model.buffers()}
+        self._hooks = contextlib.ExitStack()
+        for name, block in _blocks(self.model):
+            self._watch_block(name, block)
+        self._watch_steps()
+        self._hooks.enter_context(saved_tensors_hooks(self._save, _Saved.give_back))
+        self.record("start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
+        self.record("end")
+        self._state = "closed"
+
+    @property
+    def now(self) -> Bytes:
+        self._holders = _holders(self.model, self.optimizer)
+        return self._measure()
+
+    @property
+    def peak(self) -> Sample:
+        return max(self.samples, key=lambda sample: sample.held.total)
+
+    def record(self, event: str, block: str = "") -> None:
+        """Take a sample now, in addition to those that the ledger takes by itself."""
+        self._holders = _holders(self.model, self.optimizer)
+        self._sample(event, block)
+
+    def _measure(self) -> Bytes:
+        return replace(_count(self._holders), activations=self._by_block.total())
+
+    def _sample(self, event: str, block: str = "") -> None:
+        by_block = {name: size for name, size in self._by_block.items() if size}
+        self.samples.append(Sample(time.perf_counter() - self._started, event, block, self._measure(), by_block))
+
+    def _watch_block(self, name: str, block: nn.Module) -> None:
+        def enter(module: nn.Module, inputs: Any) -> None:
+            self._inside.append(name)
+
+        def backward(_: Tensor) -> None:
+            if self._state == "open":
+                self._sample("backward", name)
+
+        def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            self._inside.pop()
+            self._sample("forward", name)
+            first = next((tensor for tensor in _tensors(outputs) if tensor.requires_grad), None)
+            if first is not None:
+                first.register_hook(backward)
+
+        self._hooks.callback(block.register_forward_pre_hook(enter).remove)
+        # Checkpointing leaves a block by an exception once it has computed enough.
+        self._hooks.callback(block.register_forward_hook(leave, always_call=True).remove)
+
+    def _watch_steps(self) -> None:
+        if hasattr(self.optimizer, "register_step_pre_hook"):
+            before = self.optimizer.register_step_pre_hook(lambda *_: self.record("step"))
+            after = self.optimizer.register_step_post_hook(lambda *_: self.record("stepped"))
+            self._hooks.callback(before.remove)
+            self._hooks.callback(after.remove)
+
+    def _save(self, tensor: Tensor) -> _Saved:
+        """What autograd calls for each tensor it saves. It keeps what this returns until backward has used it."""
+        origin = tensor if tensor._base is None else tensor._base
+        is_own = isinstance(origin, nn.Parameter) or id(origin) in self._buffers
+        storages = [] if is_own else _storages(tensor)
+        block = self._inside[-1] if self._inside else OUTSIDE
+        for storage in storages:
+            if storage not in self._activations:
+                self._activations[storage] = _Activation(block, storage.nbytes())
+                self._by_block[block] += storage.nbytes()
+            self._activations[storage].uses += 1
+        self._is_growing = True
+        # An operation's own output knows the operation; held as it is, the two would keep each other for good.
+        return _Saved(tensor.detach(), tensor._version, lambda: self._forget(storages))
+
+    def _forget(self, storages: list[UntypedStorage]) -> None:
+        if self._is_growing and self._state == "open":
+            self._is_growing = False
+            self._sample("turn")
+        for storage in storages:
+            activation = self._activations[storage]
+            activation.uses -= 1
+            if not activation.uses:
+                self._by_block[activation.block] -= activation.size
+                del self._activations[storage]
+
+
+@dataclass
+class _Activation:
+    """A storage that autograd holds: who saved it first, its bytes, and how many saved tensors live in it."""
+
+    block: str
+    size: int
+    uses: int = 0
+
+
+@dataclass
+class _Saved:
+    """A tensor in autograd's keeping; when autograd drops it, `forget` is called."""
+
+    tensor: Tensor
+    version: int
+    forget: Callable[[], None]
+
+    def give_back(self) -> Tensor:
+        if self.tensor._version != self.version:  # autograd looks for this itself, but not where hooks are
+            raise RuntimeError(
+                f"a tensor of shape {list(self.tensor.shape)} that backward needs was changed in place "
+                f"(version {self.tensor._version}, saved at {self.version}); use an operation that makes a new one"
+            )
+        return self.tensor
+
+    def __del__(self) -> None:
+        self.forget()
+
+
+class _Holders(NamedTuple):
+    """The tensors whose storages are to be counted; those of the optimizer include parameters of its own."""
+
+    model: list[Tensor]
+    optimizer: list[Tensor]
+
+
+def _holders(model: nn.Module, optimizer: Any) -> _Holders:
+    tensors = [*model.parameters(), *model.buffers()]
+    if optimizer is None:
+        return _Holders(tensors, [])
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__} without param_groups and state; "
+            "give a torch.optim.Optimizer, or leave it out"
+        )
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return _Holders(tensors, [*own, *_tensors(optimizer.state)])
+
+
+def _count(holders: _Holders) -> Bytes:
+    gradients = [tensor.grad for kind in holders for tensor in kind if tensor.grad is not None]
+    counted: set[UntypedStorage] = set()
+    sizes = []
+    for tensors in (holders.model, gradients, holders.optimizer):
+        found = {storage for tensor in tensors for storage in _storages(tensor)} - counted
+        sizes.append(sum(storage.nbytes() for storage in found))
+        counted |= found
+    return Bytes(*sizes)
+
+
+def _blocks(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
+    """The children of the first module, from the outside in, that has not just one; or the module itself."""
+    children = [(f"{name}.{child}" if name else child, module) for child, module in model.named_children()]
+    if len(children) == 1:
+        return _blocks(children[0][1], children[0][0])
+    return children or [(name or type(model).__name__, model)]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
+
+
+def _storages(tensor: Tensor) -> list[UntypedStorage]:
+    """Where a tensor's numbers lie: a DTensor's on this rank, a sparse tensor's in two places."""
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
+    return [tensor.untyped_storage()]

@@ -1,0 +1,334 @@
+"""Mixed precision: compute and send in 16 bits, add up and remember in 32.
+
+Half the bytes, and on a GPU many times the arithmetic in a second. What is lost, and what brings it back:
+
+    format      next after 1    smallest    largest
+    float32     1 + 2^-23       2^-149      3e38
+    bfloat16    1 + 2^-7        2^-133      3e38        two to three digits, and float32's range
+    float16     1 + 2^-10       2^-24       65504       three digits, and a narrow range
+
+    A small update rounds away:     1 + 0.001 = 1 in bfloat16         master weights in float32
+    A small gradient becomes zero:  1e-8 = 0 in float16               the loss is scaled, the gradients unscaled
+    A long sum stalls:              256 + 1 = 256 in bfloat16         sums in float32
+
+    16 bits     weights ----- forward, backward of loss x scale -----> gradients
+                   ^                                                       | collect
+    32 bits        | round       optimizer         all finite?             v
+                master weights <----------- yes <------------- gradients / scale
+                                            no: no update, on any rank, and a smaller scale
+
+Micikevicius et al. 2018, "Mixed Precision Training", ICLR; Kalamkar et al. 2019, "A Study of BFLOAT16 for Deep Learning
+Training", arXiv:1905.12322.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.mechanisms.collectives import ring_all_gather, ring_all_reduce
+from course_lib.timeline import compute
+
+SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+SMALLEST_SCALE = 2.0**-24
+
+AllReduce = Callable[..., Tensor]
+
+
+class MasterWeights:
+    """An optimizer for a model in 16 bits, which works on a copy of its weights in 32.
+
+        model = TinyGPT(dtype=torch.float16)
+        scaler = LossScaler()
+        master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler=scaler, lr=1e-3)
+        for inputs, targets in minibatches:
+            loss = loss_fn(model(inputs).float(), targets)
+            scaler.scale(loss).backward()
+            master.step()
+
+    The copies start as the parameters are when it is made, so make it after `DataParallel` or `load_state_dict` has
+    set them. A parameter of 32 or 64 bits has a copy of its own dtype; a frozen one has none.
+
+    optimizer_cls: called with the copies and with **kwargs.
+    scaler: the one that scales the loss, or None, as bfloat16 can do without.
+
+    (A sharded optimizer needs none of this: it has its own shard of the copies, for `LossScaler.unscale` to unscale.)
+
+    Raises ValueError for parameters that are not floating-point tensors or none of which is to be trained.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer_cls: Callable[..., Any],
+        scaler: LossScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.rounded = _to_be_trained(parameters)
+        self.parameters = [nn.Parameter(_wide(parameter)) for parameter in self.rounded]
+        self.optimizer = optimizer_cls(self.parameters, **kwargs)
+        self.scaler = scaler
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the parameters' gradients to those of their copies, in 32 bits, and clear them.
+
+        `step` does it. Call it after each micro-batch's backward pass to add up micro-batches in 32 bits; without,
+        `backward` adds them up in the parameters' own dtype.
+        """
+        for parameter, copy in zip(self.rounded, self.parameters, strict=True):
+            if parameter.grad is None:
+                continue
+            if copy.grad is None:
+                copy.grad = parameter.grad.to(copy.dtype, copy=True)
+            else:
+                copy.grad += parameter.grad
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, clip: Callable[[list[nn.Parameter]], Any] | None = None) -> bool:
+        """Update the copies and round them into the parameters, unless a gradient overflowed; clear all gradients.
+
+        clip: called with the copies before the update, when their gradients are complete and unscaled.
+
+        Returns whether there was an update: the same on all ranks of the scaler's groups, all of which have to call.
+        """
+        self.collect()
+        is_finite = self.scaler is None or self.scaler.unscale(self.parameters)
+        if is_finite:
+            if clip is not None:
+                clip(self.parameters)
+            self.optimizer.step()
+            self._round()
+        self.zero_grad()
+        return is_finite
+
+    def zero_grad(self) -> None:
+        """Forget all gradients, in 16 bits and in 32."""
+        for tensor in (*self.rounded, *self.parameters):
+            tensor.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs to go on bit for bit. The model's own state has only the rounded weights."""
+        return {
+            "weights": [copy.detach() for copy in self.parameters],
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state, round its weights into the parameters."""
+        for copy, saved in zip(self.parameters, state["weights"], strict=True):
+            copy.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self._round()
+
+    def _round(self) -> None:
+        for parameter, copy in zip(self.rounded, self.parameters, strict=True):
+            parameter.copy_(copy)
+
+
+class LossScaler:
+    """Multiplies the loss, and with it every gradient, out of the range where float16 has only zeros.
+
+    Dynamic, the scale goes up until a gradient overflows; that step is skipped and the scale goes down. Static, it
+    stays, and steps are skipped all the same. A power of two changes no bit of what neither under- nor overflows.
+
+    scale: what the loss is multiplied by, at first.
+    dynamic: grow by growth_factor after growth_interval steps without an overflow, back off by backoff_factor at one.
+    groups: process groups over which ranks skip together. One covers data parallelism; with pipeline or tensor
+        parallelism, give one group for each of the axes. None: all ranks, where there are some.
+
+        scaler.scale(loss).backward()
+        if scaler.unscale(parameters):      # MasterWeights.step does this
+            optimizer.step()
+
+    The rules and the numbers are those of torch.amp.GradScaler, which agrees step for step.
+
+    Raises ValueError for a scale or a factor that cannot work.
+    """
+
+    def __init__(
+        self,
+        scale: float = 2.0**16,
+        dynamic: bool = True,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        groups: Sequence[dist.ProcessGroup] | None = None,
+    ) -> None:
+        is_scale = 0 < _in_float32(scale) < math.inf
+        _require("scale", scale, is_scale, "a positive number that float32 can hold, for instance 2.0**16")
+        _require("growth_factor", growth_factor, 1 < growth_factor < math.inf, "more than 1, for instance 2.0")
+        _require("backoff_factor", backoff_factor, 0 < backoff_factor < 1, "something between 0 and 1, such as 0.5")
+        _require("growth_interval", growth_interval, growth_interval >= 1, "1 step or more, for instance 2000")
+        self.scale_factor = _in_float32(scale)
+        self.dynamic = dynamic
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
+        self.growth_interval = growth_interval
+        self.groups = groups
+        self._finite_in_a_row = 0
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, to call `backward` on.
+
+        Raises ValueError for a loss that is not finite, which no scale can help, and for one in 16 bits, which the
+        scale itself may carry over the edge.
+        """
+        if loss.dtype in SIXTEEN_BITS:
+            raise ValueError(
+                f"loss is a {_name(loss.dtype)}, which has no room for a scale of {self.scale_factor:g}; "
+                "compute it in float32, as in loss_fn(logits.float(), targets)"
+            )
+        if not loss.isfinite().all():
+            raise ValueError(
+                f"loss={loss.tolist()} before any scaling, so the forward pass overflowed or the weights are broken; "
+                "look for numbers above 65504 in float16, use bfloat16 or take a smaller learning rate"
+            )
+        return loss * self.scale_factor
+
+    @torch.no_grad()
+    def unscale(self, parameters: Iterable[Tensor]) -> bool:
+        """Divide the parameters' gradients by the scale, in place, then choose the scale of the next step.
+
+        Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
+
+        Raises ValueError for gradients in 16 bits, and for a scale so small that the overflow is not its doing.
+        """
+        parameters = list(parameters)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for gradient in gradients:
+            if gradient.dtype in SIXTEEN_BITS:
+                raise ValueError(
+                    f"parameters have gradients in {_name(gradient.dtype)}, where unscaling loses what scaling has "
+                    "saved; give parameters in float32, as MasterWeights has them"
+                )
+        # A GPU is asked for one answer, not for one for each gradient.
+        finite = [gradient.isfinite().all() for gradient in gradients]
+        for gradient in gradients:
+            gradient *= 1 / self.scale_factor
+        device = parameters[0].device if parameters else torch.device("cpu")
+        is_finite = self._agree(torch.stack([torch.ones((), dtype=torch.bool, device=device), *finite]).all())
+        if self.dynamic:
+            self._adapt(is_finite)
+        return is_finite
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, and how many steps in a row have been finite."""
+        return {"scale": self.scale_factor, "finite_in_a_row": self._finite_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        self.scale_factor, self._finite_in_a_row = state["scale"], state["finite_in_a_row"]
+
+    def _agree(self, is_finite: Tensor) -> bool:
+        """Whether it is true on all ranks of all groups."""
+        everyone: list[dist.ProcessGroup | None] = [None] if dist.is_initialized() else []
+        is_finite = is_finite.int()
+        # One axis after the other: after the first, all ranks of a row know; after the second, all rows.
+        for group in everyone if self.groups is None else self.groups:
+            dist.all_reduce(is_finite, dist.ReduceOp.MIN, group=group)
+        return bool(is_finite)
+
+    def _adapt(self, is_finite: bool) -> None:
+        self._finite_in_a_row = self._finite_in_a_row + 1 if is_finite else 0
+        if not is_finite:
+            self.scale_factor = _in_float32(self.scale_factor * self.backoff_factor)
+        elif self._finite_in_a_row == self.growth_interval:
+            grown = _in_float32(self.scale_factor * self.growth_factor)
+            self.scale_factor = grown if grown < math.inf else self.scale_factor
+            self._finite_in_a_row = 0
+        if self.scale_factor < SMALLEST_SCALE:
+            raise ValueError(
+                f"gradients are not finite even with scale={self.scale_factor:g}, so it is not the scale that makes "
+                "them overflow; look for inf or nan in the data, the weights and the forward pass"
+            )
+
+
+def all_reduce_in(dtype: torch.dtype, accumulate: torch.dtype | None = None) -> AllReduce:
+    """An all-reduce, to be called like `ring_all_reduce`, that sends numbers of `dtype` and adds them in `accumulate`.
+
+        all_reduce_in(torch.bfloat16)(tensor, group)
+        all_reduce_in(torch.bfloat16, accumulate=torch.float32)(tensor, group)
+
+    accumulate: dtype of the sums; None: `dtype`. Both ways send 2 (n - 1) / n of the tensor from each of n ranks:
+
+        in dtype     a ring: each sum is rounded at every hop, n - 1 times (so do the rings of NCCL)
+        in a wider   everyone's pieces go to the rank that adds them up; a sum is rounded once, when it is complete
+
+    The tensor, of whatever dtype, is replaced by the sum, in place; the ranks' results are equal bit for bit.
+
+    Raises ValueError if dtype is not a floating-point type, or accumulate cannot hold all that dtype can.
+    """
+    accumulate = accumulate or dtype
+    _require("dtype", dtype, dtype.is_floating_point, "a floating-point type, for instance torch.bfloat16")
+    holds_all = torch.promote_types(dtype, accumulate) == accumulate
+    _require("accumulate", accumulate, holds_all, f"{dtype} or a wider type, for instance torch.float32")
+
+    @torch.no_grad()
+    def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+        lowered = tensor.to(dtype).flatten()
+        if accumulate == dtype:
+            ring_all_reduce(lowered, group)
+        else:
+            _add_own_chunk(lowered, accumulate, group)
+            ring_all_gather(lowered, group)
+        return tensor.copy_(lowered.view_as(tensor))
+
+    return all_reduce
+
+
+def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: dist.ProcessGroup | None) -> None:
+    """Reduce-scatter: chunk r of rank r becomes the sum of everyone's, added up from rank 0 on, rounded once."""
+    chunks = flat.tensor_split(dist.get_world_size(group))
+    own = chunks[dist.get_rank(group)]
+    arrived = flat.new_empty(len(chunks) * len(own))
+    pieces = arrived.chunk(len(chunks)) if len(own) else []
+    sizes = [len(chunk) for chunk in chunks]
+    dist.all_to_all_single(arrived, flat, [len(own)] * len(chunks), sizes, group=group)
+    with compute("other", "add", work=0):
+        total = own.new_zeros(len(own), dtype=accumulate)
+        for piece in pieces:
+            total += piece
+        own.copy_(total)
+
+
+def _to_be_trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    parameters = list(parameters)
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor) or not parameter.is_floating_point():
+            what = _name(parameter.dtype) if isinstance(parameter, Tensor) else type(parameter).__name__
+            raise ValueError(f"parameters contain a {what}; give floating-point tensors, as model.parameters() does")
+    found = [parameter for parameter in parameters if parameter.requires_grad]
+    if not found:
+        raise ValueError(
+            f"parameters are {len(parameters)} tensors, none of which is to be trained; "
+            "give at least one with requires_grad=True"
+        )
+    return found
+
+
+def _wide(parameter: Tensor) -> Tensor:
+    return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+
+
+def _in_float32(number: float) -> float:
+    return torch.tensor(number, dtype=torch.float32).item()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _require(argument: str, value: Any, is_possible: bool, choose: str) -> None:
+    if not is_possible:
+        raise ValueError(f"{argument}={value} cannot work; give {choose}")

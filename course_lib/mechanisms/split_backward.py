@@ -1,0 +1,152 @@
+"""The two halves of a backward pass: gradients of the inputs now, gradients of the weights later.
+
+A linear layer y = x w needs two products on its way back, and only the first one is urgent: the layers before, and
+the pipeline stage before, wait for it. Nobody waits for the second one, except the optimizer at the very end.
+
+    outputs                  grad ->  [node a] --> [node b] --> [node c] --> grad of inputs     I, a walk down the trunk
+       |  trunk of the graph             |            |            |
+    [node a] -- w_a                   keep grad    keep grad    keep grad
+       |                                 |            |            |
+    [node b] -- w_b                      v            v            v
+       |                             grad of w_a  grad of w_b  grad of w_c                      W, one side step each
+    inputs
+
+The nodes where weights join the trunk are found in the graph that autograd has recorded, so this works for any
+module. A weight that joins in several places (a layer used twice) gets its gradient in the first half: only there
+do the parts meet.
+
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+Step = tuple[list[GradientEdge], list[Tensor], list[nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class WeightGradients:
+    """The second half of a backward pass, not done yet: it holds what the graph has saved until then.
+
+    Each step is a backward pass from some joints, with the gradients kept there, to the weights that join there.
+    """
+
+    steps: list[Step]
+
+    def accumulate(self) -> None:
+        """Add the gradients to the parameters' `.grad`. Works once, as it frees the graph."""
+        for joints, gradients, weights in self.steps:
+            torch.autograd.backward(joints, gradients, inputs=weights)
+
+
+def accumulators(parameters: Iterable[nn.Parameter]) -> dict[Node, nn.Parameter]:
+    """The trainable ones of the parameters, by the nodes that end their branches in every graph."""
+    return {get_gradient_edge(parameter).node: parameter for parameter in parameters if parameter.requires_grad}
+
+
+def input_gradients(
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    weights: dict[Node, nn.Parameter],
+) -> tuple[list[Tensor | None], WeightGradients]:
+    """The gradients of the inputs, and what is left to do for those of the weights.
+
+    outputs: what a module returned; all require a gradient.  gradients: those of the outputs, in the same shapes.
+    inputs: what it was called with, as far as it requires a gradient.  None is returned for an input without use.
+    weights: `accumulators(module.parameters())`; the same for all calls of the module.
+
+    Both halves together add up to what `torch.autograd.backward(outputs, gradients)` does.
+    """
+    joints, urgent = _joints([get_gradient_edge(output) for output in outputs], weights)
+    edges = [GradientEdge(node, index) for node, joint in joints.items() for index in joint.used]
+    wanted = [*map(get_gradient_edge, inputs), *edges, *(GradientEdge(node, 0) for node in urgent)]
+    if not wanted:
+        return [], WeightGradients([])
+    found: Iterator[Tensor | None]  # None where the outputs do not depend on it
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True))
+    of_inputs, kept = list(islice(found, len(inputs))), list(islice(found, len(edges)))
+    for node, gradient in zip(urgent, found, strict=True):
+        if gradient is not None:
+            weights[node].backward(gradient)  # of a leaf: adds to .grad
+    starts = [(edge, gradient) for edge, gradient in zip(edges, kept, strict=True) if gradient is not None]
+    return of_inputs, WeightGradients(_steps(joints, starts, weights))
+
+
+class _Joint(NamedTuple):
+    """A node where weights join the trunk.
+
+    depth: the longest way from here to an end of the graph.  ends: of the branches that join here.  used: the numbers
+    of its outputs that the graph goes on from; only there can a gradient arrive.
+    """
+
+    depth: int
+    ends: set[Node]
+    used: set[int]
+
+
+def _steps(
+    joints: dict[Node, _Joint], starts: list[tuple[GradientEdge, Tensor]], weights: dict[Node, nn.Parameter]
+) -> list[Step]:
+    """One step for all joints of the same depth: none of them leads to another, so none is passed through twice."""
+    by_depth: dict[int, list[tuple[GradientEdge, Tensor]]] = defaultdict(list)
+    for edge, gradient in starts:
+        by_depth[joints[edge.node].depth].append((edge, gradient))
+    steps: list[Step] = []
+    for level in by_depth.values():
+        ends = {end for edge, _ in level for end in joints[edge.node].ends}
+        steps.append(([edge for edge, _ in level], [gradient for _, gradient in level], [weights[end] for end in ends]))
+    return steps
+
+
+def _joints(roots: list[GradientEdge], weights: Iterable[Node]) -> tuple[dict[Node, _Joint], set[Node]]:
+    """Where weights join the trunk, and the weights that cannot wait.
+
+    A weight reaches the trunk over a side branch of nodes with a single input each (a transpose, a change of dtype).
+    """
+    branch = {node: node for node in weights}
+    depth: dict[Node, int] = {}
+    joints: dict[Node, _Joint] = {}
+    for node, below in _inputs_first(root.node for root in roots):
+        depth[node] = 1 + max((depth[child] for child, _ in below), default=0)
+        arriving = {branch[child] for child, _ in below if child in branch}
+        if arriving and len(below) == 1:
+            branch[node] = arriving.pop()
+        elif arriving:
+            joints[node] = _Joint(depth[node], arriving, set())
+        for child, index in below:
+            if child in joints:
+                joints[child].used.add(index)
+    for root in roots:
+        if root.node in joints:
+            joints[root.node].used.add(root.output_nr)
+    places = Counter(end for joint in joints.values() for end in joint.ends)
+    urgent = {end for end, number in places.items() if number > 1}
+    urgent |= {branch[root.node] for root in roots if root.node in branch}  # a branch that joins nowhere
+    for joint in joints.values():
+        joint.ends.difference_update(urgent)
+    return {node: joint for node, joint in joints.items() if joint.ends}, urgent
+
+
+def _inputs_first(roots: Iterable[Node]) -> Iterator[tuple[Node, list[tuple[Node, int]]]]:
+    """Every node of the graph once, with the outputs of other nodes that it leads to, and after those nodes."""
+    seen: set[Node] = set()
+    stack: list[tuple[Node, list[tuple[Node, int]] | None]] = [(root, None) for root in roots]
+    while stack:
+        node, below = stack.pop()
+        if below is not None:
+            yield node, below
+        elif node not in seen:
+            seen.add(node)
+            below = [(child, index) for child, index in node.next_functions if child is not None]
+            stack.append((node, below))
+            stack.extend((child, None) for child, _ in below if child not in seen)

@@ -1,0 +1,38 @@
+"""What will it cost on a thousand GPUs: memory, time, bubble and traffic of any plan, without running it.
+
+    ModelSpec  +  Cluster  +  Plan   ->   estimate   ->   memory by part, time by part, traffic by link, and why
+    spec.py       hardware.py              |
+                                           compute.py         one device: products by shape, the rest by bytes
+                                           communication.py   collectives and messages over links
+                                           pipeline.py        bubbles in closed form;  simulate.py  action by action
+                                           memory.py          bytes on the fullest device
+                                           explain.py         the binding constraint in words
+
+`search` estimates every legal plan. `python -m course_lib.planner.validate` holds all of it against what was published;
+wire.py does the same arithmetic to the byte for the mechanisms of this course, to be held against real runs.
+"""
+
+from course_lib.planner.estimate import Estimate, Flow, StepTime, estimate
+from course_lib.planner.hardware import DEVICES, LINKS, Cluster, Device, Link
+from course_lib.planner.memory import Memory
+from course_lib.planner.search import Found, search
+from course_lib.planner.simulate import simulate
+from course_lib.planner.spec import ModelSpec, Plan
+
+__all__ = [
+    "DEVICES",
+    "LINKS",
+    "Cluster",
+    "Device",
+    "Estimate",
+    "Flow",
+    "Found",
+    "Link",
+    "Memory",
+    "ModelSpec",
+    "Plan",
+    "StepTime",
+    "estimate",
+    "search",
+    "simulate",
+]

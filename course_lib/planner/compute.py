@@ -1,0 +1,151 @@
+"""How long one device computes: matrix products by their shape, everything else by the bytes it moves.
+
+A layer is a handful of matrix products with small kernels between them. Products are limited by arithmetic, the
+kernels between them by memory: a norm does a few operations on every number it reads.
+
+    matrix product   seconds = FLOPs / (peak x fraction(shape))
+    the rest         seconds = bytes read and written / (memory bandwidth x fraction)
+    any kernel       a few microseconds to begin and end
+
+    fraction(shape) = ceiling x waves / (waves + 1/2) x k / (k + K0)      waves = tiles of the result / cores
+
+A product is dealt out to the cores in tiles of the result, and the last wave of tiles leaves cores idle, half of them
+on average; each tile needs a prologue and an epilogue, worth K0 steps of its inner loop.
+NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from course_lib.planner.hardware import Device
+from course_lib.planner.spec import ModelSpec, Slice
+
+TILE = 128 * 256  # numbers of the result that one core computes at a time: the large tile of vendors' libraries
+INNER_LOSS = 128  # K0: what beginning and ending a tile costs, in steps of its inner loop
+WAVE = 0.5  # of the last wave of tiles is idle on average
+# Times the bytes, where small kernels are not fused: fusing them made 175B 19% faster (SC21 paper, section 5.8).
+UNFUSED = 3.5
+KERNEL = 4e-6  # seconds that a kernel needs to begin and end
+BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
+SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp8 is for the products alone
+
+
+class Product(NamedTuple):
+    """`batch` matrix products [m, k] x [k, n]."""
+
+    m: float
+    n: float
+    k: float
+    batch: float = 1
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k * self.batch
+
+
+def product_seconds(product: Product, device: Device, precision: str) -> float:
+    tiles = max(1.0, product.m * product.n * product.batch / TILE)
+    waves = tiles / device.cores
+    fraction = device.matmul * waves / (waves + WAVE) * product.k / (product.k + INNER_LOSS)
+    return product.flops / (device.peak[precision] * fraction) + KERNEL
+
+
+class LayerTimes(NamedTuple):
+    """Seconds of one micro-batch in one layer on one device, without traffic.
+
+    backward: gradients of the inputs.  weight_grad: those of the weights.
+    attention: the part of forward from the scores to their sum over the values, which "selective" computes twice.
+    """
+
+    forward: float
+    backward: float
+    weight_grad: float
+    attention: float
+
+
+@lru_cache(maxsize=4096)
+def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
+    """One layer on one of tp x cp devices, from the shapes of what each of them computes."""
+    tp, precision = cut.tp, cut.precision
+    tokens = cut.micro_batch * model.sequence / cut.cp
+    attention, attention_backward = _attention(model, device, cut)
+    products = [
+        Product(tokens, (model.hidden + 2 * model.key_value_width) / tp, model.hidden),
+        Product(tokens, model.hidden, model.hidden / tp),
+        Product(tokens, model.up_width / tp, model.hidden),
+        Product(tokens, model.hidden, model.ffn_width / tp),
+    ]
+    small = small_kernel_seconds(_layer_bytes(model, cut, tokens), device, cut)
+    # Gradients of biases and norms are sums over all tokens, so what comes in from above is read once more.
+    summed = 4 * model.hidden + (sum(p.n for p in products) if model.biases else 0)
+    bias = streaming_seconds(SIZE[precision] * tokens * summed, device)
+    forward = sum(product_seconds(p, device, precision) for p in products)
+    inputs = sum(product_seconds(Product(p.m, p.k, p.n), device, precision) for p in products)
+    weights = sum(product_seconds(Product(p.k, p.n, p.m), device, precision) for p in products)
+    # The gradients of a micro-batch are added to those of the ones before: two reads and a write, and one write before.
+    added = streaming_seconds(4 * SIZE[precision] * sum(p.k * p.n for p in products), device)
+    return LayerTimes(
+        forward + attention + small + 6 * KERNEL,
+        inputs + attention_backward + BACKWARD_BYTES * small + 9 * KERNEL,
+        weights + added + bias,
+        attention,
+    )
+
+
+def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float]:
+    """Seconds forward and backward of the attention itself, between the projections."""
+    precision = product_precision(cut)
+    heads, width = cut.micro_batch * model.heads / cut.tp, model.hidden // model.heads
+    rows = model.sequence / cut.cp
+    scores = Product(rows, model.sequence, width, heads)
+    if (
+        model.flash_attention
+    ):  # one kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2
+        precision = "bf16" if precision == "fp8" else precision
+        seconds = scores.flops / (device.peak[precision] * device.attention) + KERNEL
+        return seconds, 2.5 * seconds
+    mix = Product(rows, width, model.sequence, heads)
+    through = [scores, mix, Product(rows, width, model.sequence, heads), Product(model.sequence, width, rows, heads)]
+    n_bytes = SIZE[cut.precision] * heads * rows * model.sequence * (4.5 if model.dropout else 2)
+    small = small_kernel_seconds(n_bytes, device, cut) + 2 * KERNEL
+    forward = product_seconds(scores, device, precision) + product_seconds(mix, device, precision)
+    backward = sum(product_seconds(p, device, precision) for p in through)
+    return forward + small, backward + BACKWARD_BYTES * small
+
+
+def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
+    """Bytes that a layer's small kernels read and write forward, attention apart.
+
+    Two norms read and write; two sums of the residual stream read two and write one (and a mask of one byte);
+    queries, keys, values and what attention makes of them are laid out anew; the MLP's activation function.
+    """
+    whole = (10 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
+    layout = 2 * (2 * model.hidden + 2 * model.key_value_width) / cut.tp
+    activation = (model.up_width + model.ffn_width) / cut.tp
+    return SIZE[cut.precision] * tokens * (whole + layout + activation)
+
+
+def product_precision(cut: Slice) -> str:
+    """8 bits are for the four large products of a layer; attention and logits stay at 16."""
+    return "bf16" if cut.precision == "fp8" else cut.precision
+
+
+def streaming_seconds(n_bytes: float, device: Device) -> float:
+    return n_bytes / (device.bandwidth * device.streaming)
+
+
+def small_kernel_seconds(n_bytes: float, device: Device, cut: Slice) -> float:
+    return streaming_seconds(n_bytes, device) * (1 if cut.fused else UNFUSED)
+
+
+@lru_cache(maxsize=4096)
+def logits_times(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, float, float]:
+    """Seconds forward, backward and weight_grad of the last product and the loss, whose numbers are 32 bits wide."""
+    tokens, vocab, precision = cut.micro_batch * model.sequence / cut.cp, model.vocab / cut.tp, product_precision(cut)
+    loss = streaming_seconds(4 * tokens * vocab, device)
+    forward = product_seconds(Product(tokens, vocab, model.hidden), device, precision)
+    backward = product_seconds(Product(tokens, model.hidden, vocab), device, precision)
+    weights = product_seconds(Product(model.hidden, vocab, tokens), device, precision)
+    return forward + 4 * loss, backward + 2 * loss, weights

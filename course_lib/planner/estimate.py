@@ -1,0 +1,381 @@
+"""What one training step costs under a plan: memory, time by part, traffic by link, and why.
+
+    step  =  micro-batches x (compute + what is computed again + exposed tensor and context traffic)
+           + exposed messages between stages + bubble
+           + exposed traffic of gradients and parameters + optimizer
+
+on the slowest device. *Exposed* is the part of some traffic that the device waits for; the rest is *hidden* behind
+computation. The first line is compute.py and communication.py, the second is pipeline.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from course_lib.planner import communication, explain, memory
+from course_lib.planner.communication import Group, bytes_sent, collective_seconds, groups, message_seconds
+from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
+from course_lib.planner.hardware import Cluster, Link
+from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
+from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
+from course_lib.planner.simulate import simulate
+from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice, layers_of_stages
+from course_lib.timeline import Timeline
+
+TRAFFIC_CORES = 16  # cores of a device that carry a collective while the others compute (NCCL: one for each channel)
+
+
+class Flow(NamedTuple):
+    """One kind of traffic of one device in one step.
+
+    bytes: what it sends.  link: the slowest link that is on the way.  seconds: how long it takes.  exposed: how much
+    longer the step is for it: what the device waits for, and what it computes slower while traffic takes some cores.
+    """
+
+    bytes: float
+    link: str
+    seconds: float
+    exposed: float
+
+    @property
+    def hidden(self) -> float:
+        return self.seconds - self.exposed
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step on the slowest device, by what they go into; the parts add up to the step."""
+
+    compute: float
+    recompute: float
+    tensor: float
+    context: float
+    pipeline: float
+    bubble: float
+    data: float
+    optimizer: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return asdict(self)
+
+    @property
+    def total(self) -> float:
+        traffic = self.tensor + self.context + self.pipeline + self.data
+        return self.compute + self.recompute + traffic + self.bubble + self.optimizer
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan costs. `flows` has every kind of traffic; `slowest` is the work of the slowest pipeline rank."""
+
+    model: ModelSpec
+    cluster: Cluster
+    plan: Plan
+    global_batch: int
+    memory: Memory
+    step_time: StepTime
+    flows: dict[str, Flow]
+    slowest: Work
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= capacity(self.cluster)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device that a step can use."""
+        return capacity(self.cluster)
+
+    @property
+    def why(self) -> str:
+        """Two or three sentences that name the binding constraint and what would loosen it."""
+        return explain.why(self)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which the slowest device waits for its turn in the pipeline, 0 to 1."""
+        return self.step_time.bubble / self.step_time.total
+
+    @property
+    def traffic(self) -> dict[str, float]:
+        """Bytes that one device sends in a step, by the slowest link on their way."""
+        by_link: dict[str, float] = {}
+        for flow in self.flows.values():
+            by_link[flow.link] = by_link.get(flow.link, 0.0) + flow.bytes
+        return by_link
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.global_batch * self.model.sequence / self.step_time.total
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: what a step needs, by what the devices could do in its time."""
+        return self.model.step_flops(self.global_batch) / self._available_flops
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilization: what is computed twice counts twice."""
+        again = self.model.recomputed_flops(self.global_batch, self.plan.recompute)
+        return (self.model.step_flops(self.global_batch) + again) / self._available_flops
+
+    def timeline(self) -> Timeline:
+        """The step of one pipeline, played action by action; gradients' traffic and the optimizer come after it."""
+        model, plan = self.model, self.plan
+        m = plan.micro_batches(self.global_batch)
+        layer, logits = layer_cost(model, self.cluster, plan.slice), _logits(model, self.cluster, plan)
+        counts = layers_of_stages(model.layers, plan.depth.n_stages)
+        works = [work_of(layers, layer.work, None) for layers in counts[:-1]]
+        works.append(work_of(counts[-1], layer.work, logits))
+        message = _message_seconds(model, self.cluster, plan) if plan.pp > 1 else 0.0
+        forward, backward, weight_grad = map(list, zip(*works, strict=True))
+        return simulate(plan.depth.schedule_of(m), forward, backward, weight_grad, message)
+
+    @property
+    def _available_flops(self) -> float:
+        return self.step_time.total * self.cluster.devices * self.cluster.spec.peak[self.plan.precision]
+
+
+def capacity(cluster: Cluster) -> float:
+    """Bytes of a device that a training step can use."""
+    return cluster.spec.memory - min(memory.RUNTIME, cluster.spec.memory / 8)
+
+
+def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
+    """Memory, time and traffic of one step.
+
+    Raises ValueError for a plan that cannot exist, with what to change.
+    """
+    plan.check(model, cluster.devices, global_batch)
+    if plan.precision not in cluster.spec.peak:
+        known = ", ".join(cluster.spec.peak)
+        raise ValueError(f"precision={plan.precision!r} is nothing {cluster.device} computes in; it has {known}")
+    return unchecked_estimate(model, cluster, plan, global_batch)
+
+
+def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
+    """The same for a plan that is known to be legal."""
+    m = plan.micro_batches(global_batch)
+    layer = layer_cost(model, cluster, plan.slice)
+    rank, slowest, others = _slowest_rank(model, cluster, plan, layer)
+    _, layers, _, has_logits = rank_shape(model, plan.depth, rank)
+    parameters = memory.most_parameters(model, plan.depth, plan.tp)
+    work = layers * m
+    flows = {
+        "tensor": _scaled(layer.tensor, work),
+        "context": _scaled(layer.context, work),
+        "pipeline": _pipeline_flow(model, cluster, plan, m),
+        "data": _data_flow(model, cluster, plan, parameters, slowest, layers, m),
+    }
+    logits = sum(_logits(model, cluster, plan)) if has_logits else 0.0
+    return Estimate(
+        model=model,
+        cluster=cluster,
+        plan=plan,
+        global_batch=global_batch,
+        memory=memory_of_worst_device(model, plan, m),
+        step_time=StepTime(
+            compute=work * layer.compute + m * logits,
+            recompute=work * layer.again,
+            tensor=flows["tensor"].exposed,
+            context=flows["context"].exposed,
+            pipeline=flows["pipeline"].exposed,
+            bubble=bubble_seconds(plan, m, slowest, others) if plan.pp > 1 else 0.0,
+            data=flows["data"].exposed,
+            optimizer=_optimizer_seconds(cluster, plan, parameters),
+        ),
+        flows={name: flow for name, flow in flows.items() if flow.seconds},
+        slowest=slowest,
+    )
+
+
+class LayerCost(NamedTuple):
+    """One micro-batch in one layer of one device: seconds of work, traffic included, and what they go into."""
+
+    work: Work
+    compute: float
+    again: float
+    tensor: Flow
+    context: Flow
+
+
+@lru_cache(maxsize=4096)
+def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
+    times = layer_times(model, cluster.spec, cut)
+    once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
+    saved = hidden * (1 - stolen(cluster))
+    forwards = 2 if cut.recompute == "full" else 1
+    tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - saved)
+    gather, context_bytes = _context_traffic(model, cluster, cut)
+    context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp), (forwards + 2) * gather, (forwards + 2) * gather)
+    selective = 0.0 if model.flash_attention else times.attention
+    again = {"none": 0.0, "selective": selective, "full": times.forward}[cut.recompute]
+    work = Work(
+        times.forward + once + gather,
+        times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather,
+        times.weight_grad,
+    )
+    return LayerCost(work, times.forward + times.backward + times.weight_grad, again, tensor, context)
+
+
+def stolen(cluster: Cluster) -> float:
+    """The share of a device's cores that hidden traffic takes from computation."""
+    return min(0.5, TRAFFIC_CORES / cluster.spec.cores)
+
+
+def _link(cluster: Cluster, span: int) -> str:
+    return (cluster.inside_link if span <= cluster.devices_per_node else cluster.between_link).name
+
+
+def _tensor_traffic(
+    model: ModelSpec, cluster: Cluster, cut: Slice, weight_grad: float, backward: float
+) -> tuple[float, float, float, float]:
+    """Seconds of a layer's tensor traffic forward and backward, what of it can hide, and bytes sent.
+
+    Two all-reduces forward, two backward (Megatron's g and f). The backward ones sum gradients of inputs, so they can
+    run while the gradients of the weights are computed. Sequence parallelism splits each all-reduce into an
+    all-gather and a reduce-scatter of the same size in all, and gathers the inputs of products again in backward.
+    """
+    if cut.tp == 1:
+        return 0.0, 0.0, 0.0, 0.0
+    group = communication.group(cut.tp, 1, cluster.devices_per_node)
+    n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence / cut.cp * model.hidden
+    passes = 3 if cut.recompute == "full" else 2
+    sent = passes * 2 * bytes_sent("all_reduce", n_bytes, cut.tp)
+    if not cut.sequence_parallel:
+        both = 2 * collective_seconds("all_reduce", n_bytes, group, cluster)
+        return both, both, min(both, weight_grad) if cut.hides_tensor else 0.0, sent
+    gather = 2 * collective_seconds("all_gather", n_bytes, group, cluster)
+    scatter = 2 * collective_seconds("reduce_scatter", n_bytes, group, cluster)
+    hidden = min(scatter, weight_grad) + min(gather, backward) if cut.hides_tensor else 0.0
+    return gather + scatter, 2 * gather + scatter, hidden, sent + 2 * bytes_sent("all_gather", n_bytes, cut.tp)
+
+
+def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[float, float]:
+    """Seconds of one gathering of keys and values over the positions, and the bytes of all in a layer.
+
+    Gathered forward, gathered again and their gradients scattered backward: three passes of the same size.
+    """
+    if cut.cp == 1:
+        return 0.0, 0.0
+    group = communication.group(cut.cp, cut.tp, cluster.devices_per_node)
+    width = 2 * model.key_value_width / min(cut.tp, model.key_value_heads)
+    n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence * width
+    seconds = collective_seconds("all_gather", n_bytes, group, cluster)
+    return seconds, (4 if cut.recompute == "full" else 3) * bytes_sent("all_gather", n_bytes, cut.cp)
+
+
+def _scaled(flow: Flow, times: float) -> Flow:
+    return Flow(flow.bytes * times, flow.link, flow.seconds * times, flow.exposed * times)
+
+
+def _logits(model: ModelSpec, cluster: Cluster, plan: Plan) -> Work:
+    return Work(*logits_times(model, cluster.spec, plan.slice))
+
+
+def _slowest_rank(model: ModelSpec, cluster: Cluster, plan: Plan, layer: LayerCost) -> tuple[int, Work, float]:
+    """The pipeline rank with the most to do for a micro-batch, its work, and the seconds of all others together."""
+    logits = _logits(model, cluster, plan)
+    slowest, found = Work(0, 0, 0), 0
+    for rank in memory.candidates(model, plan.depth):
+        _, layers, _, is_last = rank_shape(model, plan.depth, rank)
+        work = work_of(layers, layer.work, logits if is_last else None)
+        if work.total > slowest.total:
+            slowest, found = work, rank
+    return found, slowest, model.layers * layer.work.total + logits.total - slowest.total
+
+
+def work_of(layers: int, layer: Work, logits: Work | None) -> Work:
+    f, b, w = logits or (0.0, 0.0, 0.0)
+    return Work(layers * layer.forward + f, layers * layer.backward + b, layers * layer.weight_grad + w)
+
+
+def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int) -> Flow:
+    """Hidden states to the next stage, their gradients back.
+
+    Tensor ranks hold the same hidden states (or a slice each, under sequence parallelism), so each sends a slice and
+    the receivers gather them inside their node: the scatter/gather optimization of the 2021 paper, section 4.1.
+    """
+    if plan.pp == 1:
+        return Flow(0.0, "", 0.0, 0.0)
+    seconds, sent = _message_seconds(model, cluster, plan), _hidden_states(model, plan) / plan.tp
+    count = (1 if plan.pp == 2 and plan.virtual_stages == 1 else 2) * plan.virtual_stages * m
+    exposed = exposed_messages(plan, m) * seconds
+    return Flow(count * sent, _link_of_stages(cluster, plan).name, max(count * seconds, exposed), exposed)
+
+
+def _hidden_states(model: ModelSpec, plan: Plan) -> float:
+    """Bytes of one micro-batch between two layers."""
+    return SIZE[plan.precision] * plan.micro_batch * model.sequence / plan.cp * model.hidden
+
+
+def _link_of_stages(cluster: Cluster, plan: Plan) -> Link:
+    is_inside = groups(plan, cluster.devices_per_node)["pipeline"].nodes == 1
+    return cluster.inside_link if is_inside else cluster.between_link
+
+
+def _message_seconds(model: ModelSpec, cluster: Cluster, plan: Plan) -> float:
+    n_bytes = _hidden_states(model, plan)
+    seconds = message_seconds(n_bytes / plan.tp, _link_of_stages(cluster, plan))
+    if plan.tp > 1 and not plan.sequence_parallel:
+        tensor = communication.group(plan.tp, 1, cluster.devices_per_node)
+        seconds += collective_seconds("all_gather", n_bytes, tensor, cluster)
+    return seconds
+
+
+def _data_flow(
+    model: ModelSpec, cluster: Cluster, plan: Plan, parameters: int, slowest: Work, layers: int, m: int
+) -> Flow:
+    """Gradients summed over the replicas, with ZeRO the parameters gathered again, and a tied matrix kept the same.
+
+    What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch
+    during its backward, all but one layer's, and gathered parameters during a forward.
+    """
+    group = groups(plan, cluster.devices_per_node)["data"]
+    links = cluster.inside_link if group.nodes == 1 else cluster.between_link
+    total = Flow(0.0, links.name, 0.0, 0.0)
+    if group.size > 1:
+        for op, size, times, window in _data_operations(plan, slowest, m):
+            pieces = max(layers, 1) if plan.zero == 3 else 1  # which gathers layer by layer
+            seconds = pieces * collective_seconds(op, size * parameters / pieces, group, cluster)
+            hidden = min(seconds * (1 - 1 / max(layers, 1)), window) if "data" in plan.overlap else 0.0
+            exposed = seconds - hidden * (1 - stolen(cluster))
+            sent = bytes_sent(op, size * parameters, group.size)
+            total = _plus(total, times * sent, times * seconds, times * exposed)
+    if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:
+        n_bytes = recipe(plan).gradient * model.vocab * model.hidden / plan.tp
+        seconds = collective_seconds("all_reduce", n_bytes, Group(2, 1), cluster)
+        total = _plus(total, n_bytes, seconds, seconds)
+    return total
+
+
+def _data_operations(plan: Plan, slowest: Work, m: int) -> list[tuple[str, int, int, float]]:
+    """What a step needs: operation, bytes of a number, how often, and seconds of computing it can hide behind."""
+    size, activation = recipe(plan).gradient, SIZE[plan.precision]
+    forward, backward = slowest.forward, slowest.backward + slowest.weight_grad
+    return {
+        0: [("all_reduce", size, 1, backward)],
+        1: [("reduce_scatter", size, 1, backward), ("all_gather", activation, 1, forward)],
+        2: [("reduce_scatter", size, m, backward), ("all_gather", activation, 1, forward)],
+        3: [
+            ("reduce_scatter", size, m, backward),
+            ("all_gather", activation, m, forward),
+            ("all_gather", activation, m, backward),
+        ],
+    }[plan.zero]
+
+
+def _plus(flow: Flow, n_bytes: float, seconds: float, exposed: float) -> Flow:
+    return Flow(flow.bytes + n_bytes, flow.link, flow.seconds + seconds, flow.exposed + exposed)
+
+
+def _optimizer_seconds(cluster: Cluster, plan: Plan, parameters: int) -> float:
+    """Adam, which computes little and moves much: the state is read and written, gradients are read twice (once for
+    their norm) and cleared, parameters written."""
+    size = recipe(plan)
+    mine = share(parameters, plan.dp * plan.cp) if plan.zero else parameters
+    moved = mine * (2 * size.optimizer + 2 * size.gradient + size.parameter) + parameters * size.gradient
+    return streaming_seconds(moved, cluster.spec)

@@ -1,0 +1,183 @@
+"""What lies in a device's memory at the fullest moment of a step, in bytes.
+
+    parameters   gradients   optimizer        by precision; shared out among data ranks by ZeRO stage 3, 2, 1
+    bf16, fp16       2        2 (or 4)   12   32-bit master copy and two moments of Adam: 16 (or 18) bytes a parameter
+    fp32             4           4        8   two moments: 16 bytes too
+    activations                               what forward keeps for backward: layers x micro-batches in flight
+    logits                                    on the last stage, for one micro-batch, as wide as the vocabulary
+    buffers                                   messages, buckets and what ZeRO-3 gathers for a moment
+
+Rajbhandari et al. 2020, "ZeRO" (SC20), section 3 and table 1; Korthikanti et al. 2022, "Reducing Activation
+Recomputation in Large Transformer Models", section 4; Megatron-LM's theoretical_memory_usage.py (18 bytes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from course_lib.planner.compute import SIZE
+from course_lib.planner.hardware import GiB
+from course_lib.planner.pipeline import in_flight
+from course_lib.planner.spec import Depth, ModelSpec, Parameters, Plan, Slice, layers_of_stages
+
+BUCKET = 25 * 2**20  # bytes of gradients that are sent together
+RUNTIME = 2 * GiB  # kept from every device: driver context and communication buffers about 1 GiB, fragments about 1 GiB
+
+
+class Recipe(NamedTuple):
+    """Bytes of a parameter, of its gradient and of its optimizer state (Adam)."""
+
+    parameter: int
+    gradient: int
+    optimizer: int
+
+
+RECIPES = {
+    "bf16": Recipe(2, 2, 12),
+    "fp16": Recipe(2, 2, 12),
+    "fp32": Recipe(4, 4, 8),
+    "fp8": Recipe(3, 2, 12),  # products in 8 bits: a copy of the weights beside the 16-bit ones
+}
+
+
+def recipe(plan: Plan) -> Recipe:
+    bytes_of = RECIPES[plan.precision]
+    return bytes_of._replace(gradient=4) if plan.fp32_gradients else bytes_of
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at its fullest, by what they are for. `rank` is its place in the pipeline."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    rank: int = 0
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if name != "rank"}
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+
+
+def memory_of_worst_device(model: ModelSpec, plan: Plan, n_micro_batches: int) -> Memory:
+    """The fullest device. All devices of one pipeline rank are alike."""
+    ranks = candidates(model, plan.depth)
+    return max((memory_of_rank(model, plan, n_micro_batches, rank) for rank in ranks), key=lambda memory: memory.total)
+
+
+def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int) -> Memory:
+    """A device of this pipeline rank."""
+    held, layers, is_first, is_last = rank_shape(model, plan.depth, rank)
+    parameters, gradients, optimizer = model_state(share(held.cut, plan.tp) + held.whole, plan)
+    tokens = plan.micro_batch * model.sequence / plan.cp
+    micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
+    whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # what tensor parallelism alone does not cut
+    kept = layer_activations(model, plan.slice)
+    activations = micro_batches * layers * kept
+    if plan.recompute == "full":  # the layer that is being computed again
+        activations += layer_activations(model, plan.slice._replace(recompute="none"))
+    if is_first and model.dropout:
+        activations += micro_batches * tokens * model.hidden * whole
+    return Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        logits=_logits(model, plan, tokens, whole) if is_last else 0.0,
+        buffers=_buffers(model, plan, tokens, whole),
+        rank=rank,
+    )
+
+
+def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO."""
+    size, shared = recipe(plan), share(parameters, plan.dp * plan.cp)
+    return (
+        size.parameter * (shared if plan.zero >= 3 else parameters),
+        size.gradient * (shared if plan.zero >= 2 else parameters),
+        size.optimizer * (shared if plan.zero >= 1 else parameters),
+    )
+
+
+def share(n: int, ranks: int) -> int:
+    """The largest share of n things among so many ranks."""
+    return -(-n // ranks)
+
+
+@lru_cache(maxsize=4096)
+def rank_shape(model: ModelSpec, depth: Depth, rank: int) -> tuple[Parameters, int, bool, bool]:
+    """Parameters and layers of one pipeline rank, and whether it has the embedding and the logits."""
+    stages, n_stages = depth.stages_of(rank), depth.n_stages
+    counts = layers_of_stages(model.layers, n_stages)
+    held = model.parameters_of(stages, n_stages)
+    return held, sum(counts[stage] for stage in stages), 0 in stages, n_stages - 1 in stages
+
+
+@lru_cache(maxsize=4096)
+def candidates(model: ModelSpec, depth: Depth) -> list[int]:
+    """The ranks that can be the fullest: earlier ones hold more activations, so the first of each number of layers."""
+    first_with: dict[int, int] = {}
+    for rank in range(depth.pp):
+        first_with.setdefault(rank_shape(model, depth, rank)[1], rank)
+    return sorted({0, depth.pp - 1, *first_with.values()})
+
+
+@lru_cache(maxsize=4096)
+def most_parameters(model: ModelSpec, depth: Depth, tp: int) -> int:
+    """Parameters on the device that holds most of them."""
+    held = (rank_shape(model, depth, rank)[0] for rank in candidates(model, depth))
+    return max(share(parameters.cut, tp) + parameters.whole for parameters in held)
+
+
+@lru_cache(maxsize=4096)
+def layer_activations(model: ModelSpec, cut: Slice) -> float:
+    """Bytes that one layer keeps for backward of one micro-batch.
+
+    Without recomputation, for GPT in 16 bits with dropout: s b h (10 + 24 / t + 5 a s / h t), the paper's equation 2
+    (34 s b h + 5 a s^2 b on one device); with sequence parallelism all of it is divided by t, its equation 4.
+    """
+    tokens, size, h = cut.micro_batch * model.sequence / cut.cp, SIZE[cut.precision], model.hidden
+    mask = 1 if model.dropout else 0
+    whole = tokens * h * (4 * size + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into norms; masks
+    if cut.recompute == "full":
+        return tokens * h * size / (cut.tp if cut.sequence_parallel else 1)
+    heads = tokens * size * (2 * h + 2 * model.key_value_width)  # queries, keys, values, and what goes into `out`
+    mlp = tokens * size * (model.up_width + model.ffn_width)
+    scores = 0.0
+    if not model.flash_attention and cut.recompute == "none":  # after softmax, the mask, and after dropout
+        scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
+    return whole + (heads + mlp + scores) / cut.tp
+
+
+def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
+    """Of one micro-batch: into the norm, into the product, the logits, and their softmax in 32 bits."""
+    size = SIZE[plan.precision]
+    return tokens * (2 * size * model.hidden * whole + (size + 4) * model.vocab / plan.tp)
+
+
+def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
+    """What is there for a moment only.
+
+    Gradients of the widest thing in a layer, while its backward is computed; messages between stages; a gathered
+    input under sequence parallelism; a bucket of gradients; the layers that ZeRO-3 gathers.
+    """
+    size, layer = recipe(plan), model.layer_parameters
+    message = tokens * model.hidden * SIZE[plan.precision]
+    scores = 0.0 if model.flash_attention else tokens * model.sequence * model.heads
+    total = 2 * SIZE[plan.precision] * max(scores, tokens * model.up_width) / plan.tp
+    total += 2 * message * whole if plan.pp > 1 else 0.0
+    total += message if plan.sequence_parallel else 0.0
+    if plan.dp * plan.cp > 1:
+        total += BUCKET
+    if plan.zero == 3:  # parameters of this layer and the next, gradients of this one
+        total += (layer.cut / plan.tp + layer.whole) * (2 * size.parameter + size.gradient)
+    return total

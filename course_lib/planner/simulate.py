@@ -1,0 +1,197 @@
+"""Play a pipeline schedule on a clock, without any process.
+
+A `Schedule` lists what every rank does, in order. When it does it follows from three rules:
+
+    a rank does one thing at a time, in the order of its list;
+    F of a stage needs F of the stage before it, B (or I) needs B (or I) of the stage after it;
+    what comes from another rank is there `transfer` seconds after it was computed.
+
+    rank 0   F0 F1 .. .. B0 .. B1         F1 of rank 1 starts when rank 0 has finished F1 and it has arrived
+    rank 1      F0 B0 F1 B1               and rank 1 has finished what stands before it
+
+Nothing is searched or guessed, so the same schedule and the same costs give the same times to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from course_lib.schedules import Action, Schedule, validate
+from course_lib.timeline import Span, Timeline
+
+KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad", "f": "forward", "b": "backward"}
+Seconds: TypeAlias = "float | Sequence[float]"
+_NOT_YET = -1.0
+
+
+def simulate(
+    schedule: Schedule,
+    forward: Seconds,
+    backward: Seconds,
+    weight_grad: Seconds = 0,
+    transfer: Seconds = 0,
+    overlapped: Seconds | None = None,
+) -> Timeline:
+    """When every rank does what, if each action takes as long as said.
+
+    forward, backward, weight_grad: seconds of F, I and W, one number or one for each stage; B, the whole backward,
+        takes backward + weight_grad.
+    transfer: seconds from the end of a computation to its result's arrival on another rank; one for each stage means
+        the link from it to the next, both ways. A device computes while its results travel.
+    overlapped: seconds of an F and the B of another stage right behind it, for hardware that runs such a pair at once
+        (DualPipe's F&B); both start when the inputs of both are there. None: one after the other.
+
+    Like a measured timeline it has spans where a rank is held up: "wait" until the other rank has finished, then
+    "transfer" until the data are there.
+
+    Raises ValueError for a wrong number of seconds or a negative one, and ScheduleError for a schedule that gets stuck.
+    """
+    given = {"forward": forward, "backward": backward, "weight_grad": weight_grad, "transfer": transfer}
+    costs = {name: _per_stage(name, seconds, schedule.n_stages) for name, seconds in given.items()}
+    if overlapped is not None:
+        costs["overlapped"] = _per_stage("overlapped", overlapped, schedule.n_stages)
+        schedule = Schedule([_with_pairs(row) for row in schedule.actions])
+    with _no_collection():
+        spans = _play(schedule, _steps(schedule, costs), overlapped is not None)
+    return Timeline(spans, schedule.n_ranks, "modelled")
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """The collector would look through the growing list again and again, for cycles that spans cannot have."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _with_pairs(row: list[Action]) -> list[Action]:
+    """The same list, with small letters for each F that runs at once with the B behind it."""
+    row = list(row)
+    for index in range(len(row) - 1):
+        first, second = row[index : index + 2]
+        if first.op == "F" and second.op == "B" and first.stage != second.stage:
+            row[index : index + 2] = first._replace(op="f"), second._replace(op="b")
+    return row
+
+
+def _per_stage(name: str, seconds: Seconds, n_stages: int) -> list[float]:
+    each = [float(seconds)] * n_stages if isinstance(seconds, (int, float)) else [float(value) for value in seconds]
+    if len(each) != n_stages:
+        raise ValueError(f"{name} has {len(each)} values for {n_stages} stages; give one number or one for each stage")
+    if min(each, default=0) < 0:
+        raise ValueError(f"{name}={min(each)} is a negative time; give seconds of 0 or more")
+    return each
+
+
+class _Step(NamedTuple):
+    """What all micro-batches of one operation on one stage have in common.
+
+    `needs` and `gives` + micro-batch are the places, in one long list of times, of its input and of its result.
+    """
+
+    kind: str
+    name: str
+    seconds: float
+    needs: int
+    lag: float
+    peer: int | None
+    gives: int
+
+
+def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[int, _Step]]:
+    """For every operation and stage: its cost, what it waits for, and who waits for it.
+
+    The list of times has a row of micro-batches for each stage's F, then for each stage's B or I; then one of zeros,
+    for what needs nothing, and one that nobody reads.
+    """
+    n_stages, m, home = schedule.n_stages, schedule.n_micro_batches, schedule.rank_of
+    nothing, nobody = 2 * n_stages * m, (2 * n_stages + 1) * m
+    whole = [i + w for i, w in zip(costs["backward"], costs["weight_grad"], strict=True)]
+    seconds = {"F": costs["forward"], "B": whole, "I": costs["backward"], "W": costs["weight_grad"]}
+    seconds["f"] = seconds["b"] = costs.get("overlapped", whole)
+    steps: dict[str, dict[int, _Step]] = {op: {} for op in KINDS}
+    for op, kind in KINDS.items():
+        for stage, rank in home.items():
+            forward, backward, source = stage * m, (n_stages + stage) * m, stage
+            needs, gives = backward, nobody
+            if op in "Ff":
+                source, gives = max(stage - 1, 0), forward
+                needs = forward - m if stage else nothing
+            elif op != "W":
+                source, gives = min(stage + 1, n_stages - 1), backward
+                needs = backward + m if stage < n_stages - 1 else forward
+            peer = home.get(source, rank)
+            lag = costs["transfer"][min(stage, source)] if peer != rank else 0.0
+            steps[op][stage] = _Step(
+                kind, op.upper(), seconds[op][stage], needs, lag, peer if peer != rank else None, gives
+            )
+    return steps
+
+
+def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) -> list[Span]:
+    """Let each rank go on until it needs what is not there yet, and call it again when it is."""
+    times = [_NOT_YET] * (2 * schedule.n_stages * schedule.n_micro_batches) + [0.0] * (2 * schedule.n_micro_batches)
+    free = [0.0] * schedule.n_ranks
+    position = [0] * schedule.n_ranks
+    waiting: dict[int, int] = {}
+    runnable = list(range(schedule.n_ranks))
+    spans: list[Span] = []
+    # A million spans are made here: this is Span(...) without its function call.
+    add, new = spans.append, partial(tuple.__new__, Span)
+    while runnable:
+        rank = runnable.pop()
+        now, actions = free[rank], schedule.actions[rank]
+        for index in range(position[rank], len(actions)):
+            op, stage, micro_batch = actions[index]
+            kind, name, seconds, needs, lag, peer, gives = steps[op][stage]
+            needs += micro_batch
+            gives += micro_batch
+            sent = times[needs]
+            if paired and sent >= 0:
+                if op == "f":
+                    sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
+                elif op == "b":
+                    now -= seconds  # it started with its F
+            if sent < 0:
+                waiting[needs] = rank
+                position[rank] = index
+                break
+            if sent + lag > now:
+                now = _hold_up(spans, rank, now, sent, lag, peer)
+            end = now + seconds
+            add(new((rank, kind, name, now, end, micro_batch, stage, 0, None, False)))
+            times[gives] = now = end
+            if gives in waiting:
+                runnable.append(waiting.pop(gives))
+        free[rank] = now
+    if waiting:
+        validate(schedule)  # names who waits for what
+    return spans
+
+
+def _hold_up(spans: list[Span], rank: int, now: float, sent: float, lag: float, peer: int | None) -> float:
+    """Note what keeps a rank from going on, and return when it can."""
+    if sent > now:
+        spans.append(Span(rank, "wait", "recv", now, sent, peer=peer))
+    if lag:
+        spans.append(Span(rank, "transfer", "recv", max(now, sent), sent + lag, peer=peer))
+    return sent + lag
+
+
+def _later(
+    times: list[float], needs: int, lag: float, peer: int | None, steps: dict[int, _Step], partner: Action
+) -> tuple[float, int, float, int | None]:
+    """Of the inputs of a pair the one that is there later: when it was sent, its place, its lag and its peer."""
+    step = steps[partner.stage]
+    place = step.needs + partner.micro_batch
+    if times[place] < 0 or times[place] + step.lag > times[needs] + lag:
+        return times[place], place, step.lag, step.peer
+    return times[needs], needs, lag, peer

@@ -1,0 +1,376 @@
+"""What is trained, and how it is cut: `ModelSpec` and `Plan`.
+
+A plan cuts one training step in up to four ways at once. Devices are numbered so that those who talk most are nearest:
+
+    tensor  (tp)   inside a layer: every device has a slice of each matrix        talks several times in every layer
+    context (cp)   inside a sequence: every device has some of the positions      talks once in every layer
+    data    (dp)   across the batch: every device has some of the samples         talks once in a step
+    pipeline (pp)  across the depth: every device has some of the layers          talks to its neighbors only
+
+    device = ((pipeline x dp + data) x cp + context) x tp + tensor
+
+Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (SC21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from course_lib import schedules
+from course_lib.schedules import Schedule
+
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+OVERLAPS = ("data", "tensor", "pipeline")
+V_SHAPED = ("zbv", "dualpipev")  # two stages a rank, and the second half of the model comes back up the ranks
+SCHEDULES = tuple(schedules.SCHEDULES)
+
+
+class Parameters(NamedTuple):
+    """Numbers of parameters: those that tensor parallelism cuts, and those that every tensor rank has whole."""
+
+    cut: int
+    whole: int
+
+    @property
+    def total(self) -> int:
+        return self.cut + self.whole
+
+    def __add__(self, other: object) -> Parameters:
+        if not isinstance(other, Parameters):
+            return NotImplemented
+        return Parameters(self.cut + other.cut, self.whole + other.whole)
+
+    def times(self, n: int) -> Parameters:
+        return Parameters(self.cut * n, self.whole * n)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The shape of a decoder-only transformer; the same fields as a GPTConfig, and what they imply.
+
+    kv_heads: heads of keys and values; None: as many as heads.  ffn_hidden: width inside the MLP; None: 4 x hidden.
+    gated_mlp: three matrices in the MLP in place of two, and with them the habits of the models that have it
+        (no biases, no learned positions, no dropout), unless said otherwise.
+    tied_embeddings: the matrix of the logits is the token embedding.
+    flash_attention: attention in one kernel that never stores its sequence x sequence scores (Dao 2023); without it
+        they are computed, masked, normalized and dropped out one after the other, as everywhere before 2023.
+
+    Raises ValueError for a shape that cannot be built.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocab: int
+    kv_heads: int | None = None
+    ffn_hidden: int | None = None
+    gated_mlp: bool = False
+    tied_embeddings: bool = True
+    biases: bool | None = None
+    learned_positions: bool | None = None
+    dropout: bool | None = None
+    flash_attention: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "sequence", "vocab", "kv_heads", "ffn_hidden"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} has to be at least 1")
+        if self.hidden % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}; choose one that does")
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}; choose one that does")
+        for name in ("biases", "learned_positions", "dropout"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, not self.gated_mlp)
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def key_value_width(self) -> int:
+        return self.key_value_heads * self.hidden // self.heads
+
+    @property
+    def ffn_width(self) -> int:
+        return self.ffn_hidden or 4 * self.hidden
+
+    @property
+    def up_width(self) -> int:
+        """What comes out of the MLP's first product: the gate counts beside what it gates."""
+        return self.ffn_width * (2 if self.gated_mlp else 1)
+
+    @cached_property
+    def layer_parameters(self) -> Parameters:
+        """One layer: query, key, value | out, up | down, and two norms (12 hidden^2 + 13 hidden in GPT)."""
+        columns = self.hidden + 2 * self.key_value_width + self.up_width
+        rows = self.hidden + self.ffn_width
+        if not self.biases:
+            return Parameters(self.hidden * (columns + rows), 2 * self.hidden)
+        return Parameters(self.hidden * (columns + rows) + columns, 2 * self.hidden + 4 * self.hidden)
+
+    @cached_property
+    def embedding_parameters(self) -> Parameters:
+        """Token vectors, which are cut by vocabulary, and learned positions."""
+        return Parameters(self.vocab * self.hidden, self.sequence * self.hidden if self.learned_positions else 0)
+
+    @cached_property
+    def norm_parameters(self) -> Parameters:
+        """The last norm, before the logits."""
+        return Parameters(0, self.hidden * (2 if self.biases else 1))
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters of the model; tied ones count once."""
+        return self.parameters_of([0], 1).total
+
+    def parameters_of(self, stages: Sequence[int], n_stages: int) -> Parameters:
+        """What a device holds that has these of `n_stages`. A tied matrix is there once if both its uses are."""
+        counts = layers_of_stages(self.layers, n_stages)
+        held = self.layer_parameters.times(sum(counts[stage] for stage in stages))
+        if 0 in stages:
+            held += self.embedding_parameters
+        if n_stages - 1 in stages:
+            held += self.norm_parameters
+            if not self.tied_embeddings or 0 not in stages:
+                held += Parameters(self.vocab * self.hidden, 0)
+        return held
+
+    def layer_flops(self, tokens: int) -> float:
+        """Forward FLOPs of one layer. Attention counts as if nothing were masked, as all published figures here do."""
+        matrices = self.layer_matrix_parameters
+        return 2.0 * tokens * matrices + 4.0 * tokens * self.sequence * self.hidden
+
+    @property
+    def layer_matrix_parameters(self) -> int:
+        return self.hidden * (2 * self.hidden + 2 * self.key_value_width + self.up_width + self.ffn_width)
+
+    def step_flops(self, global_batch: int) -> float:
+        """What one step needs, forward and backward (3 x forward), nothing computed twice.
+
+        For GPT it is 72 B s l h^2 (1 + s / 6h + V / 12lh), the paper's equation 3 without its recomputation.
+        """
+        tokens = global_batch * self.sequence
+        return 3 * (self.layers * self.layer_flops(tokens) + 2.0 * tokens * self.hidden * self.vocab)
+
+    def recomputed_flops(self, global_batch: int, recompute: str) -> float:
+        """FLOPs of a step that are computed a second time."""
+        tokens = global_batch * self.sequence
+        if recompute == "full":
+            return self.layers * self.layer_flops(tokens)
+        if recompute == "selective" and not self.flash_attention:
+            return self.layers * 4.0 * tokens * self.sequence * self.hidden
+        return 0.0
+
+
+def divides_evenly(layers: int, n_stages: int) -> bool:
+    """Whether all stages get the same, with embedding and logits counted as a layer each if need be."""
+    return layers % n_stages == 0 or (layers + 2) % n_stages == 0
+
+
+def layers_of_stages(layers: int, n_stages: int) -> list[int]:
+    """Layers on each stage: the same everywhere if that works out.
+
+    Otherwise embedding and logits count as one layer each, so that the first and the last stage have one layer less
+    (BLOOM: 70 layers on 12 stages are 5, ten times 6, 5), and what remains goes to the stages in the middle.
+    """
+    if layers % n_stages == 0:
+        return [layers // n_stages] * n_stages
+    each, extra = divmod(layers + 2, n_stages)
+    counts = [each] * n_stages
+    counts[0] -= 1
+    counts[-1] -= 1
+    first = (n_stages - extra) // 2
+    for stage in range(first, first + extra):
+        counts[stage] += 1
+    return counts
+
+
+class Slice(NamedTuple):
+    """What of a plan decides the cost of one micro-batch in one layer. Thousands of plans share a slice."""
+
+    tp: int
+    cp: int
+    micro_batch: int
+    sequence_parallel: bool
+    recompute: str
+    precision: str
+    hides_tensor: bool
+    fused: bool
+
+
+class Depth(NamedTuple):
+    """What of a plan decides which layers are where."""
+
+    pp: int
+    virtual_stages: int
+    schedule: str
+
+    @property
+    def n_stages(self) -> int:
+        return self.pp * self.virtual_stages
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages on one pipeline rank."""
+        if self.schedule in V_SHAPED:
+            return [rank, self.n_stages - 1 - rank]
+        return list(range(rank, self.n_stages, self.pp))
+
+    def schedule_of(self, n_micro_batches: int) -> Schedule:
+        """Who does what, in which order."""
+        build = schedules.SCHEDULES[self.schedule]
+        more = (self.virtual_stages,) if self.schedule == "interleaved_1f1b" else ()
+        return build(self.n_stages, n_micro_batches, *more)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a step is divided among dp x tp x pp x cp devices, and what is traded for what.
+
+    micro_batch: sequences that go through the pipeline together.  schedule: one of SCHEDULES.
+    virtual_stages: stages on each pipeline rank; schedules that are V-shaped have two.
+    zero: 0, or what data ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too.
+    recompute: what the backward pass computes again: "none", the attention scores ("selective"), every layer ("full").
+    fp32_gradients: gradients are kept and summed in 32 bits: 18 bytes a parameter in place of 16.
+    overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
+        backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches).
+    fused: small kernels are merged (bias with GELU, scale with mask and softmax); False: each by itself.
+
+    Raises ValueError for values that no model could be trained with.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    precision: str = "bf16"
+    cp: int = 1
+    fp32_gradients: bool = False
+    overlap: tuple[str, ...] = ("data",)
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual_stages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
+        known = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS, "zero": (0, 1, 2, 3)}
+        for name, choices in known.items():
+            if getattr(self, name) not in choices:
+                listed = ", ".join(map(str, choices))
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {listed}")
+        if unknown := set(self.overlap) - set(OVERLAPS):
+            raise ValueError(f"overlap={self.overlap!r} has {unknown.pop()!r}; choose from {', '.join(OVERLAPS)}")
+        if self.schedule == "interleaved_1f1b" and self.virtual_stages == 1 and self.pp > 1:
+            raise ValueError("virtual_stages=1 interleaves nothing; choose 2 or more, or schedule='1f1b'")
+        if self.schedule in V_SHAPED and self.virtual_stages != 2:
+            raise ValueError(f"virtual_stages={self.virtual_stages} with schedule={self.schedule!r}; a V has 2")
+        if self.schedule not in ("interleaved_1f1b", *V_SHAPED) and self.virtual_stages > 1:
+            raise ValueError(
+                f"virtual_stages={self.virtual_stages} with schedule={self.schedule!r}; only interleaved_1f1b and "
+                f"the V-shaped schedules have several stages on a rank"
+            )
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def slice(self) -> Slice:
+        hides_tensor = "tensor" in self.overlap
+        return Slice(
+            self.tp,
+            self.cp,
+            self.micro_batch,
+            self.sequence_parallel,
+            self.recompute,
+            self.precision,
+            hides_tensor,
+            self.fused,
+        )
+
+    @property
+    def depth(self) -> Depth:
+        return Depth(self.pp, self.virtual_stages, self.schedule)
+
+    def micro_batches(self, global_batch: int) -> int:
+        """How many micro-batches one pipeline processes in a step."""
+        return global_batch // (self.dp * self.micro_batch)
+
+    def check(self, model: ModelSpec, n_devices: int, global_batch: int) -> None:
+        """Raises ValueError if the plan cannot exist for this model, number of devices and batch."""
+        for complaint in _complaints(self, model, n_devices, global_batch):
+            raise ValueError(complaint)
+
+
+def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int) -> Iterator[str]:
+    """Every reason why the plan cannot exist, each with what to change."""
+    yield from _complaints_about_slices(plan, model)
+    if plan.devices != n_devices:
+        factors = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp}" + (f" x cp={plan.cp}" if plan.cp > 1 else "")
+        rest = n_devices // (plan.tp * plan.pp * plan.cp)
+        advice = f"; with dp={rest} it would" if rest * plan.tp * plan.pp * plan.cp == n_devices else ""
+        yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
+    each = plan.dp * plan.micro_batch
+    if global_batch < 1 or global_batch % each:
+        yield (
+            f"global_batch={global_batch} does not divide among dp={plan.dp} ranks in micro-batches of "
+            f"{plan.micro_batch}; make it a multiple of {each}"
+        )
+    yield from _complaints_about_stages(plan, model, plan.micro_batches(global_batch))
+
+
+def _complaints_about_slices(plan: Plan, model: ModelSpec) -> Iterator[str]:
+    possible = "tp=" + _or([tp for tp in divisors(model.heads) if shares_heads(model, tp)])
+    if model.heads % plan.tp:
+        yield f"tp={plan.tp} does not divide heads={model.heads}; every device needs whole heads, so use {possible}"
+    if not shares_heads(model, plan.tp):
+        yield f"tp={plan.tp} and kv_heads={model.kv_heads} do not divide each other; use {possible}"
+    if model.ffn_width % plan.tp:
+        yield f"tp={plan.tp} does not divide the MLP's width {model.ffn_width}; choose one that does"
+    if plan.sequence_parallel and plan.tp == 1:
+        yield "sequence_parallel=True shares work among tensor ranks, and tp=1; raise tp or leave it off"
+    if model.sequence % (plan.cp * (plan.tp if plan.sequence_parallel else 1)):
+        yield f"sequence={model.sequence} does not divide among cp={plan.cp} x tp={plan.tp}; choose smaller ones"
+
+
+def _complaints_about_stages(plan: Plan, model: ModelSpec, m: int) -> Iterator[str]:
+    n_stages, made = plan.depth.n_stages, f"pp={plan.pp} x virtual_stages={plan.virtual_stages}"
+    if n_stages > model.layers + 2:
+        yield (
+            f"{made} makes {n_stages} stages of {model.layers} layers; every stage needs one, "
+            f"so lower pp or virtual_stages"
+        )
+    if plan.schedule == "dualpipev" and m < n_stages:
+        yield f"{m} micro-batches are too few for dualpipev on {n_stages} stages; use at least as many, or zbv"
+    if plan.schedule != "interleaved_1f1b" or plan.pp == 1:
+        return
+    if not divides_evenly(model.layers, n_stages):
+        even = [v for v in range(2, model.layers // plan.pp + 1) if divides_evenly(model.layers, plan.pp * v)]
+        advice = f"virtual_stages={_or(even)}" if even else "use schedule='1f1b'"
+        yield f"{model.layers} layers do not divide among {made}; interleaving needs equal stages: {advice}"
+    if m % plan.pp:
+        yield f"{m} micro-batches do not go through pp={plan.pp} in rounds, which interleaving needs; use a multiple"
+
+
+def shares_heads(model: ModelSpec, tp: int) -> bool:
+    """Whether tensor ranks can have whole query heads, and whole key heads or a copy of one."""
+    return model.heads % tp == 0 and (model.key_value_heads % tp == 0 or tp % model.key_value_heads == 0)
+
+
+def divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _or(values: list[int]) -> str:
+    return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])]) if len(values) > 1 else str(values[0])

@@ -1,0 +1,443 @@
+"""Pipeline schedules as data: which rank computes what, in which order.
+
+A model is cut into stages, a minibatch into micro-batches. A schedule is one list of actions for each rank, and
+nothing else; the same list is checked, simulated, drawn, asked about and executed.
+
+    F  forward                            needs F of the stage before
+    B  whole backward, or its two halves: needs F of this stage, and B or I of the stage after
+    I  gradient of the stage's input      the half that the stage before is waiting for
+    W  gradient of its weights            needs I; nobody waits for it, so it can fill a bubble
+
+    1f1b, 3 stages, 4 micro-batches       rank 0  F0 F1 F2          B0 F3 B1    B2    B3
+                                          rank 1     F0 F1    B0 F2 B1 F3 B2    B3
+                                          rank 2        F0 B0 F1 B1 F2 B2 F3 B3
+
+Where a rank holds one stage (naive, gpipe, 1f1b, zb_h1, zb_h2), stage s is on rank s. interleaved_1f1b deals its
+stages out in turn, zbv and dualpipev fold them into a V, so that the last stage is on the first rank:
+
+    interleaved_1f1b   rank 0: 0, 3   rank 1: 1, 4   rank 2: 2, 5
+    zbv, dualpipev     rank 0: 0, 5   rank 1: 1, 4   rank 2: 2, 3
+
+Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters
+Using Megatron-LM" (1f1b, interleaved); Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR (zb_h1, zb_h2, zbv);
+DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (DualPipe, here without its second copy of the parameters).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+OPS = ("F", "B", "I", "W")
+
+
+class Action(NamedTuple):
+    """One thing to compute: `op`, one of OPS, of a stage for a micro-batch; both count from 0."""
+
+    op: str
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.op} of micro-batch {self.micro_batch} on stage {self.stage}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each rank of a pipeline does: `actions[rank]` is its list, in order. Make a new one, never change one."""
+
+    actions: list[list[Action]]
+
+    @property
+    def n_ranks(self) -> int:
+        return len(self.actions)
+
+    @cached_property
+    def n_stages(self) -> int:
+        return 1 + max((action.stage for row in self.actions for action in row), default=-1)
+
+    @cached_property
+    def n_micro_batches(self) -> int:
+        return 1 + max((action.micro_batch for row in self.actions for action in row), default=-1)
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """The rank that holds each stage: the first one that does anything for it."""
+        holders: dict[int, int] = {}
+        for rank, row in enumerate(self.actions):
+            for action in row:
+                holders.setdefault(action.stage, rank)
+        return holders
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that a rank holds, in order."""
+        return sorted(stage for stage, holder in self.rank_of.items() if holder == rank)
+
+
+class ScheduleError(ValueError):
+    """A schedule that would hang or compute something wrong.
+
+    rank, action: where it first goes wrong.  missing: what would have to be computed before, or at all; None where
+    there is something too much.
+    """
+
+    def __init__(self, message: str, rank: int | None, action: Action | None, missing: Action | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.action, self.missing = rank, action, missing
+
+
+# Checking
+
+
+def validate(schedule: Schedule) -> None:
+    """Accept exactly the schedules that can run: each gradient computed once, and no rank left waiting forever.
+
+    Sends count as free: an action's result is there as soon as it was computed, whether or not anybody asks for it.
+
+    Raises ScheduleError, which names rank, action and the missing input.
+    """
+    schedule = Schedule(schedule.actions)  # whose numbers count anew: somebody may have changed a list
+    _check_actions(schedule)
+    _check_completeness(schedule)
+    for _ in in_order(schedule):
+        pass
+
+
+def in_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
+    """All actions with their ranks, each after everything it needs and after what comes before it on its rank.
+
+    Ranks take turns, one action each, so this is also the order in time if every action takes equally long.
+
+    Raises ScheduleError where no rank can go on.
+    """
+    done: set[Action] = set()
+    position = [0] * schedule.n_ranks
+    while unfinished := [rank for rank, row in enumerate(schedule.actions) if position[rank] < len(row)]:
+        waiting = [(rank, schedule.actions[rank][position[rank]]) for rank in unfinished]
+        ready = [(rank, action) for rank, action in waiting if missing_input(schedule, action, done) is None]
+        if not ready:
+            raise _stuck(schedule, waiting, done)
+        for rank, action in ready:
+            position[rank] += 1
+            done.add(action)
+        yield from ready
+
+
+def inputs_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
+    """What an action needs: of each tuple one, as a gradient comes from B or from I."""
+    op, stage, k = action
+    if op == "F":
+        return [(Action("F", stage - 1, k),)] if stage else []
+    if op == "W":
+        return [(Action("I", stage, k),)]
+    own = (Action("F", stage, k),)
+    return [own] if stage == schedule.n_stages - 1 else [own, (Action("B", stage + 1, k), Action("I", stage + 1, k))]
+
+
+def messages_of(schedule: Schedule, action: Action) -> list[Action]:
+    """What an action passes on to another stage, named after the action there that waits for it: one F or B, or none.
+
+    A gradient is named after the whole backward, B, whether B or I will use it.
+    """
+    op, stage, k = action
+    if op == "F" and stage < schedule.n_stages - 1:
+        return [Action("F", stage + 1, k)]
+    return [Action("B", stage - 1, k)] if op in "BI" and stage > 0 else []
+
+
+def messages_from(schedule: Schedule, rank: int) -> Iterator[tuple[int, Action]]:
+    """All that a rank passes on, in order, and to which rank, which may be itself."""
+    for action in schedule.actions[rank]:
+        for message in messages_of(schedule, action):
+            yield schedule.rank_of[message.stage], message
+
+
+def missing_input(schedule: Schedule, action: Action, done: set[Action]) -> Action | None:
+    """The first of an action's inputs that has not been computed; None if it can run."""
+    return next((any_of[0] for any_of in inputs_of(schedule, action) if done.isdisjoint(any_of)), None)
+
+
+def _check_actions(schedule: Schedule) -> None:
+    seen: set[Action] = set()
+    for rank, row in enumerate(schedule.actions):
+        if not row:
+            raise ScheduleError(f"rank {rank} has nothing to do; give each rank a stage", rank, None)
+        for action in row:
+            if action.op not in OPS or action.stage < 0 or action.micro_batch < 0:
+                known = f"an op is one of {', '.join(OPS)}; stages and micro-batches count from 0"
+                raise ScheduleError(f"rank {rank}: {action!r} is no action; {known}", rank, action)
+            if action in seen:
+                raise ScheduleError(f"rank {rank}: {action} is there twice; run it once", rank, action)
+            if schedule.rank_of[action.stage] != rank:
+                first = Action("F", action.stage, action.micro_batch)
+                home = f"rank {schedule.rank_of[action.stage]} holds stage {action.stage}, so its actions belong there"
+                raise ScheduleError(f"rank {rank} cannot run {action}: {home}", rank, action, first)
+            seen.add(action)
+
+
+def _check_completeness(schedule: Schedule) -> None:
+    """Every stage computes F and B, or F, I and W, for every micro-batch."""
+    if not schedule.actions:
+        raise ScheduleError("the schedule has no ranks; give actions for at least one", None, None)
+    there = {action for row in schedule.actions for action in row}
+    for stage in range(schedule.n_stages):
+        rank = schedule.rank_of.get(stage)
+        for k in range(schedule.n_micro_batches):
+            forward, whole, half, weights = (Action(op, stage, k) for op in OPS)
+            halves = {half, weights} & there
+            needed = [forward, *([half, weights] if halves else [whole])]
+            for action in needed:
+                if action not in there:
+                    raise ScheduleError(f"{_place(rank)} never runs {action}; add it", rank, None, action)
+            if halves and whole in there:
+                twice = f"{_place(rank)} runs {whole}, the whole backward, and a half of it; keep one of the two"
+                raise ScheduleError(twice, rank, whole)
+
+
+def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Action]) -> ScheduleError:
+    """Name a rank that waits for itself if there is one, else the first of those that wait for each other."""
+    missing = [(rank, action, missing_input(schedule, action, done)) for rank, action in waiting]
+    at_fault = [(rank, action, lacking) for rank, action, lacking in missing if _home(schedule, lacking) == rank]
+    rank, action, lacking = (at_fault or missing)[0]
+    holder = _home(schedule, lacking)
+    if lacking and lacking not in schedule.actions[holder]:
+        lacking = lacking._replace(op="I")  # that schedule splits this backward
+    if holder == rank:
+        why = "which comes later on the same rank"
+    else:
+        blocked = dict(waiting).get(holder)
+        why = f"which rank {holder} cannot reach: it waits in {blocked}"
+    return ScheduleError(f"rank {rank} waits forever in {action}: it needs {lacking}, {why}", rank, action, lacking)
+
+
+def _home(schedule: Schedule, action: Action | None) -> int:
+    return schedule.rank_of[action.stage] if action else -1
+
+
+def _place(rank: int | None) -> str:
+    return "the schedule" if rank is None else f"rank {rank}"
+
+
+# Counting and showing
+
+
+def peak_in_flight(schedule: Schedule) -> list[int]:
+    """The most micro-batches whose activations each rank holds at once, counted once for each of its stages.
+
+    Activations are held from F to B, or to W where the backward is split, as W still needs them.
+    """
+    peaks = []
+    for row in schedule.actions:
+        held = peak = 0
+        for action in row:
+            held += {"F": 1, "B": -1, "I": 0, "W": -1}[action.op]
+            peak = max(peak, held)
+        peaks.append(peak)
+    return peaks
+
+
+def as_text(schedule: Schedule) -> str:
+    """One line for each rank, one column for each unit of time, if every action took one.
+
+    A stage is written behind the micro-batch where a rank holds several: F2.5 is micro-batch 2 on stage 5.
+
+    Raises ScheduleError if the schedule cannot run.
+    """
+    several = schedule.n_stages > schedule.n_ranks
+    ends: dict[Action, int] = {}
+    rows: list[list[str]] = [[] for _ in schedule.actions]
+    for rank, action in in_order(schedule):
+        needed = [ends[one] for any_of in inputs_of(schedule, action) for one in any_of if one in ends]
+        start = max([len(rows[rank]), *needed])
+        rows[rank] += [""] * (start - len(rows[rank]))
+        rows[rank].append(f"{action.op}{action.micro_batch}" + (f".{action.stage}" if several else ""))
+        ends[action] = start + 1
+    width = max(len(cell) for row in rows for cell in row)
+    lines = (" ".join(f"{cell:<{width}}" for cell in row).rstrip() for row in rows)
+    return "\n".join(f"rank {rank}  {line}" for rank, line in enumerate(lines))
+
+
+# Building
+#
+# A builder writes down each rank's steps, and `_numbered` gives them their micro-batches: the first F of a stage is for
+# micro-batch 0, the next for 1. What begins with more micro-batches than there are is built for enough of them and
+# loses the others afterward; no micro-batch waits for another, so what is left still runs.
+
+Step = tuple[str, int]  # op and stage
+
+
+def naive(n_stages: int, n_micro_batches: int) -> Schedule:
+    """One micro-batch after the other, forward through all stages and back: one rank works, the others wait."""
+    _check_sizes(n_stages, n_micro_batches)
+    return _numbered([[("F", s), ("B", s)] * n_micro_batches for s in range(n_stages)], n_micro_batches)
+
+
+def gpipe(n_stages: int, n_micro_batches: int) -> Schedule:
+    """All forwards, then all backwards (Huang et al. 2019). Every rank holds all micro-batches at once."""
+    _check_sizes(n_stages, n_micro_batches)
+    m = n_micro_batches
+    return _numbered([[("F", s)] * m + [("B", s)] * m for s in range(n_stages)], m)
+
+
+def one_forward_one_backward(n_stages: int, n_micro_batches: int) -> Schedule:
+    """1F1B (Narayanan et al. 2021): as gpipe in time, but rank r holds no more than n_stages - r micro-batches."""
+    _check_sizes(n_stages, n_micro_batches)
+    enough = max(n_micro_batches, n_stages)
+    rows: list[list[Step]] = []
+    for stage in range(n_stages):
+        ahead = n_stages - 1 - stage
+        forward, backward = ("F", stage), ("B", stage)
+        rows.append([forward] * ahead + [forward, backward] * (enough - ahead) + [backward] * ahead)
+    return _numbered(rows, n_micro_batches)
+
+
+def interleaved_1f1b(n_stages: int, n_micro_batches: int, stages_per_rank: int = 2) -> Schedule:
+    """Interleaved 1F1B: rank r of p holds stages r, r + p, r + 2p, ...; the bubble shrinks by stages_per_rank.
+
+    Micro-batches pass through a rank's stages in groups of p. Where p does not divide the micro-batches, the groups
+    are as equal as can be, none smaller than p unless there are fewer (Narayanan et al. 2021 leave this case out).
+
+    Raises ValueError if stages_per_rank does not divide n_stages.
+    """
+    p = _ranks(n_stages, n_micro_batches, stages_per_rank)
+    n_groups = max(1, n_micro_batches // p)
+    groups = [(n_micro_batches + i) // n_groups for i in reversed(range(n_groups))]
+    rows: list[list[Step]] = []
+    for rank in range(p):
+        stages = range(rank, n_stages, p)
+        forwards = [("F", stage) for group in groups for stage in stages for _ in range(group)]
+        backwards = [("B", stage) for group in groups for stage in reversed(stages) for _ in range(group)]
+        ahead = min((stages_per_rank - 1) * groups[0] + 2 * (p - 1 - rank), len(forwards))
+        pairs = zip(forwards[ahead:], backwards, strict=False)
+        tail = backwards[len(forwards) - ahead :]
+        rows.append(forwards[:ahead] + [step for pair in pairs for step in pair] + tail)
+    return _numbered(rows, n_micro_batches)
+
+
+def zb_h1(n_stages: int, n_micro_batches: int) -> Schedule:
+    """ZB-H1 (Qi et al. 2024): 1F1B with split backwards; a third of its bubble, and no rank holds more than rank 0."""
+    return _zero_bubble(n_stages, n_micro_batches, 1)
+
+
+def zb_h2(n_stages: int, n_micro_batches: int) -> Schedule:
+    """ZB-H2 (Qi et al. 2024): twice the forwards before the first backward, and no bubble if F, I and W last equally.
+
+    Needs 2 n_stages - 1 micro-batches or more for that, and holds as many on every rank.
+    """
+    return _zero_bubble(n_stages, n_micro_batches, 2)
+
+
+def _zero_bubble(p: int, n_micro_batches: int, factor: int) -> Schedule:
+    """Every rank runs ahead by forwards or by delayed W, together the same number, so all hold equally much."""
+    _check_sizes(p, n_micro_batches)
+    enough = max(n_micro_batches, factor * (p - 1) + 1)
+    rows: list[list[Step]] = []
+    for s in range(p):
+        ahead, delayed = factor * (p - 1 - s), factor * s
+        f, i, w = ("F", s), ("I", s), ("W", s)
+        steady = [f, i, w] * (enough - ahead - delayed)
+        rows.append([f] * ahead + [f, i] * delayed + steady + [i, w] * ahead + [w] * delayed)
+    return _numbered(rows, n_micro_batches)
+
+
+def zbv(n_stages: int, n_micro_batches: int) -> Schedule:
+    """ZB-V (Qi et al. 2024): two stages on each rank in a V; no bubble, with the memory of 1F1B.
+
+    n_stages = 2 p stages on p ranks, rank r holding stages r and 2 p - 1 - r.
+
+    Raises ValueError if n_stages is odd.
+    """
+    p = _ranks(n_stages, n_micro_batches, 2)
+    enough = max(n_micro_batches, 2 * p - 1)
+    rows: list[list[Step]] = []
+    for r in range(p):
+        (f0, i0, w0), (f1, i1, w1) = ([(op, stage) for op in "FIW"] for stage in (r, n_stages - 1 - r))
+        rows.append(
+            [f0] * (2 * (p - r) - 1)
+            + [f1, f0] * r
+            + [f1, i1, w1] * (p - r)
+            + [f0, i0, w0, f1, i1, w1] * (enough - 2 * p + r + 1)
+            + [i0, w0, f1, i1, w1] * (p - r - 1)
+            + [i0, i1] * r
+            + [i0, w0] * (p - r)
+            + [w1] * r
+            + [w0] * r
+        )
+    return _numbered(rows, n_micro_batches)
+
+
+def dualpipev(n_stages: int, n_micro_batches: int) -> Schedule:
+    """DualPipeV: two stages on each rank in a V, fed from both ends of the V at once.
+
+    n_stages = 2 p stages on p ranks, rank r holding stages r and 2 p - 1 - r. In the middle part each rank pairs a
+    forward with a backward of its other stage; hardware that overlaps the two hides communication behind compute.
+
+    Raises ValueError if n_stages is odd or there are fewer micro-batches than stages.
+    """
+    p = _ranks(n_stages, n_micro_batches, 2)
+    if n_micro_batches < n_stages:
+        raise ValueError(
+            f"n_micro_batches={n_micro_batches} is too few for dualpipev: it fills {n_stages} stages from both ends, "
+            f"so give at least {n_stages}, or choose zbv, which runs with any number"
+        )
+    rows: list[list[Step]] = []
+    for r in range(p):
+        (f0, b0, i0, w0), (f1, b1, i1, w1) = ([(op, stage) for op in OPS] for stage in (r, n_stages - 1 - r))
+        late = ([i1, i0] * (r + 1))[r + 1 :]  # the second half of the last backwards is split
+        weights = [("W", stage) for _, stage in late] + [w0] * (p - 1 - r)
+        rows.append(
+            [f0] * (2 * (p - 1 - r))
+            + [f0, f1] * (r + 1)
+            + [i1, w1, f1] * (p - 1 - r)
+            + [f0, b1, f1, b0] * (n_micro_batches - 2 * p + r + 1)
+            + [b1, f1, b0] * (p - 1 - r)
+            + ([b1, b0] * (r + 1))[: r + 1]
+            + late
+            + [step for w in weights[: p - 1 - r] for step in (w, i0)]
+            + weights[p - 1 - r :]
+        )
+    return _numbered(rows, n_micro_batches)
+
+
+def _numbered(rows: list[list[Step]], n_micro_batches: int) -> Schedule:
+    """Each stage takes the micro-batches in order; a whole backward counts as both of its halves."""
+    numbered: list[list[Action]] = []
+    for row in rows:
+        taken: Counter[Step] = Counter()
+        actions = []
+        for op, stage in row:
+            actions.append(Action(op, stage, taken["I" if op == "B" else op, stage]))
+            taken.update((half, stage) for half in ("IW" if op == "B" else op))
+        numbered.append([action for action in actions if action.micro_batch < n_micro_batches])
+    return Schedule(numbered)
+
+
+def _ranks(n_stages: int, n_micro_batches: int, stages_per_rank: int) -> int:
+    _check_sizes(n_stages, n_micro_batches)
+    if stages_per_rank < 1 or n_stages % stages_per_rank:
+        raise ValueError(
+            f"n_stages={n_stages} cannot be dealt out to ranks with stages_per_rank={stages_per_rank}; "
+            f"n_stages counts all stages of the pipeline, so give a multiple of {max(1, stages_per_rank)}"
+        )
+    return n_stages // stages_per_rank
+
+
+def _check_sizes(n_stages: int, n_micro_batches: int) -> None:
+    for name, value in (("n_stages", n_stages), ("n_micro_batches", n_micro_batches)):
+        if value < 1:
+            raise ValueError(f"{name}={value} has to be at least 1")
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved_1f1b": interleaved_1f1b,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zbv": zbv,
+    "dualpipev": dualpipev,
+}

@@ -1,0 +1,518 @@
+# %% [markdown]
+# # Mixed precision
+#
+# **What you do:** train in 16 bits, watch it go wrong in three different ways, and put each of them right.<br>
+# **Time:** 40 minutes.<br>
+# **You need:** [Start here](00_start_here.ipynb) and [Data parallelism](02_data_parallelism.ipynb).
+#
+# Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
+# them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
+#
+# ## 1. Half the bits
+#
+# A number in PyTorch has 32 bits, unless you say otherwise. With 16, twice as many fit into the same memory and
+# through the same cable, and a GPU multiplies them many times as fast. So why not use 16 everywhere?
+#
+# There are two formats of 16 bits. *Predict:* what do they make of 1.001?
+
+# %%
+import torch
+
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    print(f"{dtype!s:16} 1.001 becomes {torch.tensor(1.001, dtype=dtype).item():.7f}")
+
+# %% [markdown]
+# In **bfloat16** the next number after 1 is 1.0078, and in **float16** it is 1.00098. A number has a few bits for its
+# digits and a few for its size, and the two formats spend them in different ways:
+
+# %%
+print("format      next after 1   smallest   largest")
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    info = torch.finfo(dtype)
+    smallest = torch.nextafter(torch.tensor(0.0, dtype=dtype), torch.tensor(1.0, dtype=dtype)).item()
+    print(f"{str(dtype)[6:]:10} 1 + {info.eps:9.7f}    {smallest:7.0e}   {info.max:7.0e}")
+
+# %% [markdown]
+# bfloat16 reaches as far as float32, with two to three digits. float16 has one digit more and ends early: at 65504
+# above, and at $2^{-24}$ below. Keep both flaws in mind, *few digits* and *narrow range*. All that goes wrong in this
+# lesson is one or the other.
+#
+# How fast is it here? On a CPU perhaps not at all: many have no circuits for 16 bits, and ours is a tiny model.
+
+# %% tags=["nbval-ignore-output"]
+import time
+
+from course_lib import data
+from course_lib.model import GPTConfig, TinyGPT
+
+problems, unseen = data.train_test_split()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    model = TinyGPT(GPTConfig(hidden=256), dtype=dtype, device=device)
+    inputs, targets = (tensor.to(device) for tensor in next(data.minibatches(problems, 64)))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        data.answer_loss(model(inputs).float(), targets).backward()
+        model.blocks[0].token.weight.grad.sum().item()  # a GPU is not done before it is asked for a number
+        seconds.append(time.perf_counter() - began)
+    print(f"{str(dtype)[6:]:10} {1000 * min(seconds):6.1f} ms forward and backward on this {device} (measured)")
+
+# %% [markdown]
+# ## 2. A sum that stops
+#
+# Begin at 0 and add 1, a thousand times, in bfloat16. *Predict:* where do you end?
+
+# %%
+from course_lib.mechanisms.ablations import running_sum
+
+for dtype, ones in ((torch.bfloat16, 1000), (torch.float16, 5000), (torch.float32, 5000)):
+    print(f"{str(dtype)[6:]:10} {ones} ones add up to {running_sum(0, 1, ones, dtype)[-1]:g}")
+
+# %% [markdown]
+# From 256 on, bfloat16 has only every second number. $256 + 1$ lies halfway between two of them and is rounded to the
+# even one, which is 256 again: the sum **stalls**. In float16 the same happens at 2048. (And in float32 at
+# 16,777,216.)
+#
+# Training is full of long sums. Gradients are one: a large minibatch is often cut into **micro-batches**, one after
+# the other, whose gradients are added up before one update. `backward()` adds to `.grad`, in the dtype of the weight.
+# *Predict:* how many of 1000 micro-batches count?
+
+# %%
+from course_lib.mechanisms.mixed_precision import MasterWeights
+
+
+def accumulate(in_32_bits):
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    master = MasterWeights([weight], torch.optim.SGD, lr=1)
+    for _ in range(1000):
+        weight.sum().backward()  # a gradient of 1
+        if in_32_bits:
+            master.collect()  # add it to a gradient in float32, clear this one
+    master.collect()
+    return master.parameters[0].grad.item()
+
+print("added up in 16 bits:", accumulate(in_32_bits=False))
+print("added up in 32 bits:", accumulate(in_32_bits=True))
+
+# %% [markdown]
+# Three quarters of the micro-batches were computed for nothing, and no error said so.
+#
+# Across ranks there is another sum: the all-reduce. Five ranks add up five copies of the same sum, 256 + 1 + 1 + 1 +
+# 1, where rank 0 has the 256. *Predict:* is it 256, 260, or something else?
+
+# %%
+from course_lib import launch
+from course_lib.mechanisms.mixed_precision import all_reduce_in
+
+
+def total(rank, accumulate):
+    tensor = torch.full((5,), 256.0 if rank == 0 else 1.0)
+    return all_reduce_in(torch.bfloat16, accumulate)(tensor).tolist()
+
+for accumulate_in in (torch.bfloat16, torch.float32):
+    run = launch(total, world_size=5, args=(accumulate_in,))
+    print(f"{str(accumulate_in)[6:]:9}: {run.results[0]}, {run.timeline.bytes_sent(0)} bytes sent")
+
+# %% [markdown]
+# The ring adds in bfloat16 at every hop. It starts each of the five numbers on another rank, so the same sum comes out
+# differently: where it begins with the ones, they add up to 4 first, and 256 + 4 is 260. Where it begins with the 256,
+# all ones are lost. In the second line the numbers *travel* in 16 bits all the same, and are *added* in 32 by one rank,
+# which rounds once. That costs not a byte more.
+#
+# ## 3. Weights that do not move
+#
+# An update is a sum too: a weight, plus something small. *Predict:* a model in bfloat16 takes one step with a learning
+# rate of 0.00001. What share of its weights is changed?
+
+# %%
+from functools import partial
+from itertools import islice
+
+from course_lib.mechanisms.ablations import share_moved, train
+
+small = GPTConfig(layers=1, hidden=32, heads=2)
+
+def moved(lr, dtype):
+    model = TinyGPT(small, dtype=dtype)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    train(model, islice(data.minibatches(problems, 64), 1), data.answer_loss, optimizer)
+    return share_moved(before, model.parameters())
+
+# %% tags=["nbval-ignore-output"]
+for lr in (1e-2, 1e-3, 1e-4, 1e-5):
+    print(f"learning rate {lr:7}: {moved(lr, torch.bfloat16):4.0%} of the weights move in bfloat16,",
+          f"{moved(lr, torch.float32):.0%} in float32")
+
+# %% [markdown]
+# An update below half of a weight's last digit rounds away. The smaller the learning rate, the fewer weights are left
+# that still learn, and every schedule ends with a small learning rate.
+#
+# The remedy is to keep two copies. The model computes with weights of 16 bits. The optimizer works on **master
+# weights** of 32 bits, where small updates add up, and after each step the model gets them, rounded:
+
+# %%
+def losses(dtype, has_master_weights, steps=300, lr=1e-5):
+    model = TinyGPT(small, dtype=dtype)
+    make = partial(torch.optim.AdamW, lr=lr)
+    optimizer = MasterWeights(model.parameters(), make) if has_master_weights else make(model.parameters())
+    return train(model, islice(data.minibatches(problems, 64), steps), data.answer_loss, optimizer)
+
+bfloat16_master = "bfloat16 with master weights"
+curves = {
+    "float32": losses(torch.float32, False),
+    "bfloat16": losses(torch.bfloat16, False),
+    bfloat16_master: losses(torch.bfloat16, True),
+}
+
+# %%
+import plotly.graph_objects as go
+
+
+def end(curve):
+    return sum(curve[-20:]) / 20
+
+def draw(curves, title):
+    figure = go.Figure(layout={"title": f"{title} (measured)", "xaxis_title": "step", "yaxis_title": "loss"})
+    for (name, curve), dash in zip(curves.items(), ("solid", "dot", "dash", "dashdot"), strict=False):
+        figure.add_scatter(y=curve, name=name, line={"dash": dash})
+        print(f"{name}: from {curve[0]:.1f} to {end(curve):.1f}")
+    figure.show()
+
+# %% tags=["nbval-ignore-output"]
+draw(curves, "The same training, three times")
+
+# %%
+progress = {name: curve[0] - end(curve) for name, curve in curves.items()}
+print("bfloat16 alone gets less than a quarter as far:", progress["bfloat16"] < progress["float32"] / 4)
+print("with master weights it is like float32:", abs(progress[bfloat16_master] / progress["float32"] - 1) < 0.05)
+
+# %% [markdown]
+# Nothing in that training was wrong but its memory: each step was right, and forgotten. This is `step` of
+# `MasterWeights`, but for the loss scale, which comes next:
+#
+# ```python
+# for parameter, copy in zip(rounded, copies):
+#     copy.grad = parameter.grad.to(torch.float32)
+# optimizer.step()                      # an optimizer over the copies
+# for parameter, copy in zip(rounded, copies):
+#     parameter.copy_(copy)             # rounds
+# ```
+#
+# ### Question: what is kept in 32 bits costs memory
+#
+# Count the bytes for each weight: the weight, its gradient, AdamW's two numbers, and the master weight where there is
+# one. How many are they in float32, and how many in mixed precision with all sums in float32?
+#
+# - **a** 16 and 8: half
+# - **b** 16 and 16: the same
+# - **c** 16 and 12
+#
+# Choose one, then count:
+
+# %%
+def bytes_per_weight(dtype, has_master_weights):
+    model = TinyGPT(small, dtype=dtype)
+    make = partial(torch.optim.AdamW, lr=1e-3)
+    optimizer = MasterWeights(model.parameters(), make) if has_master_weights else make(model.parameters())
+    masters = optimizer.parameters if has_master_weights else []
+    state = optimizer.optimizer.state if has_master_weights else optimizer.state
+    inputs, targets = next(data.minibatches(problems, 8))
+    data.answer_loss(model(inputs).float(), targets).backward()
+    gradients = [weight.grad for weight in model.parameters()]
+    optimizer.step()
+    moments = [tensor for of_weight in state.values() for tensor in of_weight.values() if tensor.dim()]
+    parts = {"weights": model.parameters(), "gradients": gradients, "AdamW": moments, "master weights": masters}
+    n = sum(weight.numel() for weight in model.parameters())
+    return {name: sum(tensor.nbytes for tensor in tensors) // n for name, tensors in parts.items()}
+
+for name, arguments in {"float32": (torch.float32, False), "mixed": (torch.float16, True)}.items():
+    parts = bytes_per_weight(*arguments)
+    print(f"{name:8} {parts}, together {sum(parts.values())}")
+
+# %% [markdown]
+# It is **b**. What becomes smaller is everything else: the activations, which are most of the memory in a long
+# sequence or a large batch, and the gradients on their way to other ranks. (While micro-batches are being collected,
+# their sum in float32 takes 4 bytes more.) The masters need not be whole on each rank: that is one of the things that
+# sharded data parallelism cuts up.
+#
+# ## 4. Gradients that vanish
+#
+# In a large training run, the loss is the mean over a minibatch of millions of tokens, so each token's part in the
+# gradient is divided by millions. Ours has few tokens; but let us say that it is one of 65,536 micro-batches of a
+# large minibatch, and divide its loss accordingly. In float32, that changes nothing. In float16 everything below
+# $2^{-25}$ is zero. *Predict:* how much of the gradient is lost?
+
+# %%
+from course_lib.mechanisms.ablations import exponents, share_vanishing
+
+MICRO_BATCHES = 2**16
+
+def gradients(dtype, scale):
+    model = TinyGPT(small, dtype=dtype)
+    inputs, targets = next(data.minibatches(problems, 64))
+    loss = data.answer_loss(model(inputs).float(), targets) / MICRO_BATCHES
+    (scale * loss).backward()
+    return [weight.grad for weight in model.parameters()]
+
+def zeros(gradients):
+    return sum((gradient == 0).sum().item() for gradient in gradients) / sum(map(torch.numel, gradients))
+
+# %% tags=["nbval-ignore-output"]
+exact = gradients(torch.float32, scale=1)
+print(f"of the finished gradient, float16 would lose {share_vanishing(exact, torch.float16):.0%}")
+print(f"of a backward pass in float16, {zeros(gradients(torch.float16, scale=1)):.0%} are zeros")
+
+# %% [markdown]
+# More is lost on the way than at its end: what vanishes in the last layer is missing in all layers before it. Here is
+# how large the numbers are. Each line is a power of two, its bar the share of numbers that large, and `zero` says what
+# float16 makes of them:
+
+# %% tags=["nbval-ignore-output"]
+def histogram(gradients):
+    for exponent, share in exponents(gradients).items():
+        if share > 0.001:
+            kept = "    " if exponent >= -25 else "zero"
+            print(f"2^{exponent:<4} {kept} {'#' * round(200 * share)}")
+
+histogram(exact)
+
+# %% [markdown]
+# The gradients are not too different from each other for float16. They just lie too low, and above them is a lot of
+# room: it ends at $2^{16}$. *Predict:* what happens if you multiply the loss by 65,536, and divide the gradients by it
+# once they are in float32?
+
+# %% tags=["nbval-ignore-output"]
+scaled = gradients(torch.float32, scale=2**16)
+histogram(scaled)
+print(f"\nof the finished gradient, float16 now loses {share_vanishing(scaled, torch.float16):.1%}")
+
+# %% [markdown]
+# This is **loss scaling**. Every gradient is proportional to the loss, so one multiplication moves them all, and a
+# power of two changes no digit of them. Does it matter for learning? The same training four times: in float32, and in
+# float16 without and with what you now know.
+
+# %%
+from course_lib.mechanisms.mixed_precision import LossScaler
+
+
+def micro_batch_loss(logits, targets):
+    return data.answer_loss(logits, targets) / MICRO_BATCHES
+
+def losses_of_micro_batches(dtype, has_master_weights, scaler=None, steps=150):
+    model = TinyGPT(small, dtype=dtype)
+    make = partial(torch.optim.AdamW, lr=3e-3, eps=1e-15)
+    optimizer = MasterWeights(model.parameters(), make, scaler) if has_master_weights else make(model.parameters())
+    curve = train(model, islice(data.minibatches(problems, 64), steps), micro_batch_loss, optimizer, scaler)
+    return [loss * MICRO_BATCHES for loss in curve]
+
+everything = "float16, master weights and scaling"
+curves = {
+    "float32": losses_of_micro_batches(torch.float32, False),
+    "float16": losses_of_micro_batches(torch.float16, False),
+    "float16, master weights": losses_of_micro_batches(torch.float16, True),
+    everything: losses_of_micro_batches(torch.float16, True, LossScaler(2.0**16)),
+}
+
+# %% tags=["nbval-ignore-output"]
+draw(curves, "One ingredient after the other")
+
+# %%
+progress = {name: curve[0] - end(curve) for name, curve in curves.items()}
+print("float16 alone: its loss is", curves["float16"][-1], "after", len(curves["float16"]) - 1, "step")
+print("master weights, no scaling: less than a quarter as far:",
+      progress["float16, master weights"] < progress["float32"] / 4)
+print("master weights and scaling: like float32:", abs(progress[everything] / progress["float32"] - 1) < 0.05)
+
+# %% [markdown]
+# float16 alone ends at once: AdamW divides by a mean of squares of gradients, and squares vanish first. Its first step
+# is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients that are zero. It takes both.
+#
+# ## 5. How large a scale?
+#
+# Too small, and gradients vanish. Too large, and they overflow: above 65504 there is only `inf`, and one `inf` in a
+# weight is the end. A **dynamic** scale looks for the edge by itself. If any gradient is `inf` or `nan`, this step is
+# skipped and the scale halved; after so many good steps in a row it is doubled. *Predict:* the scale begins at
+# $2^{30}$. How does it go on?
+
+# %%
+def trajectory(scale, steps):
+    model = TinyGPT(small, dtype=torch.float16)
+    scaler = LossScaler(scale, growth_interval=5)
+    master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
+    line = []
+    for inputs, targets in islice(data.minibatches(problems, 64), steps):
+        used = scaler.scale_factor
+        scaler.scale(data.answer_loss(model(inputs).float(), targets)).backward()
+        line.append((used, master.step()))
+    return line
+
+# %% tags=["nbval-ignore-output"]
+import math
+
+for used, is_taken in trajectory(scale=2.0**30, steps=40):
+    print(f"2^{math.log2(used):.0f}{'' if is_taken else ' skipped'}", end=", ")
+
+# %% [markdown]
+# It falls until nothing overflows, and then knocks at the edge every few steps, at the price of one skipped step. (Real
+# runs wait for 2000 steps before they try.) `torch.amp.GradScaler` does exactly the same, number for number.
+#
+# ### Question: an overflow on one rank
+#
+# Four ranks train with loss scaling. In one step there is an overflow, but on rank 3 alone. (That happens where ranks
+# hold different parts of a model, or of its optimizer.) What should follow?
+#
+# - **a** rank 3 skips this update and halves its scale, the others go on
+# - **b** all ranks skip this update and halve their scales
+# - **c** nobody skips: one `inf` among thousands of numbers does no harm
+#
+# Choose one. Here four replicas try all three:
+
+# %%
+def one_overflow(rank, option):
+    model = TinyGPT(small, dtype=torch.float16)
+    asks = {"a": [], "b": None}  # groups of ranks to agree with: none at all; None stands for everyone
+    scaler = LossScaler(2.0**10, groups=asks[option]) if option in asks else None
+    master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
+    for step, (inputs, targets) in enumerate(islice(data.minibatches(problems, 64), 4)):
+        loss = data.answer_loss(model(inputs).float(), targets)
+        (scaler.scale(loss) if scaler else loss).backward()
+        if step == 2 and rank == 3:
+            next(model.parameters()).grad.fill_(torch.inf)
+        master.step()
+    return torch.cat([copy.detach().flatten() for copy in master.parameters])
+
+for option in "abc":
+    replicas = launch(one_overflow, world_size=4, args=(option,)).results
+    broken = [rank for rank, replica in enumerate(replicas) if not replica.isfinite().all()]
+    equal = all(torch.equal(replica, replicas[0]) for replica in replicas)
+    print(option, "replicas are", "equal" if equal else "different", f"and broken on rank {broken}" if broken else "")
+
+# %% [markdown]
+# It is **b**. Whoever skips alone has other weights from then on, and with another scale its gradients do not even
+# have the same unit as the others': averaging them makes nonsense of both. So the ranks agree first, with an
+# all-reduce of a single number. (And **c** is what loss scaling never does: one `inf` is enough.)
+#
+# ## 6. Fast, and ends badly
+#
+# ### Question: errors that pile up
+#
+# A training run uses 16-bit and 32-bit numbers together. It is fast, and the first thousand steps look right. Then
+# it learns more and more slowly, and ends far from what float32 reached. Small errors seem to pile up. The likeliest
+# cause?
+#
+# - **a** the forward and backward pass are computed in 16 bits
+# - **b** the updates are added to weights of 16 bits
+# - **c** gradients travel between ranks in 16 bits
+# - **d** the loss is multiplied by 1024
+#
+# Choose one. Each option now trains on two ranks, with everything else in 32 bits:
+
+# %%
+from course_lib.mechanisms import batches
+
+
+def suspect(rank, option, steps=200):
+    model = TinyGPT(small, seed=0, dtype=torch.bfloat16 if option in "ab" else torch.float32)
+    scaler = LossScaler(1024, dynamic=False) if option == "d" else None
+    make = partial(torch.optim.AdamW, lr=1e-5)
+    optimizer = make(model.parameters()) if option == "b" else MasterWeights(model.parameters(), make, scaler)
+    all_reduce = all_reduce_in(torch.bfloat16 if option == "c" else torch.float32)
+    curve = []
+    for batch in islice(data.minibatches(problems, 64), steps):
+        inputs, targets = batches.split(batch, 2)[rank]
+        loss = data.answer_loss(model(inputs).float(), targets)
+        curve.append(loss.item())
+        (scaler.scale(loss) if scaler else loss).backward()
+        for weight in model.parameters():
+            weight.grad = all_reduce(weight.grad) / 2
+        optimizer.step()
+        optimizer.zero_grad()
+    return curve[0] - end(curve)
+
+# %%
+(float32, _) = launch(suspect, 2, args=("none",)).results
+for option in "abcd":
+    (reached, _) = launch(suspect, 2, args=(option,)).results
+    print(option, "as far as float32" if abs(reached / float32 - 1) < 0.05 else "stays far behind")
+
+# %% [markdown]
+# It is **b**. An error in one gradient (**a**, **c**) is small, different in every step, and forgotten with it. The
+# weights are the one thing that lives through all steps: what is rounded away there is lost for good, and more is
+# lost the smaller the updates become. (**d** changes no digit.) The rule of thumb: *compute and send in 16 bits,
+# remember and add up in 32.*
+#
+# ## 7. All of it, on four ranks
+#
+# Now the whole recipe: a model in float16, gradients averaged in float16, master weights and a dynamic scale.
+# *Predict:* how many bytes does each of four ranks send in two hundred steps, compared with float32?
+
+# %%
+from course_lib.mechanisms.data_parallel import DataParallel
+
+
+def whole_training(rank, dtype, steps=200):
+    replica = DataParallel(TinyGPT(small, seed=rank, dtype=dtype))
+    scaler = LossScaler()
+    master = MasterWeights(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)  # once the replicas are equal
+    curve, skipped = [], 0
+    for batch in islice(data.minibatches(problems, 64), steps):
+        inputs, targets = batches.split(batch, 4)[rank]
+        loss = data.answer_loss(replica(inputs).float(), targets)
+        curve.append(loss.item())
+        scaler.scale(loss).backward()
+        replica.finish()
+        skipped += not master.step()
+    return curve[0] - end(curve), skipped
+
+runs = {dtype: launch(whole_training, world_size=4, args=(dtype,)) for dtype in (torch.float32, torch.float16)}
+for dtype, run in runs.items():
+    print(f"{str(dtype)[6:]}: {run.timeline.bytes_sent(0):,} bytes sent")
+
+# %%
+in_32, in_16 = (run.results for run in runs.values())
+print("all ranks skipped the same number of steps:", len({skipped for _, skipped in in_16}) == 1)
+print("as far as float32:", abs(in_16[0][0] / in_32[0][0] - 1) < 0.1)
+
+# %% [markdown]
+# Half the bytes, and just as good. (What is not halved are the few bytes that count samples and ask for overflows.)
+#
+# ### Case: rationale for mixed precision
+#
+# A team trains a language model in float32 on eight GPUs. It runs out of memory with more than four sequences for each
+# GPU; a third of each step goes into exchanging gradients; and a colleague has tried to convert everything to
+# float16, which gave `nan` after a few steps. The team asks you whether 16 bits are worth another attempt.
+#
+# Write down, in four sentences: what will be smaller and by how much, what will be faster, what must stay in 32 bits,
+# and why the colleague's attempt failed. Every part of the answer has been run on this page:
+#
+# - **Smaller:** activations and messages, by half (part 7). Not the sum of weights, gradients and optimizer
+#   (part 3), so that memory for *longer or more sequences* is won, not for a *larger model*.
+# - **Faster:** matrix products, on hardware that has circuits for 16 bits, and the exchange of gradients.
+# - **In 32 bits:** master weights (part 3), the optimizer's numbers (part 4), sums over micro-batches and ranks
+#   (part 2), and the loss.
+# - **The attempt:** AdamW's squares of gradients vanish in float16 (part 4). With bfloat16 it would not have been
+#   `nan`, but a run that stalls, which is harder to notice (parts 3 and 6).
+#
+# ## What you know now
+#
+# - Compute and send in 16 bits; remember and add up in 32.
+# - Three things go wrong in 16 bits: a long sum stalls, a small update rounds away, a small gradient becomes zero.
+#   32-bit sums, master weights and loss scaling put them right.
+# - bfloat16 has the range of float32 and needs no loss scaling. float16 has more digits and needs it.
+# - When a gradient overflows, all ranks skip the step, or they are no longer training the same model.
+#
+# ### When it stops being true
+#
+# - **On hardware without 16-bit circuits** nothing is faster; messages and activations are still half as large.
+# - **Where a layer needs its digits** (norms, softmax, the loss), the layer itself adds up in 32 bits inside, or should
+#   be left in 32 bits altogether. `torch.autocast` keeps a list of such layers.
+# - **Below 16 bits** one scale for all is not enough: with 8 bits, every tensor or block of one gets its own.
+#
+# ### Further reading
+#
+# - Micikevicius et al. 2018, *Mixed Precision Training*, ICLR: master weights, loss scaling, sums in 32 bits.
+# - Kalamkar et al. 2019, *A Study of BFLOAT16 for Deep Learning Training*, arXiv:1905.12322.
+# - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20: the 16 bytes
+#   for each weight, and how to shard them.

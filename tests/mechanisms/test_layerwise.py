@@ -1,0 +1,324 @@
+"""Layer-wise model parallelism, against one process that holds the whole model.
+
+A stage computes what one process computes for the same layers, in the same order, and the gradient of a shared
+parameter is a + b = b + a. So wherever numbers are compared here, bits have to be equal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from course_lib import RankFailed, data, launch
+from course_lib.mechanisms import layerwise
+from course_lib.mechanisms.layerwise import LayerWise, split_layers
+from course_lib.model import GPTConfig, TinyGPT
+
+STEPS = 2
+CONFIG = GPTConfig(layers=3, hidden=16, heads=2)
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As on every rank: with two threads, matrix products add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def every_split(n_layers: int, n_stages: int) -> Iterator[list[range]]:
+    for cuts in itertools.combinations(range(1, n_layers), n_stages - 1):
+        yield [range(first, last) for first, last in itertools.pairwise([0, *cuts, n_layers])]
+
+
+@given(data=st.data())
+def test_no_other_split_has_a_cheaper_dearest_stage_nor_among_those_more_equal_ones(data: st.DataObject) -> None:
+    costs = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+    n_stages = data.draw(st.integers(1, len(costs)))
+
+    def price(stages: list[range]) -> tuple[int, int]:
+        sums = [sum(costs[layer] for layer in layers) for layers in stages]
+        return max(sums), sum(total**2 for total in sums)
+
+    chosen = split_layers(len(costs), n_stages, costs)
+    assert [layer for layers in chosen for layer in layers] == list(range(len(costs)))
+    assert price(chosen) == min(map(price, every_split(len(costs), n_stages)))
+
+
+@given(data=st.data())
+def test_without_costs_stages_differ_by_one_layer_at_most_and_the_longer_come_first(data: st.DataObject) -> None:
+    n_layers = data.draw(st.integers(1, 40))
+    n_stages = data.draw(st.integers(1, min(n_layers, 12)))
+    lengths = [len(layers) for layers in split_layers(n_layers, n_stages)]
+    assert lengths == [n_layers // n_stages + (stage < n_layers % n_stages) for stage in range(n_stages)]
+
+
+def test_one_dear_layer_gets_a_stage_of_its_own() -> None:
+    assert split_layers(5, 3, [1, 1, 9, 1, 1]) == [range(2), range(2, 3), range(3, 5)]
+    assert split_layers(4, 2, [0.1, 0.2, 0.3, 0.6]) == [range(3), range(3, 4)]
+
+
+def test_a_cheaper_dearest_stage_is_worth_more_than_equal_stages() -> None:
+    """The sums 5, 5 and 1 rather than 2, 3 and 6, although the squares of these are the smaller."""
+    assert split_layers(4, 3, [2, 3, 5, 1]) == [range(2), range(2, 3), range(3, 4)]
+
+
+def test_a_hundred_layers_are_split_at_once() -> None:
+    costs = [1 + math.sin(layer) ** 2 for layer in range(100)]
+    stages = split_layers(100, 16, costs)
+    assert max(sum(costs[layer] for layer in layers) for layers in stages) < 1.25 * sum(costs) / 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((3, 4), r"n_stages=4 .*n_layers=3 .*choose n_stages from 1 to 3"),
+        ((3, 0), r"n_stages=0 .*from 1 to 3"),
+        ((3, 2, [1, 2]), r"costs has 2 numbers for n_layers=3"),
+        ((3, 2, [1, -2, 1]), r"costs\[1\]=-2 is not a cost; .*at least 0"),
+        ((2, 2, [1, math.nan]), r"costs\[1\]=nan"),
+        ((2, 2, [math.inf, 1]), r"costs\[0\]=inf"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused_with_what_would_work(arguments: tuple, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        split_layers(*arguments)
+
+
+class Takes(nn.Module):
+    """A layer whose forward and backward pass last as long as it says, on a clock that only it advances."""
+
+    clock = 0.0
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.weight.grad = torch.zeros(2)
+        self.seconds, self.in_backward = iter([100 * forward, forward, 90 * forward, *[forward] * 9]), backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        Takes.clock += next(self.seconds)
+        out = x * self.weight
+        if out.requires_grad:
+            out.register_hook(self.go_back)
+        return out
+
+    def go_back(self, _: Tensor) -> None:
+        Takes.clock += self.in_backward
+
+
+def test_a_cost_is_the_median_of_forward_and_backward_and_leaves_gradients_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layerwise.time, "perf_counter", lambda: Takes.clock)
+    blocks = nn.Sequential(Takes(1, 2), Takes(5, 0.5))
+    assert layerwise.measure_costs(blocks, torch.ones(2), repeats=3) == [3, 5.5]
+    assert all(parameter.grad.tolist() == [0, 0] for parameter in blocks.parameters())
+
+
+def test_frozen_layers_can_be_measured() -> None:
+    blocks = TinyGPT(CONFIG).requires_grad_(False).blocks
+    assert len(layerwise.measure_costs(blocks, data.examples([(10, 10)])[0], repeats=1)) == len(blocks)
+
+
+def test_a_measurement_without_repeats_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"repeats=0 .*at least 1"):
+        layerwise.measure_costs(TinyGPT(CONFIG).blocks, torch.zeros(1, 1, dtype=torch.int64), repeats=0)
+
+
+def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
+    model = TinyGPT(replace(CONFIG, tied_embeddings="tied" in case), seed, dtype)
+    if "frozen" in case:
+        model.get_parameter("blocks.2.attention.query.weight").requires_grad_(False)
+    if "frozen start" in case:
+        model.blocks[:2].requires_grad_(False)
+    if "same layer twice" in case:
+        model.blocks[3] = model.blocks[1]
+    return model
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def minibatch(step: int) -> tuple[Tensor, Tensor]:
+    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(7 - step)])
+
+
+def snapshot(model: nn.Module) -> State:
+    """Parameters, and gradients where there are some, by every name they have."""
+    state = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        state[name] = parameter.detach().clone()
+        if parameter.grad is not None:
+            state[f"{name} grad"] = parameter.grad.clone()
+    return state
+
+
+def train_alone(case: str, dtype: torch.dtype) -> State:
+    model = build(case, dtype)
+    optimizer = make_optimizer(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for inputs, targets in (minibatch(step), minibatch(step + 1)):  # gradients accumulate
+            data.answer_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return snapshot(model)
+
+
+def train_in_a_chain(rank: int, case: str, dtype: torch.dtype, costs: list[float] | None = None) -> State:
+    chain = LayerWise(build(case, dtype, seed=rank).blocks, costs=costs)
+    optimizer = make_optimizer(chain)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for inputs, targets in (minibatch(step), minibatch(step + 1)):
+            output = chain(inputs)
+            chain.backward(None if output is None else data.answer_loss(output, targets))
+        optimizer.step()
+    return snapshot(chain)
+
+
+@pytest.mark.parametrize("case", ["plain", "tied", "frozen", "frozen start", "tied frozen, same layer twice"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [2, 4])
+def test_training_in_a_chain_has_the_bits_of_one_process(case: str, dtype: torch.dtype, n: int) -> None:
+    reference = train_alone(case, dtype)
+    states = launch(train_in_a_chain, n, (case, dtype), device="cpu").results
+    assert set().union(*states) == set(reference)
+    for name, tensor in itertools.chain.from_iterable(state.items() for state in states):
+        assert torch.equal(tensor, reference[name]), name
+
+
+def test_the_cut_of_the_first_rank_counts_where_measured_costs_differ() -> None:
+    def layers_of(rank: int) -> list[range]:
+        return LayerWise(TinyGPT(CONFIG).blocks, costs=[1, 1, 1, 1, 9] if rank == 0 else [9, 1, 1, 1, 1]).stages
+
+    assert launch(layers_of, 2, device="cpu").results == [[range(4), range(4, 5)]] * 2
+
+
+def test_two_chains_side_by_side_talk_within_their_groups_only() -> None:
+    def train(rank: int) -> State:
+        groups = [dist.new_group([2, 0]), dist.new_group([1, 3])]
+        chain = LayerWise(build("tied", torch.float32, seed=rank).blocks, groups[rank % 2])
+        inputs, targets = minibatch(0)
+        output = chain(inputs)
+        chain.backward(None if output is None else data.answer_loss(output, targets))
+        return snapshot(chain)
+
+    states = launch(train, 4, device="cpu").results
+    for seed in (0, 1):
+        model = build("tied", torch.float32, seed)
+        inputs, targets = minibatch(0)
+        data.answer_loss(model(inputs), targets).backward()
+        reference = snapshot(model)
+        for name, tensor in (states[seed] | states[seed + 2]).items():
+            assert torch.equal(tensor, reference[name]), name
+
+
+def one_step(rank: int) -> None:
+    chain = LayerWise(TinyGPT(CONFIG).blocks)
+    inputs, targets = minibatch(0)
+    output = chain(inputs)
+    chain.backward(None if output is None else data.answer_loss(output, targets))
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_only_one_rank_computes_at_any_time_down_the_chain_and_back(n: int) -> None:
+    timeline = launch(one_step, n, device="cpu").timeline
+    computing = sorted(
+        (span for span in timeline.spans if span.kind in ("forward", "backward")), key=lambda span: span.start
+    )
+    order = [("forward", stage) for stage in range(n)] + [("backward", stage) for stage in reversed(range(n))]
+    assert [(span.kind, span.stage) for span in computing] == order
+    assert all(span.rank == span.stage for span in computing)
+    assert all(before.end <= after.start for before, after in itertools.pairwise(computing))
+
+
+def test_hidden_states_travel_right_once_and_their_gradients_left_once() -> None:
+    n, samples = 4, 7
+    timeline = launch(one_step, n, device="cpu").timeline
+    size = samples * CONFIG.sequence * CONFIG.hidden * 4
+    sent = {(s.rank, s.peer) for s in timeline.spans if s.name == "send" and s.kind == "transfer" and s.bytes == size}
+    assert sent == {(rank, rank + step) for rank in range(n) for step in (-1, 1) if 0 <= rank + step < n}
+
+
+def test_each_rank_holds_its_own_layers_and_a_shared_matrix_on_each_stage_that_uses_it() -> None:
+    def held(rank: int) -> tuple[int, list[int]]:
+        blocks = TinyGPT(replace(CONFIG, tied_embeddings=True)).blocks
+        chain = LayerWise(blocks)
+        return sum(parameter.nbytes for parameter in chain.parameters()), layerwise.stage_bytes(blocks, chain.stages)
+
+    held_by, predicted = zip(*launch(held, 4, device="cpu").results, strict=True)
+    assert list(held_by) == predicted[0]
+    whole = sum(parameter.nbytes for parameter in TinyGPT(CONFIG).parameters())  # untied: two matrices
+    assert sum(held_by) == whole
+    assert max(held_by) < 0.6 * whole
+
+
+def test_without_gradients_the_chain_only_computes() -> None:
+    def logits(rank: int) -> Tensor | None:
+        chain = LayerWise(build("plain", torch.float32, seed=rank).blocks)
+        with torch.no_grad():
+            return chain(minibatch(0)[0])
+
+    first, last = launch(logits, 2, device="cpu").results
+    assert first is None
+    assert torch.equal(last, build("plain", torch.float32)(minibatch(0)[0]))
+
+
+def no_forward(chain: LayerWise, rank: int) -> None:
+    chain.backward(None)
+
+
+def backward_twice(chain: LayerWise, rank: int) -> None:
+    output = chain(minibatch(0)[0])
+    for _ in range(2):
+        chain.backward(None if output is None else output.sum())
+
+
+def loss_on_all_ranks(chain: LayerWise, rank: int) -> None:
+    chain(minibatch(0)[0])
+    chain.backward(torch.ones(()))
+
+
+def no_loss(chain: LayerWise, rank: int) -> None:
+    chain(minibatch(0)[0])
+    chain.backward(None)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (no_forward, r"backward\(\) has nothing to go back through; call it once after each forward pass"),
+        (backward_twice, r"backward\(\) has nothing to go back through"),
+        (loss_on_all_ranks, r"loss=a tensor on rank 0 of 2; the last rank, 1, gives the loss"),
+        (no_loss, r"loss=None on rank 1 of 2; the last rank, 1, gives the loss"),
+    ],
+)
+def test_a_mistake_in_the_calls_is_named(mistake: Callable[[LayerWise, int], None], words: str) -> None:
+    def on_a_rank(rank: int) -> None:
+        mistake(LayerWise(TinyGPT(CONFIG).blocks), rank)
+
+    with pytest.raises(RankFailed, match=words):
+        launch(on_a_rank, 2, device="cpu")
+
+
+def test_more_ranks_than_layers_are_refused_with_what_would_work() -> None:
+    def on_a_rank(rank: int) -> Any:
+        LayerWise(TinyGPT(GPTConfig(layers=1)).blocks)
+
+    with pytest.raises(RankFailed, match=r"n_stages=4 .*n_layers=3 .*choose n_stages from 1 to 3"):
+        launch(on_a_rank, 4, device="cpu")

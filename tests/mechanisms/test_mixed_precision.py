@@ -1,0 +1,674 @@
+"""Mixed precision, against the same arithmetic written down by hand and against torch.amp.
+
+By hand: float32 weights, cast to 16 bits inside the autograd graph, so that autograd itself carries the gradients
+back into float32. Nothing else differs, so these comparisons demand equal bits. torch.amp casts in the same way, but
+keeps some layers in float32; on a model of linear layers alone it has to give the same bits too.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from course_lib import RankFailed, data, launch
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.mechanisms.mixed_precision import SMALLEST_SCALE, LossScaler, MasterWeights, all_reduce_in
+from course_lib.model import GPTConfig, TinyGPT
+
+CONFIG = GPTConfig(layers=1, hidden=16, heads=2)
+STEPS = 8
+SAMPLES = 12
+SIXTEEN = [torch.float16, torch.bfloat16]
+WIDE = [torch.float32, torch.float64]
+TOO_LARGE = 2.0**24  # a loss scale at which float16 overflows in the first steps
+State = dict[str, Tensor]
+Case = tuple[tuple[int, ...], torch.dtype, torch.dtype | None]  # shape, dtype of the tensor and of the sums
+
+dtypes = pytest.mark.parametrize("dtype", SIXTEEN, ids=str)
+wide_dtypes = pytest.mark.parametrize("dtype", WIDE, ids=str)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As on every rank: with two threads, matrix products add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
+    model = TinyGPT(replace(CONFIG, tied_embeddings="tied" in case), seed, dtype)
+    if "frozen" in case:
+        model.get_parameter("blocks.1.attention.query.weight").requires_grad_(False)
+    return model
+
+
+def minibatch(step: int, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(samples)])
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return data.answer_loss(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
+
+
+def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
+    return OPTIMIZERS[name](parameters)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, lr=0.01),
+}
+
+
+def snapshot(model: nn.Module) -> State:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def equal(state: State, reference: State) -> None:
+    assert state.keys() == reference.keys()
+    for name, tensor in state.items():
+        assert tensor.dtype == reference[name].dtype
+        assert torch.equal(tensor, reference[name]), name
+
+
+def train(model: TinyGPT, master: MasterWeights, scaler: LossScaler | None = None) -> list[bool]:
+    """Which steps were taken and not skipped."""
+    taken = []
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        loss = loss_of(model(inputs), targets)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        taken.append(master.step())
+    return taken
+
+
+# Master weights
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("case", ["plain", "tied frozen"])
+@wide_dtypes
+def test_without_rounding_it_is_plain_training_bit_for_bit(dtype: torch.dtype, case: str, optimizer: str) -> None:
+    model, reference = build(case, dtype), build(case, dtype)
+    assert all(train(model, MasterWeights(model.parameters(), OPTIMIZERS[optimizer])))
+    plain = make_optimizer(optimizer, reference.parameters())
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        plain.zero_grad()
+        loss_of(reference(inputs), targets).backward()
+        plain.step()
+    equal(snapshot(model), snapshot(reference))
+
+
+def cast_by_hand(model: nn.Module, dtype: torch.dtype, inputs: Tensor) -> Tensor:
+    """What a model with float32 weights computes from their casts; gradients go through the cast."""
+    cast = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
+    return torch.func.functional_call(model, cast, (inputs,))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("case", ["plain", "tied frozen"])
+@dtypes
+def test_training_in_16_bits_is_that_of_float32_weights_cast_by_hand(
+    dtype: torch.dtype, case: str, optimizer: str
+) -> None:
+    model = build(case, dtype)
+    master = MasterWeights(model.parameters(), OPTIMIZERS[optimizer])
+    train(model, master)
+    reference = build(case, dtype).float()
+    by_hand = make_optimizer(optimizer, [p for p in reference.parameters() if p.requires_grad])
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        by_hand.zero_grad()
+        loss_of(cast_by_hand(reference, dtype, inputs), targets).backward()
+        by_hand.step()
+    trained = [parameter for parameter in reference.parameters() if parameter.requires_grad]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(master.parameters, trained, strict=True))
+    equal(snapshot(model), snapshot(reference.to(dtype)))
+
+
+@dtypes
+def test_gradients_in_16_bits_are_those_of_weights_cast_by_hand(dtype: torch.dtype) -> None:
+    model = build("plain", dtype)
+    master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"])
+    inputs, targets = minibatch(0)
+    loss_of(model(inputs), targets).backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {dtype}
+    master.collect()
+    reference = build("plain", dtype).float()
+    loss_of(cast_by_hand(reference, dtype, inputs), targets).backward()
+    for copy, parameter in zip(master.parameters, reference.parameters(), strict=True):
+        assert gradient_of(copy).dtype == torch.float32
+        assert torch.equal(gradient_of(copy), gradient_of(parameter))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_frozen_parameter_keeps_its_bits_and_has_no_copy() -> None:
+    model = build("frozen", torch.bfloat16)
+    frozen = model.get_parameter("blocks.1.attention.query.weight")
+    before = frozen.clone()
+    master = MasterWeights(model.parameters(), OPTIMIZERS["AdamW"])
+    train(model, master)
+    assert torch.equal(frozen, before)
+    assert sum(copy.nbytes for copy in master.parameters) == 2 * sum(
+        parameter.nbytes for parameter in model.parameters() if parameter is not frozen
+    )
+
+
+def test_clipping_sees_complete_and_unscaled_gradients() -> None:
+    norms = []
+    model = build("plain", torch.bfloat16)
+    scaler = LossScaler(2.0**10)
+    master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"], scaler=scaler)
+    inputs, targets = minibatch(0)
+    scaler.scale(loss_of(model(inputs), targets)).backward()
+    master.step(clip=lambda parameters: norms.append(nn.utils.clip_grad_norm_(parameters, 0.5)))
+    reference = build("plain", torch.bfloat16).float()
+    loss_of(cast_by_hand(reference, torch.bfloat16, inputs), targets).backward()
+    assert norms == [nn.utils.clip_grad_norm_(reference.parameters(), 0.5)]
+    make_optimizer("SGD", reference.parameters()).step()
+    equal(snapshot(model), snapshot(reference.to(torch.bfloat16)))
+
+
+@dtypes
+def test_a_resumed_training_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+    def start(seed: int) -> tuple[TinyGPT, MasterWeights, LossScaler]:
+        model, scaler = build("tied", dtype, seed), LossScaler(TOO_LARGE, growth_interval=3)
+        return model, MasterWeights(model.parameters(), OPTIMIZERS["AdamW"], scaler=scaler), scaler
+
+    model, master, scaler = start(seed=0)
+    train(model, master, scaler)
+    file = io.BytesIO()
+    torch.save(master.state_dict(), file)
+    file.seek(0)
+    resumed, resumed_master, resumed_scaler = start(seed=1)
+    resumed_master.load_state_dict(torch.load(file))
+    equal(snapshot(resumed), snapshot(model))
+    assert train(resumed, resumed_master, resumed_scaler) == train(model, master, scaler)
+    assert resumed_scaler.scale_factor == scaler.scale_factor
+    equal(snapshot(resumed), snapshot(model))
+
+
+# Adding up micro-batches
+
+
+@pytest.mark.parametrize(("dtype", "stalls_at"), [(torch.bfloat16, 256), (torch.float16, 2048)])
+def test_micro_batches_stall_in_16_bits_and_add_up_in_32(dtype: torch.dtype, stalls_at: int) -> None:
+    def gradient(in_32_bits: bool) -> float:
+        weight = nn.Parameter(torch.zeros(1, dtype=dtype))
+        master = MasterWeights([weight], torch.optim.SGD, lr=1)
+        for _ in range(2 * stalls_at):
+            weight.sum().backward()
+            if in_32_bits:
+                master.collect()
+        master.step()
+        return -master.parameters[0].item()
+
+    assert gradient(in_32_bits=False) == stalls_at
+    assert gradient(in_32_bits=True) == 2 * stalls_at
+
+
+@dtypes
+def test_micro_batches_add_up_in_32_bits_as_by_hand(dtype: torch.dtype) -> None:
+    model = build("tied frozen", dtype)
+    master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    by_hand = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in trained]
+    for inputs, targets in zip(*(batches.micro_batches(part, 5) for part in minibatch(0)), strict=True):
+        loss = loss_of(model(inputs), targets)
+        for total, gradient in zip(by_hand, torch.autograd.grad(loss, trained, retain_graph=True), strict=True):
+            total += gradient.float()
+        loss.backward()
+        master.collect()
+    for copy, total in zip(master.parameters, by_hand, strict=True):
+        assert torch.equal(gradient_of(copy), total)
+
+
+def test_what_was_collected_stays_when_a_bucket_of_gradients_is_filled_again() -> None:
+    weight, bucket = nn.Parameter(torch.zeros(1)), torch.ones(1)
+    master = MasterWeights([weight], torch.optim.SGD, lr=1)
+    for number in (1.0, 2.0):
+        weight.grad = bucket.fill_(number)
+        master.collect()
+    assert master.parameters[0].grad.tolist() == [3.0]
+
+
+# Scaling the loss
+
+# A step's gradient, to be scaled; or what makes the scaled one overflow whatever the scale.
+STEP = st.one_of(st.floats(-4, 4, width=32), st.sampled_from([2.0**100, 2.0**120, float("inf"), float("nan")]))
+
+
+@given(
+    steps=st.lists(STEP, min_size=1, max_size=30),
+    scale=st.sampled_from([1.0, 1000.0, 2.0**16, 2.0**30]),
+    growth=st.sampled_from([2.0, 1.7, 2.0**40]),
+    backoff=st.sampled_from([0.5, 0.3]),
+    interval=st.integers(1, 4),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_scales_skips_and_parameters_agree_with_grad_scaler_step_for_step(
+    steps: list[float], scale: float, growth: float, backoff: float, interval: int
+) -> None:
+    mine, theirs = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    ours = LossScaler(scale, True, growth, backoff, interval)
+    amp = torch.amp.GradScaler("cpu", scale, growth, backoff, interval)
+    my_optimizer, their_optimizer = make_optimizer("SGD", [mine]), make_optimizer("SGD", [theirs])
+    for gradient in steps:
+        for parameter, optimizer, scaled in ((mine, my_optimizer, ours.scale), (theirs, their_optimizer, amp.scale)):
+            optimizer.zero_grad()
+            scaled(parameter.sum()).backward()
+            parameter.grad = gradient_of(parameter) * gradient
+        if ours.unscale([mine]):
+            my_optimizer.step()
+        amp.step(their_optimizer)
+        amp.update()
+        assert ours.scale_factor == amp.get_scale()
+        assert torch.equal(mine, theirs)
+
+
+def test_a_scale_does_not_grow_out_of_float32() -> None:
+    weight, theirs = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    scaler, amp = LossScaler(2.0**126, growth_interval=1), torch.amp.GradScaler("cpu", 2.0**126, growth_interval=1)
+    optimizer = make_optimizer("SGD", [theirs])
+    for _ in range(3):
+        weight.grad, theirs.grad = torch.zeros(1), torch.zeros(1)
+        scaler.unscale([weight])
+        amp.scale(torch.zeros(()))
+        amp.step(optimizer)
+        amp.update()
+        assert scaler.scale_factor == amp.get_scale() == 2.0**127
+
+
+class Layers(nn.Sequential):
+    """Linear layers alone, which torch.amp computes in 16 bits from end to end."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            super().__init__(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
+        self.to(dtype)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@dtypes
+def test_a_whole_training_agrees_with_torch_amp_bit_for_bit(dtype: torch.dtype, optimizer: str) -> None:
+    """Autocast, GradScaler and float32 weights; with overflows, as the scale begins high and grows every third step."""
+    inputs = torch.randn(20, 12, generator=torch.Generator().manual_seed(1))
+    targets = torch.arange(20) % 5
+
+    reference, amp = Layers(dtype).float(), torch.amp.GradScaler("cpu", TOO_LARGE, growth_interval=3)
+    theirs = make_optimizer(optimizer, reference.parameters())
+    model, scaler = Layers(dtype), LossScaler(TOO_LARGE, growth_interval=3)
+    master = MasterWeights(model.parameters(), OPTIMIZERS[optimizer], scaler=scaler)
+    taken = []
+    for _ in range(20):
+        with torch.autocast("cpu", dtype):
+            loss = nn.functional.cross_entropy(reference(inputs), targets)
+        theirs.zero_grad()
+        amp.scale(loss).backward()
+        amp.step(theirs)
+        amp.update()
+        our_loss = nn.functional.cross_entropy(model(inputs.to(dtype)).float(), targets)
+        scaler.scale(our_loss).backward()
+        taken.append(master.step())
+        assert torch.equal(our_loss, loss)
+        assert scaler.scale_factor == amp.get_scale()
+    assert 5 < sum(taken) < 20 if dtype == torch.float16 else all(taken)
+    assert all(torch.equal(a, b) for a, b in zip(master.parameters, reference.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE], ids=str)
+@pytest.mark.parametrize("scale", [2.0**-10, 2.0**20])
+def test_a_power_of_two_changes_no_bit_where_nothing_under_or_overflows(scale: float, dtype: torch.dtype) -> None:
+    states = []
+    for scaler in (None, LossScaler(scale, dynamic=False)):
+        model = build("tied frozen", dtype)
+        train(model, MasterWeights(model.parameters(), OPTIMIZERS["SGD"], scaler=scaler), scaler)
+        states.append(snapshot(model))
+    equal(*states)
+
+
+def test_a_static_scale_stays_and_its_overflows_are_skipped() -> None:
+    model, scaler = build("plain", torch.float16), LossScaler(2.0**30, dynamic=False)
+    master = MasterWeights(model.parameters(), OPTIMIZERS["AdamW"], scaler=scaler)
+    before = snapshot(model)
+    assert not any(train(model, master, scaler))
+    assert scaler.scale_factor == 2.0**30
+    equal(snapshot(model), before)
+    assert not master.optimizer.state
+
+
+def test_a_scale_saves_a_small_gradient_from_float16() -> None:
+    def step(scaler: LossScaler | None) -> float:
+        weight = nn.Parameter(torch.zeros(1, dtype=torch.float16))
+        master = MasterWeights([weight], torch.optim.SGD, scaler=scaler, lr=1)
+        loss = (weight.float() * 2.0**-30).sum()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        master.step()
+        return -master.parameters[0].item()
+
+    assert step(None) == 0
+    assert step(LossScaler(2.0**16)) == 2.0**-30
+
+
+# On ranks
+
+
+def overflow_on_the_last(rank: int) -> dict[str, tuple[bool, float, float]]:
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    row, column = rows[rank // 2], columns[rank % 2]
+    found = {}
+    for name, groups in {"everyone": None, "both axes": [row, column], "row": [row], "nobody": []}.items():
+        scaler = LossScaler(groups=groups)
+        weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+        master = MasterWeights([weight], torch.optim.SGD, scaler=scaler, lr=1)
+        scaler.scale(weight.float().sum() * (2.0**16 if rank == 3 else 0.25)).backward()
+        found[name] = master.step(), scaler.scale_factor, weight.item()
+    return found
+
+
+def test_an_overflow_on_one_rank_is_skipped_on_all_ranks_of_the_groups() -> None:
+    skipping = {"everyone": {0, 1, 2, 3}, "both axes": {0, 1, 2, 3}, "row": {2, 3}, "nobody": {3}}
+    for rank, found in enumerate(launch(overflow_on_the_last, 4, device="cpu").results):
+        for groups, result in found.items():
+            assert result == ((False, 2.0**15, 1.0) if rank in skipping[groups] else (True, 2.0**16, 0.75))
+
+
+def train_replica(rank: int, case: str, dtype: torch.dtype, optimizer: str, sharded: bool) -> tuple[State, list[bool]]:
+    n = dist.get_world_size()
+    replica = DataParallel(build(case, dtype, seed=rank))
+    scaler = LossScaler(TOO_LARGE, growth_interval=3)
+    make: Any = OPTIMIZERS[optimizer]
+    if sharded:  # an optimizer that updates some of the copies on each rank and sends them to the others
+        make = partial(ZeroRedundancyOptimizer, optimizer_class=make)
+    master = MasterWeights(replica.parameters(), make, scaler=scaler)
+    taken = []
+    for step in range(STEPS):
+        inputs, targets = (batches.split(part, n)[rank] for part in minibatch(step))
+        scaler.scale(loss_of(replica(inputs), targets)).backward()
+        replica.finish()
+        taken.append(master.step())
+    return snapshot(replica.module), taken
+
+
+def train_on_shares_in_turn(case: str, dtype: torch.dtype, optimizer: str, n: int) -> tuple[State, list[bool]]:
+    """The reference: one process, weights cast by hand, GradScaler; each share's gradient rounded as on its rank."""
+    wide = torch.promote_types(dtype, torch.float32)
+    model = build(case, dtype).to(wide)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    theirs, amp = make_optimizer(optimizer, trained), torch.amp.GradScaler("cpu", TOO_LARGE, growth_interval=3)
+    taken = []
+    for step in range(STEPS):
+        total = [torch.zeros_like(parameter, dtype=dtype) for parameter in trained]
+        for inputs, targets in zip(*(batches.split(part, n) for part in minibatch(step)), strict=True):
+            loss = amp.scale(loss_of(cast_by_hand(model, dtype, inputs), targets))
+            for sum_, gradient in zip(total, torch.autograd.grad(loss, trained), strict=True):
+                sum_ += gradient.to(dtype)
+        for parameter, sum_ in zip(trained, total, strict=True):
+            parameter.grad = (sum_ / n).to(wide)
+        before = amp.get_scale()
+        amp.step(theirs)
+        amp.update()
+        taken.append(amp.get_scale() >= before)
+    return snapshot(model.to(dtype)), taken
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_two_replicas_get_the_bits_of_one_process(dtype: torch.dtype, sharded: bool) -> None:
+    """With two ranks the one sum between them is a + b = b + a. float16 overflows on the way."""
+    for case, optimizer in (("plain", "SGD"), ("tied frozen", "AdamW")):
+        reference, expected = train_on_shares_in_turn(case, dtype, optimizer, 2)
+        assert all(expected) == (dtype != torch.float16)
+        for state, taken in launch(train_replica, 2, (case, dtype, optimizer, sharded), device="cpu").results:
+            assert taken == expected
+            equal(state, reference)
+
+
+@wide_dtypes
+def test_four_replicas_train_as_one_process_up_to_rounding(dtype: torch.dtype) -> None:
+    """A gradient is a sum over samples x positions of products, sums themselves; n terms make an error of n eps."""
+    reference, _ = train_on_shares_in_turn("tied frozen", dtype, "SGD", 4)
+    allowed = STEPS * (SAMPLES * CONFIG.sequence + CONFIG.ffn_width) * torch.finfo(dtype).eps
+    for state, _ in launch(train_replica, 4, ("tied frozen", dtype, "SGD", False), device="cpu").results:
+        for name, tensor in state.items():
+            assert (tensor - reference[name]).abs().max() <= allowed * max(1, float(reference[name].abs().max()))
+
+
+@dtypes
+def test_four_replicas_in_16_bits_stay_equal_and_skip_together(dtype: torch.dtype) -> None:
+    results = launch(train_replica, 4, ("tied frozen", dtype, "AdamW", False), device="cpu").results
+    for state, taken in results:
+        assert taken == results[0][1]
+        equal(state, results[0][0])
+    assert all(results[0][1]) == (dtype == torch.bfloat16)
+
+
+# All-reduce in low precision
+
+
+def contribution(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return 5 * torch.randn(shape, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
+
+
+def ring_sum(tensors: list[Tensor]) -> Tensor:
+    """Each chunk added up, and rounded at every hop, in the order in which the ring meets the ranks."""
+    n = len(tensors)
+    chunks = [tensor.flatten().tensor_split(n) for tensor in tensors]
+    summed = []
+    for c in range(n):
+        total = chunks[(c + 1) % n][c]
+        for step in range(2, n + 1):
+            total = chunks[(c + step) % n][c] + total
+        summed.append(total)
+    return torch.cat(summed).view(tensors[0].shape)
+
+
+def wide_sum(tensors: list[Tensor], accumulate: torch.dtype) -> Tensor:
+    """Added up in rank order in a wider dtype, rounded once."""
+    total = torch.zeros_like(tensors[0], dtype=accumulate)
+    for tensor in tensors:
+        total = total + tensor
+    return total.to(tensors[0].dtype)
+
+
+def all_reduced(rank: int, dtype: torch.dtype, cases: list[Case]) -> list[Tensor]:
+    found = []
+    for shape, own, accumulate in cases:
+        tensor = contribution(rank, shape, own)
+        assert all_reduce_in(dtype, accumulate)(tensor) is tensor
+        found.append(tensor)
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@dtypes
+def test_the_sum_is_rounded_at_each_hop_or_once_and_equal_on_all_ranks(dtype: torch.dtype, n: int) -> None:
+    shapes: list[tuple[int, ...]] = [(7, 5), (2,), (0, 3), ()]
+    cases = list(itertools.product(shapes, (dtype, torch.float32), (None, torch.float32, torch.float64)))
+    results = launch(all_reduced, n, (dtype, cases), device="cpu").results
+    for case, (shape, own, accumulate) in enumerate(cases):
+        rounded = [contribution(rank, shape, own).to(dtype) for rank in range(n)]
+        expected = wide_sum(rounded, accumulate) if accumulate else ring_sum(rounded)
+        for on_this_rank in results:
+            assert on_this_rank[case].dtype == own
+            assert torch.equal(on_this_rank[case], expected.to(own))
+
+
+@dtypes
+def test_the_sum_agrees_with_the_all_reduce_of_torch(dtype: torch.dtype) -> None:
+    """n roundings of at most eps / 2 to either side for each: of the addends, then of each sum."""
+    n, shape = 4, (33, 7)
+
+    def differences(rank: int) -> list[float]:
+        exact, magnitudes = contribution(rank, shape, torch.float64), contribution(rank, shape, torch.float64).abs()
+        dist.all_reduce(exact)
+        dist.all_reduce(magnitudes)
+        found = []
+        for accumulate in (None, torch.float32):
+            tensor = contribution(rank, shape, torch.float64)
+            all_reduce_in(dtype, accumulate)(tensor)
+            found.append(float(((tensor - exact).abs() / magnitudes).max()))
+        return found
+
+    at_every_hop, once = launch(differences, n, device="cpu").results[0]
+    half = torch.finfo(dtype).eps / 2
+    assert at_every_hop <= 1.01 * n * half  # the addends, and n - 1 sums
+    assert once <= 1.01 * 2 * half  # the addends, and the whole sum
+
+
+def test_ones_beside_a_large_number_are_lost_on_the_ring_and_kept_in_32_bits() -> None:
+    """256 and four ones in bfloat16. Where the ring begins with the 256, every one of them is lost."""
+
+    def totals(rank: int) -> list[list[float]]:
+        tensors = [torch.full((5,), 256.0 if rank == 0 else 1.0) for _ in range(2)]
+        all_reduce_in(torch.bfloat16)(tensors[0])
+        all_reduce_in(torch.bfloat16, accumulate=torch.float32)(tensors[1])
+        return [tensor.tolist() for tensor in tensors]
+
+    for on_the_ring, in_32_bits in launch(totals, 5, device="cpu").results:
+        assert (on_the_ring[0], on_the_ring[4]) == (260.0, 256.0)  # these begin on rank 1 and on rank 0
+        assert in_32_bits == [260.0] * 5
+
+
+def test_a_sum_too_large_for_float16_overflows_on_all_ranks() -> None:
+    def total(rank: int) -> float:
+        return float(all_reduce_in(torch.float16, accumulate=torch.float32)(torch.full((3,), 40000.0))[rank])
+
+    assert launch(total, 2, device="cpu").results == [float("inf")] * 2
+
+
+@pytest.mark.parametrize("accumulate", [None, torch.float32])
+def test_both_ways_send_half_of_what_float32_would(accumulate: torch.dtype | None) -> None:
+    n, elements = 4, 240
+    case = (elements,), torch.float32, accumulate
+    timeline = launch(all_reduced, n, (torch.bfloat16, [case]), device="cpu").timeline
+    assert [timeline.bytes_sent(rank) for rank in range(n)] == [2 * (n - 1) * elements * 2 // n] * n
+
+
+@pytest.mark.parametrize("accumulate", [None, torch.float32])
+def test_a_group_sums_views_in_place_among_itself(accumulate: torch.dtype | None) -> None:
+    def in_groups(rank: int) -> Tensor:
+        groups = [dist.new_group([0, 2]), dist.new_group([1])]
+        whole = torch.full((4, 6), float(rank + 1))
+        all_reduce_in(torch.float16, accumulate)(whole.T[::2], groups[rank % 2])
+        return whole
+
+    for rank, whole in enumerate(launch(in_groups, 3, device="cpu").results):
+        expected = torch.full((4, 6), float(rank + 1))
+        expected[:, ::2] = 2 if rank == 1 else 4
+        assert torch.equal(whole, expected)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"scale": 0}, "scale=0 cannot work; give a positive number"),
+        ({"scale": -8.0}, r"scale=-8\.0"),
+        ({"scale": float("nan")}, "scale=nan"),
+        ({"scale": 1e39}, r"scale=1e\+39 .* float32 can hold"),
+        ({"growth_factor": 1.0}, r"growth_factor=1\.0 cannot work; give more than 1"),
+        ({"growth_factor": float("inf")}, "growth_factor=inf"),
+        ({"backoff_factor": 1.0}, r"backoff_factor=1\.0 .* between 0 and 1"),
+        ({"backoff_factor": 0.0}, r"backoff_factor=0\.0"),
+        ({"growth_interval": 0}, "growth_interval=0 .* 1 step or more"),
+    ],
+)
+def test_a_scaler_that_cannot_work_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LossScaler(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (torch.tensor(float("nan")), "loss=nan before any scaling, .* bfloat16"),
+        (torch.tensor(float("inf")), "loss=inf"),
+        (torch.tensor(2.0, dtype=torch.float16), "loss is a float16, .* scale of 65536; compute it in float32"),
+        (torch.tensor(2.0, dtype=torch.bfloat16), "loss is a bfloat16"),
+    ],
+)
+def test_a_loss_that_cannot_be_scaled_is_refused(loss: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LossScaler().scale(loss)
+
+
+def test_a_nan_in_the_loss_of_one_rank_names_the_rank() -> None:
+    def scaled(rank: int) -> None:
+        LossScaler().scale(torch.tensor(float("nan") if rank == 1 else 1.0))
+
+    with pytest.raises(RankFailed, match="loss=nan") as failure:
+        launch(scaled, 2, device="cpu")
+    assert failure.value.rank == 1
+
+
+@dtypes
+def test_unscaling_in_16_bits_is_refused(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.ones(1, dtype=dtype))
+    weight.sum().backward()
+    with pytest.raises(ValueError, match=r"gradients in b?float16, .* MasterWeights"):
+        LossScaler().unscale([weight])
+
+
+def test_gradients_that_are_never_finite_end_in_an_error() -> None:
+    scaler, weight = LossScaler(2.0**-20), nn.Parameter(torch.ones(1))
+    weight.grad = torch.tensor([float("nan")])
+    assert [scaler.unscale([weight]) for _ in range(4)] == [False] * 4
+    assert scaler.scale_factor == SMALLEST_SCALE
+    with pytest.raises(ValueError, match=r"gradients are not finite even with scale=2\.98023e-08"):
+        scaler.unscale([weight])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ([], "parameters are 0 tensors, none of which is to be trained"),
+        ([nn.Parameter(torch.ones(1), requires_grad=False)], "parameters are 1 tensors, none .* requires_grad=True"),
+        ([torch.ones(1, dtype=torch.int64)], "parameters contain a int64"),
+        ([{"params": []}], "parameters contain a dict; .* as model.parameters"),
+    ],
+)
+def test_parameters_that_cannot_be_trained_are_refused(parameters: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        MasterWeights(parameters, torch.optim.SGD, lr=1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "words"),
+    [
+        (torch.int32, None, r"dtype=torch\.int32 cannot work; give a floating-point type"),
+        (torch.float32, torch.bfloat16, r"accumulate=torch\.bfloat16 .* torch\.float32 or a wider type"),
+        (torch.float16, torch.bfloat16, r"accumulate=torch\.bfloat16"),
+        (torch.bfloat16, torch.float16, r"accumulate=torch\.float16"),
+    ],
+)
+def test_a_sum_that_cannot_hold_its_addends_is_refused(
+    dtype: torch.dtype, accumulate: torch.dtype | None, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        all_reduce_in(dtype, accumulate)

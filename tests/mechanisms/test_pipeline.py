@@ -1,0 +1,512 @@
+"""Pipelines on real ranks, against one process with the whole model and against PyTorch's own runtime.
+
+Every schedule takes each stage's micro-batches in order, so a process that runs the whole model on one micro-batch
+after the other adds up the same numbers in the same order: there, bits have to be equal. The whole minibatch at once
+adds up in another order. A gradient is a sum over samples x positions, of products that are themselves sums as long as
+the widest layer, and n numbers of rounding error eps make an error of at most n eps relative to the sum of magnitudes;
+`close` allows that relative to the largest number in the tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.pipelining as theirs
+from torch import Tensor, nn
+
+from course_lib import Pace, RankFailed, data, launch
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.mechanisms.schedules import SCHEDULES, Action, Schedule, ScheduleError
+from course_lib.model import GPTConfig, TinyGPT
+from tests import random_schedules
+
+CONFIG = GPTConfig(layers=7, hidden=8, heads=2)
+SAMPLES = 11
+SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
+DTYPES = [torch.float32, torch.float64]
+KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad"}
+
+Gradients = dict[str, Tensor]
+Case = tuple[str, int, int, torch.dtype, str]  # schedule, stages, micro-batches, dtype, what is special
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As on every rank: with two threads, matrix products add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(dtype: torch.dtype, special: str) -> TinyGPT:
+    model = TinyGPT(replace(CONFIG, tied_embeddings="tied" in special), 0, dtype)
+    if "frozen" in special:  # all of the first stage or two, and one matrix somewhere
+        model.blocks[:3].requires_grad_(False)
+        model.get_parameter("blocks.6.mlp.up.weight").requires_grad_(False)
+    return model
+
+
+def cut(model: TinyGPT, n_stages: int) -> list[nn.Module]:
+    """Nine blocks in stages, most of them uneven."""
+    bounds = [stage * len(model.blocks) // n_stages for stage in range(n_stages + 1)]
+    return [model.blocks[first:last] for first, last in itertools.pairwise(bounds)]
+
+
+def minibatch(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    return data.examples([(10 + 7 * sample, 99 - 5 * sample) for sample in range(samples)])
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """Gradients by name; of a tied parameter, which is on two ranks, the head's part goes by the head's name."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def in_a_pipeline(rank: int, cases: list[Case]) -> list[tuple[Tensor | None, Gradients]]:
+    return [one_step(*case) for case in cases]
+
+
+def one_step(name: str, n: int, m: int, dtype: torch.dtype, special: str) -> tuple[Tensor | None, Gradients]:
+    model = build(dtype, special)
+    loss = run_schedule(SCHEDULES[name](n, m), cut(model, n), *minibatch(), data.answer_loss)
+    return loss, gradients_of(model)
+
+
+@functools.lru_cache
+def alone(m: int, dtype: torch.dtype, special: str) -> tuple[Tensor, Gradients]:
+    """One process, the whole model, m micro-batches one after the other, each weighted by its size."""
+    model, total = build(dtype, special), torch.zeros((), dtype=dtype)
+    for inputs, targets in zip(*(batches.micro_batches(tensor, m) for tensor in minibatch()), strict=True):
+        loss = data.answer_loss(model(inputs), targets)
+        loss.backward(torch.full_like(loss, len(inputs) / SAMPLES))
+        total += loss.detach() * (len(inputs) / SAMPLES)
+    return total, gradients_of(model)
+
+
+def allowed(reference: Tensor) -> float:
+    return SUM_LENGTH * torch.finfo(reference.dtype).eps * max(1, float(reference.abs().max()))
+
+
+def close(found: Tensor, reference: Tensor) -> bool:
+    return float((found - reference).abs().max()) <= allowed(reference)
+
+
+def cases(p: int) -> list[Case]:
+    """Every schedule, with more and with fewer micro-batches than stages, none of them a divisor of the samples."""
+    found = []
+    for name in SCHEDULES:
+        n = 2 * p if name in ("interleaved_1f1b", "zbv", "dualpipev") else p
+        found += [(name, n, 2 * p + 1, torch.float32, ""), (name, n, 2 * p + 1, torch.float64, "frozen")]
+        if name != "dualpipev":
+            found.append((name, n, p - 1, torch.float32, "frozen"))
+    return found
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_gradients_and_loss_are_those_of_one_process(p: int) -> None:
+    by_rank = launch(in_a_pipeline, p, (cases(p),), device="cpu").results
+    for (name, n, m, dtype, special), *outcomes in zip(cases(p), *by_rank, strict=True):
+        losses = [loss for loss, _ in outcomes if loss is not None]
+        found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
+        for pieces in (m, 1):
+            loss, reference = alone(pieces, dtype, special)
+            assert found.keys() == reference.keys(), (name, m)
+            same = torch.equal if pieces == m else close
+            assert all(same(found[key], reference[key]) for key in reference), (name, n, m, special, pieces)
+            assert len(losses) == 1
+            assert same(losses[0], loss)
+
+
+@pytest.mark.parametrize("p", [1, 8])
+def test_one_rank_is_a_pipeline_too_and_so_are_eight(p: int) -> None:
+    few = [("1f1b", p, 3, torch.float32, ""), ("zb_h2", p, 3, torch.float32, ""), ("gpipe", p, 9, torch.float32, "")]
+    for (name, _, m, dtype, special), *outcomes in zip(
+        few, *launch(in_a_pipeline, p, (few,), device="cpu").results, strict=True
+    ):
+        found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
+        _, reference = alone(m, dtype, special)
+        assert all(torch.equal(found[key], reference[key]) for key in reference), name
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zbv"])
+def test_the_parts_of_a_tied_embedding_add_up_to_its_gradient(name: str) -> None:
+    """What first and last stage each have is a part; adding the two up is left to whoever ties them."""
+    case: Case = (name, 4 if name == "zbv" else 2, 4, torch.float64, "tied")
+    _, reference = alone(4, torch.float64, "tied")
+    parts = [outcome[0][1] for outcome in launch(in_a_pipeline, 2, ([case],), device="cpu").results]
+    token = "blocks.0.token.weight"
+    if name == "zbv":  # both ends of the V are on rank 0
+        assert close(parts[0][token], reference[token])
+    else:
+        assert close(parts[0][token] + parts[1][token], reference[token])
+
+
+def test_a_second_step_adds_to_the_gradients() -> None:
+    def twice(rank: int) -> bool:
+        model = build(torch.float64, "")
+        seen = []
+        for _ in range(2):
+            run_schedule(SCHEDULES["zb_h1"](2, 3), cut(model, 2), *minibatch(), data.answer_loss)
+            seen.append({name: grad.clone() for name, grad in gradients_of(model).items()})
+        return all(close(seen[1][name], 2 * seen[0][name]) for name in seen[0])
+
+    assert launch(twice, 2, device="cpu").results == [True, True]
+
+
+# PyTorch's runtime
+
+THEIRS = {
+    "gpipe": theirs.ScheduleGPipe,
+    "1f1b": theirs.Schedule1F1B,
+    "interleaved_1f1b": theirs.ScheduleInterleaved1F1B,
+    "zb_h1": theirs.ScheduleInterleavedZeroBubble,  # with one stage on each rank
+    "zbv": theirs.ScheduleZBVZeroBubble,
+    "dualpipev": theirs.ScheduleDualPipeV,
+}
+
+
+def both_runtimes(rank: int, p: int, m: int) -> list[tuple[str, bool, bool]]:
+    """For each schedule: its name, whether losses are the same, and whether all gradients are, bit for bit."""
+    inputs, targets = minibatch(m)
+    found = []
+    for name, kind in THEIRS.items():
+        schedule = SCHEDULES[name](p if name in ("gpipe", "1f1b", "zb_h1") else 2 * p, m)
+        n = schedule.n_stages
+        ours, other = build(torch.float32, ""), build(torch.float32, "")
+        loss = run_schedule(schedule, cut(ours, n), inputs, targets, data.answer_loss)
+        stages = [theirs.PipelineStage(cut(other, n)[s], s, n, torch.device("cpu")) for s in schedule.stages_of(rank)]
+        single = name in ("gpipe", "1f1b")
+        runtime: Any = kind(stages[0] if single else stages, n_microbatches=m, loss_fn=data.answer_loss)
+        losses: list[Tensor] = []
+        first, last = 0 in schedule.stages_of(rank), n - 1 in schedule.stages_of(rank)
+        runtime.step(*([inputs] if first else []), target=targets if last else None, losses=losses if last else None)
+        own = [parameter for stage in schedule.stages_of(rank) for parameter in cut(ours, n)[stage].parameters()]
+        peers = [parameter for stage in schedule.stages_of(rank) for parameter in cut(other, n)[stage].parameters()]
+        same = all(torch.equal(gradient(a), gradient(b)) for a, b in zip(own, peers, strict=True))
+        found.append((name, loss is None or close(loss, torch.stack(losses).mean().detach()), same))
+    return found
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 8), (4, 8)])
+def test_gradients_are_those_of_pytorch_s_runtime(p: int, m: int) -> None:
+    """m is a power of two, so that dividing by it, before or after the sum, rounds nothing."""
+    for found in launch(both_runtimes, p, (p, m), device="cpu").results:
+        assert found == [(name, True, True) for name in THEIRS]
+
+
+# Any schedule that can run
+
+
+class Multiply(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def run_at_random(rank: int, schedules: list[Schedule]) -> list[dict[int, float]]:
+    found = []
+    for schedule in schedules:
+        stages = [Multiply(2.0 + stage) for stage in range(schedule.n_stages)]
+        inputs = torch.arange(1.0, 1 + schedule.n_micro_batches, dtype=torch.float64)[:, None]
+        run_schedule(schedule, stages, inputs, inputs, lambda output, targets: output.mean())
+        found.append({s: float(gradient(stages[s].factor)) for s in schedule.stages_of(rank)})
+    return found
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_schedules_drawn_at_random_run_on_real_ranks(n_ranks: int) -> None:
+    random = Random(n_ranks)
+    drawn = [random_schedules.that_can_run(random, n_ranks) for _ in range(25)]
+    for schedule, *by_rank in zip(drawn, *launch(run_at_random, n_ranks, (drawn,), device="cpu").results, strict=True):
+        n, m = schedule.n_stages, schedule.n_micro_batches
+        product = torch.arange(2.0, 2 + n).prod().item()
+        found = {stage: value for rank in by_rank for stage, value in rank.items()}
+        assert found == pytest.approx({stage: (m + 1) / 2 * product / (2 + stage) for stage in range(n)}, rel=1e-12)
+
+
+def test_a_schedule_that_cannot_run_is_refused_on_all_ranks_before_anything_is_sent() -> None:
+    crossed = Schedule([list(row) for row in SCHEDULES["1f1b"](2, 2).actions])
+    crossed.actions[1][0], crossed.actions[1][1] = crossed.actions[1][1], crossed.actions[1][0]
+
+    def refused(rank: int) -> tuple[str, float]:
+        try:
+            run_at_random(rank, [crossed])
+        except ScheduleError as refusal:
+            ones = torch.ones(1)
+            dist.all_reduce(ones)  # only works if nobody is left behind
+            return str(refusal), float(ones)
+        return "", 0.0
+
+    words = "rank 1 waits forever in B of micro-batch 0 on stage 1: it needs F of micro-batch 0 on stage 1"
+    for text, total in launch(refused, 2, device="cpu").results:
+        assert words in text
+        assert total == 2
+
+
+# What travels
+
+
+class Several(nn.Module):
+    """Passes on what it was given, tokens without a gradient and a tensor that nobody uses among it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor, scale: Tensor, tokens: Tensor, unused: Tensor | None = None) -> tuple[Tensor, ...]:
+        assert tokens.dtype == torch.int64
+        y = self.linear(x) * scale + tokens[:, None]
+        return y, scale * 1.5, tokens, y.transpose(0, 1).sum(dim=1)
+
+
+def several_loss(output: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    return ((output[0] - targets) ** 2).mean() + output[1].mean()
+
+
+def several_stages() -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [Several() for _ in range(4)]
+
+
+def several_inputs(samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, scale = (torch.randn(samples, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    return x, scale, torch.arange(samples)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv"])
+def test_stages_pass_on_several_tensors(name: str) -> None:
+    samples = 7
+
+    def step(rank: int) -> list[list[Tensor]]:
+        stages = several_stages()
+        schedule = SCHEDULES[name](4, 3)
+        inputs = several_inputs(samples)
+        run_schedule(schedule, {s: stages[s] for s in schedule.stages_of(rank)}, inputs, inputs[0], several_loss)
+        return [[gradient(p) for p in stages[s].parameters()] for s in schedule.stages_of(rank)]
+
+    stages, inputs = several_stages(), several_inputs(samples)
+    output = inputs
+    for module in stages:
+        output = module(*output)
+    several_loss(output, inputs[0]).backward()
+    schedule = SCHEDULES[name](4, 3)
+    for rank, found in enumerate(launch(step, schedule.n_ranks, device="cpu").results):
+        for stage, gradients in zip(schedule.stages_of(rank), found, strict=True):
+            for found_one, parameter in zip(gradients, stages[stage].parameters(), strict=True):
+                assert close(found_one, gradient(parameter))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_activations_may_have_sixteen_bits(dtype: torch.dtype) -> None:
+    m = 3
+    run = launch(in_a_pipeline, 2, ([("1f1b", 2, m, dtype, ""), ("zb_h1", 2, m, dtype, "")],), device="cpu")
+    _, reference = alone(m, dtype, "")
+    for outcomes in zip(*run.results, strict=True):
+        found = {key: grad for _, gradients in outcomes for key, grad in gradients.items()}
+        assert all(torch.equal(found[key], reference[key]) for key in reference)
+        assert {grad.dtype for grad in found.values()} == {dtype}
+
+
+def test_each_activation_and_each_gradient_travels_once() -> None:
+    run = launch(in_a_pipeline, 4, ([("1f1b", 4, 5, torch.float32, "")],), device="cpu")
+    activations = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of all micro-batches between two stages
+    description = 64 * 8
+    sent = [run.timeline.bytes_sent(rank) for rank in range(4)]
+    assert sent == [activations + description] + [2 * activations + description] * 2 + [activations]
+
+
+def test_nothing_travels_back_to_a_frozen_stage() -> None:
+    run = launch(in_a_pipeline, 4, ([("gpipe", 4, 5, torch.float32, "frozen")],), device="cpu")
+    assert run.timeline.bytes_sent(3) > 0
+    assert run.timeline.bytes_sent(1) == run.timeline.bytes_sent(0)  # activations, but no gradient to rank 0
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_the_timeline_shows_the_schedule(name: str) -> None:
+    n = 4 if name in ("interleaved_1f1b", "zbv", "dualpipev") else 2
+    run = launch(in_a_pipeline, 2, ([(name, n, 4, torch.float32, "")],), device="cpu")
+    for rank, row in enumerate(SCHEDULES[name](n, 4).actions):
+        marks = [span for span in run.timeline.of(rank) if span.kind in KINDS.values()]
+        assert [(m.kind, m.stage, m.micro_batch) for m in marks] == [(KINDS[a.op], a.stage, a.micro_batch) for a in row]
+
+
+def test_a_group_of_some_ranks_is_a_pipeline_of_its_own() -> None:
+    def in_groups(rank: int) -> tuple[Tensor | None, Gradients]:
+        groups = [dist.new_group([3, 1]), dist.new_group([0, 2])]
+        model = build(torch.float32, "")
+        group = groups[rank in (0, 2)]
+        loss = run_schedule(SCHEDULES["1f1b"](2, 3), cut(model, 2), *minibatch(), data.answer_loss, group)
+        return loss, gradients_of(model)
+
+    results = launch(in_groups, 4, device="cpu").results
+    total, reference = alone(3, torch.float32, "")
+    for first, last in ((1, 3), (0, 2)):  # new_group sorts its ranks
+        found = results[first][1] | results[last][1]
+        assert results[first][0] is None
+        assert torch.equal(results[last][0], total)
+        assert all(torch.equal(found[key], reference[key]) for key in reference)
+
+
+# Nobody waits for a send
+
+
+class WaitForFile(nn.Module):
+    """A last stage that is busy until the stage before it has computed everything."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def forward(self, x: Tensor) -> Tensor:
+        deadline = time.monotonic() + 20
+        while not self.file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the stage before has not computed all its micro-batches meanwhile")
+            time.sleep(0.01)
+        return x
+
+
+class CountToFile(nn.Module):
+    def __init__(self, file: Path, calls: int) -> None:
+        super().__init__()
+        self.file, self.left, self.factor = file, calls, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if not self.left:
+            self.file.touch()
+        return x * self.factor
+
+
+@pytest.mark.parametrize("n_numbers", [1, 2**18])
+def test_a_stage_computes_on_while_the_next_one_has_not_taken_its_messages(tmp_path: Path, n_numbers: int) -> None:
+    m = 6
+
+    def step(rank: int, file: Path) -> float:
+        stages = [CountToFile(file, m), WaitForFile(file)]
+        loss = run_schedule(SCHEDULES["gpipe"](2, m), stages, inputs, inputs, lambda output, targets: output.mean())
+        return 0.0 if loss is None else float(loss)
+
+    inputs = torch.ones(m, n_numbers)
+    assert launch(step, 2, (tmp_path / "done",), device="cpu").results == [0.0, 1.0]
+
+
+# Bad input
+
+
+def attempt(**changes: Any) -> Callable[[int], None]:
+    def on_a_rank(rank: int) -> None:
+        stages = [nn.Linear(4, 4), nn.Linear(4, 4)]
+        given = {
+            "schedule": SCHEDULES["1f1b"](2, 2),
+            "stage_modules": stages,
+            "inputs": torch.ones(4, 4),
+            "targets": torch.ones(4, 4),
+            "loss_fn": lambda output, targets: (output - targets).pow(2).mean(),
+        }
+        run_schedule(**(given | changes))  # type: ignore[arg-type]
+
+    return on_a_rank
+
+
+class Returns(nn.Module):
+    def __init__(self, what: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: Tensor) -> Any:
+        return self.what(x)
+
+
+LINEAR = nn.Linear(4, 4)
+ROWS = torch.eye(4)[[1, 2, 0, 3]]  # only the second micro-batch begins with a 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schedule": SCHEDULES["1f1b"](3, 2)}, "schedule is for 3 ranks; the group has 2"),
+        ({"stage_modules": [LINEAR]}, r"stage_modules lacks stage 1, which rank 1 holds; it has \[0\]"),
+        ({"stage_modules": {0: LINEAR, 2: LINEAR}}, r"stage_modules lacks stage 1, .* it has \[0, 2\]"),
+        ({"inputs": None}, "inputs is None on rank 0, which holds stage 0"),
+        ({"targets": None}, "targets is None on rank 1, which holds stage 1"),
+        ({"inputs": torch.ones(1, 4), "targets": torch.ones(1, 4)}, "m=2 pieces cannot be cut from a batch of 1"),
+        ({"targets": torch.ones(6, 4)}, "inputs have 4 samples, targets 6"),
+        ({"loss_fn": lambda output, targets: output}, r"loss_fn returned a tensor of shape \[2, 4\]; .* a scalar"),
+        ({"loss_fn": lambda output, targets: 1.0}, "loss_fn returned a float"),
+        ({"stage_modules": [Returns(str), LINEAR]}, "stage 0 returned a str; return a tensor or a tuple of tensors"),
+        (
+            {"stage_modules": [Returns(lambda x: x.to(torch.float8_e5m2)), LINEAR]},
+            "stage 0 returned a tensor of torch.float8_e5m2, which cannot be passed on",
+        ),
+        ({"stage_modules": [Returns(lambda x: (x,) * 16), LINEAR]}, "stage 0 returned 16 tensors; pass on fewer"),
+        (
+            {"stage_modules": [Returns(lambda x: x[:, : 4 - int(x[0, 0])]), LINEAR], "inputs": ROWS},
+            r"stage 0 returned torch.float32 \[2, 3\] without gradient for micro-batch 1, .*float32 \[2, 4\]",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(RankFailed, match=words):
+        launch(attempt(**changes), 2, device="cpu")
+
+
+def test_a_rank_outside_the_group_is_told_so() -> None:
+    def outside(rank: int) -> None:
+        group = dist.new_group([0, 1])
+        attempt(group=group)(rank)
+
+    with pytest.raises(RankFailed, match="group does not contain rank 2"):
+        launch(outside, 3, device="cpu")
+
+
+def test_a_loss_that_is_not_finite_comes_back_as_it_is() -> None:
+    def step(rank: int) -> bool:
+        stages = [nn.Linear(4, 4), Returns(lambda x: x * float("inf"))]
+        ones = torch.ones(4, 4)
+        loss = run_schedule(SCHEDULES["gpipe"](2, 2), stages, ones, ones, lambda output, targets: output.mean())
+        return loss is None or not bool(loss.isfinite())
+
+    assert launch(step, 2, device="cpu").results == [True, True]
+
+
+# The bubble
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_a_paced_run_shows_the_bubble_of_the_papers(name: str) -> None:
+    p, m = 4, 8
+    pace = Pace(device={"forward": 0.05, "backward": 0.05})
+    case: Case = (name, p, m, torch.float32, "")
+    measured: list[float] = []
+    while len(measured) < 5:  # somebody else may have used the machine
+        measured.append(launch(in_a_pipeline, p, ([case],), pace=pace, device="cpu").timeline.idle_fraction())
+        if abs(measured[-1] - (p - 1) / (m + p - 1)) <= 0.05:
+            break
+    assert measured[-1] == pytest.approx((p - 1) / (m + p - 1), abs=0.05), measured
+
+
+def test_actions_are_named_in_plain_words() -> None:
+    assert str(Action("I", 2, 3)) == "I of micro-batch 3 on stage 2"

@@ -1,0 +1,687 @@
+"""Tensor parallelism, against one process that has the whole model and against DTensor's parallelize_module.
+
+Every rank builds its model from a seed of its own, so nothing here passes without the first synchronization. Neither
+two nor four ranks divide the vocabulary, four do not divide the hidden units, and in the grouped cases four ranks
+share two heads of keys and values.
+
+Cutting a matrix changes the order of sums: a product is added up from parts. A gradient is a sum over samples x
+positions, of products that are themselves sums as long as the widest layer, and n numbers of rounding error eps make an
+error of at most n eps relative to the sum of magnitudes. `close` allows that, for each step, relative to the largest
+number in the tensor. Where nothing is added up, bits have to be equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, parallel
+
+from benchmarks.tensor_parallel import torch_plan
+from course_lib import RankFailed, data, launch, timeline
+from course_lib.mechanisms import tensor_parallel
+from course_lib.mechanisms.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    full_state,
+    gather,
+    load_full_state,
+    parallelize,
+    placements,
+    share,
+    sum_partial_gradients,
+    vocab_parallel_cross_entropy,
+)
+from course_lib.model import MLP, Attention, Embedding, GPTConfig, TinyGPT
+
+STEPS = 3
+SAMPLES = 6
+CONFIG = GPTConfig(vocab=13, layers=2, hidden=16, heads=4, ffn_hidden=50)
+SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
+DTYPES = [torch.float32, torch.float64]
+WAYS = [(dtype, optimizer_name) for dtype in DTYPES for optimizer_name in ("SGD", "Adam")]
+CASES = ["plain", "tied frozen", "grouped", "sequence", "tied frozen grouped sequence"]
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As on every rank: with two threads, matrix products add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(case: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> TinyGPT:
+    shape = replace(
+        CONFIG,
+        tied_embeddings="tied" in case,
+        kv_heads=2 if "grouped" in case else None,
+        ffn_hidden=64 if "even" in case else CONFIG.ffn_hidden,
+    )
+    model = TinyGPT(shape, seed, dtype)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # biases of zero would hide that they are added once for each rank
+            parameter.data += torch.linspace(-0.1, 0.1, len(parameter), dtype=dtype)
+        if "frozen" in case and name.endswith(("1.attention.query.weight", "1.mlp.down.bias", "2.mlp_norm.weight")):
+            parameter.requires_grad_(False)
+    return model
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    if name == "SGD":
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    # The gradient of a key's bias is zero but for rounding; with the usual eps of 1e-8, Adam would blow that up to a
+    # whole step.
+    return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3)
+
+
+def minibatch(step: int) -> tuple[Tensor, Tensor]:
+    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(SAMPLES)])
+
+
+def snapshot(model: nn.Module) -> State:
+    """Parameters, and gradients where there are some, by name."""
+    state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return state | {f"{n} grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def whole(model: nn.Module, group: dist.ProcessGroup | None = None) -> State:
+    """The snapshot of the model before it was cut."""
+    where, state = placements(model), snapshot(model)
+    for name, tensor in state.items():
+        placement = where[name.removesuffix(" grad")]
+        if placement.dim is not None:
+            state[name] = gather(tensor, placement.dim, placement.length, group)
+    return state
+
+
+def close(state: State, reference: State, steps: int = STEPS) -> None:
+    assert state.keys() == reference.keys()
+    for name, tensor in state.items():
+        expected = reference[name]
+        allowed = steps * SUM_LENGTH * torch.finfo(expected.dtype).eps * max(1, float(expected.detach().abs().max()))
+        assert (tensor - expected).abs().max() <= allowed, name
+
+
+def equal(state: State, reference: State) -> None:
+    assert state.keys() == reference.keys()
+    for name, tensor in state.items():
+        assert torch.equal(tensor, reference[name]), name
+
+
+def train_alone(case: str, dtype: torch.dtype, optimizer_name: str) -> State:
+    model = build(case, dtype)
+    optimizer = make_optimizer(optimizer_name, model)
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        optimizer.zero_grad()
+        data.answer_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return snapshot(model)
+
+
+def loss_of(model: nn.Module, step: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    inputs, targets = minibatch(step)
+    return vocab_parallel_cross_entropy(model(inputs), targets, CONFIG.vocab, group)
+
+
+def train_cut(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> tuple[State, State]:
+    """The whole state after training, and the part of it of which every rank has a copy."""
+    model = parallelize(build(case, dtype, seed=rank), sequence_parallel="sequence" in case)
+    optimizer = make_optimizer(optimizer_name, model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        sum_partial_gradients(model)
+        optimizer.step()
+    where = placements(model)
+    copies = {n: t for n, t in snapshot(model).items() if not where[n.removesuffix(" grad")].is_sharded}
+    return whole(model), copies
+
+
+def train_with_torch(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> State:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallel.parallelize_module(build(case, dtype), mesh, torch_plan(CONFIG.layers, "sequence" in case))
+    optimizer = make_optimizer(optimizer_name, model)
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        optimizer.zero_grad()
+        with parallel.loss_parallel():
+            data.answer_loss(model(inputs), targets).backward()
+        optimizer.step()
+    state = snapshot(model)
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in state.items()}
+
+
+def each_way(rank: int, train: Callable[..., Any], case: str, ways: list[tuple[torch.dtype, str]]) -> list[Any]:
+    return [train(rank, case, *way) for way in ways]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n", [2, 4])
+def test_training_is_that_of_one_process_with_the_whole_model(case: str, n: int) -> None:
+    results = launch(each_way, n, (train_cut, case, WAYS), device="cpu").results
+    for way, *by_rank in zip(WAYS, *results, strict=True):
+        trained, copies = zip(*by_rank, strict=True)
+        close(trained[0], train_alone(case, *way))
+        assert any(name.endswith("norm.weight grad") for name in copies[0])
+        for rank in range(1, n):
+            equal(trained[rank], trained[0])
+            equal(copies[rank], copies[0])
+
+
+@pytest.mark.parametrize("case", ["even", "even sequence"])
+@pytest.mark.parametrize("n", [2, 4])
+def test_training_is_that_of_parallelize_module(case: str, n: int) -> None:
+    """Which wants hidden units that divide evenly, while the vocabulary need not."""
+    ways = [(dtype, "Adam") for dtype in DTYPES]
+    theirs = launch(each_way, n, (train_with_torch, case, ways), device="cpu").results[0]
+    ours = launch(each_way, n, (train_cut, case, ways), device="cpu").results[0]
+    for their_state, (our_state, _) in zip(theirs, ours, strict=True):
+        close(our_state, their_state)
+
+
+def test_two_tensor_groups_side_by_side_train_two_models() -> None:
+    """As on a mesh: ranks 0 and 2 hold one model, ranks 1 and 3 another."""
+
+    def train(rank: int) -> State:
+        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        group = groups[rank % 2]
+        model = parallelize(build("grouped", torch.float64, seed=rank), group, sequence_parallel=True)
+        loss_of(model, 0, group).backward()
+        sum_partial_gradients(model, group)
+        return whole(model, group)
+
+    states = launch(train, 4, device="cpu").results
+    for rank, state in enumerate(states):
+        model = build("grouped", torch.float64, seed=rank % 2)
+        inputs, targets = minibatch(0)
+        data.answer_loss(model(inputs), targets).backward()
+        close(state, snapshot(model), steps=1)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_stages_of_a_pipeline_can_be_cut_one_by_one(sequence_parallel: bool) -> None:
+    def logits(rank: int) -> Tensor:
+        model = build("plain", torch.float64)
+        stages = [parallelize(model.blocks[first:last], None, sequence_parallel) for first, last in ((0, 2), (2, 4))]
+        x = minibatch(0)[0]
+        for stage in stages:
+            x = stage(x)
+        return tensor_parallel.gather_logits(x, CONFIG.vocab)
+
+    inputs, _ = minibatch(0)
+    for result in launch(logits, 2, device="cpu").results:
+        close({"logits": result}, {"logits": build("plain", torch.float64)(inputs)})
+
+
+def test_gradients_of_several_backward_passes_are_summed_over_ranks_once() -> None:
+    def accumulate(rank: int) -> State:
+        model = parallelize(build("grouped", torch.float64, seed=rank), sequence_parallel=True)
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+        sum_partial_gradients(model)
+        return whole(model)
+
+    model = build("grouped", torch.float64)
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        data.answer_loss(model(inputs), targets).backward()
+    for state in launch(accumulate, 4, device="cpu").results:
+        close(state, snapshot(model))
+
+
+# What travels
+
+
+def marked_step(rank: int, layers: int, case: str) -> None:
+    model = parallelize(TinyGPT(replace(CONFIG, layers=layers)), sequence_parallel="sequence" in case)
+    inputs, targets = minibatch(0)
+    with timeline.compute("forward"):
+        logits = model(inputs)
+    with timeline.compute("other", "loss"):
+        loss = vocab_parallel_cross_entropy(logits, targets, CONFIG.vocab)
+    with timeline.compute("backward"):
+        loss.backward()
+    with timeline.compute("other", "sum"):
+        sum_partial_gradients(model)
+
+
+def travels(layers: int, case: str, kind: str, name: str = "") -> list[tuple[str, int]]:
+    """Name and bytes of each operation that rank 0 begins within the mark, in order."""
+    spans = launch(marked_step, 2, (layers, case), device="cpu").timeline.of(0)
+    mark = next(span for span in spans if span.kind == kind and (not name or span.name == name))
+    return [(s.name, s.bytes) for s in spans if s.kind == "transfer" and mark.start <= s.start and s.end <= mark.end]
+
+
+HIDDEN_STATES = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes; on two ranks, what an all-reduce sends
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_block_costs_two_all_reduces_forward_and_two_backward(layers: int) -> None:
+    """And the model one more each way: forward for the embedding, backward for the head."""
+    for kind in ("forward", "backward"):
+        assert travels(layers, "plain", kind) == [("all_reduce", HIDDEN_STATES)] * (2 * layers + 1)
+
+
+def test_sequence_parallelism_sends_the_same_bytes_as_reduce_scatter_and_all_gather() -> None:
+    for kind in ("forward", "backward"):
+        few, many = (travels(layers, "sequence", kind) for layers in (1, 3))
+        added = [("all_gather", HIDDEN_STATES // 2), ("reduce_scatter", HIDDEN_STATES // 2)] * 4
+        assert sorted(many) == sorted(few + added)
+        assert sum(size for _, size in added) == 2 * 2 * HIDDEN_STATES
+
+
+def test_the_loss_sends_three_numbers_for_each_target_and_never_the_logits() -> None:
+    number = SAMPLES * CONFIG.sequence * 4
+    assert travels(1, "plain", "other", "loss") == [("all_reduce", number), ("all_reduce", 2 * number)]
+
+
+def test_gradients_need_one_all_reduce_more_only_where_they_are_partial() -> None:
+    assert travels(1, "plain", "other", "sum") == []
+    norms, biases = 3 * 2, 2  # of the model, outside of what is cut; each as wide as the hidden states
+    assert travels(1, "sequence", "other", "sum") == [("all_reduce", (norms + biases) * CONFIG.hidden * 4)]
+
+
+# Layers
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("is_column", [True, False], ids=["column", "row"])
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_cut_linear_layer_and_its_gradients_are_those_of_the_whole_one(n: int, is_column: bool, bias: bool) -> None:
+    """Seven outputs or inputs, which neither two nor four ranks divide."""
+    sizes = (5, 7) if is_column else (7, 5)
+    x, upstream = (torch.randn(2, 3, size, generator=torch.Generator().manual_seed(size)) for size in sizes)
+
+    def on_a_rank(rank: int) -> State:
+        torch.manual_seed(rank)
+        layer = (ColumnParallelLinear if is_column else RowParallelLinear)(nn.Linear(*sizes, bias))
+        own = (x if is_column else share(x, -1)).clone().requires_grad_()
+        out = layer(own)
+        out.backward(share(upstream, -1) if is_column else upstream)
+        results = {"out": out.detach(), "x grad": gradient(own)}
+        cut_one = "out" if is_column else "x grad"
+        return results | {cut_one: gather(results[cut_one], -1, 7)} | whole(layer)
+
+    torch.manual_seed(0)
+    linear = nn.Linear(*sizes, bias)
+    given = x.clone().requires_grad_()
+    out = linear(given)
+    out.backward(upstream)
+    for state in launch(on_a_rank, n, device="cpu").results:
+        close(state, {"out": out.detach(), "x grad": gradient(given)} | snapshot(linear))
+
+
+@pytest.mark.parametrize("vocab", [2, 13, 1000])
+def test_the_cut_embedding_has_the_bits_of_the_whole_one(vocab: int) -> None:
+    tokens = torch.randint(vocab, (3, 9), generator=torch.Generator().manual_seed(1))
+
+    def embed(rank: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(rank)
+        layer = VocabParallelEmbedding(nn.Embedding(vocab, 4))
+        out = layer(tokens)
+        out.backward(torch.arange(out.numel(), dtype=torch.float32).view_as(out))
+        return out.detach(), gather(gradient(layer.weight), 0, vocab)
+
+    torch.manual_seed(0)
+    reference = nn.Embedding(vocab, 4)
+    expected = reference(tokens)
+    expected.backward(torch.arange(expected.numel(), dtype=torch.float32).view_as(expected))
+    for out, its_gradient in launch(embed, 2, device="cpu").results:
+        assert torch.equal(out, expected)
+        assert torch.equal(its_gradient, gradient(reference.weight))
+
+
+def loss_and_gradient(logits: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> State:
+    logits = logits.clone().requires_grad_()
+    loss = loss_fn(logits, targets)
+    loss.backward()
+    return {"loss": loss.detach(), "gradient": gradient(logits)}
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("vocab", "scale"), [(5, 1), (13, 1e4)])
+def test_the_loss_from_shares_is_cross_entropy_and_so_is_that_from_gathered_ones(
+    n: int, dtype: torch.dtype, vocab: int, scale: float
+) -> None:
+    """Also where exp would overflow: 1e4 is far beyond what even float64 can take."""
+    generator = torch.Generator().manual_seed(0)
+    logits = scale * torch.randn(3, 7, vocab, dtype=dtype, generator=generator)
+    targets = torch.randint(vocab, (3, 7), generator=generator)
+    targets[0, :4] = data.NO_LOSS
+
+    def on_a_rank(rank: int, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> State:
+        state = loss_and_gradient(share(logits, -1), targets, loss_fn)
+        return state | {"gradient": gather(state["gradient"], -1, vocab)}
+
+    reference = loss_and_gradient(logits, targets, data.answer_loss)
+    for loss_fn in (
+        lambda x, t: vocab_parallel_cross_entropy(x, t, vocab),
+        lambda x, t: data.answer_loss(tensor_parallel.gather_logits(x, vocab), t),
+    ):
+        for state in launch(on_a_rank, n, (loss_fn,), device="cpu").results:
+            close(state, reference)
+
+
+def test_the_loss_of_logits_in_16_bits_is_computed_in_32() -> None:
+    logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.arange(64)
+
+    def on_a_rank(rank: int) -> State:
+        return loss_and_gradient(share(logits, -1), targets, lambda x, t: vocab_parallel_cross_entropy(x, t, 300))
+
+    state = launch(on_a_rank, 2, device="cpu").results[0]
+    assert state["gradient"].dtype == torch.bfloat16
+    close({"loss": state["loss"]}, {"loss": F.cross_entropy(logits.float(), targets)})
+
+
+def test_without_any_target_to_count_the_loss_is_that_of_torch() -> None:
+    logits, targets = torch.ones(3, 4), torch.full((3,), -100)
+    result = launch(lambda rank: vocab_parallel_cross_entropy(share(logits, -1), targets, 4), 2, device="cpu").results
+    assert F.cross_entropy(logits, targets).isnan()
+    assert all(loss.isnan() for loss in result)
+
+
+def test_another_index_than_the_usual_can_be_ignored() -> None:
+    logits, targets = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
+
+    def on_a_rank(rank: int) -> Tensor:
+        return vocab_parallel_cross_entropy(share(logits, -1), targets, 4, ignore_index=1)
+
+    for loss in launch(on_a_rank, 2, device="cpu").results:
+        close({"loss": loss}, {"loss": F.cross_entropy(logits, targets, ignore_index=1)})
+
+
+# Shares
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_gathered_shares_are_the_tensor(n: int, dim: int) -> None:
+    tensor = torch.arange(5 * 7 * 6).view(5, 7, 6)
+    for result in launch(lambda rank: gather(share(tensor, dim), dim, tensor.shape[dim]), n, device="cpu").results:
+        assert torch.equal(result, tensor)
+
+
+def test_a_checkpoint_moves_between_numbers_of_ranks() -> None:
+    case = "tied frozen grouped"
+
+    def save(rank: int) -> State:
+        return full_state(parallelize(build(case, seed=rank + 3)))
+
+    def load_and_save(rank: int, state: State) -> State:
+        model = parallelize(build(case, seed=rank), sequence_parallel=True)
+        load_full_state(model, state)
+        return full_state(model)
+
+    original = build(case, seed=3)
+    for state in launch(save, 4, device="cpu").results:
+        equal(state, original.state_dict())
+    for n in (1, 2):
+        for state in launch(load_and_save, n, (original.state_dict(),), device="cpu").results:
+            equal(state, original.state_dict())
+    build(case).load_state_dict(state)
+
+
+def test_each_rank_holds_its_share_of_the_matrices_and_of_their_gradients() -> None:
+    def held(rank: int) -> tuple[int, int]:
+        model = parallelize(TinyGPT(GPTConfig(vocab=64, hidden=64, heads=4)))
+        where = placements(model)
+        sharded = [p.numel() for name, p in model.named_parameters() if where[name].is_sharded]
+        return sum(sharded), sum(p.numel() for p in model.parameters())
+
+    whole_model = sum(p.numel() for p in TinyGPT(GPTConfig(vocab=64, hidden=64, heads=4)).parameters())
+    for sharded, total in launch(held, 4, device="cpu").results:
+        assert 4 * sharded + (total - sharded) == whole_model
+        assert total < 0.27 * whole_model
+
+
+@pytest.mark.parametrize("case", ["tied", "tied grouped sequence"])
+def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case: str) -> None:
+    def norm(rank: int) -> float:
+        model = parallelize(build(case, torch.float64, seed=rank), sequence_parallel="sequence" in case)
+        loss_of(model, 0).backward()
+        sum_partial_gradients(model)
+        where = placements(model)
+        squares = torch.zeros(2, dtype=torch.float64)
+        for name, parameter in model.named_parameters():
+            squares[int(where[name].is_sharded)] += parameter.grad.square().sum()
+        dist.all_reduce(squares[1])
+        return float(squares.sum().sqrt())
+
+    model = build(case, torch.float64)
+    inputs, targets = minibatch(0)
+    data.answer_loss(model(inputs), targets).backward()
+    expected = float(nn.utils.get_total_norm([gradient(p) for p in model.parameters()]))
+    assert launch(norm, 4, device="cpu").results == pytest.approx([expected] * 4, rel=1e-12)
+
+
+def test_what_is_known_about_parameters_survives_a_copy_of_the_model() -> None:
+    def known(rank: int) -> bool:
+        model = parallelize(build("plain"), sequence_parallel=True)
+        layer = model.get_submodule("blocks.1.mlp")
+        return placements(copy.deepcopy(layer.cpu())) == placements(layer) != {}
+
+    assert all(launch(known, 2, device="cpu").results)
+
+
+# Dropout
+
+
+class DropoutEmbedding(Embedding):
+    dropout: nn.Module
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.dropout(super().forward(tokens))
+
+
+class DropoutAttention(Attention):
+    dropout: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(super().forward(x))
+
+
+class DropoutMLP(MLP):
+    dropout: nn.Module
+    hidden_dropout: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.down(self.hidden_dropout(F.gelu(self.up(x)))))
+
+
+def build_with_dropout(p: float = 0.25) -> TinyGPT:
+    model = TinyGPT(replace(CONFIG, ffn_hidden=64), dtype=torch.float64)
+    for module in list(model.modules()):
+        for plain, dropping in ((Embedding, DropoutEmbedding), (Attention, DropoutAttention), (MLP, DropoutMLP)):
+            if type(module) is plain:
+                module.__class__ = dropping
+                for name in dropping.__annotations__:
+                    setattr(module, name, nn.Dropout(p))
+    return model
+
+
+class GivenDropout(nn.Module):
+    """Dropout whose mask is known."""
+
+    def __init__(self, mask: Tensor, p: float) -> None:
+        super().__init__()
+        self.mask, self.p = mask, p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask / (1 - self.p)
+
+
+def step_with_dropout(rank: int, sequence_parallel: bool, seed: int, p: float) -> tuple[State, State]:
+    """Masks and the whole state of a step."""
+    model = parallelize(build_with_dropout(p), None, sequence_parallel, seed)
+    masks: State = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+            assert (inputs[0] != 0).all()
+            masks[name] = output != 0
+
+        return hook
+
+    for name, module in model.named_modules():
+        if name.endswith("dropout"):
+            module.register_forward_hook(note(name))
+    for _ in range(2):  # the second step's masks have to be right too
+        model.zero_grad()
+        loss_of(model, 0).backward()
+    sum_partial_gradients(model)
+    return masks, whole(model)
+
+
+def whole_mask(name: str, shares: list[Tensor], sequence_parallel: bool) -> Tensor:
+    """The mask that one process would have used, and a check that ranks differ exactly where they should."""
+    if name.endswith("hidden_dropout"):
+        dim = 2
+    elif sequence_parallel and not name.startswith("blocks.0"):
+        dim = 1
+    else:
+        assert all(torch.equal(own, shares[0]) for own in shares), name
+        return shares[0]
+    assert not any(torch.equal(own, shares[0]) for own in shares[1:]), name
+    return torch.cat(shares, dim)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("n", [2, 4])
+def test_dropout_is_that_of_one_process_with_one_mask_for_the_whole_activation(sequence_parallel: bool, n: int) -> None:
+    p = 0.25
+    masks_by_rank, states = zip(
+        *launch(step_with_dropout, n, (sequence_parallel, 7, p), device="cpu").results, strict=True
+    )
+    model = build_with_dropout(p)
+    masks = {name: whole_mask(name, [m[name] for m in masks_by_rank], sequence_parallel) for name in masks_by_rank[0]}
+    assert len(masks) == 1 + 3 * CONFIG.layers
+    kept = torch.cat([mask.flatten() for mask in masks.values()]).double().mean()
+    assert float(kept) == pytest.approx(1 - p, abs=0.03)  # five standard deviations of the mean of 4,600 draws
+    for name, mask in masks.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, GivenDropout(mask, p))
+    inputs, targets = minibatch(0)
+    data.answer_loss(model(inputs), targets).backward()
+    for state in states:
+        close(state, snapshot(model))
+
+
+def test_another_seed_draws_other_masks_and_the_same_seed_the_same() -> None:
+    first, again, other = (
+        launch(step_with_dropout, 2, (False, seed, 0.5), device="cpu").results[0][0] for seed in (1, 1, 2)
+    )
+    equal(first, again)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_dropout_does_nothing_in_evaluation_and_drops_all_with_probability_one() -> None:
+    def outputs(rank: int) -> tuple[Tensor, Tensor]:
+        model = parallelize(build_with_dropout(p=1.0))
+        dropping = model.get_submodule("blocks.1.mlp.dropout")
+        dropped = dropping(torch.ones(3))
+        model.eval()
+        return dropped, dropping(torch.ones(3))
+
+    dropped, kept = launch(outputs, 2, device="cpu").results[0]
+    assert dropped.tolist() == [0, 0, 0]
+    assert kept.tolist() == [1, 1, 1]
+
+
+# Refusals
+
+
+def cut(model: nn.Module, **options: Any) -> Callable[[int], Any]:
+    return lambda rank: parallelize(model, **options)
+
+
+def cut_twice(rank: int) -> None:
+    parallelize(parallelize(TinyGPT()))
+
+
+def odd_sequence(rank: int) -> None:
+    parallelize(TinyGPT(), sequence_parallel=True)(torch.zeros(1, 7, dtype=torch.int64))
+
+
+def unknown_token(rank: int) -> None:
+    VocabParallelEmbedding(nn.Embedding(12, 4))(torch.tensor([3, 12]))
+
+
+def unknown_target(rank: int) -> None:
+    vocab_parallel_cross_entropy(torch.zeros(2, 6), torch.tensor([-1, 3]), 12)
+
+
+def gathered_logits(rank: int) -> None:
+    vocab_parallel_cross_entropy(torch.zeros(2, 12), torch.tensor([1, 3]), 12)
+
+
+def too_few_outputs(rank: int) -> None:
+    ColumnParallelLinear(nn.Linear(4, 1))
+
+
+def too_few_inputs(rank: int) -> None:
+    RowParallelLinear(nn.Linear(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "n", "words"),
+    [
+        (cut(TinyGPT()), 3, r"3 ranks cannot share heads=4 with kv_heads=4 .*works on one of \[1, 2, 4\] ranks"),
+        (cut(TinyGPT(GPTConfig(hidden=48, heads=6, kv_heads=3))), 2, r"kv_heads=3 .*works on one of \[1, 3, 6\] ranks"),
+        (cut(TinyGPT(GPTConfig(vocab=3))), 4, r"vocab=3 cannot be cut into shares for 4 ranks; use at most 3 ranks"),
+        (cut(TinyGPT(GPTConfig(ffn_hidden=1))), 2, r"ffn_hidden=1 .*at most 1 ranks"),
+        (
+            cut(nn.Linear(4, 4)),
+            2,
+            r"model has no whole layers to cut; .*query, key, value, out; up, down; token; output",
+        ),
+        (cut_twice, 2, r"model has no whole layers to cut; give a model that was not cut before"),
+        (odd_sequence, 2, r"7 positions cannot be shared equally by 2 ranks; .*for instance 8 by padding"),
+        (unknown_token, 2, r"tokens go from 3 to 12; with vocab=12 they have to be from 0 to 11"),
+        (unknown_target, 2, r"targets go from -1 to 3; with vocab=12"),
+        (gathered_logits, 2, r"logits \[2, 12\] .*do not fit vocab=12: .*have to be \[2, 6\]"),
+        (too_few_outputs, 2, r"weight.shape\[0\]=1 cannot be cut into shares for 2 ranks"),
+        (too_few_inputs, 2, r"weight.shape\[1\]=1 cannot be cut into shares for 2 ranks"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_would_work(attempt: Callable[[int], Any], n: int, words: str) -> None:
+    with pytest.raises(RankFailed, match=words):
+        launch(attempt, n, device="cpu")
+
+
+def test_a_refused_model_is_left_whole() -> None:
+    def names(rank: int) -> bool:
+        model = TinyGPT(GPTConfig(vocab=1))
+        with pytest.raises(ValueError, match="vocab=1"):
+            parallelize(model)
+        return all(type(layer) is nn.Linear for layer in model.modules() if hasattr(layer, "in_features"))
+
+    assert all(launch(names, 2, device="cpu").results)
+
+
+def test_a_rank_outside_of_the_group_is_told_so() -> None:
+    def on_a_rank(rank: int) -> None:
+        parallelize(TinyGPT(), dist.new_group([0]))
+
+    with pytest.raises(RankFailed, match="group does not contain rank 1"):
+        launch(on_a_rank, 2, device="cpu")

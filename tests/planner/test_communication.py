@@ -1,0 +1,94 @@
+"""Traffic: what each algorithm sends, and who talks to whom over which link."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib.planner import LINKS, Cluster, Link, Plan
+from course_lib.planner.communication import (
+    Group,
+    bytes_sent,
+    collective_seconds,
+    groups,
+    hierarchical_seconds,
+    message_seconds,
+    ring_seconds,
+    tree_seconds,
+)
+
+PLAIN = Link("plain", 100.0, 0.5, latency=2.0, launch=10.0, source="", origin="")
+
+
+@pytest.mark.parametrize(("op", "factor"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_ring_sends_what_nccl_tests_say(op: str, factor: int, n: int) -> None:
+    assert bytes_sent(op, 1000.0, n) == pytest.approx(1000 * factor * (n - 1) / n)
+
+
+def test_a_ring_by_hand() -> None:
+    assert ring_seconds("all_reduce", 400.0, 4, PLAIN) == pytest.approx(10 + 6 * 2 + 2 * 3 / 4 * 400 / 50)
+    assert ring_seconds("all_gather", 400.0, 4, PLAIN) == pytest.approx(10 + 3 * 2 + 3 / 4 * 400 / 50)
+
+
+def test_a_tree_needs_few_steps_and_sends_everything_twice() -> None:
+    assert tree_seconds(400.0, 64, PLAIN) == pytest.approx(10 + 2 * 6 * 2 + 2 * 400 / 50)
+
+
+def test_a_message_is_its_latency_and_its_bytes() -> None:
+    assert message_seconds(400.0, PLAIN) == pytest.approx(10 + 2 + 400 / 50)
+
+
+def test_hierarchical_sends_a_share_between_nodes() -> None:
+    cluster = Cluster("A100-80GB", nodes=4, devices_per_node=8)
+    group = Group(32, 8)
+    inside = ring_seconds("all_reduce", 1e9, 8, cluster.inside_link)
+    between = ring_seconds("all_reduce", 1e9 / 8, 4, cluster.between_link)
+    assert hierarchical_seconds("all_reduce", 1e9, group, cluster) == pytest.approx(inside + between)
+
+
+def test_small_messages_between_many_nodes_take_the_tree_and_large_ones_the_ring() -> None:
+    cluster, group = Cluster(nodes=64), Group(64, 1)
+    link = cluster.between_link
+    small, large = (collective_seconds("all_reduce", n, group, cluster) for n in (1e4, 1e10))
+    assert small == tree_seconds(1e4, 64, link) < ring_seconds("all_reduce", 1e4, 64, link)
+    assert large == ring_seconds("all_reduce", 1e10, 64, link) < tree_seconds(1e10, 64, link)
+
+
+def test_tensor_groups_are_inside_nodes_data_groups_across_and_stages_farthest_apart() -> None:
+    found = groups(Plan(dp=4, tp=8, pp=4), devices_per_node=8)
+    assert found["tensor"] == Group(8, 8)
+    assert found["data"] == Group(4, 1)
+    assert found["pipeline"].nodes == 4
+
+
+def test_devices_are_numbered_tensor_first_then_data_then_stages() -> None:
+    plan, per_node = Plan(dp=4, tp=2, pp=2), 4
+    members = [data * plan.tp for data in range(plan.dp)]  # stage 0, tensor rank 0
+    nodes = {device // per_node for device in members}
+    assert groups(plan, per_node)["data"] == Group(4, 4 // len(nodes))
+
+
+def test_context_ranks_sum_gradients_with_the_data_ranks() -> None:
+    assert groups(Plan(dp=2, cp=4, tp=2), devices_per_node=8)["data"] == Group(8, 4)
+
+
+def test_traffic_inside_a_node_uses_the_fast_link() -> None:
+    cluster = Cluster(nodes=2)
+    inside, between = (collective_seconds("all_gather", 1e9, group, cluster) for group in (Group(2, 2), Group(2, 1)))
+    ratio = cluster.inside_link.achieved / cluster.between_link.achieved
+    assert between / inside == pytest.approx(ratio, rel=0.05)
+
+
+def test_one_member_has_nothing_to_send() -> None:
+    assert collective_seconds("all_reduce", 1e9, Group(1, 1), Cluster()) == 0
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=lambda link: link.name)
+def test_every_link_names_its_source_and_the_origin_of_what_it_achieves(link: Link) -> None:
+    assert link.source and link.origin
+    assert 0 < link.fraction <= 1
+
+
+def test_vendor_figures_are_turned_into_one_direction() -> None:
+    printed = {"NVLink 2": 300e9, "NVLink 3": 600e9, "NVLink 4": 900e9, "NVLink 5": 1800e9}
+    assert {name: 2 * LINKS[name].bandwidth for name in printed} == printed

@@ -1,0 +1,225 @@
+"""Estimates: parts that add up, effects that go the right way, and plans that cannot exist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from course_lib.planner import DEVICES, Cluster, Device, Estimate, ModelSpec, Plan, estimate
+
+GPT3 = ModelSpec(96, 12288, 96, 2048, 51200)
+SMALL = ModelSpec(24, 2048, 16, 2048, 51200)
+PLAN = Plan(dp=2, tp=8, pp=8, sequence_parallel=True, recompute="selective")
+
+
+def of(plan: Plan = PLAN, model: ModelSpec = GPT3, global_batch: int = 128, **cluster: Any) -> Estimate:
+    return estimate(model, Cluster(nodes=plan.devices // 8, **cluster), plan, global_batch)
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    found = of()
+    assert found.step_time.total == pytest.approx(sum(found.step_time.parts.values()))
+    assert found.bubble == found.step_time.bubble / found.step_time.total
+    assert found.tokens_per_second == pytest.approx(128 * 2048 / found.step_time.total)
+
+
+def test_mfu_counts_what_is_needed_and_hfu_what_is_computed() -> None:
+    """Korthikanti et al. 2022, equations 7 and 8, without the recomputation of attention counted twice."""
+    h, s, layers, vocab, batch = 12288, 2048, 96, 51200, 128
+    needed = 72 * batch * layers * s * h**2 * (1 + s / (6 * h) + vocab / (12 * h * layers))
+    full = of(replace(PLAN, recompute="full"))
+    available = full.step_time.total * 128 * 312e12
+    assert full.mfu == pytest.approx(needed / available)
+    assert full.hfu == pytest.approx((needed + 24 * batch * layers * s * h**2 * (1 + s / (6 * h))) / available)
+    assert of(replace(PLAN, recompute="none")).hfu == of(replace(PLAN, recompute="none")).mfu
+
+
+def test_bytes_are_attributed_to_the_link_they_cross() -> None:
+    found = of()
+    assert found.flows["tensor"].link == "NVLink 3"
+    assert found.flows["pipeline"].link == found.flows["data"].link == "InfiniBand HDR"
+    assert set(found.traffic) == {"NVLink 3", "InfiniBand HDR"}
+    assert sum(found.traffic.values()) == pytest.approx(sum(flow.bytes for flow in found.flows.values()))
+
+
+def test_gradient_traffic_is_two_times_the_parameters_and_zero_3_three_times() -> None:
+    def sent(zero: int) -> float:
+        return estimate(SMALL, Cluster(), Plan(dp=8, zero=zero), 8).flows["data"].bytes
+
+    once = 2 * SMALL.parameters * 7 / 8  # bf16
+    assert [sent(zero) for zero in (0, 1, 2, 3)] == pytest.approx([2 * once, 2 * once, 2 * once, 3 * once])
+
+
+def test_hidden_traffic_costs_less_than_exposed_but_not_nothing() -> None:
+    alone, hidden = (of(replace(PLAN, overlap=overlap)) for overlap in ((), ("data", "tensor", "pipeline")))
+    for name in ("data", "tensor"):
+        assert 0 < hidden.flows[name].exposed < alone.flows[name].exposed
+        assert alone.flows[name].hidden == pytest.approx(0)
+    assert hidden.step_time.total < alone.step_time.total
+
+
+def test_tensor_parallelism_across_nodes_is_slow() -> None:
+    inside = estimate(GPT3, Cluster(nodes=2), Plan(tp=8, pp=2), 8)
+    across = estimate(GPT3, Cluster(nodes=2), Plan(tp=16, pp=1), 8)
+    assert across.flows["tensor"].link == "InfiniBand HDR"
+    assert across.step_time.tensor > 3 * inside.step_time.tensor
+
+
+def test_more_micro_batches_make_the_bubble_smaller() -> None:
+    shares = [of(global_batch=batch).bubble for batch in (16, 64, 256)]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    none, selective, full = (of(replace(PLAN, recompute=mode)) for mode in ("none", "selective", "full"))
+    assert none.memory.total > selective.memory.total > full.memory.total
+    assert none.step_time.total < selective.step_time.total < full.step_time.total
+
+
+def test_a_faster_network_helps_only_where_traffic_is_exposed() -> None:
+    slow, fast = (of(replace(PLAN, overlap=()), between=link) for link in ("InfiniBand EDR", "InfiniBand NDR"))
+    assert fast.step_time.data < slow.step_time.data / 3
+    assert fast.step_time.compute == slow.step_time.compute
+
+
+def test_one_device_has_no_traffic_and_no_bubble() -> None:
+    found = estimate(SMALL, Cluster(nodes=1, devices_per_node=1), Plan(), 4)
+    assert found.flows == {}
+    assert found.traffic == {}
+    assert found.bubble == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2048])
+def test_clusters_from_one_device_to_sixteen_thousand(nodes: int) -> None:
+    per_node = 8 if nodes > 1 else 1
+    plan = Plan(dp=nodes * per_node)
+    assert estimate(SMALL, Cluster(nodes=nodes, devices_per_node=per_node), plan, plan.dp).step_time.total > 0
+
+
+@pytest.mark.parametrize(("schedule", "v"), [("1f1b", 1), ("interleaved_1f1b", 3), ("zb_h1", 1), ("gpipe", 1)])
+def test_the_timeline_of_an_estimate_takes_as_long_as_its_parts_say(schedule: str, v: int) -> None:
+    plan = replace(PLAN, schedule=schedule, virtual_stages=v, overlap=("pipeline",))
+    found = of(plan)
+    parts = found.step_time.parts
+    expected = sum(parts[name] for name in ("compute", "recompute", "tensor", "context", "pipeline", "bubble"))
+    timeline = found.timeline()
+    assert timeline.makespan == pytest.approx(expected, rel=0.02)
+    assert timeline.world_size == plan.pp
+    assert timeline.origin == "modelled"
+
+
+def test_why_names_the_binding_constraint() -> None:
+    small_batch = of(replace(PLAN, dp=1, pp=16), global_batch=16)
+    assert "the pipeline's bubble" in small_batch.why
+    assert "micro-batches" in small_batch.why
+    assert of().why.startswith("It fits: the fullest device (pipeline rank 0) needs")
+    slow = of(Plan(dp=8), model=SMALL, global_batch=8, inside="PCIe 3")
+    assert "gradients" in slow.why
+
+
+def test_why_says_what_to_change_when_it_does_not_fit_and_the_change_works() -> None:
+    plan = Plan(dp=8, micro_batch=2)
+    found = of(plan, SMALL, 16, device="A100-40GB")
+    assert not found.fits
+    assert found.why.startswith("It does not fit: each device needs")
+    assert "With zero=1 it would need" in found.why
+    assert of(replace(plan, zero=1), SMALL, 16, device="A100-40GB").fits
+
+
+def test_why_says_when_no_single_change_is_enough() -> None:
+    found = estimate(GPT3, Cluster(), Plan(tp=8), 8)
+    assert "cut the model with a larger tp or pp" in found.why
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
+def test_every_device_names_its_source_and_the_origin_of_what_it_achieves(device: Device) -> None:
+    assert device.source and device.origin
+    precision = "bf16" if "bf16" in device.peak else "fp16"
+    model = ModelSpec(2, 256, 4, 128, 1000)
+    found = estimate(model, Cluster(device.name, devices_per_node=1), Plan(precision=precision), 2)
+    assert 0 < found.mfu < 1
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tp": 5, "dp": 2}, r"tp=5 does not divide heads=96.*so use tp=1, 2, 3, 4, 6"),
+    ({"dp": 3}, r"dp=3 x tp=8 x pp=8 makes 192 devices, but the cluster has 128; with dp=2 it would"),
+    ({"micro_batch": 3}, r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; .* multiple of 6"),
+    (
+        {"dp": 1, "tp": 1, "pp": 128, "sequence_parallel": False},
+        r"pp=128 x virtual_stages=1 makes 128 stages of 96 layers",
+    ),
+    ({"tp": 1, "dp": 16}, r"sequence_parallel=True shares work among tensor ranks, and tp=1"),
+    (
+        {"schedule": "dualpipev", "virtual_stages": 2, "micro_batch": 8},
+        r"8 micro-batches are too few for dualpipev on 16 stages; use at least as many, or zbv",
+    ),
+    (
+        {"schedule": "interleaved_1f1b", "virtual_stages": 5},
+        r"96 layers do not divide among pp=8 x virtual_stages=5; .* virtual_stages=2, 3, 4, 6 or 12",
+    ),
+    (
+        {"schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batch": 16},
+        r"4 micro-batches do not go through pp=8 in rounds",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "complaint"), REFUSED, ids=[complaint[:20] for _, complaint in REFUSED])
+def test_a_plan_that_cannot_exist_is_refused_with_what_to_change(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        estimate(GPT3, Cluster(nodes=16), replace(PLAN, **change), 128)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"dp": 0}, "dp=0 has to be at least 1"),
+        ({"schedule": "2f2b"}, "schedule='2f2b' is unknown; choose one of naive, gpipe, 1f1b"),
+        ({"zero": 4}, "zero=4 is unknown; choose one of 0, 1, 2, 3"),
+        ({"recompute": "half"}, "recompute='half' is unknown; choose one of none, selective, full"),
+        ({"precision": "int8"}, "precision='int8' is unknown; choose one of bf16, fp16, fp32, fp8"),
+        ({"overlap": ("date",)}, "has 'date'; choose from data, tensor, pipeline"),
+        ({"schedule": "zbv", "pp": 2}, "virtual_stages=1 with schedule='zbv'; a V has 2"),
+        ({"virtual_stages": 2}, "virtual_stages=2 with schedule='1f1b'; only interleaved_1f1b"),
+        ({"schedule": "interleaved_1f1b", "pp": 2}, "virtual_stages=1 interleaves nothing"),
+    ],
+)
+def test_a_plan_with_wrong_values_is_refused(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Plan(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"device": "A100"}, "device='A100' is not in the catalogue; it has V100-32GB, A100-40GB, A100-80GB"),
+        ({"between": "string"}, "between='string' is not in the catalogue; it has NVLink 2"),
+        ({"inside": "tin"}, "inside='tin' is not in the catalogue"),
+        ({"nodes": 4096}, "makes 32768 devices; choose 1 to 16,384"),
+        ({"nodes": 0}, "nodes=0 has to be at least 1"),
+    ],
+)
+def test_a_cluster_that_is_unknown_or_too_large_is_refused(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Cluster(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"heads": 5}, "heads=5 does not divide hidden=64"),
+        ({"kv_heads": 3}, "kv_heads=3 does not divide heads=4"),
+        ({"layers": 0}, "layers=0 has to be at least 1"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused(values: dict[str, Any], complaint: str) -> None:
+    shape: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 8, "vocab": 12}
+    with pytest.raises(ValueError, match=complaint):
+        ModelSpec(**{**shape, **values})
+
+
+def test_a_precision_the_device_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision='bf16' is nothing V100-32GB computes in; it has fp16, fp32"):
+        estimate(SMALL, Cluster("V100-32GB"), Plan(dp=8), 8)

@@ -1,0 +1,108 @@
+"""Memory against the formulas of the papers and Megatron-LM, written out here once more by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate
+from course_lib.planner.memory import memory_of_rank, memory_of_worst_device, model_state
+from course_lib.planner.spec import layers_of_stages
+
+GPT3 = ModelSpec(96, 12288, 96, 2048, 51200)
+N = 7_500_000_000
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_a_parameter_costs_sixteen_bytes(precision: str) -> None:
+    assert sum(model_state(N, Plan(precision=precision))) == 16 * N
+
+
+def test_gradients_in_32_bits_make_it_eighteen() -> None:
+    assert sum(model_state(N, Plan(fp32_gradients=True))) == 18 * N
+
+
+@pytest.mark.parametrize("dp", [2, 4, 8])
+def test_the_distributed_optimizer_takes_six_bytes_and_a_share_of_twelve(dp: int) -> None:
+    plan = Plan(dp=dp, zero=1, fp32_gradients=True)
+    assert sum(model_state(N, plan)) == N * (6 + 12 / dp)
+
+
+def test_a_share_is_rounded_up() -> None:
+    assert model_state(10, Plan(dp=4, zero=3)) == (3 * 2, 3 * 2, 3 * 12)
+
+
+def test_context_ranks_share_too() -> None:
+    assert model_state(N, Plan(dp=2, cp=2, zero=3)) == model_state(N, Plan(dp=4, zero=3))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_activations_are_equations_two_and_four_of_korthikanti(tp: int, sequence_parallel: bool) -> None:
+    if tp == 1 and sequence_parallel:
+        return
+    s, b, h, a, p = GPT3.sequence, 4, GPT3.hidden, GPT3.heads, 8
+    whole = 10 / tp if sequence_parallel else 10
+    per_layer = s * b * h * (whole + 24 / tp + 5 * a * s / (h * tp))
+    plan = Plan(tp=tp, pp=p, micro_batch=b, sequence_parallel=sequence_parallel)
+    second = memory_of_rank(GPT3, plan, 64, 1)
+    assert second.activations == pytest.approx(per_layer * (96 / p) * (p - 1))
+
+
+def test_selective_recomputation_drops_the_scores_and_full_keeps_only_inputs() -> None:
+    s, b, h, layers = 2048, 1, 12288, 12
+    selective = memory_of_rank(GPT3, Plan(pp=8, recompute="selective"), 64, 7)
+    assert selective.activations == pytest.approx(34 * s * b * h * layers)
+    full = memory_of_rank(GPT3, Plan(pp=8, recompute="full"), 64, 7)
+    again = s * b * h * (34 + 5 * 96 * s / h)  # the layer that is being computed again
+    assert full.activations == pytest.approx(2 * s * b * h * layers + again)
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    flash = ModelSpec(96, 12288, 96, 2048, 51200, flash_attention=True)
+    with_flash = memory_of_rank(flash, Plan(pp=8), 64, 7).activations
+    assert with_flash == memory_of_rank(GPT3, Plan(pp=8, recompute="selective"), 64, 7).activations
+
+
+def test_early_stages_of_1f1b_hold_most() -> None:
+    held = [memory_of_rank(GPT3, Plan(pp=8), 64, rank).activations for rank in range(1, 8)]
+    assert held == sorted(held, reverse=True)
+
+
+def test_gpipe_holds_all_micro_batches() -> None:
+    short, long = (memory_of_rank(GPT3, Plan(pp=8, schedule="gpipe"), m, 3).activations for m in (8, 32))
+    assert long == pytest.approx(4 * short)
+
+
+def test_the_worst_device_is_the_worst_of_all() -> None:
+    bloom = ModelSpec(70, 14336, 112, 2048, 250880, learned_positions=False)
+    for plan in (Plan(pp=12, tp=4, schedule=name) for name in ("gpipe", "1f1b", "zb_h1", "zb_h2")):
+        everyone = [memory_of_rank(bloom, plan, 48, rank).total for rank in range(12)]
+        assert memory_of_worst_device(bloom, plan, 48).total == max(everyone)
+
+
+def test_stages_have_equal_layers_or_count_embedding_and_logits_as_one() -> None:
+    assert layers_of_stages(96, 8) == [12] * 8
+    assert layers_of_stages(70, 12) == [5, *[6] * 10, 5]  # BLOOM
+    assert layers_of_stages(126, 128) == [0, *[1] * 126, 0]  # Llama 3
+    for layers, n_stages in ((7, 4), (10, 3), (5, 5), (33, 8)):
+        assert sum(layers_of_stages(layers, n_stages)) == layers
+        assert min(layers_of_stages(layers, n_stages)) >= 0
+
+
+def test_published_models_have_their_published_sizes() -> None:
+    llama3 = ModelSpec(
+        126, 16384, 128, 8192, 128256, kv_heads=8, ffn_hidden=53248, gated_mlp=True, tied_embeddings=False
+    )
+    bloom = ModelSpec(70, 14336, 112, 2048, 250880, learned_positions=False)
+    assert llama3.parameters == pytest.approx(405.85e9, rel=1e-4)
+    assert bloom.parameters == pytest.approx(176.247e9, rel=1e-5)  # its embedding norm apart
+    gpt2 = ModelSpec(12, 768, 12, 1024, 50257)
+    assert gpt2.parameters == 124_439_808  # GPT-2 small
+
+
+def test_the_breakdown_adds_up_and_is_held_against_the_device() -> None:
+    found = estimate(GPT3, Cluster(nodes=8), Plan(tp=8, pp=8, sequence_parallel=True, recompute="selective"), 64)
+    assert found.memory.total == pytest.approx(sum(found.memory.parts.values()))
+    assert found.fits
+    assert found.capacity < found.cluster.spec.memory
+    assert not estimate(GPT3, Cluster(nodes=8), Plan(tp=8, pp=8), 64).fits

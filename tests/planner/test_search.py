@@ -1,0 +1,90 @@
+"""The search: every plan it returns is legal, none better was left out, and the front is a front."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from course_lib.planner import Cluster, Found, ModelSpec, Plan, estimate, search
+
+MODEL = ModelSpec(12, 1536, 12, 1024, 50304)
+CLUSTER = Cluster("A100-40GB", nodes=2, devices_per_node=4)
+BATCH = 16
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return search(MODEL, CLUSTER, BATCH)
+
+
+def test_every_plan_is_legal_and_there_once(found: Found) -> None:
+    for one in found:
+        one.plan.check(MODEL, CLUSTER.devices, BATCH)
+    assert len({one.plan for one in found}) == len(found)
+
+
+def test_an_estimate_from_the_search_is_the_estimate_of_its_plan(found: Found) -> None:
+    for one in list(found)[:: max(1, len(found) // 20)]:
+        again = estimate(MODEL, CLUSTER, one.plan, BATCH)
+        assert (again.step_time, again.memory, again.flows) == (one.step_time, one.memory, one.flows)
+
+
+def test_plans_that_fit_come_first_and_the_fastest_of_them_first_of_all(found: Found) -> None:
+    keys = [(not one.fits, one.step_time.total) for one in found]
+    assert keys == sorted(keys)
+    assert found.best is found[0]
+
+
+def test_no_plan_is_left_out(found: Found) -> None:
+    """Against all combinations of small numbers, those that `check` refuses taken out."""
+    tried = {one.plan for one in found}
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16)
+    for tp, pp, micro_batch, zero in itertools.product((1, 2, 4), sizes, sizes, (0, 1)):
+        dp = 8 // (tp * pp)
+        if dp == 0 or (zero and dp == 1):
+            continue
+        plan = Plan(dp, tp, pp, micro_batch, zero=zero)
+        try:
+            plan.check(MODEL, CLUSTER.devices, BATCH)
+        except ValueError:
+            assert plan not in tried
+        else:
+            assert plan in tried
+
+
+def test_all_mechanisms_are_tried(found: Found) -> None:
+    plans = [one.plan for one in found]
+    assert {plan.zero for plan in plans} == {0, 1, 2, 3}
+    assert {plan.recompute for plan in plans} == {"none", "selective", "full"}
+    assert {plan.schedule for plan in plans} == {"1f1b", "zb_h1", "interleaved_1f1b"}
+    assert {plan.sequence_parallel for plan in plans} == {False, True}
+    assert max(plan.virtual_stages for plan in plans) > 2
+
+
+def test_nothing_beats_a_plan_of_the_pareto_front_in_both(found: Found) -> None:
+    def cost(one: object) -> tuple[float, float]:
+        return one.step_time.total, one.memory.total  # type: ignore[attr-defined]
+
+    assert found.pareto
+    for front in found.pareto:
+        time, memory = cost(front)
+        assert not any(t < time and m < memory for t, m in map(cost, found))
+    times = [cost(one) for one in found.pareto]
+    assert times == sorted(times)
+    assert [m for _, m in times] == sorted((m for _, m in times), reverse=True)
+
+
+def test_if_nothing_fits_best_says_what_comes_nearest() -> None:
+    huge = ModelSpec(96, 12288, 96, 2048, 51200)
+    with pytest.raises(ValueError, match=r"no plan fits; the smallest is Plan\(.*It does not fit"):
+        _ = search(huge, CLUSTER, 8).best
+
+
+def test_a_batch_that_no_plan_divides_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no plan divides global_batch=7 .* among 8 devices"):
+        search(ModelSpec(1, 64, 1, 64, 100), CLUSTER, 7)
+
+
+def test_a_device_without_bf16_is_searched_in_fp16() -> None:
+    assert search(MODEL, Cluster("V100-32GB", devices_per_node=2), 4).best.plan.precision == "fp16"

@@ -1,0 +1,153 @@
+"""The training program: under torchrun against `launch`, interrupted against uninterrupted, and its command line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from course_lib import RankFailed, data, launch
+from course_lib.mechanisms import checkpoint
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.scale_out.train import Options, is_due, options_from, train
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = Options(steps=4, batch=10, layers=1, hidden=16, heads=2, device="cpu")  # 10 does not divide by 4
+
+
+def parameters(folder: Path) -> dict[str, Tensor]:
+    """What the newest checkpoint holds of the model."""
+    model = TinyGPT(GPTConfig(layers=OPTIONS.layers, hidden=OPTIONS.hidden, heads=OPTIONS.heads), seed=99)
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    checkpoint.load(state, folder, part=True)
+    return state
+
+
+def equal(folder: Path, reference: Path) -> None:
+    expected = parameters(reference)
+    for name, tensor in parameters(folder).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_the_losses_are_those_of_one_process() -> None:
+    """To 1e-5: 10 samples in another order, over 4 steps, in float32."""
+    alone = TinyGPT(GPTConfig(layers=OPTIONS.layers, hidden=OPTIONS.hidden, heads=OPTIONS.heads), OPTIONS.seed)
+    optimizer = torch.optim.Adam(alone.parameters(), lr=OPTIONS.learning_rate)
+    minibatches = data.minibatches(data.train_test_split()[0], OPTIONS.batch, OPTIONS.seed)
+    expected = []
+    for inputs, targets in (next(minibatches) for _ in range(OPTIONS.steps)):
+        optimizer.zero_grad()
+        loss = data.answer_loss(alone(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    for losses in launch(train, 4, (OPTIONS,), device="cpu").results:
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    whole = replace(OPTIONS, steps=6, checkpoints=str(tmp_path / "whole"))
+    halves = replace(OPTIONS, steps=3, checkpoints=str(tmp_path / "halves"))
+    expected = launch(train, 4, (whole,), device="cpu").results
+    first = launch(train, 4, (halves,), device="cpu").results
+    second = launch(train, 4, (replace(halves, steps=6),), device="cpu").results
+    assert [a + b for a, b in zip(first, second, strict=True)] == expected
+    equal(tmp_path / "halves", tmp_path / "whole")
+    assert launch(train, 4, (replace(halves, steps=6),), device="cpu").results == [[]] * 4
+
+
+def test_checkpoints_are_saved_when_they_are_due() -> None:
+    every_3 = Options(steps=8, save_every=3, checkpoints="somewhere")
+    assert [step for step in range(1, 9) if is_due(step, every_3)] == [3, 6, 8]
+    assert [step for step in range(1, 9) if is_due(step, replace(every_3, save_every=0))] == [8]
+    assert not any(is_due(step, replace(every_3, checkpoints="")) for step in range(1, 9))
+
+
+def test_every_option_is_on_the_command_line() -> None:
+    assert options_from([]) == Options()
+    words = "--steps 5 --batch 6 --save-every 2 --learning-rate 0.1 --checkpoints x --device cpu"
+    assert options_from(words.split()) == Options(5, 6, learning_rate=0.1, checkpoints="x", save_every=2, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--steps 0", "steps=0 has to be at least 1"),
+        ("--save-every -1", "save_every=-1 has to be at least 0"),
+        ("--device tpu", "device='tpu' is unknown; choose 'cpu', 'cuda'"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options_from(words.split())
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
+    with pytest.raises(RankFailed, match="n=4 pieces cannot be cut from a batch of 3 samples"):
+        launch(train, 4, (replace(OPTIONS, batch=3),), device="cpu")
+
+
+SRUN = """#!/bin/bash
+# srun's part: the same command on every node, at the same time; an error of one is an error.
+status=0
+jobs=()
+for pid in $HOST_PIDS; do
+    if [ "$pid" = here ]; then "$@" & else nsenter --target "$pid" --net --uts -- "$@" & fi
+    jobs+=($!)
+done
+for job in "${jobs[@]}"; do wait "$job" || status=$?; done
+exit $status
+"""
+
+
+def cluster(folder: Path, nodes: str, pids: str) -> dict[str, str]:
+    """An environment in which Slurm's commands are there and a job of two nodes has just begun."""
+    commands = {"srun": SRUN, "scontrol": f"#!/bin/bash\nprintf '{nodes}\\n'\n"}
+    for name, text in commands.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    job = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7"}
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    python = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **job, **python, "RANKS_PER_NODE": "2", "HOST_PIDS": pids, "PORT": str(free_port())}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def two_hosts(folder: Path) -> list[str]:
+    """The words before a command that is to run beside two hosts, or none where they cannot be made."""
+    words = ["unshare", "--map-root-user", "--net", "--mount", "bash", str(ROOT / "tests/scale_out/hosts.sh")]
+    if not all(shutil.which(word) for word in ("unshare", "nsenter", "ip", "mount")):
+        return []
+    attempt = subprocess.run([*words, str(folder), "true"], capture_output=True, timeout=20)
+    return [*words, str(folder)] if attempt.returncode == 0 else []
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(sys.platform != "linux", reason="Slurm's script is for Linux")
+def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
+    """slurm.sh with two agents of two ranks each: on two hosts, or both on this one where no hosts can be made."""
+    folder, reference = tmp_path / "torchrun", tmp_path / "launch"
+    launch(train, 4, (replace(OPTIONS, checkpoints=str(reference)),), device="cpu")
+    beside = two_hosts(tmp_path)
+    environment = cluster(tmp_path, r"node0\nnode1" if beside else "localhost", "" if beside else "here here")
+    words = f"--steps 4 --batch 10 --layers 1 --hidden 16 --heads 2 --device cpu --checkpoints {folder}"
+    command = [*beside, "bash", str(ROOT / "course_lib/scale_out/slurm.sh"), *words.split()]
+    limited = ["timeout", "--kill-after=5", "60", *command]
+    job = subprocess.run(limited, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert job.returncode == 0, job.stderr
+    assert "4 ranks, steps 1 to 4: loss" in job.stdout
+    equal(folder, reference)
