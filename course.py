@@ -3,6 +3,7 @@
 
     python3 course.py lab               open the lessons in JupyterLab
     python3 course.py test [STEP ...]   check everything: code, notebooks and the pages in a browser
+    python3 course.py progress          show which questions you have answered, and how it went
     python3 course.py build [NAME ...]  make notebooks, exercises and solutions from sources/
     python3 course.py bench [NAME ...]  compare with what you would use instead, and print the tables
 
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import csv
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -80,6 +82,8 @@ def parse(words: list[str]) -> argparse.Namespace:
         if run is build:
             command.add_argument("--check", action="store_true", help="change nothing; fail if out of step")
             command.add_argument("--all", action="store_true", help="also run what has not changed")
+        if run is progress:
+            command.add_argument("--reset", action="store_true", help="begin anew, after asking")
     return parser.parse_args(words)
 
 
@@ -129,6 +133,14 @@ def test_steps() -> dict[str, list[str]]:
     }
 
 
+def progress(arguments: argparse.Namespace) -> int:
+    """Show which questions you have answered, and how it went."""
+    # It needs nothing but the standard library either, so it also works before .venv is made.
+    os.environ.setdefault("COURSE_STATE", str(STATE))
+    answers = importlib.import_module("course_lib.questions.progress")
+    return answers.ask_and_reset() if arguments.reset else answers.show()
+
+
 def build(arguments: argparse.Namespace) -> int:
     """Make notebooks, exercises and solutions from sources/: those that changed, or those you name."""
     prepare("authors")
@@ -145,7 +157,13 @@ def bench(arguments: argparse.Namespace) -> int:
     return in_turn({name: script for name, script in scripts.items() if name in (arguments.names or scripts)})
 
 
-COMMANDS = {"lab": (lab, None), "test": (test, "STEP"), "build": (build, "NAME"), "bench": (bench, "NAME")}
+COMMANDS = {
+    "lab": (lab, None),
+    "test": (test, "STEP"),
+    "progress": (progress, None),
+    "build": (build, "NAME"),
+    "bench": (bench, "NAME"),
+}
 
 
 def in_turn(steps: dict[str, list[str]]) -> int:

@@ -203,6 +203,8 @@ def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Acti
     at_fault = [(rank, action, lacking) for rank, action, lacking in missing if _home(schedule, lacking) == rank]
     rank, action, lacking = (at_fault or missing)[0]
     holder = _home(schedule, lacking)
+    if lacking and lacking not in schedule.actions[holder]:
+        lacking = lacking._replace(op="I")  # that schedule splits this backward
     if holder == rank:
         why = "which comes later on the same rank"
     else:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from course_lib.experiments import training_step
 from course_lib.figures import gantt
 from course_lib.model import GPTConfig
-from course_lib.widgets.experiments import training_step
 
 PICTURE = Path(__file__).parent.parent / "notebooks" / "images" / "timeline.svg"
 

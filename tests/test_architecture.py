@@ -19,7 +19,7 @@ FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do no
     {"ranks"},
     {"model", "data", "schedules"},
     {"mechanisms", "planner"},
-    {"figures", "scale_out"},
+    {"figures", "experiments", "scale_out"},
     {"checks"},
     {"questions"},
     {"scenarios"},

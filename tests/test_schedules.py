@@ -201,6 +201,11 @@ GOOD = [[f(0, 0), f(0, 1), b(0, 0), b(0, 1)], [f(1, 0), b(1, 0), f(1, 1), b(1, 1
             id="a rank waits for itself",
         ),
         pytest.param(
+            [[f(0, 0), b(0, 0), f(0, 1), b(0, 1)], [f(1, 0), f(1, 1), i(1, 0), w(1, 0), b(1, 1)]],
+            0, b(0, 0), i(1, 0), "rank 0 waits forever in B of micro-batch 0 on stage 0: it needs I of micro-batch 0",
+            id="a split backward is missing",
+        ),
+        pytest.param(
             [GOOD[0], GOOD[1][:2] + GOOD[1][3:]],
             1, None, f(1, 1), "rank 1 never runs F of micro-batch 1 on stage 1; add it",
             id="a forward is missing",

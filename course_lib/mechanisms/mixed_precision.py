@@ -54,11 +54,10 @@ class MasterWeights:
     The copies start as the parameters are when it is made, so make it after `DataParallel` or `load_state_dict` has
     set them. A parameter of 32 or 64 bits has a copy of its own dtype; a frozen one has none.
 
-    parameters: those of the model, or the shard of them that this rank updates.
-    optimizer_cls: called with the copies and with **kwargs. Any optimizer of torch, or one that shards its state.
-        Where only a shard of the copies shall be on each rank, let the sharded optimizer make these objects:
-        `ShardedOptimizer(parameters, partial(MasterWeights, optimizer_cls=AdamW), group, lr=1e-3)`.
+    optimizer_cls: called with the copies and with **kwargs.
     scaler: the one that scales the loss, or None, as bfloat16 can do without.
+
+    (A sharded optimizer needs none of this: it has its own shard of the copies, for `LossScaler.unscale` to unscale.)
 
     Raises ValueError for parameters that are not floating-point tensors or none of which is to be trained.
     """
@@ -147,6 +146,10 @@ class LossScaler:
     dynamic: grow by growth_factor after growth_interval steps without an overflow, back off by backoff_factor at one.
     groups: process groups over which ranks skip together. One covers data parallelism; with pipeline or tensor
         parallelism, give one group for each of the axes. None: all ranks, where there are some.
+
+        scaler.scale(loss).backward()
+        if scaler.unscale(parameters):      # MasterWeights.step does this
+            optimizer.step()
 
     The rules and the numbers are those of torch.amp.GradScaler, which agrees step for step.
 

@@ -105,13 +105,13 @@ def reduce_scatter(flat: Tensor, group: dist.ProcessGroup | None) -> Callable[[]
     """
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
     # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
-    arrived = torch.empty_like(flat)
+    arrived, dtype = torch.empty_like(flat), _master_dtype(flat.dtype)
     work = dist.all_to_all_single(arrived, flat, group=group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()
         first, *others = arrived.chunk(dist.get_world_size(group))
-        total = first.to(_master_dtype(flat.dtype), copy=True)
+        total = first.to(dtype, copy=True)
         for other in others:
             total += other
         return total
@@ -159,7 +159,7 @@ def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: dist.Proces
     dist.all_reduce(squares, group=group)
     norm = squares.sqrt()
     for gradient in gradients:
-        gradient *= (max_norm / norm).clamp(max=1.0)
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
     return norm
 
 
@@ -172,8 +172,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             optimizer.step()
             optimizer.zero_grad()
 
-    The model is a plain one. Construction gives every rank the parameters of the group's first and leaves frozen ones
-    alone. `step()` averages the gradients over the group, updates this rank's shard, and gathers the parameters.
+    The model is a plain one. Construction gives every rank the parameters of the group's first. `step()` averages the
+    gradients over the group, updates this rank's shard, and gathers the parameters.
 
     gradients: "local", each rank's `.grad` is its own until `step()` averages them with a reduce-scatter; "averaged",
         they are the mean already (`average_gradients`, `DataParallel`) and do not travel again; "sharded", each bucket
@@ -195,18 +195,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         *,
         gradients: Literal["local", "averaged", "sharded"] = "local",
-        bucket_mb: float = 25,
+        bucket_mb: float = 10,
         **kwargs: Any,
     ) -> None:
         params = list(params)
         _check_arguments(params, optimizer_cls, gradients, bucket_mb)
         self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
-        self._make_inner = functools.partial(optimizer_cls, **kwargs)
+        self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
         self._inner: torch.optim.Optimizer | None = None
         self._buckets: list[_Bucket] = []
+        self._next = 0  # the bucket to be sent next: their order has to be the same on all ranks
+        self._is_sent = self._is_finished = False
         super().__init__(params, kwargs)
         self.defaults = self.inner.defaults
-        self._begin_step()
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -223,10 +224,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         whole = self.param_groups[-1]
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
+        frozen = [parameter for parameter in whole["params"] if not parameter.requires_grad]
         if not parameters:
             raise ValueError("params holds only frozen parameters; give some that require a gradient")
-        named = {f"params[{number}]": parameter for number, parameter in enumerate(parameters)}
+        named = {f"params[{number}]": parameter for number, parameter in enumerate((*parameters, *frozen))}
         agree(named, "are to be updated", parameters[0].device, self.group)
+        for parameter in frozen:
+            dist.broadcast(parameter.detach(), group=self.group, group_src=0)
         full = fill_buckets(reversed(parameters), self.bucket_mb * 2**20)
         buckets = [_Bucket(bucket, self.group) for bucket in full]
         sharded = {**_hyperparameters(whole), "params": [bucket.shard for bucket in buckets]}
@@ -316,7 +320,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {p: number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
 
     def _begin_step(self) -> None:
-        self._next = 0  # the bucket to be sent next: their order has to be the same on all ranks
+        self._next = 0
         self._is_sent = self._is_finished = False
         for bucket in self._buckets:
             bucket.missing = set(bucket.parameters)
@@ -401,7 +405,7 @@ class FullySharded(nn.Module):
     A block is an element of an outermost `nn.Sequential` or `nn.ModuleList`; parameters outside of them or shared by
     several belong to the model as a whole, and are there for the whole forward and the whole backward pass.
     While one block computes, the next one's parameters are on their way: in the order in which the model lists them,
-    and in the reverse order backward. All ranks have to run the same blocks.
+    and in the reverse order backward. All ranks have to use the same parameters.
 
     Construction gives every rank a shard of the first rank's parameters, and its buffers. The model's own parameters
     are empty from then on, outside of their block's computation. `parameters()` are this rank's shards, flat, one for
@@ -457,7 +461,7 @@ class FullySharded(nn.Module):
             for number, shard in enumerate(block.shards):
                 yield f"{names[block.module]}.shards.{number}".lstrip("."), shard.own
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The whole model's, with the plain model's names, on every rank. All ranks call it."""
         wholes: dict[Tensor, Tensor] = {}
         for shard in self._shards():
@@ -486,7 +490,7 @@ class FullySharded(nn.Module):
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         """The state that an optimizer of `parameters()` has for whole parameters, by name. All ranks call it."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
-        whole = {}
+        whole: dict[str, dict[str, Any]] = {}
         for shard in self._shards():
             states = gather_state(optimizer.state.get(shard.own, {}), shard.own, shard.layout, self.group)
             whole.update(zip((names[parameter] for parameter in shard.parameters), states, strict=True))
@@ -785,7 +789,7 @@ def _check_arguments(params: list[Any], optimizer_cls: Any, gradients: str, buck
     if gradients not in GRADIENTS:
         raise ValueError(f"gradients={gradients!r} is unknown; choose one of {', '.join(GRADIENTS)}")
     if not bucket_mb > 0:
-        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 25")
+        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 10")
 
 
 def _check_model(model: nn.Module, compute_dtype: torch.dtype | None) -> None:

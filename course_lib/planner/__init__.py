@@ -6,8 +6,10 @@
                                            communication.py   collectives and messages over links
                                            pipeline.py        bubbles in closed form;  simulate.py  action by action
                                            memory.py          bytes on the fullest device
+                                           explain.py         the binding constraint in words
 
-`search` estimates every legal plan. `python -m course_lib.planner.validate` holds all of it against what was published.
+`search` estimates every legal plan. `python -m course_lib.planner.validate` holds all of it against what was published;
+wire.py does the same arithmetic to the byte for the mechanisms of this course, to be held against real runs.
 """
 
 from course_lib.planner.estimate import Estimate, Flow, StepTime, estimate

@@ -17,11 +17,12 @@ from typing import NamedTuple
 from course_lib.planner import communication, explain, memory
 from course_lib.planner.communication import Group, bytes_sent, collective_seconds, groups, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
-from course_lib.planner.hardware import Cluster
+from course_lib.planner.hardware import Cluster, Link
 from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
-from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice
-
+from course_lib.planner.simulate import simulate
+from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice, layers_of_stages
+from course_lib.timeline import Timeline
 
 TRAFFIC_CORES = 16  # cores of a device that carry a collective while the others compute (NCCL: one for each channel)
 
@@ -121,6 +122,18 @@ class Estimate:
         again = self.model.recomputed_flops(self.global_batch, self.plan.recompute)
         return (self.model.step_flops(self.global_batch) + again) / self._available_flops
 
+    def timeline(self) -> Timeline:
+        """The step of one pipeline, played action by action; gradients' traffic and the optimizer come after it."""
+        model, plan = self.model, self.plan
+        m = plan.micro_batches(self.global_batch)
+        layer, logits = layer_cost(model, self.cluster, plan.slice), _logits(model, self.cluster, plan)
+        counts = layers_of_stages(model.layers, plan.depth.n_stages)
+        works = [work_of(layers, layer.work, None) for layers in counts[:-1]]
+        works.append(work_of(counts[-1], layer.work, logits))
+        message = _message_seconds(model, self.cluster, plan) if plan.pp > 1 else 0.0
+        forward, backward, weight_grad = map(list, zip(*works, strict=True))
+        return simulate(plan.depth.schedule_of(m), forward, backward, weight_grad, message)
+
     @property
     def _available_flops(self) -> float:
         return self.step_time.total * self.cluster.devices * self.cluster.spec.peak[self.plan.precision]
@@ -150,13 +163,12 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
     rank, slowest, others = _slowest_rank(model, cluster, plan, layer)
     _, layers, _, has_logits = rank_shape(model, plan.depth, rank)
     parameters = memory.most_parameters(model, plan.depth, plan.tp)
-    place = groups(plan, cluster.devices_per_node)
     work = layers * m
     flows = {
         "tensor": _scaled(layer.tensor, work),
         "context": _scaled(layer.context, work),
-        "pipeline": _pipeline_flow(model, cluster, plan, place["pipeline"], m),
-        "data": _data_flow(model, cluster, plan, place["data"], parameters, slowest, layers, m),
+        "pipeline": _pipeline_flow(model, cluster, plan, m),
+        "data": _data_flow(model, cluster, plan, parameters, slowest, layers, m),
     }
     logits = sum(_logits(model, cluster, plan)) if has_logits else 0.0
     return Estimate(
@@ -281,7 +293,7 @@ def work_of(layers: int, layer: Work, logits: Work | None) -> Work:
     return Work(layers * layer.forward + f, layers * layer.backward + b, layers * layer.weight_grad + w)
 
 
-def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, group: Group, m: int) -> Flow:
+def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int) -> Flow:
     """Hidden states to the next stage, their gradients back.
 
     Tensor ranks hold the same hidden states (or a slice each, under sequence parallelism), so each sends a slice and
@@ -289,25 +301,40 @@ def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, group: Group,
     """
     if plan.pp == 1:
         return Flow(0.0, "", 0.0, 0.0)
-    whole = SIZE[plan.precision] * plan.micro_batch * model.sequence / plan.cp * model.hidden
-    link = cluster.inside_link if group.nodes == 1 else cluster.between_link
-    seconds = message_seconds(whole / plan.tp, link)
-    if plan.tp > 1 and not plan.sequence_parallel:
-        tensor = communication.group(plan.tp, 1, cluster.devices_per_node)
-        seconds += collective_seconds("all_gather", whole, tensor, cluster)
+    seconds, sent = _message_seconds(model, cluster, plan), _hidden_states(model, plan) / plan.tp
     count = (1 if plan.pp == 2 and plan.virtual_stages == 1 else 2) * plan.virtual_stages * m
     exposed = exposed_messages(plan, m) * seconds
-    return Flow(count * whole / plan.tp, link.name, max(count * seconds, exposed), exposed)
+    return Flow(count * sent, _link_of_stages(cluster, plan).name, max(count * seconds, exposed), exposed)
+
+
+def _hidden_states(model: ModelSpec, plan: Plan) -> float:
+    """Bytes of one micro-batch between two layers."""
+    return SIZE[plan.precision] * plan.micro_batch * model.sequence / plan.cp * model.hidden
+
+
+def _link_of_stages(cluster: Cluster, plan: Plan) -> Link:
+    is_inside = groups(plan, cluster.devices_per_node)["pipeline"].nodes == 1
+    return cluster.inside_link if is_inside else cluster.between_link
+
+
+def _message_seconds(model: ModelSpec, cluster: Cluster, plan: Plan) -> float:
+    n_bytes = _hidden_states(model, plan)
+    seconds = message_seconds(n_bytes / plan.tp, _link_of_stages(cluster, plan))
+    if plan.tp > 1 and not plan.sequence_parallel:
+        tensor = communication.group(plan.tp, 1, cluster.devices_per_node)
+        seconds += collective_seconds("all_gather", n_bytes, tensor, cluster)
+    return seconds
 
 
 def _data_flow(
-    model: ModelSpec, cluster: Cluster, plan: Plan, group: Group, parameters: int, slowest: Work, layers: int, m: int
+    model: ModelSpec, cluster: Cluster, plan: Plan, parameters: int, slowest: Work, layers: int, m: int
 ) -> Flow:
     """Gradients summed over the replicas, with ZeRO the parameters gathered again, and a tied matrix kept the same.
 
     What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch
     during its backward, all but one layer's, and gathered parameters during a forward.
     """
+    group = groups(plan, cluster.devices_per_node)["data"]
     links = cluster.inside_link if group.nodes == 1 else cluster.between_link
     total = Flow(0.0, links.name, 0.0, 0.0)
     if group.size > 1:

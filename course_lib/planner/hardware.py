@@ -104,7 +104,7 @@ def _peak(**tflops: float) -> dict[str, float]:
 
 
 _SPARSE = "printed with sparsity, halved here"
-_STREAMING = "streaming: chosen with compute.INNER_LOSS on the A100 rows of published.json, once for all devices"
+_STREAMING = "streaming: assumed, about what copies in a loop reach on all of these (see validate.py)"
 _A100 = (
     "matmul: calibrated on the 39B row of Narayanan et al. 2021, table 1; "
     f"{_STREAMING}; attention: FlashAttention-2 (Dao 2023) reaches 50 to 73% forward"
@@ -125,20 +125,20 @@ _HOPPER = _peak(bf16=989.4, fp16=989.4, fp32=66.9, fp8=1978.9)
 _AMPERE = _peak(bf16=312, fp16=312, fp32=19.5)
 
 # fmt: off
-# name, peak, memory, its bandwidth, cores, link inside the node; fractions: matmul, streaming, attention; source, origin
+# name, peak, memory, bandwidth, cores, link; fractions of matmul, streaming, attention; source, origin
 DEVICES = {device.name: device for device in (
-    Device("V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.526, 0.65, 0.5,
+    Device("V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.473, 0.8, 0.5,
            "NVIDIA V100 data sheet, January 2020: SXM2", _V100),
-    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.878, 0.65, 0.55, _A100_SHEET, _A100),
-    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.878, 0.65, 0.55, _A100_SHEET, _A100),
-    Device("H100-80GB", _HOPPER, 80 * GiB, 3350e9, 132, "NVLink 4", 0.692, 0.65, 0.5,
+    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.811, 0.8, 0.55, _A100_SHEET, _A100),
+    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.811, 0.8, 0.55, _A100_SHEET, _A100),
+    Device("H100-80GB", _HOPPER, 80 * GiB, 3350e9, 132, "NVLink 4", 0.675, 0.8, 0.5,
            f"NVIDIA H100 data sheet, 2023: SXM; {_SPARSE}", _H100),
-    Device("H200-141GB", _HOPPER, 141e9, 4800e9, 132, "NVLink 4", 0.692, 0.65, 0.5,
+    Device("H200-141GB", _HOPPER, 141e9, 4800e9, 132, "NVLink 4", 0.675, 0.8, 0.5,
            f"NVIDIA H200 data sheet, 2024: SXM; {_SPARSE}", _LIKE_H100),
-    Device("B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5", 0.692, 0.65, 0.5,
-           f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _LIKE_H100),
-    Device("RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4", 0.8, 0.65, 0.5,
-           "NVIDIA Ada GPU architecture white paper, appendix A: dense, sums in 32 bits", "assumed"),
+    Device("B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5",
+           0.675, 0.8, 0.5, f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _LIKE_H100),
+    Device("RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4",
+           0.8, 0.8, 0.5, "NVIDIA Ada GPU architecture white paper, appendix A: dense, sums in 32 bits", "assumed"),
     Device("laptop-CPU", _peak(fp32=0.845, bf16=1.69), 16 * GiB, 89.6e9, 8, "shared memory", 0.7, 0.5, 0.3,
            "AMD Ryzen 7 7840U product page: 8 cores at 3.3 GHz, DDR5-5600 on two channels; 32 FLOPs a cycle and core "
            "in fp32, 64 in bf16", "assumed"),

@@ -56,7 +56,7 @@ def simulate(
         costs["overlapped"] = _per_stage("overlapped", overlapped, schedule.n_stages)
         schedule = Schedule([_with_pairs(row) for row in schedule.actions])
     with _no_collection():
-        spans = _play(schedule, _steps(schedule, costs))
+        spans = _play(schedule, _steps(schedule, costs), overlapped is not None)
     return Timeline(spans, schedule.n_ranks, "modelled")
 
 
@@ -130,11 +130,13 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
                 needs = backward + m if stage < n_stages - 1 else forward
             peer = home.get(source, rank)
             lag = costs["transfer"][min(stage, source)] if peer != rank else 0.0
-            steps[op][stage] = _Step(kind, op.upper(), seconds[op][stage], needs, lag, peer if peer != rank else None, gives)
+            steps[op][stage] = _Step(
+                kind, op.upper(), seconds[op][stage], needs, lag, peer if peer != rank else None, gives
+            )
     return steps
 
 
-def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
+def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) -> list[Span]:
     """Let each rank go on until it needs what is not there yet, and call it again when it is."""
     times = [_NOT_YET] * (2 * schedule.n_stages * schedule.n_micro_batches) + [0.0] * (2 * schedule.n_micro_batches)
     free = [0.0] * schedule.n_ranks
@@ -153,21 +155,17 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
             needs += micro_batch
             gives += micro_batch
             sent = times[needs]
-            if op == "f" and sent >= 0:
-                sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
-            elif op == "b":
-                now -= seconds  # it started with its F
+            if paired and sent >= 0:
+                if op == "f":
+                    sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
+                elif op == "b":
+                    now -= seconds  # it started with its F
             if sent < 0:
                 waiting[needs] = rank
                 position[rank] = index
                 break
             if sent + lag > now:
-                if sent > now:
-                    add(new((rank, "wait", "recv", now, sent, None, None, 0, peer, False)))
-                    now = sent
-                if lag:
-                    add(new((rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False)))
-                    now = sent + lag
+                now = _hold_up(spans, rank, now, sent, lag, peer)
             end = now + seconds
             add(new((rank, kind, name, now, end, micro_batch, stage, 0, None, False)))
             times[gives] = now = end
@@ -177,6 +175,15 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
     if waiting:
         validate(schedule)  # names who waits for what
     return spans
+
+
+def _hold_up(spans: list[Span], rank: int, now: float, sent: float, lag: float, peer: int | None) -> float:
+    """Note what keeps a rank from going on, and return when it can."""
+    if sent > now:
+        spans.append(Span(rank, "wait", "recv", now, sent, peer=peer))
+    if lag:
+        spans.append(Span(rank, "transfer", "recv", max(now, sent), sent + lag, peer=peer))
+    return sent + lag
 
 
 def _later(

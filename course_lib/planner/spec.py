@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from course_lib import schedules
+from course_lib.schedules import Schedule
+
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 OVERLAPS = ("data", "tensor", "pipeline")
 V_SHAPED = ("zbv", "dualpipev")  # two stages a rank, and the second half of the model comes back up the ranks
-SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", *V_SHAPED)
+SCHEDULES = tuple(schedules.SCHEDULES)
 
 
 class Parameters(NamedTuple):
@@ -219,6 +222,12 @@ class Depth(NamedTuple):
             return [rank, self.n_stages - 1 - rank]
         return list(range(rank, self.n_stages, self.pp))
 
+    def schedule_of(self, n_micro_batches: int) -> Schedule:
+        """Who does what, in which order."""
+        build = schedules.SCHEDULES[self.schedule]
+        more = (self.virtual_stages,) if self.schedule == "interleaved_1f1b" else ()
+        return build(self.n_stages, n_micro_batches, *more)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -280,7 +289,14 @@ class Plan:
     def slice(self) -> Slice:
         hides_tensor = "tensor" in self.overlap
         return Slice(
-            self.tp, self.cp, self.micro_batch, self.sequence_parallel, self.recompute, self.precision, hides_tensor, self.fused
+            self.tp,
+            self.cp,
+            self.micro_batch,
+            self.sequence_parallel,
+            self.recompute,
+            self.precision,
+            hides_tensor,
+            self.fused,
         )
 
     @property
@@ -299,41 +315,51 @@ class Plan:
 
 def _complaints(plan: Plan, model: ModelSpec, n_devices: int, global_batch: int) -> Iterator[str]:
     """Every reason why the plan cannot exist, each with what to change."""
-    possible = "tp=" + _or([tp for tp in divisors(model.heads) if shares_heads(model, tp)])
-    if model.heads % plan.tp:
-        yield f"tp={plan.tp} does not divide heads={model.heads}; every device needs whole heads, so use {possible}"
-    elif not shares_heads(model, plan.tp):
-        yield f"tp={plan.tp} and kv_heads={model.kv_heads} do not divide each other; use {possible}"
-    if model.ffn_width % plan.tp:
-        yield f"tp={plan.tp} does not divide the MLP's width {model.ffn_width}; choose one that does"
+    yield from _complaints_about_slices(plan, model)
     if plan.devices != n_devices:
         factors = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp}" + (f" x cp={plan.cp}" if plan.cp > 1 else "")
         rest = n_devices // (plan.tp * plan.pp * plan.cp)
         advice = f"; with dp={rest} it would" if rest * plan.tp * plan.pp * plan.cp == n_devices else ""
         yield f"{factors} makes {plan.devices} devices, but the cluster has {n_devices}{advice}"
+    each = plan.dp * plan.micro_batch
+    if global_batch < 1 or global_batch % each:
+        yield (
+            f"global_batch={global_batch} does not divide among dp={plan.dp} ranks in micro-batches of "
+            f"{plan.micro_batch}; make it a multiple of {each}"
+        )
+    yield from _complaints_about_stages(plan, model, plan.micro_batches(global_batch))
+
+
+def _complaints_about_slices(plan: Plan, model: ModelSpec) -> Iterator[str]:
+    possible = "tp=" + _or([tp for tp in divisors(model.heads) if shares_heads(model, tp)])
+    if model.heads % plan.tp:
+        yield f"tp={plan.tp} does not divide heads={model.heads}; every device needs whole heads, so use {possible}"
+    if not shares_heads(model, plan.tp):
+        yield f"tp={plan.tp} and kv_heads={model.kv_heads} do not divide each other; use {possible}"
+    if model.ffn_width % plan.tp:
+        yield f"tp={plan.tp} does not divide the MLP's width {model.ffn_width}; choose one that does"
     if plan.sequence_parallel and plan.tp == 1:
         yield "sequence_parallel=True shares work among tensor ranks, and tp=1; raise tp or leave it off"
     if model.sequence % (plan.cp * (plan.tp if plan.sequence_parallel else 1)):
         yield f"sequence={model.sequence} does not divide among cp={plan.cp} x tp={plan.tp}; choose smaller ones"
-    n_stages = plan.depth.n_stages
-    if min(layers_of_stages(model.layers, n_stages)) < 0 or n_stages > model.layers + 2:
+
+
+def _complaints_about_stages(plan: Plan, model: ModelSpec, m: int) -> Iterator[str]:
+    n_stages, made = plan.depth.n_stages, f"pp={plan.pp} x virtual_stages={plan.virtual_stages}"
+    if n_stages > model.layers + 2:
         yield (
-            f"pp={plan.pp} x virtual_stages={plan.virtual_stages} makes {n_stages} stages of {model.layers} "
-            f"layers; every stage needs one, so lower pp or virtual_stages"
+            f"{made} makes {n_stages} stages of {model.layers} layers; every stage needs one, "
+            f"so lower pp or virtual_stages"
         )
-    if global_batch % (plan.dp * plan.micro_batch):
-        yield (
-            f"global_batch={global_batch} does not divide among dp={plan.dp} ranks in micro-batches of "
-            f"{plan.micro_batch}; make it a multiple of {plan.dp * plan.micro_batch}"
-        )
-    m = plan.micro_batches(global_batch)
-    if plan.schedule == "interleaved_1f1b" and not divides_evenly(model.layers, n_stages):
+    if plan.schedule == "dualpipev" and m < n_stages:
+        yield f"{m} micro-batches are too few for dualpipev on {n_stages} stages; use at least as many, or zbv"
+    if plan.schedule != "interleaved_1f1b" or plan.pp == 1:
+        return
+    if not divides_evenly(model.layers, n_stages):
         even = [v for v in range(2, model.layers // plan.pp + 1) if divides_evenly(model.layers, plan.pp * v)]
-        yield (
-            f"{model.layers} layers do not divide among pp={plan.pp} x virtual_stages={plan.virtual_stages}; "
-            f"interleaving needs equal stages: " + (f"virtual_stages={_or(even)}" if even else "use schedule='1f1b'")
-        )
-    if plan.schedule == "interleaved_1f1b" and plan.pp > 1 and m % plan.pp:
+        advice = f"virtual_stages={_or(even)}" if even else "use schedule='1f1b'"
+        yield f"{model.layers} layers do not divide among {made}; interleaving needs equal stages: {advice}"
+    if m % plan.pp:
         yield f"{m} micro-batches do not go through pp={plan.pp} in rounds, which interleaving needs; use a multiple"
 
 

@@ -1,7 +1,7 @@
-"""Things to turn and press: explorers that run real ranks behind their sliders.
+"""Things to turn and press: explorers and question cards, with real ranks behind their sliders and buttons.
 
     from course_lib.widgets.data_parallel import DataParallelExplorer
-    DataParallelExplorer()
+    from course_lib.widgets.cards import Card
 
-(Nothing is imported here: ranks import experiments.py, and need no ipywidgets.)
+Each is imported by its own name, so that nothing is loaded that a notebook does not show.
 """

@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
+from course_lib.experiments import training_step
 from course_lib.figures import Picture, Timing, attribute, gantt, lost_time, speed_up
 from course_lib.figures.axis import duration, percent
 from course_lib.figures.shares import CAUSES
 from course_lib.ranks import Link, Pace, RunError
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.experiments import training_step
 
 SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004}
 LATENCY = 0.0005  # seconds

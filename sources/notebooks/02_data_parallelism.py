@@ -42,7 +42,7 @@ batches.split(torch.arange(10), 4)
 import torch.distributed as dist
 
 from course_lib import launch
-from course_lib.model import GPTConfig, TinyGPT
+from course_lib.model import TinyGPT
 from course_lib.timeline import compute
 
 minibatch = next(data.minibatches(problems, 512))
@@ -66,43 +66,18 @@ gantt(run.timeline, title="Four forward passes at the same time")
 # This is **data parallelism**: the data are split, the model is not. Every rank holds a full copy of the model, a
 # **replica**, and works on its own share while the others work on theirs.
 #
-# ### Question: 512 samples, 8 workers
+# ### Question: what does each worker get?
 #
-# What does each worker get?
-#
-# - **a** all 512 samples, and an eighth of the model
-# - **b** 64 samples, and the whole model
-# - **c** all 512 samples, and the whole model
-# - **d** 64 samples, and an eighth of the model
-#
-# Choose one. The next cell tries all four, on a model of eight blocks, so that it can be cut into eight.
+# Choose an answer and commit to it. Then it is run, whichever it is, and you see what comes of it. Try the wrong ones
+# as well: each goes wrong in its own way. *Other numbers* asks the same of another case.
 
 # %%
-from course_lib import RankFailed
+from course_lib.widgets.cards import Card
 
-
-def worker(rank, splits_samples, splits_model):
-    inputs, targets = batches.split(minibatch, 8)[rank] if splits_samples else minibatch
-    blocks = TinyGPT(GPTConfig(layers=6)).blocks
-    if splits_model:
-        blocks = blocks[rank : rank + 1]
-    data.answer_loss(blocks(inputs), targets)
-    return len(inputs)
-
-# %%
-options = {"a": (False, True), "b": (True, False), "c": (False, False), "d": (True, True)}
-for option, splits in options.items():
-    try:
-        computed = launch(worker, 8, args=splits).results
-        print(f"{option}: works; each worker computes {computed[0]} samples of 512")
-    except RankFailed:
-        print(f"{option}: does not work; a worker cannot compute a loss from its samples")
+Card("Q4")
 
 # %% [markdown]
-# **b** is data parallelism: an eighth of the work for each, and together they have seen every sample. **c** works as
-# well, but everyone does all the work, so eight workers are no faster than one. In **a** and **d** a block from the
-# middle of the model is given text, where it expects what the block before it has computed. You can split a model,
-# but then workers have to hand on what they compute halfway through; later lessons are about that.
+# (Your answers are kept, also when you close the notebook. `python3 course.py progress` shows them.)
 #
 # ## 2. Is it still the same training?
 #
@@ -159,8 +134,16 @@ compare("mean of the four", total / 4)
 # seven digits, so the last one may differ. `rounding` is what can come together: one such error, `eps`, for each
 # number in the sum. It is far smaller than what any wrong idea is off by.
 #
-# The mean of means needs equal shares, though. *Predict:* 10 samples on 4 ranks make shares of 3, 3, 2 and 2. Is the
-# plain mean of the four gradients still right?
+# ### Open case: ten samples, four workers
+#
+# The mean of means needs equal shares, though. Here is a case to answer in your own words; then you see the run behind
+# it, and a model answer to compare yours with.
+
+# %%
+Card("data_distribution")
+
+# %% [markdown]
+# This is what ran, with shares of 3, 3, 2 and 2:
 
 # %%
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -187,81 +170,18 @@ compare("weighted mean", launch(averaged, 4, args=(True,)).results[0])
 #
 # ### Question: eight gradients, and then?
 #
-# Eight replicas have each computed the gradient of their share of the minibatch. What must happen next, so that every
-# one of them learns from the whole minibatch?
-#
-# - **a** each updates its weights with its own gradient
-# - **b** rank 0 updates its weights with its own gradient, and sends them to all others
-# - **c** the gradients are averaged over the ranks, and each updates its weights with the average
-# - **d** each updates its weights with its own gradient, and then the weights are averaged over the ranks
-#
-# Choose one. Here they are in code:
+# Each option trains eight replicas for a few steps. They are compared with each other, and with one process that had
+# the whole minibatch in every step. (In 64-bit numbers, so that no difference can be blamed on rounding.)
 
 # %%
-def a(model, optimizer):
-    optimizer.step()
-
-def b(model, optimizer):
-    optimizer.step()
-    for parameter in model.parameters():
-        dist.broadcast(parameter.data, src=0)
-
-def c(model, optimizer):
-    average_gradients(model)
-    optimizer.step()
-
-def d(model, optimizer):
-    optimizer.step()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.data)
-        parameter.data /= dist.get_world_size()
+Card("Q1")
 
 # %% [markdown]
-# Each option now trains eight replicas for ten steps. They are compared with each other, and with one process that
-# had the whole minibatch in every step. (In 64-bit numbers, so that no difference can be blamed on rounding.)
-
-# %%
-from itertools import islice
-
-
-def train_with(rank, option, steps=10):
-    model = TinyGPT(dtype=torch.float64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for batch in islice(data.minibatches(problems, 64), steps):
-        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
-        optimizer.zero_grad()
-        data.answer_loss(model(inputs), targets).backward()
-        option(model, optimizer)
-    return weights_of(model)
-
-def weights_of(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-def distance(replicas, other):
-    return max((replica - other).abs().max().item() for replica in replicas)
-
-# %%
-(one_process,) = launch(train_with, world_size=1, args=(a,)).results
-
-print("   replicas     compared with one process")
-for option in (a, b, c, d):
-    replicas = launch(train_with, world_size=8, args=(option,)).results
-    equal = "equal" if distance(replicas, replicas[0]) == 0 else "different"
-    same = "the same training" if distance(replicas, one_process) < 1e-9 else "another training"
-    print(f"{option.__name__}  {equal:<12} {same}")
-
-# %% [markdown]
-# Only **c** does what one process would have done with the whole minibatch.
+# Did you try the second option? Its replicas are equal to the last bit and still wrong. That ranks agree with each
+# other proves nothing.
 #
-# Look at **b** again: its replicas are equal to the last bit and still wrong, because seven of the eight shares were
-# thrown away. That ranks agree with each other proves nothing.
-#
-# **d** comes close. With plain gradient descent it would even be right, but AdamW scales every gradient before it
-# takes a step, and the mean of eight scaled steps is not the scaled step of the mean. Put `SGD` in the place of
-# `AdamW` in `train_with`, and run the two cells again.
-#
-# Why are the replicas still equal in **c**, although no weights were ever sent? They began equal, they got the same
-# gradient, and they did the same arithmetic with it. The **update rule** is the usual one, with the same mean on
+# Why are the replicas equal after averaging gradients, although no weights were ever sent? They began equal, they got
+# the same gradient, and did the same arithmetic with it. The **update rule** is the usual one, with the same mean on
 # every rank:
 #
 # $$w \;\leftarrow\; w - \eta \cdot \frac{1}{N}\sum_{r=0}^{N-1} g_r$$
@@ -272,6 +192,8 @@ for option in (a, b, c, d):
 # averages gradients. The rest is the training loop you know, with `compute` marks for the picture.
 
 # %%
+from itertools import islice
+
 from course_lib.mechanisms.data_parallel import DataParallel
 
 
@@ -321,6 +243,12 @@ def rebuilt(state):
     model.load_state_dict(state)
     return model
 
+def weights_of(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+def distance(replicas, other):
+    return max((replica - other).abs().max().item() for replica in replicas)
+
 models = [rebuilt(state) for state in run.results]
 replicas = [weights_of(model) for model in models]
 print("four equal replicas:", distance(replicas, replicas[0]) == 0)
@@ -340,7 +268,7 @@ print("the same as one process, up to rounding:", difference < 1e-9)
 # **Who waited?** Here is the last of the 400 steps:
 
 # %% tags=["nbval-ignore-output"]
-from course_lib.widgets.experiments import last_steps
+from course_lib.experiments import last_steps
 
 (last,) = last_steps(run.timeline)
 gantt(last, title="One training step of four ranks")
@@ -359,11 +287,16 @@ print(f"sent by each rank in one step: {last.bytes_sent(0):,} bytes")
 
 # %% [markdown]
 # One and a half times the gradients, although each rank needs something from three others. (The few bytes on top
-# count the samples of each share.) *Predict:* will it be three times as much with seven others?
+# count the samples of each share.) Will it be three times as much with seven others?
 #
 # A good all-reduce goes around in a **ring**. Each rank cuts its gradients into $N$ pieces and passes one piece at a
-# time to its neighbor, $N-1$ times to add them up and $N-1$ times to hand out the sums. Here is one made of nothing
-# but sends and receives, so that you can count:
+# time to its neighbor, once around to add them up and once more to hand out the sums. *Predict* what that costs:
+
+# %%
+Card("bytes_sent")
+
+# %% [markdown]
+# Here is a ring made of nothing but sends and receives, so that you can count for any number of ranks:
 
 # %%
 from course_lib.mechanisms.collectives import ring_all_reduce
@@ -391,106 +324,52 @@ print(f"one process alone: {one_rank:,} bytes; each of four ranks: {one_rank:,} 
 # Nothing: a replica is a whole model. Data parallelism makes training faster, it does not make a model fit. (What
 # shrinks are the activations, since a share has fewer samples.)
 #
+# ### Open case: eight workers, the speed of one
+
+# %%
+Card("find_the_flaw")
+
+# %% [markdown]
 # ## 4. The order of things
 #
 # ### Question: one step, in order
 #
-# Put the events of one step of data-parallel training in order:
+# Your order becomes a program, and real ranks follow it for a few steps: are the replicas still equal, and is it the
+# training of one process?
+
+# %%
+Card("Q2")
+
+# %% [markdown]
+# Here are four orders that people write. *Predict* for each what goes wrong, then let the card run it:
 #
-# `update` · `backward` · `all_reduce` · `split` · `clear` · `forward`
+# 1. all_reduce after update
+# 2. all_reduce before backward
+# 3. clear between backward and update
+# 4. forward before split
 #
-# where `clear` sets the gradients back to nothing. Write your order down. Here is what each event does:
-
-# %%
-class Worker:
-    def __init__(self, rank):
-        self.rank, self.model = rank, TinyGPT(dtype=torch.float64)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
-        self.minibatches = data.minibatches(problems, 64)
-
-    def split(self):
-        shares = batches.split(next(self.minibatches), dist.get_world_size())
-        self.inputs, self.targets = shares[self.rank]
-
-    def forward(self):
-        self.loss = data.answer_loss(self.model(self.inputs), self.targets)
-
-    def backward(self):
-        self.loss.backward()
-
-    def all_reduce(self):
-        average_gradients(self.model)
-
-    def update(self):
-        self.optimizer.step()
-
-    def clear(self):
-        self.optimizer.zero_grad()
-
-# %% [markdown]
-# An order is a list of these names, and four ranks can run any of them. How far apart are the replicas after twenty
-# steps, and is it the training of one process?
-
-# %%
-def follow(rank, order, steps=20):
-    worker = Worker(rank)
-    for _ in range(steps):
-        for event in order.split():
-            getattr(worker, event)()
-    return weights_of(worker.model)
-
-(one_process,) = launch(follow, 1, args=("split forward backward update clear",)).results
-
-def judge(order):
-    try:
-        replicas = launch(follow, 4, args=(order,)).results
-    except RankFailed as error:
-        print("cannot be run:", error.__cause__)
-        return
-    apart = distance(replicas, replicas[0])
-    print("replicas are equal," if apart == 0 else f"replicas are {apart:.3f} apart,", end=" ")
-    print("the same" if distance(replicas, one_process) < 1e-9 else "not the same", "as one process")
-
-# %% [markdown]
-# Put your order in the place of this one. It may take more than one try:
-
-# %%
-judge("update backward all_reduce split clear forward")
-
-# %% [markdown]
-# And here are five that people write. *Predict* for each what goes wrong:
-
-# %%
-judge("split forward backward update all_reduce clear")
-judge("split forward all_reduce backward update clear")
-judge("split forward backward all_reduce clear update")
-judge("split forward backward all_reduce update")
-judge("forward split backward all_reduce update clear")
-
-# %% [markdown]
-# 1. **Update before all_reduce.** Each replica takes its own step, before the mean is there.
-# 2. **All_reduce before backward.** There are no gradients yet, so nothing is averaged. It ends just like the first.
-# 3. **Clear before update.** The replicas stay equal, but the update finds no gradient: nobody learns anything.
-# 4. **No clear.** Old gradients are added to the new ones. The replicas agree, on a wrong training.
-# 5. **Forward before split.** There is nothing to compute on yet, and the error says so.
+# <details><summary>What you should see</summary>
 #
-# In the first two the replicas **drift**: nothing ever brings them together again, so the longer they train, the
-# further they are apart.
+# 1. Each replica takes its own step, before the mean is there. The replicas **drift**.
+# 2. There are no gradients yet, so nothing is averaged. It ends just like the first.
+# 3. The replicas stay equal, but the update finds no gradient: nobody learns anything.
+# 4. There is nothing to compute on yet, and the error says so.
+# </details>
+#
+# Drifting replicas never come together again; the longer they train, the further they are apart:
 
 # %%
-for steps in (1, 5, 20, 80):
-    replicas = launch(follow, 4, args=("split forward backward update all_reduce clear", steps)).results
-    print(f"after {steps:2} steps the replicas are {distance(replicas, replicas[0]):.3f} apart")
+from course_lib.questions.step_order import follow
+
+order = ("split", "forward", "backward", "update", "all_reduce", "clear")
+replicas = launch(follow, 4, args=(order, 4, 80)).results
+for step in (1, 5, 20, 80):
+    apart = distance([history[step - 1] for history in replicas], replicas[0][step - 1])
+    print(f"after {step:2} steps the replicas are {apart:.3f} apart")
 
 # %% [markdown]
-# And this is the one:
-
-# %%
-judge("split forward backward all_reduce update clear")
-
-# %% [markdown]
-# `clear` may also come first or second: what matters is that it lies between an update and the next backward pass.
-# `split`, `forward`, `backward`, `all_reduce`, `update` leave no choice.
+# In one that is right, `split`, `forward`, `backward`, `all_reduce`, `update` leave no choice. `clear` may also come
+# first, second or third: what matters is that it lies between an update and the next backward pass.
 #
 # ## 5. Four times as fast?
 #
@@ -502,12 +381,12 @@ judge("split forward backward all_reduce update clear")
 # **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a given
 # speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 4 ms
 # for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. Links carry 2.5 MB per second, and
-# every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models larger by as much. What
-# counts is the ratio.)
+# every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models larger by as
+# much. What counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace
-from course_lib.widgets.experiments import training_step
+from course_lib.experiments import training_step
 
 device = {"forward": 0.004, "backward": 0.008, "optimizer": 0.004}
 pace = Pace(device, link=Link(latency=0.001, bandwidth=2.5e6))
@@ -519,6 +398,7 @@ paced = [training_step(n, batch_size=64, pace=pace, overlap=False, repeat=3) for
 
 # %% tags=["nbval-ignore-output"]
 from course_lib.figures import Timing, attribute, lost_time, speed_up
+from course_lib.model import GPTConfig
 
 measured = [training_step(n, batch_size=512, config=GPTConfig(), repeat=5) for n in ranks]
 speed_up([Timing.of(step) for step in paced + measured], title="More ranks, more speed?")
@@ -541,62 +421,25 @@ lost_time({f"N = {step.world_size}": attribute(step) for step in paced}, title="
 #
 # ### Question: eight are fine, sixteen are not
 #
-# A team trains with data parallelism. 8 workers gave nearly 8 times the speed of one. 16 workers gave only 10 times.
-# What is the likeliest bottleneck?
-#
-# - **a** each worker's device has become slower
-# - **b** exchanging the gradients, which takes a growing part of each step
-# - **c** the update, which every worker does in full
-# - **d** the model has become too large for one worker
-#
-# Choose one. Let us build that cluster: machines with eight devices each, fast links inside, slower ones between
-# them.
+# Each answer takes its suspect away and measures the speed-up again, on a cluster with a fast link inside each machine
+# and a slower one between them.
 
 # %%
-cluster = Pace(
-    device,
-    link=Link(latency=0.0002, bandwidth=50e6),
-    inter_node=Link(latency=0.0002, bandwidth=1.1e6),
-    devices_per_node=8,
-)
-def step_of(workers, pace):
-    repeat = 1 if workers == 1 else 3
-    return training_step(workers, batch_size=256, pace=pace, overlap=False, repeat=repeat)
-
-steps = [step_of(workers, cluster) for workers in (1, 8, 16)]
-
-# %% tags=["nbval-ignore-output"]
-speed_up([Timing.of(step) for step in steps], title="8 workers in one machine, 16 in two")
+Card("Q3")
 
 # %% [markdown]
-# There it is. Now ask the ranks where their time went:
-
-# %% tags=["nbval-ignore-output"]
-lost_time({f"N = {step.world_size}": attribute(step) for step in steps}, title="Where it goes")
-
-# %% [markdown]
-# It is **b**: from 8 to 16 workers every share is halved, while the gradients stay as large as they were, and now they
-# have to cross the slow link between two machines. The update (**c**) counts as computing here, and the share of
-# that has become smaller. A model that is too large for a worker (**d**) would not train at all, on 8 or on 16.
+# From 8 to 16 workers every share is halved, while the gradients stay as large as they were, and now they have to
+# cross the slow link between two machines.
 #
-# You can also take away each suspect and see whether it was the one. *Predict:* what do devices of twice the speed do
-# to the speed-up?
+# Did you try devices of twice the speed? Each step becomes shorter, but the speed-up *worse*: less computing, and
+# just as much to send.
+#
+# ### Open case: not eight times as fast
 
-# %% tags=["nbval-ignore-output"]
-def speed_up_of_sixteen(pace):
-    return step_of(1, pace).makespan / step_of(16, pace).makespan
-
-twice_as_fast = {kind: seconds / 2 for kind, seconds in device.items()}
-faster_devices = Pace(twice_as_fast, cluster.link, cluster.inter_node)
-fast_links = Pace(device, cluster.link)
-print(f"as it is:              {steps[0].makespan / steps[-1].makespan:4.1f} times as fast as one worker")
-print(f"faster devices:        {speed_up_of_sixteen(faster_devices):4.1f}")
-print(f"fast links everywhere: {speed_up_of_sixteen(fast_links):4.1f}")
+# %%
+Card("ideal_speed_up")
 
 # %% [markdown]
-# With faster devices each step is shorter, but the speed-up is *worse*: less computing, and just as much to send. Fast
-# links bring it back.
-#
 # ## 6. Turn the knobs
 #
 # Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute

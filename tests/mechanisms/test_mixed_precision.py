@@ -287,6 +287,19 @@ def test_scales_skips_and_parameters_agree_with_grad_scaler_step_for_step(
         assert torch.equal(mine, theirs)
 
 
+def test_a_scale_does_not_grow_out_of_float32() -> None:
+    weight, theirs = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    scaler, amp = LossScaler(2.0**126, growth_interval=1), torch.amp.GradScaler("cpu", 2.0**126, growth_interval=1)
+    optimizer = make_optimizer("SGD", [theirs])
+    for _ in range(3):
+        weight.grad, theirs.grad = torch.zeros(1), torch.zeros(1)
+        scaler.unscale([weight])
+        amp.scale(torch.zeros(()))
+        amp.step(optimizer)
+        amp.update()
+        assert scaler.scale_factor == amp.get_scale() == 2.0**127
+
+
 class Layers(nn.Sequential):
     """Linear layers alone, which torch.amp computes in 16 bits from end to end."""
 
@@ -388,7 +401,7 @@ def train_replica(rank: int, case: str, dtype: torch.dtype, optimizer: str, shar
     replica = DataParallel(build(case, dtype, seed=rank))
     scaler = LossScaler(TOO_LARGE, growth_interval=3)
     make: Any = OPTIMIZERS[optimizer]
-    if sharded:
+    if sharded:  # an optimizer that updates some of the copies on each rank and sends them to the others
         make = partial(ZeroRedundancyOptimizer, optimizer_class=make)
     master = MasterWeights(replica.parameters(), make, scaler=scaler)
     taken = []

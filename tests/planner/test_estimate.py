@@ -98,6 +98,18 @@ def test_clusters_from_one_device_to_sixteen_thousand(nodes: int) -> None:
     assert estimate(SMALL, Cluster(nodes=nodes, devices_per_node=per_node), plan, plan.dp).step_time.total > 0
 
 
+@pytest.mark.parametrize(("schedule", "v"), [("1f1b", 1), ("interleaved_1f1b", 3), ("zb_h1", 1), ("gpipe", 1)])
+def test_the_timeline_of_an_estimate_takes_as_long_as_its_parts_say(schedule: str, v: int) -> None:
+    plan = replace(PLAN, schedule=schedule, virtual_stages=v, overlap=("pipeline",))
+    found = of(plan)
+    parts = found.step_time.parts
+    expected = sum(parts[name] for name in ("compute", "recompute", "tensor", "context", "pipeline", "bubble"))
+    timeline = found.timeline()
+    assert timeline.makespan == pytest.approx(expected, rel=0.02)
+    assert timeline.world_size == plan.pp
+    assert timeline.origin == "modelled"
+
+
 def test_why_names_the_binding_constraint() -> None:
     small_batch = of(replace(PLAN, dp=1, pp=16), global_batch=16)
     assert "the pipeline's bubble" in small_batch.why
@@ -134,8 +146,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tp": 5, "dp": 2}, r"tp=5 does not divide heads=96.*so use tp=1, 2, 3, 4, 6"),
     ({"dp": 3}, r"dp=3 x tp=8 x pp=8 makes 192 devices, but the cluster has 128; with dp=2 it would"),
     ({"micro_batch": 3}, r"global_batch=128 does not divide among dp=2 ranks in micro-batches of 3; .* multiple of 6"),
-    ({"dp": 1, "tp": 1, "pp": 128, "sequence_parallel": False}, r"pp=128 x virtual_stages=1 makes 128 stages of 96 layers"),
+    (
+        {"dp": 1, "tp": 1, "pp": 128, "sequence_parallel": False},
+        r"pp=128 x virtual_stages=1 makes 128 stages of 96 layers",
+    ),
     ({"tp": 1, "dp": 16}, r"sequence_parallel=True shares work among tensor ranks, and tp=1"),
+    (
+        {"schedule": "dualpipev", "virtual_stages": 2, "micro_batch": 8},
+        r"8 micro-batches are too few for dualpipev on 16 stages; use at least as many, or zbv",
+    ),
     (
         {"schedule": "interleaved_1f1b", "virtual_stages": 5},
         r"96 layers do not divide among pp=8 x virtual_stages=5; .* virtual_stages=2, 3, 4, 6 or 12",
@@ -195,8 +214,8 @@ def test_a_cluster_that_is_unknown_or_too_large_is_refused(values: dict[str, Any
         ({"layers": 0}, "layers=0 has to be at least 1"),
     ],
 )
-def test_a_model_that_cannot_be_built_is_refused(values: dict[str, int], complaint: str) -> None:
-    shape = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 8, "vocab": 12}
+def test_a_model_that_cannot_be_built_is_refused(values: dict[str, Any], complaint: str) -> None:
+    shape: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 8, "vocab": 12}
     with pytest.raises(ValueError, match=complaint):
         ModelSpec(**{**shape, **values})
 

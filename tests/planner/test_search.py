@@ -82,7 +82,7 @@ def test_if_nothing_fits_best_says_what_comes_nearest() -> None:
 
 
 def test_a_batch_that_no_plan_divides_is_refused() -> None:
-    with pytest.raises(ValueError, match="no plan divides global_batch=7 .* among 8 devices"):
+    with pytest.raises(ValueError, match=r"no plan divides global_batch=7 .* among 8 devices"):
         search(ModelSpec(1, 64, 1, 64, 100), CLUSTER, 7)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_paired_forward_and_backward_run_at_the_same_time() -> None:
 
 def _neighbors(timeline: Timeline) -> list[tuple[Any, Any]]:
     rows = [[s for s in timeline.spans if s.rank == rank] for rank in range(timeline.world_size)]
-    return [pair for row in rows for pair in zip(row, row[1:], strict=False)]
+    return [pair for row in rows for pair in itertools.pairwise(row)]
 
 
 def test_everything_in_the_schedule_is_there_once_and_modelled() -> None:

@@ -20,7 +20,9 @@ def comparisons() -> list[Comparison]:
 @pytest.mark.parametrize("row", ROWS, ids=[row["id"] for row in ROWS])
 def test_a_published_figure_is_met_within_its_tolerance(row: Row) -> None:
     found = comparisons()[ROWS.index(row)]
-    assert found.is_within_tolerance, f"{found.predicted:.6g} for {found.published:.6g} {row['unit']}: {found.error:+.2%}"
+    assert found.is_within_tolerance, (
+        f"{found.predicted:.6g} for {found.published:.6g} {row['unit']}: {found.error:+.2%}"
+    )
 
 
 def test_every_figure_has_a_source_a_place_and_a_tolerance() -> None:

@@ -1,7 +1,4 @@
-"""The runs behind an explorer, for lessons to call by themselves as well.
-
-They run on ranks, so this file must not import ipywidgets: every rank would.
-"""
+"""Training steps that explorers and questions run, for lessons to call by themselves as well."""
 
 from __future__ import annotations
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
 from course_lib import Link, Pace, Span, Timeline
+from course_lib.experiments import SMALL, last_steps, training_step
 from course_lib.model import TinyGPT
-from course_lib.widgets.experiments import SMALL, last_steps, training_step
 
 PACE = Pace(device={"forward": 0.001, "backward": 0.002}, link=Link(latency=0.0, bandwidth=20e6))
 GRADIENTS = 4 * sum(parameter.numel() for parameter in TinyGPT(SMALL).parameters())
@@ -85,8 +83,3 @@ def test_last_steps_are_cut_out_of_a_run_rank_by_rank() -> None:
 def test_steps_that_a_run_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match="n=2 steps are not in this timeline; rank 0 has marked 1"):
         last_steps(Timeline(step_spans(0, 0.0), 1), 2)
-
-
-def test_ranks_do_not_load_ipywidgets() -> None:
-    program = "import sys, course_lib.widgets.experiments; sys.exit('ipywidgets' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,0 +1,38 @@
+"""Which questions there are: title, lesson, and the file that asks them. (Standard library only; see `progress`.)"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """One question. home: the module of course_lib.questions whose QUESTIONS holds it."""
+
+    name: str
+    title: str
+    lesson: str
+    home: str
+
+
+CATALOG = {
+    entry.name: entry
+    for entry in (
+        Entry("Q5", "Too large for the best device", "01_one_machine_is_not_enough", "memory"),
+        Entry("Q4", "What does each worker get?", "02_data_parallelism", "replicas"),
+        Entry("Q1", "Eight gradients, and then?", "02_data_parallelism", "replicas"),
+        Entry("bytes_sent", "How much does each rank send?", "02_data_parallelism", "scaling"),
+        Entry("Q2", "One training step, in order", "02_data_parallelism", "step_order"),
+        Entry("Q3", "Eight are fine, sixteen are not", "02_data_parallelism", "scaling"),
+        Entry("data_distribution", "Ten samples, four workers", "02_data_parallelism", "open_cases"),
+        Entry("ideal_speed_up", "Not eight times as fast", "02_data_parallelism", "open_cases"),
+        Entry("find_the_flaw", "Eight workers, the speed of one", "02_data_parallelism", "open_cases"),
+        Entry("why_partition", "More replicas do not help", "03_layerwise_model_parallelism", "open_cases"),
+        Entry("Q6", "Layers in order, and memory", "03_layerwise_model_parallelism", "memory"),
+        Entry("Q7", "A batch passes through the stages", "03_layerwise_model_parallelism", "stages"),
+        Entry("Q11", "Eight units, one of them active", "03_layerwise_model_parallelism", "stages"),
+        Entry("Q10", "What is the first stage doing?", "05_pipeline_parallelism", "pipeline"),
+        Entry("Q8", "The order that keeps both busiest", "05_pipeline_parallelism", "pipeline"),
+        Entry("pipeline_efficiency", "Busy for 40% of the time", "05_pipeline_parallelism", "open_cases"),
+        Entry("Q9", "Fast, and then it ends badly", "06_mixed_precision", "precision"),
+    )
+}

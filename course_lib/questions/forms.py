@@ -1,0 +1,203 @@
+"""The ways to answer a question: choose, give a number, put in order, write.
+
+Each form reads an answer (what a student typed, or what was kept in a file), puts it in words, and runs it. None of
+them holds a key: whether an answer is right is what the run says.
+
+    read(given)    the answer in its one written form; ValueError, saying what would work, if it is none
+    words(answer)  how it is said back
+    run(answer)    an Outcome
+    reveal()       for a room that has discussed it: the outcomes of what there is to run, without an answer
+    explanations() what there is to read where nothing can be run: answers in words, and what they lead to
+    lines          what there is to choose from or to put in order, as it is shown
+    example        an answer, so that one can see how it is written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from string import ascii_lowercase
+from typing import Any
+
+from course_lib.figures import Picture
+from course_lib.questions import units
+from course_lib.questions.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Option:
+    """One of several answers. run: its own experiment.  why: what the experiment shows, and what it means."""
+
+    text: str
+    run: Callable[[], Outcome]
+    why: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options, called a, b, c and so on."""
+
+    options: tuple[Option, ...]
+    example = "a"
+
+    @property
+    def letters(self) -> str:
+        return ascii_lowercase[: len(self.options)]
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{letter}  {option.text}" for letter, option in zip(self.letters, self.options, strict=True)]
+
+    def read(self, given: Any) -> str:
+        letter = str(given).strip().lower()
+        if len(letter) != 1 or letter not in self.letters:
+            raise ValueError(f"answer={given!r} is not an option; choose one of {', '.join(self.letters)}")
+        return letter
+
+    def words(self, answer: str) -> str:
+        return f"{answer}, {self._option(answer).text}"
+
+    def run(self, answer: str) -> Outcome:
+        option = self._option(answer)
+        return replace(option.run(), why=option.why)
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        return [(self.words(letter), self.run(letter)) for letter in self.letters]
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [(self.words(letter), self._option(letter).why) for letter in self.letters]
+
+    def _option(self, letter: str) -> Option:
+        return self.options[self.letters.index(letter)]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a run measured. value: in the first unit of the question's quantity.  happened: with the value in it."""
+
+    value: float
+    happened: str
+    measured: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with its unit.
+
+    measure: run it and read it off.  why: how one could have known.  slips: ways to be off by a factor, beside the
+        usual ones with units.  tolerance: by which share of the measured value an answer may differ.
+    """
+
+    quantity: units.Quantity
+    measure: Callable[[], Reading]
+    why: str
+    slips: tuple[units.Slip, ...] = ()
+    tolerance: float = 0.01
+    lines = ()
+
+    @property
+    def example(self) -> str:
+        return self.quantity.example
+
+    def read(self, given: Any) -> str:
+        text = str(given).strip()
+        units.parse(text, self.quantity)
+        return text
+
+    def words(self, answer: str) -> str:
+        return answer
+
+    def run(self, answer: str) -> Outcome:
+        reading, given = self.measure(), units.parse(answer, self.quantity)
+        if units.is_close(given, reading.value, self.tolerance):
+            return self._outcome(True, reading, self.why)
+        slip = units.explain(given, reading.value, self.quantity, self.slips, self.tolerance)
+        return self._outcome(False, reading, f"{slip}\n\n{self.why}" if slip else self.why)
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        return [("", self._outcome(None, self.measure(), self.why))]
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
+    def _outcome(self, right: bool | None, reading: Reading, why: str) -> Outcome:
+        return Outcome(right, reading.happened, why, measured=reading.measured, pictures=reading.pictures)
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Events to put in order; the order is a program, and `execute` runs it.
+
+    events: name to what is shown, in the order in which they are shown at first.  why: what a right order respects.
+    """
+
+    events: dict[str, str]
+    execute: Callable[[tuple[str, ...]], Outcome]
+    why: str
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.events.values())
+
+    @property
+    def example(self) -> str:
+        return " ".join(self.events)
+
+    def read(self, given: Any) -> list[str]:
+        names = given.split() if isinstance(given, str) else list(given)
+        if sorted(names) != sorted(self.events):
+            raise ValueError(f"answer={given!r} has to name each of these once: {' '.join(self.events)}")
+        return names
+
+    def words(self, answer: Sequence[str]) -> str:
+        return " → ".join(answer)
+
+    def run(self, answer: Sequence[str]) -> Outcome:
+        return self.execute(tuple(answer))
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        """Nothing without an order: the room gives one."""
+        return []
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
+
+@dataclass(frozen=True)
+class FreeText:
+    """A few sentences, to be compared with a model answer by the student.
+
+    experiment: what can be run about it.  checklist: what a good answer has in it.
+    """
+
+    experiment: Callable[[], Outcome]
+    model_answer: str
+    checklist: tuple[str, ...]
+    example, lines = "...", ()
+
+    def read(self, given: Any) -> str:
+        text = str(given).strip()
+        if not text:
+            raise ValueError("answer is empty; write a sentence or two first, then compare")
+        return text
+
+    def words(self, answer: str) -> str:
+        return f"“{answer}”"
+
+    def run(self, answer: str) -> Outcome:
+        return self._compare()
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        return [("", self._compare())]
+
+    def explanations(self) -> list[tuple[str, str]]:
+        points = "\n".join(f"- {point}" for point in self.checklist)
+        return [("", f"A good answer: {self.model_answer}\n\nDoes yours say this?\n\n{points}")]
+
+    def _compare(self) -> Outcome:
+        ((_, why),) = self.explanations()
+        return replace(self.experiment(), right=None, why=why)
+
+
+Form = Choice | Number | Ordering | FreeText

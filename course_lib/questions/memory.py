@@ -1,0 +1,229 @@
+"""Questions about memory: which limit calls for distribution (Q5), and how splitting layers relieves it (Q6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.checks.watch import Watch
+from course_lib.figures.axis import data_size
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.questions.forms import Choice, Form, Option
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.question import Family
+from course_lib.ranks import Pace, launch
+from course_lib.timeline import compute
+
+
+class Held(NamedTuple):
+    """Bytes of weights, gradients and optimizer state on one rank; at most, with the activations."""
+
+    states: int
+    peak: int
+
+
+def _train(rank: int, layers: int, samples: int, is_split: bool, dtype: torch.dtype) -> Held:
+    """Train this rank's layers of a model, or all of them, for two steps."""
+    config = GPTConfig(layers=layers, hidden=64)
+    own = layers // dist.get_world_size()
+    first, last = (rank * own, (rank + 1) * own) if is_split else (0, layers)
+    blocks = TinyGPT(config, dtype=dtype).blocks[1 + first : 1 + last]
+    inputs = torch.randn(samples, config.sequence, config.hidden, dtype=dtype)
+    optimizer = torch.optim.AdamW(blocks.parameters())
+    with Watch() as watch:
+        for _ in range(2):
+            _step(blocks, inputs, optimizer)
+    weights = list(blocks.parameters())
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    return Held(_bytes([*weights, *gradients, *moments]), _bytes(weights) + watch.peak)
+
+
+def _step(blocks: nn.Module, inputs: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    with compute("forward", work=len(inputs)):
+        loss = blocks(inputs).square().mean()  # stands for the layers after these
+    with compute("backward", work=len(inputs)):
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def train(
+    devices: int,
+    layers: int,
+    samples: int,
+    is_split: bool,
+    dtype: torch.dtype = torch.float32,
+    pace: Pace | None = None,
+) -> list[Held]:
+    """What each device holds that trains a model of so many layers, or its own share of them."""
+    return launch(_train, devices, (layers, samples, is_split, dtype), pace=pace).results
+
+
+# Q5. Which limit calls for distribution?
+
+SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A model of so many layers, and a device with memory for so many of them."""
+
+    layers: int
+    fits: int
+    billions: int
+
+    @property
+    def capacity(self) -> int:
+        """Bytes: the states of the layers that fit, and a tenth for activations."""
+        ((states, _),) = train(1, self.fits, SAMPLES, False)
+        return states + states // 10
+
+
+def _draw_too_large(random: Random) -> TooLarge:
+    layers, fits = random.choice([(6, 3), (8, 5), (12, 6)])
+    return TooLarge(layers, fits, random.choice([7, 20, 34]))
+
+
+def _ask_limit(case: TooLarge) -> tuple[str, Form]:
+    text = (
+        f"A language model of {case.billions} billion parameters is to be trained on the best single device there is, "
+        "with 80 GB of memory. Before the first step is done, training ends: out of memory. Which limit calls for "
+        "several devices?"
+    )
+    states = 16 * case.billions
+    memory = (
+        "Each parameter comes with a gradient and two numbers of the optimizer, 16 bytes in 32-bit numbers: "
+        f"{states} GB here, before a single activation is stored. Spread over several devices, each part fits."
+    )
+    slow = (
+        "A faster device stops at the same place, only sooner. (Speed is the other reason to distribute, but not here.)"
+    )
+    disk = "However few samples there are to read, the model itself is too large. It ends before data could matter."
+    network = "A single device sends nothing to anybody. A network matters once there are several."
+    return text, Choice(
+        (
+            Option("it computes too slowly", partial(_still_too_large, case, "speed"), slow),
+            Option("the training data cannot be read fast enough", partial(_still_too_large, case, "data"), disk),
+            Option("its memory cannot hold what training needs", partial(_spread, case), memory),
+            Option("the network between devices is too slow", partial(_still_too_large, case, "network"), network),
+        )
+    )
+
+
+def _still_too_large(case: TooLarge, remedy: str) -> Outcome:
+    """A single device with one thing made better: does it hold the model now?"""
+    pace = Pace({"forward": 1e-6, "backward": 1e-6} if remedy == "speed" else {"forward": 0.01, "backward": 0.02})
+    ((_, peak),) = train(1, case.layers, 1 if remedy == "data" else SAMPLES, False, pace=pace)
+    name = {
+        "speed": "a device that is thousands of times as fast",
+        "data": "a single sample to read",
+        "network": "a network that costs nothing, which nobody used",
+    }[remedy]
+    return _judge(case, peak, f"with {name}, one device", is_expected_to_fit=False)
+
+
+def _spread(case: TooLarge) -> Outcome:
+    """The layers spread over as few devices as divide them and suffice."""
+    devices = next(n for n in range(2, case.layers + 1) if case.layers % n == 0 and case.layers // n < case.fits)
+    peak = max(held.peak for held in train(devices, case.layers, SAMPLES, True))
+    return _judge(case, peak, f"with the layers spread over {devices} devices, each", is_expected_to_fit=True)
+
+
+def _judge(case: TooLarge, peak: int, who: str, is_expected_to_fit: bool) -> Outcome:
+    capacity = case.capacity
+    fits = peak <= capacity
+    said = (
+        f"Tried with a small model of {case.layers} layers and a device whose memory is for {case.fits}: {who} "
+        f"{'holds all it needs' if fits else 'still runs out of memory'}."
+    )
+    measured = f"Most held at one time: {data_size(peak)}; memory of a device: {data_size(capacity)}."
+    return Outcome(fits, said, shown=fits is is_expected_to_fit, measured=(measured,))
+
+
+# Q6. How does splitting layers relieve memory?
+
+
+@dataclass(frozen=True)
+class Split:
+    """So many layers on so many units."""
+
+    layers: int
+    units: int
+
+
+def _draw_split(random: Random) -> Split:
+    return Split(*random.choice([(6, 3), (6, 2), (12, 4)]))
+
+
+def _ask_relief(case: Split) -> tuple[str, Form]:
+    n = case.units
+    text = (
+        f"The {case.layers} layers of a model are split over {n} units in order, the first {case.layers // n} on the "
+        "first unit and so on. How does that relieve memory?"
+    )
+    layers = (
+        "A layer's parameters, its gradients, its optimizer state and its activations all live where the layer lives, "
+        f"and only there. Each of {n} units has a share of everything, and together they have it once."
+    )
+    samples = (
+        "That is data parallelism. Fewer samples mean fewer activations, but every unit still needs the parameters, "
+        "gradients and optimizer state of all layers."
+    )
+    bits = (
+        "Numbers of 16 bits take half the room, on any number of units. That is another mechanism; splitting layers "
+        "leaves every number as it is."
+    )
+    turns = (
+        "The units do take turns in computing. But parameters and optimizer state have to stay until the next turn: "
+        "what waits still occupies its memory."
+    )
+    return text, Choice(
+        (
+            Option("while a unit waits for its turn, its memory is free", partial(_while_waiting, case), turns),
+            Option("each unit needs memory for its own layers only", _holding(case, True, torch.float32), layers),
+            Option("each unit holds all layers, but fewer samples", _holding(case, False, torch.float32), samples),
+            Option("each unit stores its numbers in fewer bits", _holding(case, False, torch.bfloat16), bits),
+        )
+    )
+
+
+def _holding(case: Split, is_split: bool, dtype: torch.dtype) -> Callable[[], Outcome]:
+    return partial(_hold, case, is_split, dtype)
+
+
+def _hold(case: Split, is_split: bool, dtype: torch.dtype) -> Outcome:
+    """Do it as the option says; is each unit left with its share of what one unit would hold?"""
+    samples = 2 * case.units if is_split else 2
+    held = [one.states for one in train(case.units, case.layers, samples, is_split, dtype)]
+    ((whole, _),) = train(1, case.layers, 2 * case.units, False)
+    right = max(held) * case.units <= whole
+    said = (
+        f"Parameters, gradients and optimizer state: {data_size(max(held))} on each of {case.units} units; "
+        f"{data_size(whole)} on one unit alone."
+    )
+    return Outcome(right, said, shown=right is is_split)
+
+
+def _while_waiting(case: Split) -> Outcome:
+    """Training is over, and every unit waits: what it holds now."""
+    held = min(one.states for one in train(case.units, case.layers, 2, True))
+    said = f"When a unit has done its part and waits, it still holds {data_size(held)}."
+    return Outcome(held == 0, said, shown=held > 0)
+
+
+QUESTIONS: dict[str, Family] = {
+    "Q5": Family(TooLarge(8, 4, 13), _ask_limit, _draw_too_large),
+    "Q6": Family(Split(8, 4), _ask_relief, _draw_split),
+}

@@ -1,0 +1,231 @@
+"""Open cases: a situation, an answer in a few sentences, and a run behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib import data
+from course_lib.experiments import training_step
+from course_lib.figures import Timing, attribute, gantt, lost_time, speed_up
+from course_lib.figures.axis import data_size, percent
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.data_parallel import average_gradients
+from course_lib.model import TinyGPT
+from course_lib.questions import memory
+from course_lib.questions.forms import Form, FreeText
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.question import Family
+from course_lib.questions.replicas import TINY
+from course_lib.questions.stages import fill_and_drain, play
+from course_lib.ranks import Link, Pace, launch
+
+
+def _case(text: str, experiment: Callable[[], Outcome], answer: str, *checklist: str) -> Family[None]:
+    def ask(_: None) -> tuple[str, Form]:
+        return text, FreeText(experiment, answer, checklist)
+
+    return Family(None, ask)
+
+
+# Ideal speed-up
+
+
+def _speed_up() -> Outcome:
+    pace = Pace({"forward": 0.002, "backward": 0.004, "optimizer": 0.004}, Link(0.0005, 2e6))
+    steps = [training_step(n, 64, pace, overlap=False, repeat=2) for n in (1, 2, 4, 8)]
+    pictures = (
+        speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks"),
+        lost_time({f"N = {step.world_size}": attribute(step) for step in steps}, title="Where the time goes"),
+    )
+    return Outcome(
+        None, "The run behind it is a smaller one of the same kind, with 1, 2, 4 and 8 workers.", pictures=pictures
+    )
+
+
+IDEAL = _case(
+    "A step takes 3.2 seconds on one worker. With data parallelism on 8 workers it takes 0.56 seconds. Your manager "
+    "asks why it is not 8 times as fast, and whether a ninth worker should be bought. What do you answer?",
+    _speed_up,
+    "In the ideal case 8 workers would need 3.2 / 8 = 0.4 s. They need 0.56 s, which is 5.7 times as fast, 71% of the "
+    "ideal. Each worker computes an eighth as long, but exchanging gradients takes as long as ever, and the slowest "
+    "worker is waited for; that is the missing 0.16 s. A ninth worker shortens only the 0.4 s, to 0.36 s, and adds a "
+    "little to the exchange: a gain of some 7% for 12% more hardware. First hide the exchange behind the backward "
+    "pass, or give each worker more samples.",
+    "The ideal is 0.4 s; the speed-up is 5.7, or 71% of the ideal.",
+    "What does not shrink with more workers is named: the exchange of gradients, and waiting for the slowest.",
+    "The ninth worker's gain is estimated from the part that shrinks.",
+    "There is a remedy that costs less than hardware.",
+)
+
+
+# Analysing a data-parallel implementation
+
+
+def _gradients(rank: int, takes_share: bool) -> tuple[Tensor, Tensor]:
+    """This rank's gradient, and the mean of all, with or without the missing line."""
+    torch.manual_seed(0)
+    model = TinyGPT(TINY, dtype=torch.float64)
+    problems, _ = data.train_test_split()
+    inputs, targets = next(data.minibatches(problems, 64, seed=1))
+    if takes_share:
+        inputs, targets = batches.split((inputs, targets), dist.get_world_size())[rank]
+    data.answer_loss(model(inputs), targets).backward()
+    own = _vector(model)
+    average_gradients(model)
+    return own, _vector(model)
+
+
+def _vector(model: TinyGPT) -> Tensor:
+    return torch.cat(
+        [parameter.grad.flatten().clone() for parameter in model.parameters() if parameter.grad is not None]
+    )
+
+
+def _flaw() -> Outcome:
+    as_it_is, mended = launch(_gradients, 4, (False,)).results, launch(_gradients, 4, (True,)).results
+    same = all(torch.equal(own, as_it_is[0][0]) for own, _ in as_it_is)
+    differ = any(not torch.equal(own, mended[0][0]) for own, _ in mended)
+    said = (
+        f"Run on 4 ranks: before the all-reduce, all gradients are {'equal to the last bit' if same else 'different'}. "
+        f"With one more line that takes a share, they are {'different' if differ else 'equal'}."
+    )
+    return Outcome(None, said, shown=same and differ)
+
+
+FLAW = _case(
+    "A colleague has written this for 8 workers. The loss falls, the replicas are equal to the last bit, and there is "
+    "no "
+    "error. Still, it is no better than one worker. What is wrong, how do you prove it, and what do you change?\n\n"
+    "```\n"
+    "torch.manual_seed(0)\n"
+    "model = TinyGPT()\n"
+    "for inputs, targets in data.minibatches(problems, 64, seed=1):\n"
+    "    loss = data.answer_loss(model(inputs), targets)\n"
+    "    loss.backward()\n"
+    "    average_gradients(model)\n"
+    "    optimizer.step()\n"
+    "    optimizer.zero_grad()\n"
+    "```",
+    _flaw,
+    "Every worker draws the same minibatch, because all of them have the same seed, and none takes a share of it. "
+    "Eight equal gradients are averaged, and their mean is what each had already: the work of one, done eight times. "
+    "The proof is to compare the workers' gradients before the all-reduce: they are equal, where they should differ. "
+    "The remedy is one line, `inputs, targets = batches.split((inputs, targets), 8)[rank]`. (Equal replicas prove "
+    "nothing here: they are equal whatever the data.)",
+    "All workers compute on the same samples.",
+    "The averaging is right, and useless.",
+    "The proof looks at gradients or samples before the all-reduce, not at the replicas.",
+    "Each worker takes its own share, by rank.",
+)
+
+
+# Data distribution
+
+
+def _shares() -> Outcome:
+    inputs_and_targets = data.examples([(10 + sample, 90 - sample) for sample in range(10)])
+    whole = _mean_gradient(0, inputs_and_targets, None, 1)
+    off = {}
+    for name, is_weighted in (("plain mean", False), ("mean weighted by shares", True)):
+        mean = launch(_mean_gradient, 4, (inputs_and_targets, is_weighted, 4)).results[0]
+        off[name] = ((mean - whole).abs().max() / whole.abs().max()).item()
+    right = off["mean weighted by shares"] < 1e-9 < off["plain mean"]
+    said = (
+        "Run on 4 ranks with 10 samples: the plain mean of the gradients is not the minibatch's, the weighted one is."
+    )
+    measured = ", ".join(f"{name}: off by {percent(share)}" for name, share in off.items())
+    return Outcome(None, said, shown=right, measured=(f"{measured}.",))
+
+
+def _mean_gradient(rank: int, minibatch: tuple[Tensor, Tensor], is_weighted: bool | None, n: int) -> Tensor:
+    """The gradient of the minibatch as n ranks find it; is_weighted=None for one process with all of it."""
+    model = TinyGPT(TINY, dtype=torch.float64)
+    inputs, targets = batches.split(minibatch, n)[rank]
+    data.answer_loss(model(inputs), targets).backward()
+    if is_weighted is not None:
+        average_gradients(model, samples=len(inputs) if is_weighted else None)
+    return _vector(model)
+
+
+DISTRIBUTION = _case(
+    "10 samples are left at the end of the data, and 4 workers train with data parallelism. How do you distribute the "
+    "samples, what does each worker do with its share, and what has to be different from a minibatch of 12?",
+    _shares,
+    "Shares of 3, 3, 2 and 2: every sample exactly once, no share more than one larger than another. All workers "
+    "compute at the same time, each on the whole model. Then the gradients are averaged, and each has to count by the "
+    "size of its share, or a sample from a share of two counts one and a half times as much as one from a share of "
+    "three. With 12 samples the shares are equal, and so is every weight. (Leaving out two samples, or filling up, "
+    "would work as well, and changes what is learned.)",
+    "Every sample goes to exactly one worker, and the shares are as equal as they can be.",
+    "Every worker has the whole model, and all work at the same time.",
+    "Gradients of unequal shares are weighted by their sizes.",
+)
+
+
+# Rationale for model partitioning
+
+
+def _partition() -> Outcome:
+    ((alone, _),) = memory.train(1, 8, 4, False)
+    lines = [f"{n} devices: {data_size(max(held.states for held in memory.train(n, 8, 4, True)))}" for n in (2, 4, 8)]
+    said = "A small model was trained with its layers on 1, 2, 4 and 8 devices."
+    measured = (
+        f"Parameters, gradients and optimizer state on each device: alone {data_size(alone)}; {'; '.join(lines)}."
+    )
+    return Outcome(None, said, measured=(measured,))
+
+
+PARTITION = _case(
+    "A model of 20 billion parameters is to be trained with Adam in 32-bit numbers. You have 32 devices with 80 GB "
+    "each. A colleague proposes data parallelism on all of them. Why can that not work, what else does, and what does "
+    "it cost?",
+    _partition,
+    "Each parameter takes 16 bytes with its gradient and Adam's two numbers: 320 GB, and data parallelism puts all of "
+    "it on every device, however many there are. So the model itself has to be cut. Its layers on 8 devices make 40 GB "
+    "each, which leaves room for activations; the 32 devices are then 4 such groups, and data parallelism works "
+    "between the groups. The price: activations travel between the devices of a group, and without micro-batches only "
+    "one of them works at a time.",
+    "16 bytes for each parameter, 320 GB in all, which is more than 80 GB.",
+    "More replicas do not make a replica smaller.",
+    "A cut into enough parts, with room left for activations.",
+    "The price is named: communication inside the model, and idle devices.",
+)
+
+
+# Pipeline efficiency
+
+
+def _pipelines() -> Outcome:
+    few, many = play(fill_and_drain(4, 2), 4, 0.5), play(fill_and_drain(4, 8), 4, 0.25)
+    idle = [percent(timeline.idle_fraction()) for timeline in (few, many)]
+    measured = f"Idle with 2 micro-batches: {idle[0]} (in theory 60%); with 8: {idle[1]} (in theory 27%)."
+    pictures = (gantt(few, title="4 stages, 2 micro-batches"), gantt(many, title="4 stages, 8 micro-batches"))
+    return Outcome(None, "Run on 4 ranks, with 2 and with 8 micro-batches.", measured=(measured,), pictures=pictures)
+
+
+EFFICIENCY = _case(
+    "A pipeline of 4 stages runs with 2 micro-batches, and a monitor shows the devices busy for 40% of the time. "
+    "Explain the 40%, say what 8 micro-batches would make of it, and why nobody takes 1,000.",
+    _pipelines,
+    "With p stages and m micro-batches, a device has something to do for m of m + p - 1 turns: 2 of 5, 40%. The other "
+    "3 turns are the bubble, the time in which the pipeline fills and drains. With 8 micro-batches it is 8 of 11, 73%. "
+    "With 1,000 nearly nothing would be idle, but each micro-batch would be so small that a device computes it badly, "
+    "every message and every start of a kernel costs its fixed time a thousand times, and in a schedule that does all "
+    "forward passes first, the activations of all of them have to be kept.",
+    "m / (m + p - 1): 2 of 5 turns.",
+    "The idle time is filling and draining, not communication.",
+    "8 of 11 turns, 73%, with 8 micro-batches.",
+    "Very small micro-batches cost: fixed overhead, poor use of the device, or activations in memory.",
+)
+
+QUESTIONS: dict[str, Family] = {
+    "ideal_speed_up": IDEAL,
+    "find_the_flaw": FLAW,
+    "data_distribution": DISTRIBUTION,
+    "why_partition": PARTITION,
+    "pipeline_efficiency": EFFICIENCY,
+}

@@ -1,0 +1,76 @@
+"""What a run says about an answer, and how a student gets to see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from course_lib.figures import Picture
+from course_lib.questions.markup import inline, to_html, to_text
+
+RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # of the bar beside a feedback; its words say the same
+UNSHOWN = "(This time the run did not show it; a busy machine can hide a difference. Run it again.)"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one answer when it was run.
+
+    right: judged by the run; None where only the student can say.
+    happened: what the run showed, the same in every run.
+    why: what that means.
+    shown: whether the run showed what `why` claims.
+    measured: sentences with times in them, which differ from run to run.
+    """
+
+    right: bool | None
+    happened: str
+    why: str = ""
+    shown: bool = True
+    measured: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """The outcome of an answer, in words and pictures. Shows itself in a notebook; `str` is the same in every run.
+
+    answer: in words.  remarks: what else there is to say, for instance that the answer could not be kept.
+    """
+
+    answer: str
+    outcome: Outcome
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> bool | None:
+        return self.outcome.right
+
+    @property
+    def headline(self) -> str:
+        words = {True: "Right.", False: "Not this one.", None: "Compare."}
+        return f"{words[self.right]} You answered: {self.answer}" if self.answer else "This is what the run says."
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, map(to_text, [self.headline, *self._words()])))
+
+    def inline(self, key: str) -> str:
+        """HTML for `widgets.HTML`, the pictures in the colors of JupyterLab's theme. key: what their ids begin with."""
+        pictures = self.outcome.pictures
+        return self._html([picture.inline(f"{key}-{number}") for number, picture in enumerate(pictures)])
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        pictures = [picture._repr_mimebundle_() for picture in self.outcome.pictures]
+        text = [str(self), *self.outcome.measured, *(picture["text/plain"] for picture in pictures)]
+        return {"text/plain": "\n\n".join(text), "text/html": self._html([p["text/html"] for p in pictures])}
+
+    def _words(self) -> list[str]:
+        outcome = self.outcome
+        return [outcome.happened, outcome.why, "" if outcome.shown else UNSHOWN, *self.remarks]
+
+    def _html(self, pictures: list[str]) -> str:
+        bar = {True: RIGHT, False: WRONG, None: NEITHER}[self.right]
+        headline = inline(self.headline).replace("\n", "<br>")
+        words = "".join(to_html(text) for text in [*self._words(), *self.outcome.measured] if text)
+        style = f"border-left:4px solid {bar};padding-left:12px;line-height:1.4"
+        said = f"<div style='max-width:46em'><p><b>{headline}</b></p>{words}</div>"
+        return f"<div style='{style}'>{said}{''.join(pictures)}</div>"

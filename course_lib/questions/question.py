@@ -1,0 +1,106 @@
+"""A question: what is asked, in which form it is answered, and what becomes of an answer.
+
+An answer goes two steps. First the student commits to it, and it is kept; then it is run, and the run says what comes
+of it. `answer` does both, `commit` and `run` are the steps of a card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Generic, TypeVar
+
+from course_lib.questions import progress
+from course_lib.questions.catalog import CATALOG, Entry
+from course_lib.questions.forms import Form
+from course_lib.questions.outcome import Feedback
+
+Case = TypeVar("Case")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with its numbers.
+
+    seed: which numbers; 0 are those of the lesson.  text: the situation, and what is asked.
+    varies: whether there are other numbers.
+    """
+
+    name: str
+    seed: int
+    text: str
+    form: Form
+    varies: bool = True
+
+    @property
+    def entry(self) -> Entry:
+        return CATALOG[self.name]
+
+    def answer(self, given: Any) -> Feedback:
+        """Keep the answer, run it, and say what came of it.
+
+        given: a letter, "12 MB", a list of events or a text, whatever the form asks for.
+
+        Raises ValueError, saying what would work, for something that is no answer to this question.
+        """
+        return self.run(self.commit(given))
+
+    def commit(self, given: Any) -> Any:
+        """Keep the answer; returns it in its one written form. Raises ValueError as `answer` does."""
+        answer = self.form.read(given)
+        self._keep("committed", answer)
+        return answer
+
+    def run(self, answer: Any) -> Feedback:
+        """Run an answer that `commit` returned. Raises RunError if it was stopped."""
+        outcome = self.form.run(answer)
+        complaint = self._keep("ran", answer, outcome.right)
+        return Feedback(self.form.words(answer), outcome, tuple(filter(None, [complaint])))
+
+    def draft(self, text: str) -> None:
+        """Keep a text that the student is still working on."""
+        self._keep("drafted", text)
+
+    def check(self, answer: Any) -> None:
+        """Keep that the student has compared a text with the model answer."""
+        self._keep("checked", answer)
+
+    def reveal(self) -> list[Feedback]:
+        """What can be run without an answer, for a room that has discussed the question. Nothing is kept."""
+        return [Feedback(words, outcome) for words, outcome in self.form.reveal()]
+
+    def latest(self) -> progress.Note | None:
+        """The last thing that was kept about this question with these numbers."""
+        with contextlib.suppress(OSError):
+            return progress.latest(self.name, self.seed)
+        return None
+
+    def _keep(self, what: str, answer: Any, right: bool | None = None) -> str:
+        """Returns what is to be said if it could not be kept."""
+        try:
+            progress.record(what, self.name, self.seed, answer, right)
+        except OSError as error:
+            return (
+                f"(Your answer could not be kept: {error.strerror or error}. Is {progress.folder()} write-protected?)"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Family(Generic[Case]):
+    """A question for any numbers.
+
+    first: those of the lesson.  ask: the text and the form for some.  draw: others; None if there are none.
+    """
+
+    first: Case
+    ask: Callable[[Case], tuple[str, Form]]
+    draw: Callable[[Random], Case] | None = None
+
+    def question(self, name: str, seed: int = 0) -> Question:
+        if seed and self.draw is None:
+            raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
+        case = self.draw(Random(seed)) if seed and self.draw else self.first
+        return Question(name, seed, *self.ask(case), varies=self.draw is not None)

@@ -1,0 +1,141 @@
+"""Q2: the events of one training step, in order. The order is a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib import data
+from course_lib.figures import gantt
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.data_parallel import average_gradients
+from course_lib.model import TinyGPT
+from course_lib.questions.forms import Form, Ordering
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.question import Family
+from course_lib.questions.replicas import SAME, TINY, distance, draw_workers, minibatches_for, weights_of
+from course_lib.ranks import Link, Pace, RankFailed, launch
+from course_lib.timeline import compute
+
+STEPS = 6
+
+# Q2. The events of one step, in order
+
+
+EVENTS = {
+    "update": "update: the optimizer changes the weights",
+    "backward": "backward: compute the gradients of this rank's share",
+    "all_reduce": "all_reduce: average the gradients over all ranks",
+    "split": "split: take this rank's share of the next minibatch",
+    "clear": "clear: set the gradients back to nothing",
+    "forward": "forward: compute the loss of this rank's share",
+}
+FREEDOM = (
+    "Every event comes after what it needs: split, forward, backward, all_reduce, update leave no choice. Where to "
+    "clear is up to you, as long as it is between an update and the next backward pass."
+)
+SOLUTION = ("split", "forward", "backward", "all_reduce", "update", "clear")
+FEW_SECONDS = Pace({"forward": 0.02, "backward": 0.04, "optimizer": 0.01}, Link(latency=0.0002))
+
+
+class Worker:
+    """One rank, with a method for each event."""
+
+    def __init__(self, rank: int, workers: int) -> None:
+        self.rank, self.model = rank, TinyGPT(TINY, dtype=torch.float64)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
+        self.minibatches = minibatches_for(workers)
+        self.share: tuple[Tensor, Tensor] | None = None
+        self.loss: Tensor | None = None
+
+    def split(self) -> None:
+        self.share = batches.split(next(self.minibatches), dist.get_world_size())[self.rank]
+
+    def forward(self) -> None:
+        if self.share is None:
+            raise LookupError("forward has nothing to compute on, because no share has been taken yet")
+        with compute("forward"):
+            self.loss = data.answer_loss(self.model(self.share[0]), self.share[1])
+
+    def backward(self) -> None:
+        if self.loss is None:
+            raise LookupError("backward has no loss to begin with, because there was no forward pass yet")
+        with compute("backward"):
+            self.loss.backward()
+
+    def all_reduce(self) -> None:
+        average_gradients(self.model)
+
+    def update(self) -> None:
+        with compute("optimizer"):
+            self.optimizer.step()
+
+    def clear(self) -> None:
+        self.optimizer.zero_grad()
+
+
+def follow(rank: int, order: tuple[str, ...], workers: int, steps: int) -> Tensor:
+    """Do the events of each step in this order; the weights after every step, [steps, weights]."""
+    worker = Worker(rank, workers)
+    history = []
+    for _ in range(steps):
+        for event in order:
+            getattr(worker, event)()
+        history.append(weights_of(worker.model))
+    return torch.stack(history)
+
+
+def _ask_order(workers: int) -> tuple[str, Form]:
+    text = (
+        f"{workers} replicas train with data parallelism. Put the events of one step in order. Your order becomes a "
+        "program, and the ranks run it step after step."
+    )
+    return text, Ordering(EVENTS, partial(_follow, workers), FREEDOM)
+
+
+def _follow(workers: int, order: tuple[str, ...]) -> Outcome:
+    try:
+        replicas = launch(follow, workers, (order, workers, STEPS)).results
+    except RankFailed as error:
+        said = f"It cannot be run: {error.__cause__}."
+        return Outcome(False, said, "Each event needs what another one has made. Ask of each: what does it work on?")
+    (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS)).results
+    right, said, why = _judge(order, replicas, alone)
+    drift = [(replicas_at - replicas[0][n]).abs().max().item() for n, replicas_at in _by_step(replicas)]
+    measured = ", ".join(f"{drift[n - 1]:.2g} after step {n}" for n in (1, STEPS // 2, STEPS))
+    paced = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
+    picture = gantt(paced.timeline, title="Two steps in this order")
+    return Outcome(right, said, why, measured=(f"How far the replicas are apart: {measured}.",), pictures=(picture,))
+
+
+def _by_step(replicas: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """For every step, the weights of all replicas [replicas, weights]."""
+    return enumerate(torch.stack(replicas, dim=1))
+
+
+def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tuple[bool, str, str]:
+    """Right or not, what the run showed, and why."""
+    same, equal = distance(replicas, alone) < SAME, distance(replicas, replicas[0]) == 0
+    if same:
+        said = "The replicas stay equal to the last bit, and it is the training of one process with all shares."
+        return True, said, FREEDOM
+    if all(torch.equal(history[0], history[-1]) for history in replicas):
+        said = "The replicas stay equal, because none of them ever changes: nobody learns anything."
+        return False, said, "When the update came, the gradients had just been cleared, and there was nothing to do."
+    if equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
+        said = "The replicas stay equal, but they are always one step behind one process."
+        why = "It is the right circle, begun in the middle: the update of each step is done at the start of the next."
+        return False, said, why
+    said = "The replicas drift apart, and nothing ever brings them together again."
+    if order.index("all_reduce") < order.index("backward"):
+        return False, said, "When the all-reduce came, there was no new gradient to average yet."
+    return False, said, "Each replica takes its own step, before the mean is there."
+
+
+QUESTIONS: dict[str, Family] = {
+    "Q2": Family(4, _ask_order, draw_workers),
+}

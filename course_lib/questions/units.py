@@ -1,0 +1,86 @@
+"""Numbers as students write them, and the slips that happen with their units."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_BYTES = {
+    **{f"{prefix}B": factor for prefix, factor in {**_PREFIXES, **_BINARY}.items()},
+    **{f"{prefix}bit": factor / 8 for prefix, factor in {**_PREFIXES, **_BINARY}.items()},
+    "byte": 1.0,
+    "bytes": 1.0,
+    "bits": 1 / 8,
+}
+
+
+class Quantity(NamedTuple):
+    """What is asked for. units: what may stand after the number, and how much of the first one it is."""
+
+    name: str
+    units: dict[str, float]
+    example: str
+
+
+class Slip(NamedTuple):
+    """A factor by which an answer may be off, and what that means."""
+
+    factor: float
+    text: str
+
+
+BYTES = Quantity("a number of bytes", _BYTES, "12 MB")
+TIMES = Quantity("a factor", {"times": 1.0, "x": 1.0, "×": 1.0, "": 1.0}, "6.5 times")
+SAMPLES = Quantity("a number of samples", {"samples": 1.0, "sample": 1.0, "": 1.0}, "16 samples")
+SECONDS = Quantity("a time", {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "min": 60.0, "h": 3600.0}, "1.5 s")
+SHARE = Quantity("a share", {"%": 0.01, "percent": 0.01, "": 1.0}, "25%")
+
+_THOUSAND = "You are off by a factor of a thousand: look at the prefix of the unit (kilo, mega, giga)."
+_BITS = "You are off by a factor of 8: a byte has eight bits, and networks are sold in bits, memory in bytes."
+_MIB = (
+    "Close: you counted in powers of 1024 where a thousand is meant, or the other way around. 1 MB is a million "
+    "bytes, 1 MiB is 1,048,576."
+)
+_USUAL = {
+    BYTES.name: [
+        *(Slip(factor, _BITS) for factor in (8, 1 / 8)),
+        *(Slip(1.024**power, _MIB) for power in (-3, -2, -1, 1, 2, 3)),
+        *(Slip(1000.0**power, _THOUSAND) for power in (-2, -1, 1, 2)),
+    ],
+    SECONDS.name: [
+        *(Slip(1000.0**power, _THOUSAND) for power in (-2, -1, 1, 2)),
+        *(Slip(factor, "You are off by a factor of 60: seconds against minutes.") for factor in (60, 1 / 60)),
+    ],
+    SHARE.name: [Slip(factor, "25% is 0.25: you are off by that factor of a hundred.") for factor in (100, 0.01)],
+}
+
+
+def parse(text: str, quantity: Quantity) -> float:
+    """The number in the first of the quantity's units: parse("1,200 kB", BYTES) is 1.2e6.
+
+    Raises ValueError, saying what would work, for text without a number or with another unit.
+    """
+    found = re.fullmatch(r"\s*((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s,.].*?)?\s*", text)
+    if not found:
+        raise ValueError(f"{text!r} is not {quantity.name}; write for instance {quantity.example!r}")
+    number, unit = re.sub("[,_]", "", found[1]), found[2] or ""
+    if unit not in quantity.units:
+        known = ", ".join(name for name in quantity.units if name)
+        problem = f"{unit!r} is not a unit of {quantity.name}" if unit else f"{text!r} has no unit"
+        raise ValueError(f"{problem}; write for instance {quantity.example!r}, with one of {known}")
+    return float(number) * quantity.units[unit]
+
+
+def explain(given: float, true: float, quantity: Quantity, slips: tuple[Slip, ...], tolerance: float) -> str:
+    """Which slip leads from the true value to the given one; "" if none of those known does."""
+    for slip in (*slips, *_USUAL.get(quantity.name, [])):
+        if is_close(given, true * slip.factor, tolerance):
+            return slip.text
+    return ""
+
+
+def is_close(given: float, true: float, tolerance: float) -> bool:
+    """tolerance: a share of the true value, 0 to 1."""
+    return abs(given - true) <= tolerance * abs(true)

@@ -1,0 +1,282 @@
+"""A question with buttons: decide, run it, look, try another answer, ask for other numbers.
+
+    from course_lib.widgets.cards import Card
+    Card("Q4")
+    Card("Q4", poll=True)     for a room: nothing is decided and nothing kept; one button runs every answer
+
+    What does each worker get?
+    ( ) a  all 512 samples, and an eighth of the model
+    (o) b  64 samples, and the whole model               decide  ->  run it  ->  what came of it, in words and pictures
+    [Commit to this answer]                                 ^                          |
+                                                            |____ try another answer __|
+
+What was decided is in the student's file before it is run, and there again when the notebook is opened anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+from collections.abc import Callable
+from html import escape
+from typing import Any, Protocol
+
+import ipywidgets as widgets
+
+from course_lib import questions
+from course_lib.questions.forms import Choice, FreeText, Number, Ordering
+from course_lib.questions.markup import inline, to_html, to_text
+from course_lib.questions.outcome import Feedback
+from course_lib.questions.question import Question
+from course_lib.ranks import RunError
+
+POLL = "COURSE_POLL"  # an environment variable: if it is set, all cards are for a room
+WIDE = widgets.Layout(width="100%", max_width="52em")
+DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
+HIDE, OTHER = "Hide the answer", "Other numbers"
+
+
+class Field(Protocol):
+    """Where an answer is given. widget: what is shown.  answer: None before there is one."""
+
+    widget: Any
+
+    @property
+    def answer(self) -> Any: ...
+
+    def show(self, answer: Any) -> None: ...
+
+    def lock(self, is_locked: bool) -> None: ...
+
+
+class ChoiceField:
+    def __init__(self, form: Choice, controls: Any) -> None:
+        self.form, self.widget = form, controls.Options("Choose one:", form.lines)
+
+    @property
+    def answer(self) -> str | None:
+        return self.form.letters[self.widget.chosen[0]] if self.widget.chosen else None
+
+    def show(self, answer: str) -> None:
+        self.widget.chosen = [self.form.letters.index(answer)]
+
+    def lock(self, is_locked: bool) -> None:
+        self.widget.locked = is_locked
+
+
+class OrderField:
+    def __init__(self, form: Ordering, controls: Any) -> None:
+        self.widget = controls.OrderList("Events, the first at the top", form.events)
+
+    @property
+    def answer(self) -> list[str]:
+        return list(self.widget.order)
+
+    def show(self, answer: list[str]) -> None:
+        self.widget.order = list(answer)
+
+    def lock(self, is_locked: bool) -> None:
+        self.widget.locked = is_locked
+
+
+class TextField:
+    """A number with its unit on a line, or sentences in a box."""
+
+    def __init__(self, form: Number | FreeText) -> None:
+        if isinstance(form, Number):
+            hint = f"with its unit, for instance {form.quantity.example}"
+            self.widget = widgets.Text(description="Your answer:", placeholder=hint, continuous_update=False)
+            self.widget.layout = widgets.Layout(width="30em", max_width="100%")
+        else:
+            self.widget = widgets.Textarea(description="Your answer:", rows=6, continuous_update=False, layout=WIDE)
+        self.widget.style.description_width = "initial"
+
+    @property
+    def answer(self) -> str | None:
+        return self.widget.value.strip() or None
+
+    def show(self, answer: str) -> None:
+        self.widget.value = answer
+
+    def lock(self, is_locked: bool) -> None:
+        self.widget.disabled = is_locked
+
+
+class Card:
+    """Shows itself in a notebook, with its controls; where widgets do not run, as text that says how to answer.
+
+    name, seed: as for `questions.load`.
+    poll: for a room that discusses the question; by default if the environment variable COURSE_POLL is set.
+    plain: only ipywidgets; by default if anywidget is missing.
+
+    Raises ValueError for a name that is not in the catalog.
+    """
+
+    def __init__(self, name: str, seed: int = 0, poll: bool | None = None, plain: bool | None = None) -> None:
+        self.poll = bool(os.environ.get(POLL)) if poll is None else poll
+        self._controls = _controls(plain)
+        self._key = f"card-{secrets.token_hex(4)}"
+        self.main, self.other = self._controls.Button(), self._controls.Button()
+        self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
+        self.feedback.layout = widgets.Layout(width="100%", max_width="850px")
+        self.checklist: Any = None
+        self._box, self._buttons = widgets.VBox(), widgets.HBox([self.main, self.other])
+        self.main.observe(lambda _: self._try(self._press, self.main), "clicks")
+        self.other.observe(lambda _: self._try(self._ask_other_numbers, self.other), "clicks")
+        self._ask(questions.load(name, seed))
+
+    def _ask(self, question: Question) -> None:
+        self.question = question
+        self.field: Field | None = _field(question, self._controls, self.poll)
+        self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
+        self._say("")
+        self._reopen()
+        if not self.poll:
+            self._recall()
+        if isinstance(question.form, FreeText) and self.field:
+            self.field.widget.observe(lambda change: question.draft(change["new"]), "value")
+
+    def _recall(self) -> None:
+        """Show what is in the student's file."""
+        note = self.question.latest()
+        if note is None or self.field is None:
+            return
+        try:
+            self.field.show(self.question.form.read(note.answer))
+        except ValueError:  # of an older edition of the course
+            return
+        if note.what == "committed":
+            self._committed(note.answer)
+        elif note.what == "ran":
+            words = {True: "It was right.", False: "It was not the one.", None: ""}[note.right]
+            self._say(f"Your answer of {note.when[:10]}. {words}")
+
+    # What the buttons do
+
+    def _press(self) -> None:
+        actions = {DECIDE: self._commit, RUN: self._reveal if self.poll else self._run}
+        actions.get(self._step, self._reopen)()
+
+    def _commit(self) -> None:
+        assert self.field is not None
+        if self.field.answer is None:
+            self._say("Decide on an answer first, even if it is a guess.", "alert")
+            return
+        self._committed(self.question.commit(self.field.answer))
+
+    def _committed(self, answer: Any) -> None:
+        assert self.field is not None
+        self._answer = answer
+        self.field.lock(True)
+        self._say(f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it.")
+        self._go(RUN)
+
+    def _run(self) -> None:
+        self._say("Running it on real ranks. To stop, choose Interrupt Kernel in the Kernel menu.")
+        self._show([self.question.run(self._answer)])
+        if isinstance(self.question.form, FreeText):
+            self._offer_checklist(self.question.form)
+        self._say("")
+        self._go(AGAIN)
+
+    def _reveal(self) -> None:
+        """For a room: what can be run without an answer, or the order that the room has found."""
+        self._say("Running it on real ranks. To stop, choose Interrupt Kernel in the Kernel menu.")
+        form = self.question.form
+        if self.field is None:
+            self._show(self.question.reveal())
+        else:
+            self._show([Feedback(form.words(self.field.answer), form.run(self.field.answer))])
+        self._say("")
+        self._go(HIDE)
+
+    def _reopen(self) -> None:
+        self.feedback.value, self.checklist = "", None
+        if self.field:
+            self.field.lock(False)
+        self._go(RUN if self.poll else DECIDE)
+
+    def _ask_other_numbers(self) -> None:
+        self._ask(questions.load(self.question.name, self.question.seed + 1))
+
+    def _go(self, step: str) -> None:
+        """The step that the main button stands for now."""
+        self._step = self.main.label = step
+        self.other.label = OTHER if self.question.varies and step in (DECIDE, AGAIN) else ""
+        field = self.field.widget if self.field else None
+        parts = [self.text, field, self._buttons, self.status, self.feedback, self.checklist]
+        self._box.children = [part for part in parts if part is not None]
+
+    # What is seen
+
+    def _show(self, found: list[Feedback]) -> None:
+        parts = (feedback.inline(f"{self._key}-{number}") for number, feedback in enumerate(found))
+        self.feedback.value = "".join(f"<div role='group' aria-label='What came of it'>{part}</div>" for part in parts)
+
+    def _offer_checklist(self, form: FreeText) -> None:
+        self.checklist = self._controls.Options("Tick what your answer says:", form.checklist, several=True)
+        self.checklist.observe(lambda change: self.question.check(change["new"]), "chosen")
+
+    def _say(self, text: str, role: str = "status") -> None:
+        """role: "status" or "alert", so that screen readers speak up."""
+        self.status.value = f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"
+
+    def _try(self, action: Callable[[], None], button: Any) -> None:
+        """What goes wrong is said in the card, and its buttons go on working."""
+        button.enabled = False
+        try:
+            action()
+        except ValueError as error:
+            self._say(str(error), "alert")
+        except (Exception, KeyboardInterrupt) as error:
+            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            self._say(f"It could not be run. {reason} Press the button to try again.", "alert")
+        finally:
+            button.enabled = True
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return {**self._box._repr_mimebundle_(), **stored(self.question, self.poll)}
+
+
+def stored(question: Question, poll: bool) -> dict[str, str]:
+    """What stays of a card where no widget runs: the question, how to answer it, and folded away the explanations."""
+    numbers = f", {question.seed}" if question.seed else ""
+    how = f'questions.load("{question.name}"{numbers}).answer("{question.form.example}")'
+    text = [question.entry.title, to_text(question.text), "\n".join(question.form.lines), f"Answer with {how}"]
+    html = f"{_heading(question)}{to_html(question.text)}{_listed(question)}"
+    html += f"<p><i>Run this cell to answer with buttons, or write <code>{escape(how)}</code>.</i></p>"
+    if not poll:
+        explained = (f"{words}: {why}" if words else why for words, why in question.form.explanations())
+        html += f"<details><summary>What the answers lead to</summary>{''.join(map(to_html, explained))}</details>"
+    return {"text/plain": "\n\n".join(filter(None, text)), "text/html": _wrap(html)}
+
+
+def _controls(plain: bool | None) -> Any:
+    if plain is None:
+        plain = importlib.util.find_spec("anywidget") is None
+    name = "plain_answers" if plain else "answers"
+    return importlib.import_module(f"course_lib.widgets.{name}")
+
+
+def _field(question: Question, controls: Any, poll: bool) -> Field | None:
+    form = question.form
+    if isinstance(form, Ordering):
+        return OrderField(form, controls)
+    if poll:
+        return None
+    return ChoiceField(form, controls) if isinstance(form, Choice) else TextField(form)
+
+
+def _heading(question: Question) -> str:
+    return f"<p><b>{escape(question.entry.title)}</b></p>"
+
+
+def _listed(question: Question) -> str:
+    """Options or events as a list, where no control shows them."""
+    items = "".join(f"<li>{inline(line)}</li>" for line in question.form.lines)
+    return f"<ul style='list-style:none;padding-left:1em'>{items}</ul>" if items else ""
+
+
+def _wrap(html: str) -> str:
+    return f"<div style='line-height:1.4;max-width:46em'>{html}</div>"

@@ -1,0 +1,240 @@
+"""Predicted bytes against real runs: what the trace counted, and what the ledger found."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from course_lib import launch
+from course_lib.mechanisms import data_parallel
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.planner import ModelSpec, Plan, wire
+from course_lib.planner.memory import model_state
+
+WORLD_SIZES = [2, 4, 8]
+CONFIG = GPTConfig(vocab=13, sequence=8, layers=2, hidden=16, heads=8, ffn_hidden=24)
+CONFIGS = [CONFIG, replace(CONFIG, tied_embeddings=True), replace(CONFIG, kv_heads=2)]
+EVERY_SIZE_AND_CONFIG = [(2, CONFIGS[0]), (4, CONFIGS[1]), (4, CONFIGS[2]), (8, CONFIGS[0])]
+SAMPLES = 8
+BUCKET_MB = 0.01  # several buckets even for this model
+
+Step = Callable[[], None]
+
+
+def spec(config: GPTConfig) -> ModelSpec:
+    return ModelSpec(
+        config.layers, config.hidden, config.heads, config.sequence, config.vocab, config.kv_heads, config.ffn_hidden,
+        tied_embeddings=config.tied_embeddings,
+    )  # fmt: skip
+
+
+def batch(config: GPTConfig, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.arange(samples * (config.sequence + 1)).view(samples, -1) % config.vocab
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def sent_and_held(run: Callable[..., Any], world_size: int, *args: Any) -> tuple[list[int], list[Any]]:
+    """Bytes by rank sent in the last of three steps, and what the function returned after them.
+
+    What is sent to set up and in the first step besides is not a step's.
+    """
+    two, three = (launch(run, world_size, (*args, steps)) for steps in (2, 3))
+    sent = [three.timeline.bytes_sent(rank) - two.timeline.bytes_sent(rank) for rank in range(world_size)]
+    return sent, three.results
+
+
+def sent_in_a_step(run: Callable[..., Any], world_size: int, *args: Any) -> list[int]:
+    return sent_and_held(run, world_size, *args)[0]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["plain", "tied", "fewer keys"])
+def test_parameters_are_those_of_the_model_in_its_order(config: GPTConfig) -> None:
+    sizes = [parameter.numel() for parameter in TinyGPT(config).parameters()]
+    assert wire.all_parameter_sizes(spec(config)) == sizes
+    assert spec(config).parameters == sum(sizes)
+    assert model_state(sum(sizes), Plan(precision="fp32")) == (4 * sum(sizes), 4 * sum(sizes), 8 * sum(sizes))
+
+
+def averaging(rank: int, config: GPTConfig, steps: int) -> None:
+    model = TinyGPT(config)
+    inputs, targets = batch(config, 2)
+    for _ in range(steps):
+        loss_of(model(inputs), targets).backward()
+        data_parallel.average_gradients(model)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_average_gradients_sends_what_was_predicted(world_size: int) -> None:
+    expected = wire.average_gradients(wire.all_parameter_sizes(spec(CONFIG)), world_size)
+    assert sent_in_a_step(averaging, world_size, CONFIG) == [expected] * world_size
+
+
+def in_buckets(rank: int, config: GPTConfig, steps: int) -> None:
+    replica = data_parallel.DataParallel(TinyGPT(config), bucket_mb=BUCKET_MB)
+    inputs, targets = batch(config, 2)
+    for _ in range(steps):
+        loss_of(replica(inputs), targets).backward()
+        replica.finish()
+
+
+@pytest.mark.parametrize(("world_size", "config"), EVERY_SIZE_AND_CONFIG)
+def test_data_parallel_sends_what_was_predicted(world_size: int, config: GPTConfig) -> None:
+    expected = wire.data_parallel(wire.all_parameter_sizes(spec(config)), world_size, BUCKET_MB)
+    assert sent_in_a_step(in_buckets, world_size, config) == [expected] * world_size
+
+
+def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any, steps: int) -> Any:
+    from course_lib.mechanisms import ledger, sharding
+
+    model = TinyGPT(config)
+    optimizer = sharding.ShardedOptimizer(
+        model.parameters(),
+        torch.optim.Adam,
+        gradients=gradients,
+        bucket_mb=BUCKET_MB,
+    )
+    inputs, targets = batch(config, 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        optimizer.step()
+    held = ledger.count(model, optimizer.inner)
+    return held.parameters, held.optimizer
+
+
+@pytest.mark.parametrize("gradients", ["local", "sharded"])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: int, gradients: str) -> None:
+    pytest.importorskip("course_lib.mechanisms.sharding")
+    pytest.importorskip("course_lib.mechanisms.ledger")
+    sizes = wire.all_parameter_sizes(spec(CONFIG))
+    sent, found = sent_and_held(with_sharded_optimizer, world_size, CONFIG, gradients)
+    assert sent == [wire.sharded_optimizer(sizes, world_size, BUCKET_MB)] * world_size
+    parameters, _, optimizer = wire.held_sharded_optimizer(sizes, world_size, BUCKET_MB)
+    assert found == [(parameters, optimizer)] * world_size
+
+
+def fully_sharded(rank: int, config: GPTConfig, steps: int) -> Any:
+    from course_lib.mechanisms import ledger, sharding
+
+    model = sharding.FullySharded(TinyGPT(config))
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs, targets = batch(config, 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        optimizer.step()
+    held = ledger.count(model, optimizer)
+    return held.parameters, held.gradients, held.optimizer
+
+
+@pytest.mark.parametrize(("world_size", "config"), EVERY_SIZE_AND_CONFIG)
+def test_the_fully_sharded_model_sends_and_holds_what_was_predicted(world_size: int, config: GPTConfig) -> None:
+    pytest.importorskip("course_lib.mechanisms.sharding")
+    pytest.importorskip("course_lib.mechanisms.ledger")
+    expected = wire.fully_sharded(spec(config), world_size)
+    sent, found = sent_and_held(fully_sharded, world_size, config)
+    assert sent == [expected] * world_size
+    assert found == [wire.held_fully_sharded(spec(config), world_size)] * world_size
+
+
+def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool, steps: int) -> Any:
+    from course_lib.mechanisms import ledger, tensor_parallel
+
+    model = tensor_parallel.parallelize(TinyGPT(config), sequence_parallel=sequence_parallel)
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs, targets = batch(config, 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        tensor_parallel.vocab_parallel_cross_entropy(model(inputs), targets, config.vocab).backward()
+        tensor_parallel.sum_partial_gradients(model)
+        optimizer.step()
+    held = ledger.count(model, optimizer)
+    return held.parameters, held.gradients, held.optimizer
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, sequence_parallel: bool) -> None:
+    pytest.importorskip("course_lib.mechanisms.tensor_parallel")
+    pytest.importorskip("course_lib.mechanisms.ledger")
+    blocks = range(CONFIG.layers + 2)
+    expected = wire.tensor_parallel(spec(CONFIG), blocks, 2, world_size, sequence_parallel)
+    sent, found = sent_and_held(tensor_parallel_step, world_size, CONFIG, sequence_parallel)
+    assert sent == [expected] * world_size
+    sizes = [wire.all_parameter_sizes(spec(CONFIG), world_size, rank) for rank in range(world_size)]
+    assert found == [wire.held(of_rank) for of_rank in sizes]
+
+
+def pipeline_step(rank: int, config: GPTConfig, name: str, n_stages: int, steps: int) -> None:
+    from course_lib.mechanisms import pipeline, schedules
+
+    schedule = schedules.SCHEDULES[name](n_stages, SAMPLES)
+    blocks, cuts = TinyGPT(config).blocks, stage_blocks(config, n_stages)
+    stages = [blocks[cut.start : cut.stop] for cut in cuts]
+    inputs, targets = batch(config, SAMPLES)
+    for _ in range(steps):
+        pipeline.run_schedule(schedule, stages, inputs, targets, loss_of)
+
+
+def stage_blocks(config: GPTConfig, n_stages: int) -> list[range]:
+    ends = [round(stage * (config.layers + 2) / n_stages) for stage in range(n_stages + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize(("name", "stages_per_rank"), [("1f1b", 1), ("gpipe", 1), ("zbv", 2)])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_per_rank: int) -> None:
+    pytest.importorskip("course_lib.mechanisms.pipeline")
+    from course_lib import schedules
+
+    n_stages = world_size * stages_per_rank
+    config = replace(CONFIG, layers=max(2, n_stages - 2))
+    rank_of = schedules.SCHEDULES[name](n_stages, SAMPLES).rank_of
+    homes = [rank_of[stage] for stage in range(n_stages)]
+    expected = [wire.pipeline(spec(config), homes, rank, SAMPLES) for rank in range(world_size)]
+    assert sent_in_a_step(pipeline_step, world_size, config, name, n_stages) == expected
+
+
+def combined_step(rank: int, config: GPTConfig, tp: int, steps: int) -> None:
+    """Data parallelism over tensor parallelism: groups of tp neighbors, and across them those of the same place."""
+    from course_lib.mechanisms import tensor_parallel
+
+    n = dist.get_world_size()
+    tensors = [dist.new_group(list(range(first, first + tp))) for first in range(0, n, tp)]
+    replicas = [dist.new_group(list(range(first, n, tp))) for first in range(tp)]
+    tensor, data = tensors[rank // tp], replicas[rank % tp]
+    model = tensor_parallel.parallelize(TinyGPT(config), tensor)
+    replica = data_parallel.DataParallel(model, data, bucket_mb=BUCKET_MB)
+    inputs, targets = batch(config, 2)
+    for _ in range(steps):
+        tensor_parallel.vocab_parallel_cross_entropy(replica(inputs), targets, config.vocab, tensor).backward()
+        replica.finish()
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (2, 4), (4, 2)])
+def test_a_combination_sends_the_sum(dp: int, tp: int) -> None:
+    pytest.importorskip("course_lib.mechanisms.tensor_parallel")
+    model, blocks = spec(CONFIG), range(CONFIG.layers + 2)
+    expected = [
+        wire.tensor_parallel(model, blocks, 2, tp)
+        + wire.data_parallel(wire.all_parameter_sizes(model, tp, rank % tp), dp, BUCKET_MB)
+        for rank in range(dp * tp)
+    ]
+    assert sent_in_a_step(combined_step, dp * tp, CONFIG, tp) == expected
+
+
+def test_a_model_that_the_course_cannot_build_is_refused() -> None:
+    with pytest.raises(ValueError, match="biases and learned positions"):
+        wire.all_parameter_sizes(ModelSpec(2, 16, 4, 8, 13, gated_mlp=True))

@@ -1,0 +1,58 @@
+"""Q5 and Q6, with bytes counted on real ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from course_lib import questions
+from course_lib.questions import memory
+from course_lib.questions.memory import TooLarge
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", True), ("d", False)])
+def test_q5(seed: int, answer: str, right: bool) -> None:
+    outcome = questions.load("Q5", seed).form.run(answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert ("holds all it needs" if right else "still runs out of memory") in outcome.happened
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_the_model_of_q5_is_too_large_for_one_device_and_not_for_several(seed: int) -> None:
+    text = questions.load("Q5", seed).text
+    assert 16 * int(text.split(" billion")[0].split()[-1]) > 80
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("answer", "right", "happened"),
+    [
+        ("a", False, "and waits, it still holds"),
+        ("b", True, "on each of"),
+        ("c", False, "on each of"),
+        ("d", False, "on"),
+    ],
+)
+def test_q6(seed: int, answer: str, right: bool, happened: str) -> None:
+    outcome = questions.load("Q6", seed).form.run(answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert happened in outcome.happened
+
+
+def test_weights_gradients_and_adams_state_take_16_bytes_for_each_parameter() -> None:
+    ((states, peak),) = memory.train(1, 2, 4, False)
+    parameters = 2 * (12 * 64**2 + 13 * 64)  # four matrices of attention, two of the MLP; biases and norms
+    assert states == 16 * parameters
+    assert peak > states
+
+
+def test_a_share_of_the_layers_is_that_share_of_the_memory() -> None:
+    ((whole, _),) = memory.train(1, 4, 4, False)
+    assert [held.states for held in memory.train(4, 4, 4, True)] == [whole // 4] * 4
+    assert memory.train(1, 4, 4, False, torch.bfloat16)[0].states == whole // 2
+
+
+def test_the_memory_of_a_device_is_for_so_many_layers_and_no_more() -> None:
+    case = TooLarge(8, 4, 13)
+    assert memory.train(1, 3, 4, False)[0].peak <= case.capacity < memory.train(1, 5, 4, False)[0].peak

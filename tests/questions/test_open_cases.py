@@ -1,0 +1,38 @@
+"""The runs behind the open cases show what their model answers say."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib import questions
+from course_lib.questions.catalog import CATALOG
+from course_lib.questions.open_cases import QUESTIONS
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_case_is_run_and_left_to_the_student_to_judge(name: str) -> None:
+    feedback = questions.load(name).answer("I do not know yet.")
+    assert feedback.right is None
+    assert feedback.outcome.shown
+    assert "A good answer:" in str(feedback)
+    assert feedback.outcome.happened
+    assert CATALOG[name].home == "open_cases"
+
+
+def test_the_flaw_is_seen_in_the_gradients() -> None:
+    said = questions.load("find_the_flaw").form.run("?").happened
+    assert "all gradients are equal to the last bit" in said
+    assert "they are different" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("ideal_speed_up", [f"{3.2 / 8:g} s", f"{3.2 / 0.56:.1f} times", f"{3.2 / 8 / 0.56:.0%}", f"{3.2 / 9:.2f} s"]),
+        ("why_partition", [f"{16 * 20} GB", f"{16 * 20 / 8:g} GB"]),
+        ("pipeline_efficiency", [f"{2 / (2 + 4 - 1):.0%}", f"{8 / (8 + 4 - 1):.0%}"]),
+    ],
+)
+def test_the_figures_of_model_answers(name: str, figures: list[str]) -> None:
+    ((_, answer),) = questions.load(name).form.explanations()
+    assert [figure for figure in figures if figure not in answer] == []

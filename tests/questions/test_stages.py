@@ -1,0 +1,138 @@
+"""Q7, Q11, Q10 and Q8, on real ranks at the pace of emulated devices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from course_lib import questions
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.pipeline import Grid
+from course_lib.questions.stages import Event, fill_and_drain, play, until_stuck
+from course_lib.ranks import Deadlock, RankFailed
+
+
+def run(name: str, answer: str, seed: int = 0) -> Outcome:
+    form: Any = questions.load(name, seed).form
+    return form.run(form.read(answer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "happened"),
+    [
+        ("a", False, "links that cost nothing: the step becomes hardly shorter"),
+        ("b", False, "the whole model has"),
+        ("c", True, "On average one of 4 devices was working"),
+        ("d", False, "The last device computes as long as the others"),
+    ],
+)
+def test_q7(answer: str, right: bool, happened: str) -> None:
+    outcome = run("Q7", answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert happened in outcome.happened
+
+
+@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", False), ("d", True)])
+def test_q11(answer: str, right: bool) -> None:
+    outcome = run("Q11", answer, seed=1)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert ("far more units" if right else "still about one unit") in outcome.happened
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "when"),
+    [("a", False, "later"), ("b", False, "earlier"), ("c", True, "just then"), ("d", False, "later")],
+)
+def test_q10_is_read_off_a_trace(answer: str, right: bool, when: str) -> None:
+    outcome = run("Q10", answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert "when S3 has finished MB1, S1 is busy with the forward pass of MB4" in outcome.happened
+    assert outcome.happened.endswith(f"What you said, it does {when}.")
+
+
+def test_q10_is_right_with_other_numbers_too() -> None:
+    assert run("Q10", "c", seed=3).right
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "F0@0 F1@0 F0@1 F1@1 B1@1 B0@1 B1@0 B0@0",  # all forward passes first
+        "F0@0 F1@0 F0@1 B0@1 F1@1 B1@1 B0@0 B1@0",  # one forward, one backward
+        "F0@1 B0@1 F1@1 B1@1 F0@0 F1@0 B0@0 B1@0",  # the same; which device stands first does not matter
+    ],
+)
+def test_q8_takes_any_order_that_no_other_one_beats(order: str) -> None:
+    outcome = run("Q8", order)
+    assert outcome.right
+    assert "No order keeps the devices busier" in outcome.happened
+
+
+def test_q8_shows_how_long_the_devices_of_a_worse_order_are_idle() -> None:
+    outcome = run("Q8", "F0@0 F0@1 B0@1 B0@0 F1@0 F1@1 B1@1 B1@0")
+    assert outcome.right is False
+    assert "idle longer than need be" in outcome.happened
+    assert "below it" in outcome.pictures[0].summary
+
+
+def test_q8_shows_a_deadlock() -> None:
+    outcome = run("Q8", "F0@0 B0@0 F1@0 F1@1 F0@1 B0@1 B1@1 B1@0")
+    assert outcome.right is False
+    assert "stuck for good" in outcome.happened
+    assert "waits to receive from" in outcome.measured[0]
+    assert "2 ranks" in outcome.pictures[0].summary
+
+
+def test_q8_refuses_a_backward_pass_without_its_forward_pass() -> None:
+    outcome = run("Q8", "B0@0 F0@0 F1@0 F0@1 F1@1 B0@1 B1@1 B1@0")
+    assert outcome.right is False
+    assert "device 0 cannot do B0@0: it has not done F0@0 yet" in outcome.happened
+
+
+def makespan(order: tuple[Event, ...]) -> float:
+    """When the last event of an order ends, with F of one and B of two units; infinite if it gets stuck."""
+    ends: dict[Event, float] = {}
+    rows = [[event for event in order if event.device == device] for device in (0, 1)]
+    clocks = [0.0, 0.0]
+    while any(rows):
+        for device, row in enumerate(rows):
+            if row and (ready := _ready(row[0], ends)) is not None:
+                event = row.pop(0)
+                clocks[device] = ends[event] = max(clocks[device], ready) + (1 if event.op == "F" else 2)
+                break
+        else:
+            return float("inf")
+    return max(clocks)
+
+
+def _ready(event: Event, ends: dict[Event, float]) -> float | None:
+    needs = [Event("F", event.micro_batch, event.device)] if event.op == "B" else []
+    source = event.device - 1 if event.op == "F" else event.device + 1
+    needs += [event._replace(device=source)] if source in (0, 1) else []
+    return max((ends[need] for need in needs), default=0.0) if all(need in ends for need in needs) else None
+
+
+def test_the_next_best_order_of_q8_is_farther_from_the_best_than_its_tolerance() -> None:
+    """Every order of two devices and two micro-batches, on paper."""
+    events = fill_and_drain(2, 2)
+    own = [[event for event in events if event.device == device] for device in (0, 1)]
+    orders = itertools.product(itertools.permutations(own[0]), itertools.permutations(own[1]))
+    spans = {makespan(first + second) for first, second in orders} - {float("inf")}
+    idle = sorted(1 - 12 / (2 * span) for span in spans)
+    assert idle[0] == pytest.approx(Grid(2, 2).least_idle)
+    assert idle[1] - idle[0] > 0.06
+
+
+def test_what_is_done_before_a_deadlock() -> None:
+    order = [Event.read(name) for name in ["F0@0", "B0@0", "F1@0", "F1@1", "F0@1", "B0@1", "B1@1", "B1@0"]]
+    assert list(map(str, until_stuck(order))) == ["F0@0"]
+    assert until_stuck(fill_and_drain(3, 2)) == fill_and_drain(3, 2)
+
+
+def test_a_program_stops_where_its_order_does() -> None:
+    with pytest.raises(Deadlock):
+        play([Event("F", 0, 1), Event("B", 0, 1), Event("F", 1, 1), Event("B", 1, 1), Event("F", 0, 0)], 2)
+    with pytest.raises(RankFailed, match="it has not done F0@1 yet"):
+        play([Event("B", 0, 1)], 2)

@@ -1,0 +1,255 @@
+"""Question cards, pressed without a browser; tests/browser does it with the mouse and with keys."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib import questions
+from course_lib.questions import progress
+from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, Reading
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.question import Question
+from course_lib.questions.units import BYTES
+from course_lib.ranks import RunError
+from course_lib.widgets import answers, plain_answers
+from course_lib.widgets.cards import AGAIN, DECIDE, HIDE, OTHER, RUN, Card
+
+
+def stopped() -> Outcome:
+    raise RunError("Rank 1 was stopped.")
+
+
+FORMS: dict[str, Any] = {
+    "Q4": Choice(
+        (
+            Option("one", partial(Outcome, False, "ran one"), "not one"),
+            Option("two", partial(Outcome, True, "ran two"), "two it is"),
+            Option("three", stopped, "never seen"),
+        )
+    ),
+    "bytes_sent": Number(BYTES, partial(Reading, 8e6, "It sent 8 MB."), "because"),
+    "Q2": Ordering({"x": "first x", "y": "then y"}, lambda order: Outcome(order == ("y", "x"), "ran it"), "y is first"),
+    "Q1": FreeText(partial(Outcome, None, "ran it"), "This is it.", ("a cause", "a remedy")),
+}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of answers for this test alone, and questions whose experiments take no time."""
+    monkeypatch.setenv("COURSE_STATE", str(tmp_path))
+    monkeypatch.delenv("COURSE_POLL", raising=False)
+    monkeypatch.setattr(
+        questions, "load", lambda name, seed=0: Question(name, seed, f"Case {seed}?", FORMS[name], name != "Q1")
+    )
+    return tmp_path
+
+
+def press(button: Any) -> None:
+    """As the browser does it."""
+    assert button.enabled
+    assert button.label
+    button.clicks += 1
+
+
+def whats() -> list[str]:
+    return [note.what for note in progress.notes()]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_choice_is_decided_then_run_then_tried_again(plain: bool) -> None:
+    card = Card("Q4", plain=plain)
+    assert card.field is not None
+    card.field.widget.chosen = [0]
+    press(card.main)
+    assert (card.main.label, card.field.widget.locked, card.feedback.value) == (RUN, True, "")
+    assert whats() == ["committed"]
+    press(card.main)
+    assert card.main.label == AGAIN
+    assert "Not this one." in card.feedback.value
+    assert "ran one" in card.feedback.value
+    assert "not one" in card.feedback.value
+    press(card.main)
+    assert (card.main.label, card.field.widget.locked, card.feedback.value) == (DECIDE, False, "")
+    card.field.widget.chosen = [1]
+    press(card.main)
+    press(card.main)
+    assert "Right." in card.feedback.value
+    assert [note.right for note in progress.notes()] == [None, False, None, True]
+
+
+def test_without_an_answer_nothing_is_decided() -> None:
+    card = Card("Q4")
+    press(card.main)
+    assert card.main.label == DECIDE
+    assert "role='alert'" in card.status.value
+    assert "Decide on an answer first" in card.status.value
+    assert whats() == []
+
+
+def test_a_number_without_its_unit_is_asked_for_again() -> None:
+    card = Card("bytes_sent")
+    assert card.field is not None
+    card.field.widget.value = "8"
+    press(card.main)
+    assert "has no unit; write for instance" in card.status.value
+    assert card.main.label == DECIDE
+    card.field.widget.value = "8 MB"
+    press(card.main)
+    assert card.field.widget.disabled
+    press(card.main)
+    assert "Right." in card.feedback.value
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_order_is_run_as_it_stands(plain: bool) -> None:
+    card = Card("Q2", plain=plain)
+    assert card.field is not None
+    card.field.widget.order = ["y", "x"]
+    press(card.main)
+    press(card.main)
+    assert "Right." in card.feedback.value
+    assert progress.notes()[-1].answer == ["y", "x"]
+
+
+def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
+    card = Card("Q1")
+    assert card.field is not None
+    card.field.widget.value = "half an ans"
+    assert whats() == ["drafted"]
+    assert Card("Q1").field.answer == "half an ans"
+    press(card.main)
+    press(card.main)
+    assert "This is it." in card.feedback.value
+    card.checklist.chosen = [1]
+    assert (whats()[-1], progress.notes()[-1].answer) == ("checked", [1])
+
+
+def test_a_card_opened_anew_shows_what_was_decided() -> None:
+    first = Card("Q4")
+    first.field.widget.chosen = [1]
+    press(first.main)
+    second = Card("Q4")
+    assert (second.field.answer, second.main.label) == ("b", RUN)
+    press(second.main)
+    third = Card("Q4")
+    assert (third.field.answer, third.main.label) == ("b", DECIDE)
+    assert "It was right." in third.status.value
+
+
+def test_a_kept_answer_that_no_longer_fits_the_question_is_left_alone() -> None:
+    progress.record("committed", "Q4", 0, "z")
+    card = Card("Q4")
+    assert (card.field.answer, card.main.label) == (None, DECIDE)
+
+
+def test_a_run_that_does_not_end_well_says_so_and_can_be_repeated() -> None:
+    card = Card("Q4")
+    card.field.widget.chosen = [2]
+    press(card.main)
+    press(card.main)
+    assert "role='alert'" in card.status.value
+    assert "Rank 1 was stopped." in card.status.value
+    assert (card.main.label, card.main.enabled) == (RUN, True)
+
+
+def test_other_numbers_are_asked_for_with_a_button() -> None:
+    card = Card("Q4")
+    assert card.other.label == OTHER
+    press(card.other)
+    assert card.question.seed == 1
+    assert "Case 1?" in card.text.value
+    assert card.main.label == DECIDE
+    assert Card("Q1").other.label == ""
+
+
+def test_a_room_sees_the_question_and_then_every_answer() -> None:
+    card = Card("Q1", poll=True)
+    assert card.field is None
+    card = Card("bytes_sent", poll=True)
+    assert (card.main.label, card.feedback.value) == (RUN, "")
+    press(card.main)
+    assert "It sent 8 MB." in card.feedback.value
+    assert "You answered" not in card.feedback.value
+    press(card.main)
+    assert (card.main.label, card.feedback.value) == (RUN, "")
+    assert whats() == []
+
+
+def test_a_room_gives_an_order() -> None:
+    card = Card("Q2", poll=True)
+    assert card.field is not None
+    card.field.widget.order = ["y", "x"]
+    press(card.main)
+    assert "Right." in card.feedback.value
+    assert card.main.label == HIDE
+    assert whats() == []
+
+
+def test_all_cards_are_for_a_room_if_the_presenter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_POLL", "1")
+    assert Card("Q4").poll
+    assert not Card("Q4", poll=False).poll
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_where_no_widget_runs_there_is_the_question_and_how_to_answer(name: str) -> None:
+    bundle = Card(name)._repr_mimebundle_()
+    for kind in ("text/plain", "text/html"):
+        assert "Case 0?" in bundle[kind]
+        assert f'questions.load("{name}").answer("' in bundle[kind].replace("&quot;", '"')
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert "<details>" in bundle["text/html"]
+
+
+def test_what_is_stored_does_not_depend_on_what_was_answered() -> None:
+    before = Card("Q4")._repr_mimebundle_()["text/html"]
+    questions.load("Q4").answer("a")
+    assert Card("Q4")._repr_mimebundle_()["text/html"] == before
+
+
+def test_a_room_finds_no_explanations_in_what_is_stored() -> None:
+    assert "<details>" not in Card("Q4", poll=True)._repr_mimebundle_()["text/html"]
+
+
+def test_every_control_has_a_name() -> None:
+    choice, number, order, text = (Card(name).field for name in ("Q4", "bytes_sent", "Q2", "Q1"))
+    assert choice.widget.label
+    assert order.widget.label
+    assert number.widget.description
+    assert text.widget.description
+
+
+def test_the_plain_list_is_ordered_with_its_buttons() -> None:
+    plain = plain_answers.OrderList("Events", {"x": "first", "y": "second", "z": "third"})
+    up, down = plain.rows["y"].children[:2]
+    up.click()
+    assert plain.order == ["y", "x", "z"]
+    up.click()
+    assert plain.order == ["y", "x", "z"]
+    down.click()
+    down.click()
+    assert plain.order == ["x", "z", "y"]
+    plain.locked = True
+    assert up.disabled
+
+
+def test_plain_options_let_go_of_each_other_unless_several_may_be_chosen() -> None:
+    one = plain_answers.Options("Choose", ["x", "y"])
+    one.boxes[0].value = True
+    one.boxes[1].value = True
+    assert (one.chosen, one.boxes[0].value) == ([1], False)
+    one.boxes[1].value = False
+    assert one.chosen == []
+    several = plain_answers.Options("Tick", ["x", "y"], several=True)
+    several.boxes[1].value = several.boxes[0].value = True
+    assert sorted(several.chosen) == [0, 1]
+
+
+def test_both_kinds_of_controls_have_the_same_names() -> None:
+    for name in ("Options", "OrderList", "Button"):
+        ours = set(getattr(answers, name).class_own_traits()) - {"_esm", "_css", "texts", "label", "several"}
+        assert ours <= set(getattr(plain_answers, name).class_traits())
