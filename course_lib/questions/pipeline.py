@@ -140,7 +140,8 @@ def _ask_moment(case: Moment) -> tuple[str, Form]:
 
 def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
     """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
-    timeline = play(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
+    order = fill_and_drain(case.stages, case.next_of_first + 2)
+    timeline = min((play(order, case.stages) for _ in range(2)), key=lambda one: one.makespan)  # the less disturbed one
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, kind, micro_batch)
     # A hair after the moment, so that what ends then is over and what begins then has begun.
