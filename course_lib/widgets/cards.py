@@ -248,7 +248,7 @@ def stored(question: Question, poll: bool) -> dict[str, str]:
         question.entry.title,
         to_text(question.text),
         "\n".join(question.form.lines),
-        f"Answer with {how}, after {first}",
+        f"Answer with: {how}",
     ]
     html = f"{_heading(question)}{to_html(question.text)}{_listed(question)}"
     html += f"<p><i>Run this cell to answer with buttons, or write <code>{escape(how)}</code></i></p>"
