@@ -147,11 +147,11 @@ def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
     # A hair after the moment, so that what ends then is over and what begins then has begun.
     now = finished + SECONDS["forward"] / 4
     right = claimed.start <= now < claimed.end
-    order = "just then" if right else "later" if claimed.start > now else "earlier"
+    when = "just then" if right else "later" if claimed.start > now else "earlier"
     doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
     said = (
         f"Read off the trace: when S{case.stage} has finished MB{case.micro_batch}, S1 is busy with {_words(doing)}. "
-        f"What you said, it does {order}."
+        f"What you said, it does {when}."
     )
     picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
     return Outcome(right, said, shown=right == (micro_batch == case.next_of_first - 1), pictures=(picture,))
