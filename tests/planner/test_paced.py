@@ -40,7 +40,6 @@ def computing(timeline: Timeline) -> float:
 @pytest.mark.parametrize(
     ("name", "ranks", "stages", "pace", "weight_grad"),
     [
-        ("gpipe", 4, 4, WHOLE, 0.0),
         ("1f1b", 4, 4, WHOLE, 0.0),
         ("interleaved_1f1b", 4, 8, WHOLE, 0.0),
         ("zb_h1", 4, 4, SPLIT, WEIGHT_GRAD),
