@@ -21,7 +21,7 @@ from course_lib.questions.forms import Choice, Form, Option
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import Pace, RankFailed, launch
-from course_lib.timeline import compute
+from course_lib.timeline import Timeline, compute
 
 TINY = GPTConfig(layers=1, hidden=8, heads=2)
 STEPS = 5
@@ -97,7 +97,8 @@ def _share_out(case: Sharing, splits_samples: bool, splits_model: bool) -> Outco
     total = sum(run.results)
     once = "every sample once" if total == case.samples else f"every sample {total // case.samples} times"
     said = f"It runs: each worker computes {run.results[0]} samples, and together they compute {once}."
-    picture = gantt(run.timeline, title="The forward passes of this answer")
+    passes = [span for span in run.timeline.spans if span.kind == "forward"]
+    picture = gantt(Timeline(passes, case.workers, "paced"), title="The forward passes of this answer")
     return Outcome(total == case.samples, said, shown=not splits_model, pictures=(picture,))
 
 
@@ -108,6 +109,7 @@ def _worker(rank: int, case: Sharing, splits_samples: bool, splits_model: bool) 
     inputs, targets = batches.split(minibatch, case.workers)[rank] if splits_samples else minibatch
     blocks = TinyGPT(replace(TINY, layers=case.workers - 2 or 1)).blocks
     part = blocks[rank : rank + 1] if splits_model else blocks
+    dist.barrier()
     with compute("forward", work=len(inputs)):
         data.answer_loss(part(inputs), targets)
     return len(inputs)

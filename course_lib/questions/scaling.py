@@ -67,7 +67,7 @@ def _ask_bytes(case: Gradients) -> tuple[str, Form]:
 
 
 def _count_bytes(case: Gradients) -> Reading:
-    run = launch(_ring, case.ranks, (case.parameters,))
+    run = launch(_ring, case.ranks, (case.parameters,), pace=Pace(link=Link(0.004, 20e6)))
     sent = run.timeline.bytes_sent(0)
     said = f"Each rank sent {sent:,} bytes, {sent / case.bytes:.3f} times the gradients."
     return Reading(sent, said, pictures=(gantt(run.timeline, title="Once around the ring, and once more"),))

@@ -50,7 +50,7 @@ class Event(NamedTuple):
     @property
     def words(self) -> str:
         direction = "forward" if self.op == "F" else "backward"
-        return f"{direction} of micro-batch {self.micro_batch} on device {self.device}"
+        return f"{self}: {direction} of micro-batch {self.micro_batch} on device {self.device}"
 
 
 def play(order: Sequence[Event], devices: int, work: float = 1.0, pace: Pace | None = None) -> Timeline:

@@ -242,10 +242,16 @@ class Card:
 def stored(question: Question, poll: bool) -> dict[str, str]:
     """What stays of a card where no widget runs: the question, how to answer it, and folded away the explanations."""
     numbers = f", {question.seed}" if question.seed else ""
-    how = f'questions.load("{question.name}"{numbers}).answer("{question.form.example}")'
-    text = [question.entry.title, to_text(question.text), "\n".join(question.form.lines), f"Answer with {how}"]
+    answer = f'questions.load("{question.name}"{numbers}).answer("{question.form.example}")'
+    how = f"from course_lib import questions; {answer}"
+    text = [
+        question.entry.title,
+        to_text(question.text),
+        "\n".join(question.form.lines),
+        f"Answer with: {how}",
+    ]
     html = f"{_heading(question)}{to_html(question.text)}{_listed(question)}"
-    html += f"<p><i>Run this cell to answer with buttons, or write <code>{escape(how)}</code>.</i></p>"
+    html += f"<p><i>Run this cell to answer with buttons, or write <code>{escape(how)}</code></i></p>"
     if not poll:
         explained = (f"{words}: {why}" if words else why for words, why in question.form.explanations())
         html += f"<details><summary>What the answers lead to</summary>{''.join(map(to_html, explained))}</details>"

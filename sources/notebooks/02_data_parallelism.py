@@ -324,12 +324,6 @@ print(f"one process alone: {one_rank:,} bytes; each of four ranks: {one_rank:,} 
 # Nothing: a replica is a whole model. Data parallelism makes training faster, it does not make a model fit. (What
 # shrinks are the activations, since a share has fewer samples.)
 #
-# ### Open case: eight workers, the speed of one
-
-# %%
-Card("find_the_flaw")
-
-# %% [markdown]
 # ## 4. The order of things
 #
 # ### Question: one step, in order
@@ -434,12 +428,6 @@ Card("Q3")
 # Did you try devices of twice the speed? Each step becomes shorter, but the speed-up *worse*: less computing, and
 # just as much to send.
 #
-# ### Open case: not eight times as fast
-
-# %%
-Card("ideal_speed_up")
-
-# %% [markdown]
 # ## 6. Turn the knobs
 #
 # Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute
@@ -458,6 +446,17 @@ Card("ideal_speed_up")
 from course_lib.widgets.data_parallel import DataParallelExplorer
 
 DataParallelExplorer()
+
+# %% [markdown]
+# ## 7. Two cases
+#
+# For another day, or for a room to discuss: answer in your own words, then compare with the run and a model answer.
+
+# %%
+Card("find_the_flaw")
+
+# %%
+Card("ideal_speed_up")
 
 # %% [markdown]
 # ## What you know now
