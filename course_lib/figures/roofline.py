@@ -90,7 +90,23 @@ def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
 def _points(name: str, one: Estimate) -> list[_Point]:
     flops = one.model.step_flops(one.global_batch) + one.model.recomputed_flops(one.global_batch, one.plan.recompute)
     own = flops / one.cluster.devices
-    return [_Point(name, link, own / sent, own / one.step_time.total) for link, sent in one.traffic.items() if sent]
+    sent = _sent(one)
+    return [_Point(name, link, own / sent[link], own / one.step_time.total) for link in sent if sent[link]]
+
+
+def _sent(one: Estimate) -> dict[str, float]:
+    """Bytes of one device by link. Of a ring through several nodes, one hop in each node crosses the network."""
+    from course_lib.planner.communication import groups
+
+    inside, between = one.cluster.inside_link.name, one.cluster.between_link.name
+    sent = {inside: 0.0, between: 0.0}
+    for kind, flow in one.flows.items():
+        group = groups(one.plan, one.cluster.devices_per_node)[kind]
+        is_ring = kind != "pipeline" and group.nodes > 1
+        crossing = flow.bytes / group.per_node if is_ring else flow.bytes
+        sent[flow.link] += crossing
+        sent[inside] += flow.bytes - crossing
+    return sent
 
 
 def _roof(intensity: float, bandwidth: float, peak: float) -> float:

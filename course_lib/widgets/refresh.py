@@ -1,7 +1,7 @@
 """What if: an explorer of a hardware refresh.
 
-    | devices  --o--  H100-80GB         | network  -o---  InfiniBand NDR       |
-    | nodes    ---o-  8                                                        |
+    | devices  ----o  B200-180GB        | network  --o--  InfiniBand HDR       |
+    | nodes    o----  4 of 8 devices                                           |
     | what the new cluster is worth, with the old plan and with a new one      |
     | where the time of a step goes: before, with the old plan, with a new one |
     | what lies in memory, in all three                                        |
@@ -102,7 +102,7 @@ def describe(before: Estimate, old: Estimate, new: Estimate) -> str:
     return f"{text} With the old plan it would be {old.step_time.total / before.step_time.total:.0%} of the old step."
 
 
-def explorer(device: str = "H100-80GB", network: str = "InfiniBand HDR", nodes: int = 8) -> Explorer:
+def explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes: int = 4) -> Explorer:
     """Three controls, two or three sentences, two pictures; everything is modelled."""
     controls = {
         "device": Slider("devices", DEVICES, device),

@@ -57,6 +57,7 @@ print(f"at its fullest: {ledger.peak.held.total / (4 * parameters):.1f} times th
 # %% tags=["nbval-ignore-output"]
 from course_lib.figures import memory_by_part
 
+
 def held_at(event, step):
     return [sample.held for sample in ledger.samples if sample.event == event][step]
 
@@ -103,7 +104,7 @@ GiB = 2**30
 print(f"{80 * GiB / 16 / 1e9:.1f} billion")
 
 # %% [markdown]
-# And no such GPU is left for the activations. How many bytes are those?
+# Then there would be no room for a single activation. How many bytes are those?
 #
 # ## 3. What the backward pass needs
 #
@@ -147,8 +148,8 @@ for name, predicted in {**planned.parts, "activations": activations}.items():
         print(f"{name:12} planned {predicted:12,.0f}   counted {counted[name]:12,}   {predicted / counted[name]:.3f}")
 
 # %% [markdown]
-# Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent (the
-# planner counts as a GPU stores them). Good enough to extrapolate.
+# Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. Good
+# enough to extrapolate.
 #
 # The models of GPT-3's paper (Brown et al. 2020, table 2.1) make a family of eight, from 125 million to 175 billion
 # parameters. *Predict:* which is the largest that you can train on one A100 with 80 GiB, one sample at a time?
@@ -177,18 +178,19 @@ limits(alone, TOKENS, width=850, title="Which of eight models can one A100 train
 
 # %%
 best = "B200-180GB"
+one_by_one = Plan(micro_batch=1)
 model_13b = FAMILY["13B"]
 
-def fits(cluster, plan=Plan(), batch=256):
-    planned = estimate(model_13b, cluster, plan, batch)
-    return f"{planned.memory.total / GiB:5.0f} GiB of {planned.capacity / GiB:.0f}, {'fits' if planned.fits else 'does not fit'}"
+def try_with(what, devices=1, plan=one_by_one, batch=256, **changes):
+    planned = estimate(model_13b, Cluster(best, 1, devices, **changes), plan, batch)
+    verdict = "fits" if planned.fits else "does not fit"
+    print(f"{what:35} {planned.memory.total / GiB:4.0f} GiB of {planned.capacity / GiB:.0f}, {verdict}")
 
-one_device = Cluster(best, nodes=1, devices_per_node=1)
-print("as it is                          ", fits(one_device))
-print("a: every FLOP of the peak reached ", fits(Cluster(best, nodes=1, devices_per_node=1, matmul=1.0)))
-print("b: two devices, half of it on each", fits(Cluster(best, nodes=1, devices_per_node=2), Plan(tp=2)))
-print("c: the fastest network            ", fits(Cluster(best, nodes=1, devices_per_node=1, between="InfiniBand NDR")))
-print("d: a minibatch of a single sample ", fits(one_device, batch=1))
+try_with("as it is")
+try_with("a: every FLOP of the peak reached", matmul=1.0)
+try_with("b: two devices, half of it on each", devices=2, plan=Plan(tp=2))
+try_with("c: the fastest network", between="InfiniBand NDR")
+try_with("d: a minibatch of a single sample", batch=1)
 
 # %% [markdown]
 # It is **b**. Neither a faster device nor a faster link makes anything smaller, and one device has nobody to talk to
@@ -208,25 +210,23 @@ from torch.utils.flop_counter import FlopCounterMode
 matrices = [p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "position" not in name]
 in_products = sum(matrices) - config.vocab * config.hidden  # looking up an embedding multiplies nothing
 
-def flops(*passes):
+def flops(run):
     with FlopCounterMode(display=False) as counter:
-        for run in passes:
-            run()
+        run()
     return counter.get_total_flops()
 
 def forward():
-    global loss
-    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
-per_token = tokens[:, 1:].numel() * in_products
-forward_flops, all_flops = flops(forward), flops(forward, lambda: loss.backward())
+each = tokens[:, 1:].numel() * in_products
+forward_flops, all_flops = flops(forward), flops(lambda: forward().backward())
 optimizer.zero_grad()
-print(f"forward:              {forward_flops / per_token:.1f} FLOPs for each parameter and token")
+print(f"forward:              {forward_flops / each:.1f} FLOPs for each parameter and token")
 print(f"forward and backward: {all_flops / forward_flops:.1f} times as many")
 
 # %% [markdown]
-# Backward is twice as much again, so six FLOPs for each parameter and token, a little more with attention, which has
-# products without parameters. The rule of thumb is
+# Backward is twice as much again: six FLOPs for each parameter and token in all. (The products inside attention have no
+# parameters, and this counter leaves them out; they come on top.) The rule of thumb is
 #
 # $$\text{training} \;\approx\; 6 \cdot \text{parameters} \cdot \text{tokens}$$
 #
@@ -239,7 +239,8 @@ from course_lib.figures.axis import long_time
 
 for name in ("125M", "1.3B", "6.7B", "13B", "175B"):
     on_h100 = on_one_device(name, "H100-80GB", samples=1, recompute="none")
-    print(f"{name:>5}  {'fits' if on_h100.fits else 'does not fit':12}  {long_time(TOKENS[name] / on_h100.tokens_per_second)}")
+    verdict = "fits" if on_h100.fits else "does not fit"
+    print(f"{name:>5} {verdict:>13}  {long_time(TOKENS[name] / on_h100.tokens_per_second)}")
 
 # %% [markdown]
 # Centuries. And that is not because the planner is pessimistic: with every FLOP of the peak it would still be
@@ -249,9 +250,9 @@ peak = Cluster("H100-80GB").spec.peak["bf16"]
 print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 175B")
 
 # %% [markdown]
-# So there are **two limits**. Memory says no at once; computing says yes and means your grandchildren. Look at the
-# right half of the picture above again: the lines are a day, a month and a year. A thousand devices would turn
-# a thousand years into one, if they could share the work perfectly.
+# So there are **two limits**. Memory says no at once. Computing says yes, and means your grandchildren. Look at the
+# right half of the picture above again: the lines are a day, a month and a year. A thousand devices would turn a
+# century into five weeks, if they could share the work perfectly.
 #
 # ## 6. Push against both limits
 #

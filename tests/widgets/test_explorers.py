@@ -73,9 +73,9 @@ def test_the_old_plan_keeps_its_model_parallelism_on_new_hardware() -> None:
 
 
 def test_a_move_of_the_refresh_draws_the_three_plans(renewed: Explorer) -> None:
-    renewed.controls["device"].value = "B200-180GB"
+    renewed.controls["device"].value = "H100-80GB"
     renewed.controls["network"].value = "InfiniBand NDR"
-    assert "A step on 64 B200-180GB with InfiniBand NDR" in renewed.pictures[0].value
+    assert "A step on 32 H100-80GB with InfiniBand NDR" in renewed.pictures[0].value
     for name in ("before", "old plan", "best plan"):
         assert f">{name}<" in renewed.pictures[0].value
 
