@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import INK, PAPER, Style
-from course_lib.figures.svg import BACKGROUND, Sheet, text_width
+from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -76,7 +76,7 @@ def _draw_parts(
         if width >= text_width(text) + 8:
             # A halo in the color of the ground keeps the number readable over the hatching of a wait.
             is_hatched = style.fill == PAPER
-            halo = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"} if is_hatched else {}
+            halo = HALO if is_hatched else {}
             ink = "currentColor" if is_hatched else style.text
             sheet.text(x + width / 2, y + BAR / 2 + 4, text, text_anchor="middle", fill=ink, **halo)
         x += width
@@ -85,6 +85,7 @@ def _draw_parts(
 def _draw_limit(sheet: Sheet, limit: tuple[float, str], box: tuple[float, float, float, float], end: float) -> None:
     (size, name), (left, right, top, bottom) = limit, box
     x = left + (right - left) * size / end
+    sheet.line(x, top - 4, x, bottom, stroke=BACKGROUND, stroke_width=7)  # else it is lost on a bar of its color
     sheet.line(x, top - 4, x, bottom, stroke="currentColor", stroke_width=3, stroke_dasharray="6,3")
     is_far_right = x + text_width(name) > right
     sheet.text(x, top - 9, name, text_anchor="end" if is_far_right else "start", font_weight="bold")

@@ -10,7 +10,7 @@ from course_lib.figures.frame import draw_origins, draw_title, new_sheet, on_car
 from course_lib.figures.palette import INK, LINES
 from course_lib.figures.picture import Picture
 from course_lib.figures.plot import Axis, Plot, draw_axes, draw_line, draw_symbol, spread
-from course_lib.figures.svg import Sheet
+from course_lib.figures.svg import HALO, Sheet
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -103,12 +103,12 @@ def _draw(
         sheet,
         plot,
         Axis("parameters (billions)", billions, lambda size: number(size / 1e9)),
-        Axis(panel.title, marks, lambda value: number(value / panel.unit)),
+        Axis(panel.title, marks, lambda value: f"{value / panel.unit:,g}"),
     )
     for name, mark in panel.marks.items():
         _, y = plot.at(across.low, mark)
         sheet.line(left, y, right, y, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
-        sheet.text(left + 6, y - 6, name, font_weight="bold")
+        sheet.text(left + 6, y - 6, name, font_weight="bold", **HALO)
     points = [plot.at(*point) for point in zip(sizes, panel.values, strict=True)]
     draw_line(sheet, LINES[0], points)
     for name, point, value in zip(estimates, points, panel.values, strict=True):

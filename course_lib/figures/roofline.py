@@ -29,7 +29,7 @@ from course_lib.figures.plot import (
     draw_symbol,
     spread,
 )
-from course_lib.figures.svg import BACKGROUND, Sheet
+from course_lib.figures.svg import HALO, Sheet
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -149,8 +149,7 @@ def _name_points(sheet: Sheet, plot: Plot, points: list[_Point]) -> None:
         x, y = sum(x for x, _ in own) / len(own), own[0][1] + 20
         while any(abs(x - other) < 160 and abs(y - height) < 16 for other, height in taken):
             y += 16
-        halo = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
-        sheet.text(x, y, name, text_anchor="middle", **halo)
+        sheet.text(x, y, name, text_anchor="middle", **HALO)
         taken.append((x, y))
 
 

@@ -41,11 +41,16 @@ class Explorer:
         self.pictures = [_html() for _ in first.pictures]
         self._stored = _stored(first, [control.label for control in self.controls.values()])
         self._show(first)
-        # In two columns, or in one on a narrow page.
-        row = widgets.Layout(flex_flow="row wrap", grid_gap="0 24px")
-        self._box = widgets.VBox([widgets.HBox([*self.controls.values()], layout=row), self.sentences, *self.pictures])
+        self._box = self._arrange()
         for control in self.controls.values():
             control.observe(lambda _: self.move(), ["index"])
+
+    def _arrange(self) -> Any:
+        """The controls in two columns, or in one on a narrow page; below them what came of it."""
+        for control in self.controls.values():
+            control.layout.width = f"{WIDTH // 2}px"
+        row = widgets.Layout(flex_flow="row wrap", max_width=f"{WIDTH}px")
+        return widgets.VBox([widgets.HBox([*self.controls.values()], layout=row), self.sentences, *self.pictures])
 
     @property
     def setting(self) -> dict[str, Any]:

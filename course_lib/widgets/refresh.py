@@ -56,7 +56,7 @@ def worth_a_try(on: Cluster) -> Iterator[Plan]:
     """The plans among which the explorer chooses."""
     for plan in legal_plans(MODEL, on, BATCH, "bf16"):
         is_plain = plan.schedule in ("1f1b", "zb_h1") and plan.micro_batch <= 4
-        if is_plain and plan.zero in (1, 3) and plan.sequence_parallel == (plan.tp > 1):
+        if is_plain and (plan.zero in (1, 3) or plan.dp == 1) and plan.sequence_parallel == (plan.tp > 1):
             yield plan
 
 
@@ -89,17 +89,19 @@ def draw(device: str, network: str, nodes: int) -> View:
 
 def describe(before: Estimate, old: Estimate, new: Estimate) -> str:
     """What the refresh is worth, in two or three sentences."""
-    times = before.step_time.total / new.step_time.total
-    text = f"The best plan takes {duration(new.step_time.total)} a step, {times:.2f} times as fast as before: "
-    text += f"{plan_in_words(new.plan)}."
+    plan = plan_in_words(new.plan)
     if not new.fits:
-        return f"No plan fits. The smallest: {plan_in_words(new.plan)}. {new.why}"
+        return f"No plan fits. The smallest is {plan}. {new.why}"
+    text = f"The best plan takes {duration(new.step_time.total)} a step, {_times(before, new)}: {plan}."
     if not old.fits:
-        return f"{text} The old plan does not fit any more."
-    gained = old.step_time.total / new.step_time.total - 1
-    if gained < 0.005:
+        return f"{text} The old plan does not fit."
+    if old.step_time.total / new.step_time.total < 1.005:
         return f"{text} The old plan is as good."
-    return f"{text} With the old plan it would be {old.step_time.total / before.step_time.total:.0%} of the old step."
+    return f"{text} With the old plan it would be {_times(before, old)}."
+
+
+def _times(before: Estimate, after: Estimate) -> str:
+    return f"{before.step_time.total / after.step_time.total:.2f} times as fast as before"
 
 
 def explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes: int = 4) -> Explorer:

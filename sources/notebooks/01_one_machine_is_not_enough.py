@@ -258,7 +258,7 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 #
 # Turn the knobs. Everything here is modelled, so a device costs nothing. Try these:
 #
-# 1. What is the largest model that fits an RTX 4090, the best a player of games would have? And how long would it
+# 1. What is the largest model that fits an RTX 4090, a card made for games? And how long would it
 #    train?
 # 2. Take 6.7B on a B200. How many samples at a time can it hold? Switch *recompute* to "every layer": now the backward
 #    pass computes activations anew in place of keeping them. What does that buy, and what does it cost?

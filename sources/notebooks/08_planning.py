@@ -71,9 +71,9 @@ for name, one in variants.items():
 step_time_by_part(variants, title="And what does it cost in time?")
 
 # %% [markdown]
-# Recomputation saves the most memory and costs the most time. Sequence parallelism costs next to nothing: it sends the
-# same bytes in other pieces, and the work that every tensor rank did alone is shared. Memory and time are traded
-# against each other, and the price differs from one trade to the next.
+# Recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing: it sends the same
+# bytes in other pieces, and shares out work that every tensor rank did on its own. Often memory is paid for with time,
+# but the price differs from one trade to the next.
 #
 # ## 2. Who talks to whom, and over which link
 #
@@ -293,27 +293,26 @@ offers = {
 }
 for name, offer in offers.items():
     chosen = search(MODEL, offer, BATCH).best
+    peak = offer.devices * offer.spec.peak["bf16"] / (cluster.devices * cluster.spec.peak["bf16"])
     gain = before.step_time.total / chosen.step_time.total
     plan = f"dp={chosen.plan.dp} tp={chosen.plan.tp} pp={chosen.plan.pp} zero={chosen.plan.zero}"
-    print(f"{name:26} {gain:.2f} times as fast, {chosen.mfu:.0%} of the peak, with {plan}")
+    print(f"{name:26} {peak:.2f} times the peak, {gain:.2f} times as fast, {chosen.mfu:.0%} MFU, with {plan}")
 
 # %% [markdown]
 # It is **d**, prices aside. The network (**a**) gains next to nothing, because the plan sends so little over it: that
-# is what the planning was for. Twice as many A100 (**b**) are not quite twice as fast. And the fastest offer has the
-# fewest devices: fewer to share the model among, so less to send, and more memory on each.
-#
-# Look at the last column as well. Every offer has a plan of its own, and the share of the peak that it reaches is
-# smaller on the newer devices.
+# is what the planning was for. The others bring more computing, and two of them gain less than the sum of their peaks
+# promises. Of those, the fewer and larger devices use more of their peak (**MFU**, the share of the peak that goes into
+# the model): fewer devices share the model, so there is less to send, and each has more memory. And every offer has a
+# plan of its own.
 #
 # ## 7. What if
 #
 # Now you choose. The old cluster is the one above, with its best plan. Try these:
 #
-# 1. Take H100 and go from the fastest network to the slowest. When does the best plan change, and what does it give
-#    up first?
-# 2. Take B200, and look at the memory. What does the best plan do with it?
-# 3. With which devices does *Ethernet 25* cost you least? Why those?
-# 4. Find a refresh in which the old plan does not fit, or is much worse than a new one.
+# 1. Take 8 nodes of H200 and the fastest network. What has become of the pipeline, and what is the memory used for?
+# 2. From there, make the network slower, step by step. When does the best plan change, and what does it turn to?
+# 3. With which devices does the slowest network cost you least? Why those?
+# 4. Find a refresh in which the old plan does not fit, or gives away a tenth of what a new one would bring.
 
 # %% tags=["nbval-ignore-output"]
 from course_lib.widgets import refresh

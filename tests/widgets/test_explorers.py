@@ -64,6 +64,13 @@ def test_the_best_of_the_menu_is_about_as_fast_as_the_best_of_all() -> None:
         assert of_all <= refresh.best(cluster).step_time.total <= 1.1 * of_all
 
 
+@pytest.mark.parametrize("device", refresh.DEVICES)
+def test_every_setting_of_the_refresh_can_be_drawn(device: str) -> None:
+    for network in refresh.NETWORKS:
+        for nodes in refresh.NODES:
+            assert len(refresh.draw(device, network, nodes).pictures) == 2
+
+
 def test_the_old_plan_keeps_its_model_parallelism_on_new_hardware() -> None:
     old, carried = (
         refresh.best(refresh.OLD).plan,
