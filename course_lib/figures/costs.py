@@ -67,7 +67,7 @@ def memory_by_part(
     Raises ValueError if there is nothing to draw.
     """
     _refuse_nothing(bars, '{"one GPU": estimate.memory}')
-    held = {name: {part: float(getattr(one, part, 0)) for part in MEMORY} for name, one in bars.items()}
+    held, origins = _held(bars)
     largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
     unit = 2.0 ** (10 * max(i for i in range(5) if largest >= 2 ** (10 * i) or i == 0))
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None
@@ -81,8 +81,17 @@ def memory_by_part(
         write=memory_size,
         limit=limit,
     )
-    origin = "modelled" if any(hasattr(one, "buffers") for one in bars.values()) else "measured"
-    return _picture(drawn, origin, _memory_summary(held, capacity), _memory_rows(drawn), unit, width, title)
+    summary = _memory_summary(held, capacity)
+    return _picture(drawn, origins, summary, _memory_rows(drawn), unit, width, title)
+
+
+def _held(bars: Mapping[str, Held]) -> tuple[dict[str, dict[str, float]], set[str]]:
+    """The parts of each bar, and where they come from: in the names of the bars too, where that differs."""
+    origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
+    is_mixed = len(set(origins.values())) > 1
+    names = {name: f"{name} ({origins[name]})" if is_mixed else name for name in bars}
+    held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY} for name, one in bars.items()}
+    return held, set(origins.values())
 
 
 def devices(estimate: Estimate) -> dict[str, Memory]:
@@ -121,7 +130,7 @@ def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title
         }
         for name, parts in times.items()
     ]
-    return _picture(drawn, "modelled", _time_summary(times), rows, unit, width, title)
+    return _picture(drawn, {"modelled"}, _time_summary(times), rows, unit, width, title)
 
 
 def _refuse_nothing(bars: Mapping[str, object], example: str) -> None:
@@ -140,16 +149,16 @@ def _time_parts(estimate: Estimate) -> dict[str, float]:
 
 
 def _picture(
-    bars: Bars, origin: str, summary: str, rows: list[Row], unit: float, width: int, title: str | None
+    bars: Bars, origins: set[str], summary: str, rows: list[Row], unit: float, width: int, title: str | None
 ) -> Picture:
     sheet = new_sheet(width)
     y = draw_title(sheet, title)
-    y = draw_origins(sheet, {origin}, y)
+    y = draw_origins(sheet, origins, y)
     y = draw_legend(sheet, bars.styles, y)
     sheet.height = draw_bars(sheet, bars, y)
 
     def figure() -> go.Figure:
-        return on_card(bars_in_plotly(bars, unit), title, {origin})
+        return on_card(bars_in_plotly(bars, unit), title, origins)
 
     return Picture(sheet, summary, rows, figure)
 

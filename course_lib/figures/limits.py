@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from course_lib.figures.axis import long_time, memory_size, number, powers
 from course_lib.figures.frame import draw_origins, draw_title, new_sheet, on_card
 from course_lib.figures.palette import INK, LINES
-from course_lib.figures.picture import Picture
+from course_lib.figures.picture import Picture, Row
 from course_lib.figures.plot import Axis, Plot, draw_axes, draw_line, draw_symbol, spread
 from course_lib.figures.svg import HALO, Sheet
 
@@ -51,13 +51,9 @@ def limits(
         raise ValueError('estimates is empty; give at least one, for instance {"1.3B": estimate(...)}')
     capacity = next(iter(estimates.values())).capacity
     seconds = {name: tokens[name] / one.tokens_per_second for name, one in estimates.items()}
-    memory = _Panel(
-        "memory (GiB)",
-        [one.memory.total for one in estimates.values()],
-        GiB,
-        {f"a device has {memory_size(capacity)}": capacity},
-        memory_size,
-    )
+    bytes_of = [one.memory.total for one in estimates.values()]
+    room = {f"a device has {memory_size(capacity)}": capacity}
+    memory = _Panel("memory (GiB)", bytes_of, GiB, room, memory_size)
     time = _Panel("training (days)", list(seconds.values()), DAY, TIMES, long_time)
     sheet = new_sheet(width)
     y = draw_title(sheet, title)
@@ -65,7 +61,12 @@ def limits(
     middle = (LEFT + width - RIGHT) / 2
     _draw(sheet, estimates, memory, (LEFT, middle - GAP / 2, y), chosen)
     sheet.height = _draw(sheet, estimates, time, (middle + GAP / 2, width - RIGHT, y), chosen)
-    rows = [
+    summary, rows = _summary(estimates, seconds, capacity), _rows(estimates, seconds)
+    return Picture(sheet, summary, rows, lambda: _plotly(estimates, (memory, time), title))
+
+
+def _rows(estimates: Mapping[str, Estimate], seconds: Mapping[str, float]) -> list[Row]:
+    return [
         {
             "model": name,
             "parameters": f"{one.model.parameters / 1e9:.2f} billion",
@@ -75,9 +76,6 @@ def limits(
         }
         for name, one in estimates.items()
     ]
-    return Picture(
-        sheet, _summary(estimates, seconds, capacity), rows, lambda: _plotly(estimates, (memory, time), title)
-    )
 
 
 def _summary(estimates: Mapping[str, Estimate], seconds: Mapping[str, float], capacity: float) -> str:

@@ -60,6 +60,8 @@ def test_what_a_ledger_has_counted_is_called_measured_and_what_is_planned_modell
     assert "measured (real clock)" in texts(counted.svg)
     assert "modelled (calculated, not run)" in texts(memory_by_part({"wide": FAST.memory}).svg)
     assert counted.rows[0]["all"] == "11.7 KiB"
+    both = texts(memory_by_part({"a": Bytes(parameters=3000), "b": FAST.memory}).svg)
+    assert {"a (measured)", "b (modelled)", "measured (real clock)", "modelled (calculated, not run)"} <= set(both)
 
 
 def test_the_first_pipeline_rank_holds_the_most_activations() -> None:
@@ -170,11 +172,10 @@ def test_no_plan_is_faster_than_its_roof() -> None:
 
 
 def test_a_slower_network_has_its_ridge_further_to_the_right() -> None:
+    # What products reach on an A100, 0.811 of 312 TFLOP/s, by 0.8 of 25 and of 3.125 GB/s.
     slow = Cluster("A100-80GB", nodes=2, between="Ethernet 25")
-    picture = roofline({"wide": estimate(GPT, slow, Plan(dp=16), 64)})
-    fast = roofline({"wide": FAST})
-    assert picture.rows[1]["roof (TFLOP/s)"] < fast.rows[1]["roof (TFLOP/s)"]  # type: ignore[operator]
-    assert "Ethernet 25" in picture.summary
+    assert "12.7k for InfiniBand HDR" in roofline({"wide": FAST}).summary
+    assert "101k for Ethernet 25" in roofline({"wide": estimate(GPT, slow, Plan(dp=16), 64)}).summary
 
 
 def test_plans_for_different_clusters_have_no_common_roof() -> None:
