@@ -48,7 +48,7 @@ class Explorer:
     def _arrange(self) -> Any:
         """The controls in two columns, or in one on a narrow page; below them what came of it."""
         for control in self.controls.values():
-            control.layout.width = f"{WIDTH // 2}px"
+            control.layout.width = f"{WIDTH // 2 - 10}px"
         row = widgets.Layout(flex_flow="row wrap", max_width=f"{WIDTH}px")
         return widgets.VBox([widgets.HBox([*self.controls.values()], layout=row), self.sentences, *self.pictures])
 

@@ -1,7 +1,7 @@
 """What if: an explorer of a hardware refresh.
 
     | devices  ----o  B200-180GB        | network  --o--  InfiniBand HDR       |
-    | nodes    o----  4 of 8 devices                                           |
+    | nodes    o----  4 x 8 devices                                            |
     | what the new cluster is worth, with the old plan and with a new one      |
     | where the time of a step goes: before, with the old plan, with a new one |
     | what lies in memory, in all three                                        |
@@ -109,6 +109,6 @@ def explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes:
     controls = {
         "device": Slider("devices", DEVICES, device),
         "network": Slider("network", NETWORKS, network),
-        "nodes": Slider("nodes", NODES, nodes, [f"{n} of 8 devices" for n in NODES]),
+        "nodes": Slider("nodes", NODES, nodes, [f"{n} x 8 devices" for n in NODES]),
     }
     return Explorer(controls, draw)

@@ -18,12 +18,14 @@
 # *Predict:* the simplest plan is data parallelism alone, 64 replicas. Does it fit?
 
 # %%
+from textwrap import fill
+
 from course_lib.planner import Cluster, Plan, estimate
 from course_lib.widgets.refresh import BATCH, MODEL
 
 cluster = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 print(f"{MODEL.parameters / 1e9:.1f} billion parameters, {cluster.devices} devices, {BATCH} samples in a minibatch")
-print(estimate(MODEL, cluster, Plan(dp=64), BATCH).why)
+print(fill(estimate(MODEL, cluster, Plan(dp=64), BATCH).why, 100))
 
 # %% [markdown]
 # Far from it. A replica holds the whole model. So cut it: each matrix among the eight devices of a node, and the
@@ -32,7 +34,7 @@ print(estimate(MODEL, cluster, Plan(dp=64), BATCH).why)
 
 # %%
 first = estimate(MODEL, cluster, Plan(dp=2, tp=8, pp=4), BATCH)
-print(first.why)
+print(fill(first.why, 100))
 
 # %% [markdown]
 # Every estimate explains itself like this. Here is what is behind the sentences.
@@ -111,8 +113,9 @@ plans = {"tp=8": plan_ab, "tp=16": wide, "ZeRO-3 on 64": data_only}
 roofline(plans, title="What the links allow, and what the plans make of it")
 
 # %% [markdown]
-# Each plan has a point for each link that it uses. A point near the slope is limited by that link: a faster
-# device would gain it nothing. A point far to the right of the slope does not notice that link at all.
+# Each plan has a point for each link that it uses. The nearer a point is to the slope, the more it is that link which
+# holds it back, and the less a faster device would gain. Far to the right of the slope, a link is not noticed at all.
+# With `tp=16` both points have moved towards their slopes, and down.
 #
 # ## 3. The bubble, played
 #
@@ -213,15 +216,17 @@ plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
 
 # %% [markdown]
 # The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time.
-# All others are a mistake, whatever you care about. *Predict:* the fastest plan that fits, against the slowest that
+# As far as the planner can tell, all others are a mistake, whatever you care about. *Predict:* the fastest plan that fits, against the slowest that
 # fits: two times, ten times, a hundred times?
 
 # %%
+from course_lib.figures.words import plan_in_words
+
 best = found.best
 slowest = max((one for one in found if one.fits), key=lambda one: one.step_time.total)
-print(f"{slowest.step_time.total / best.step_time.total:.0f} times")
-print(best.plan)
-print(best.why)
+print(f"{slowest.step_time.total / best.step_time.total:.0f} times. The fastest is")
+print(fill(plan_in_words(best.plan), 100))
+print(fill(best.why, 100))
 
 # %% [markdown]
 # ### Question: from 64 to 1,024
@@ -273,6 +278,8 @@ anew = search(MODEL, h100, BATCH).best
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
+# On this cluster planning anew finds nothing better: the old plan is still the best one. That is luck, as you will see.
+#
 # ### Question: where does the money go?
 #
 # You can afford one of these for the 64 A100. Which gives the most?
