@@ -215,9 +215,9 @@ from course_lib.figures import plan_map
 plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
 
 # %% [markdown]
-# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time.
-# As far as the planner can tell, all others are a mistake, whatever you care about. *Predict:* the fastest plan that fits, against the slowest that
-# fits: two times, ten times, a hundred times?
+# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. As
+# far as the planner can tell, all others are a mistake, whatever you care about. *Predict:* the fastest plan that fits,
+# against the slowest that fits: two times, ten times, a hundred times?
 
 # %%
 from course_lib.figures.words import plan_in_words
