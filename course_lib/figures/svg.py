@@ -15,6 +15,8 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # Stand-ins for what is known only when the sheet is written out. No text contains them: they are not XML.
 KEY, BACKGROUND = "\x00", "\x01"
+# Attributes of a text that lies over lines or patterns: the ground shines through around it.
+HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
 
 
 class Tip(NamedTuple):
