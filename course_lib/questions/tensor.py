@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -22,9 +23,10 @@ from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import Quantity, Slip
 from course_lib.ranks import Pace, launch
-from course_lib.timeline import Timeline
+from course_lib.timeline import Span, Timeline
 
 POSITIONS = 32
+STEPS = 2  # of a paced run, of which the faster one counts
 WAYS = {
     "columns, rows": (("columns", "rows"), ""),
     "columns, columns": (("columns", "columns"), ""),
@@ -67,23 +69,29 @@ def run_cut(
     """
     if way not in WAYS:
         raise ValueError(f"way={way!r} is unknown; choose one of {', '.join(map(repr, WAYS))}")
-    run = launch(_run_cut, ranks, (*WAYS[way], hidden, sequence_parallel), pace=pace)
+    run = launch(_run_cut, ranks, (*WAYS[way], hidden, sequence_parallel, STEPS if pace else 1), pace=pace)
     pieces = run.results[0][0]
     off = {name: max(result[1][name] for result in run.results) for name in run.results[0][1]}
-    step = _since_barrier(run.timeline)
+    # Whatever else the computer does can only slow a step down.
+    step = min(_steps(run.timeline), key=lambda step: step.makespan)
     return CutRun(pieces, _traffic(step, pieces), off, step)
 
 
-def _since_barrier(timeline: Timeline) -> Timeline:
-    spans = []
+def _steps(timeline: Timeline) -> list[Timeline]:
+    """The steps of a run. Before each one, all ranks meet at a barrier."""
+    steps: dict[int, list[Span]] = defaultdict(list)
     for rank in range(timeline.world_size):
-        start = max((span.end for span in timeline.of(rank) if span.name == "barrier"), default=0.0)
-        spans += [span for span in timeline.of(rank) if span.start >= start and span.name != "barrier"]
-    return Timeline(spans, timeline.world_size, timeline.origin)
+        number = 0
+        for span in timeline.of(rank):
+            if span.name == "barrier":
+                number += span.kind == "transfer"
+            else:
+                steps[number].append(span)
+    return [Timeline(spans, timeline.world_size, timeline.origin) for spans in steps.values()]
 
 
 def _run_cut(
-    rank: int, cut: tuple[str, str], mistake: str, hidden: int, sequence_parallel: bool
+    rank: int, cut: tuple[str, str], mistake: str, hidden: int, sequence_parallel: bool, steps: int
 ) -> tuple[list[Piece], dict[str, float]]:
     generator = torch.Generator().manual_seed(0)
     x, gradient = (torch.randn((1, POSITIONS, hidden), generator=generator) for _ in range(2))
@@ -92,8 +100,10 @@ def _run_cut(
     pieces = _mistaken(cuts.pieces(a, b, cut, sequence_parallel=sequence_parallel), mistake)
     own = _own_positions if sequence_parallel else _all
     y, of_x, *of_matrices = _one_process(a, b, x, gradient, cut)
-    dist.barrier()
-    got = (*cuts.train_step(pieces, own(x), own(gradient)), *_gradients(a, b, cut))
+    for _ in range(steps):
+        a.grad = b.grad = None
+        dist.barrier()
+        got = (*cuts.train_step(pieces, own(x), own(gradient)), *_gradients(a, b, cut))
     expected = (own(y), own(of_x), *of_matrices)
     names = ("y", "gradient of x", "gradient of A", "gradient of B")
     off = {name: _off(one, right) for name, one, right in zip(names, got, expected, strict=True)}
@@ -264,13 +274,13 @@ def _ask_strategy(_: None) -> tuple[str, Form]:
     )
     answer = (
         "A replica needs 16 bytes for each parameter, more than 1 TB, so 64 replicas do not fit. (With all states "
-        "sharded they do, and with 8 sequences for each device that is not even slow: fetching the weights over the slow "
-        "links then hides behind a lot of computing. With a smaller batch it would not.) 64 tensor ranks fit, but four times in each layer, hidden states cross the slow links and "
-        "nothing can be done meanwhile. 64 stages send little, but a layer or two is no even cut, and with so many "
-        "stages the bubble is long. So: tensor parallelism within a node and no further than needed, because it talks "
-        "most; pipeline stages across nodes until the model fits, because they talk least; replicas with what is left, "
-        "because they talk once in a step. Then a micro-batch small enough for the memory and a schedule with a small "
-        "bubble."
+        "sharded they do, and with 8 sequences for each device that is not even slow: fetching the weights over slow "
+        "links then hides behind a lot of computing. With a smaller batch it would not.) 64 tensor ranks fit, but "
+        "four times in each layer hidden states cross the slow links, and nobody can compute meanwhile. 64 stages "
+        "send little, but 80 layers cannot be cut evenly, and so many stages have a long bubble. So: tensor "
+        "parallelism within a node and no further than needed, because it talks most; pipeline stages across nodes "
+        "until the model fits, because they talk least; replicas with what is left, because they talk once in a step. "
+        "Then a micro-batch small enough for the memory, and a schedule with a small bubble."
     )
     return text, FreeText(
         _strategy,
