@@ -7,9 +7,12 @@
     Slurm           sbatch --nodes 2 course_lib/scale_out/slurm.sh
     a notebook      launch(train, 4, (Options(steps=20),))
 
+Ranks are replicas, unless some share a model: 8 with --pp 2 --tp 2 --micro-batches 4 are two pipelines of two stages,
+each stage on two ranks. See course_lib.mechanisms.hybrid.
+
 Where there are as many GPUs as ranks, each rank takes one and they talk through NCCL; elsewhere through gloo.
 With --checkpoints the run goes on from the newest checkpoint in that folder, if there is one, also on another number
-of ranks. So the command that starts a run is the command that starts it again.
+of ranks or another mesh. So the command that starts a run is the command that starts it again.
 """
 
 from __future__ import annotations
@@ -19,15 +22,28 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from course_lib import data
-from course_lib.mechanisms import batches, checkpoint
-from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.mechanisms import checkpoint
+from course_lib.mechanisms.hybrid import (
+    Mesh,
+    Part,
+    load_training_state,
+    make_optimizer,
+    train_step,
+    training_state,
+)
+from course_lib.mechanisms.mixed_precision import LossScaler
+from course_lib.mechanisms.schedules import SCHEDULES, Schedule
+from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.model import GPTConfig, TinyGPT
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LOSS_SCALE = 2.0**10  # for fp16; it stays, so that a run that is started again has it too
 
 
 @dataclass(frozen=True)
@@ -38,8 +54,13 @@ class Options:
     checkpoints: the folder to resume from and to save to, on a file system that all nodes share; "" saves nothing.
     save_every: steps between checkpoints; 0 saves after the last step only.
     device: "cpu" or "cuda"; "" takes GPUs where there are as many as ranks.
+    pp, tp: ranks of a pipeline, and ranks among which each of its layers is cut; all others are replicas.
+    schedule: of the pipeline, a name in SCHEDULES.  micro_batches: of each replica, in a step.
+    sequence_parallel: tensor ranks share the work between layers, too.
+    zero: replicas share the optimizer's state (ZeRO-1).
+    precision: "fp32", "bf16" or "fp16".  max_norm: to clip the gradient to; 0 does not.
 
-    Raises ValueError for a number that is too small or an unknown device.
+    Raises ValueError for a number that is too small or an unknown name.
     """
 
     steps: int = 100
@@ -52,13 +73,25 @@ class Options:
     checkpoints: str = ""
     save_every: int = 0
     device: str = ""
+    pp: int = 1
+    tp: int = 1
+    schedule: str = "1f1b"
+    micro_batches: int = 1
+    sequence_parallel: bool = False
+    zero: bool = True
+    precision: str = "fp32"
+    max_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch", 1), ("save_every", 0)):
+        for name in ("steps", "batch", "save_every", "pp", "tp", "micro_batches", "max_norm"):
+            least = 0 if name in ("save_every", "max_norm") else 1
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least {least}")
         if self.device not in ("", "cpu", "cuda"):
             raise ValueError(f"device={self.device!r} is unknown; choose 'cpu', 'cuda' or '' for either")
+        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
 
     @property
     def uses_gpu(self) -> bool:
@@ -67,37 +100,45 @@ class Options:
 
 
 def train(rank: int, options: Options) -> list[float]:
-    """Train on this rank's share of every minibatch; the loss of each step, over all ranks, from where it began."""
+    """Train on this rank; the loss of each step, over all ranks, from where it began."""
     device = torch.device("cuda", torch.cuda.current_device()) if options.uses_gpu else torch.device("cpu")
-    config = GPTConfig(layers=options.layers, hidden=options.hidden, heads=options.heads)
-    replica = DataParallel(TinyGPT(config, options.seed, device=device))
-    optimizer = torch.optim.Adam(replica.parameters(), lr=options.learning_rate)
-    done = 0
-    if options.checkpoints and checkpoint.steps(options.checkpoints):
-        done = checkpoint.resume(replica.module, optimizer, options.checkpoints)
-    losses = []
+    replicas = max(1, dist.get_world_size() // (options.pp * options.tp))
+    mesh = Mesh(replicas, options.pp, options.tp, device.type)
+    part = Part(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
+    optimizer = make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
+    scaler = LossScaler(LOSS_SCALE, dynamic=False) if options.precision == "fp16" else None
+    done, losses = resume(part, optimizer, options), []
     problems, _ = data.train_test_split()
     minibatches = data.minibatches(problems, options.batch, options.seed)
     for step, batch in enumerate(itertools.islice(minibatches, done, options.steps), done + 1):
-        inputs, targets = (part.to(device) for part in batches.split(batch, dist.get_world_size())[rank])
-        losses.append(train_step(replica, optimizer, inputs, targets, options.batch))
+        inputs, targets = (tokens.to(device) for tokens in batch)
+        losses.append(train_step(part, optimizer, inputs, targets, scaler, options.max_norm or None))
         if is_due(step, options):
-            checkpoint.save(checkpoint.training_state(replica.module, optimizer), options.checkpoints, step)
+            checkpoint.save(training_state(part, optimizer), options.checkpoints, step)
     return losses
 
 
-def train_step(
-    replica: DataParallel, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, samples: int
-) -> float:
-    """One step on this rank's share; returns the mean loss over the whole minibatch of so many samples."""
-    optimizer.zero_grad()
-    loss = data.answer_loss(replica(inputs), targets)
-    loss.backward()
-    replica.finish()
-    optimizer.step()
-    total = loss.detach() * len(inputs) / samples
-    dist.all_reduce(total)
-    return float(total)
+def build(options: Options) -> TinyGPT:
+    """The whole model."""
+    config = GPTConfig(layers=options.layers, hidden=options.hidden, heads=options.heads)
+    return TinyGPT(config, options.seed, PRECISIONS[options.precision])
+
+
+def schedule_of(options: Options) -> Schedule:
+    """The schedule for the ranks of a pipeline; some want two stages on each."""
+    stages = 2 * options.pp if options.schedule in ("interleaved_1f1b", "zbv", "dualpipev") else options.pp
+    return SCHEDULES[options.schedule](stages, options.micro_batches)
+
+
+def resume(part: Part, optimizer: ShardedOptimizer, options: Options) -> int:
+    """Go on from the newest checkpoint; returns its step, 0 if there is none."""
+    if not (options.checkpoints and checkpoint.steps(options.checkpoints)):
+        return 0
+    whole = build(options)
+    its_optimizer = torch.optim.Adam(whole.parameters())
+    step = checkpoint.resume(whole, its_optimizer, options.checkpoints)
+    load_training_state(part, optimizer, checkpoint.training_state(whole, its_optimizer))
+    return step
 
 
 def is_due(step: int, options: Options) -> bool:
@@ -111,7 +152,10 @@ def options_from(words: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="course_lib.scale_out.train", description=(__doc__ or "").splitlines()[0])
     for field in fields(Options):
         flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=f"default: {field.default!r}")
+        kind: dict[str, Any] = {"type": type(field.default)}
+        if isinstance(field.default, bool):
+            kind = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(flag, default=field.default, help=f"default: {field.default!r}", **kind)
     try:
         return Options(**vars(parser.parse_args(words)))
     except ValueError as error:

@@ -37,19 +37,24 @@ def equal(folder: Path, reference: Path) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_the_losses_are_those_of_one_process() -> None:
+PIPELINES = replace(OPTIONS, pp=2, micro_batches=3)  # two of them on 4 ranks
+ONE_MODEL = replace(OPTIONS, pp=2, tp=2, schedule="zbv", micro_batches=4, layers=2, sequence_parallel=True, zero=False)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, PIPELINES, ONE_MODEL], ids=["replicas", "pipelines", "one model"])
+def test_the_losses_are_those_of_one_process(options: Options) -> None:
     """To 1e-5: 10 samples in another order, over 4 steps, in float32."""
-    alone = TinyGPT(GPTConfig(layers=OPTIONS.layers, hidden=OPTIONS.hidden, heads=OPTIONS.heads), OPTIONS.seed)
-    optimizer = torch.optim.Adam(alone.parameters(), lr=OPTIONS.learning_rate)
-    minibatches = data.minibatches(data.train_test_split()[0], OPTIONS.batch, OPTIONS.seed)
+    alone = TinyGPT(GPTConfig(layers=options.layers, hidden=options.hidden, heads=options.heads), options.seed)
+    optimizer = torch.optim.Adam(alone.parameters(), lr=options.learning_rate)
+    minibatches = data.minibatches(data.train_test_split()[0], options.batch, options.seed)
     expected = []
-    for inputs, targets in (next(minibatches) for _ in range(OPTIONS.steps)):
+    for inputs, targets in (next(minibatches) for _ in range(options.steps)):
         optimizer.zero_grad()
         loss = data.answer_loss(alone(inputs), targets)
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    for losses in launch(train, 4, (OPTIONS,), device="cpu").results:
+    for losses in launch(train, 4, (options,), device="cpu").results:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
@@ -64,6 +69,17 @@ def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: 
     assert launch(train, 4, (replace(halves, steps=6),), device="cpu").results == [[]] * 4
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_run_goes_on_on_another_mesh(tmp_path: Path, precision: str) -> None:
+    """In fp32 to 1e-5, as above; in 16 bits to a hundredth, as two to three digits are all that there are."""
+    whole = replace(OPTIONS, steps=5, max_norm=1.0, precision=precision)
+    expected = launch(train, 4, (whole,), device="cpu").results[0]
+    halves = replace(PIPELINES, steps=3, max_norm=1.0, precision=precision, checkpoints=str(tmp_path))
+    losses = launch(train, 4, (halves,), device="cpu").results[0]
+    losses += launch(train, 2, (replace(halves, steps=5, pp=1, tp=2),), device="cpu").results[0]
+    assert losses == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2)
+
+
 def test_checkpoints_are_saved_when_they_are_due() -> None:
     every_3 = Options(steps=8, save_every=3, checkpoints="somewhere")
     assert [step for step in range(1, 9) if is_due(step, every_3)] == [3, 6, 8]
@@ -75,6 +91,12 @@ def test_every_option_is_on_the_command_line() -> None:
     assert options_from([]) == Options()
     words = "--steps 5 --batch 6 --save-every 2 --learning-rate 0.1 --checkpoints x --device cpu"
     assert options_from(words.split()) == Options(5, 6, learning_rate=0.1, checkpoints="x", save_every=2, device="cpu")
+    words = (
+        "--pp 2 --tp 4 --schedule gpipe --micro-batches 3 --sequence-parallel --no-zero --precision bf16 --max-norm 1"
+    )
+    assert options_from(words.split()) == Options(
+        pp=2, tp=4, schedule="gpipe", micro_batches=3, sequence_parallel=True, zero=False, precision="bf16", max_norm=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,6 +105,9 @@ def test_every_option_is_on_the_command_line() -> None:
         ("--steps 0", "steps=0 has to be at least 1"),
         ("--save-every -1", "save_every=-1 has to be at least 0"),
         ("--device tpu", "device='tpu' is unknown; choose 'cpu', 'cuda'"),
+        ("--pp 0", "pp=0 has to be at least 1"),
+        ("--schedule 2f2b", "schedule='2f2b' is unknown; choose one of naive, gpipe, 1f1b"),
+        ("--precision fp4", "precision='fp4' is unknown; choose one of fp32, bf16, fp16"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,9 +116,19 @@ def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, caps
     assert complaint in capsys.readouterr().err
 
 
-def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
-    with pytest.raises(RankFailed, match="n=4 pieces cannot be cut from a batch of 3 samples"):
-        launch(train, 4, (replace(OPTIONS, batch=3),), device="cpu")
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (
+            replace(OPTIONS, batch=3),
+            "inputs hold 3 samples; n_micro_batches=1 on each of dp=4 replicas needs 4 or more",
+        ),
+        (replace(OPTIONS, pp=3), r"pp=3 does not divide the 4 ranks there are; choose one of \[1, 2, 4\]"),
+    ],
+)
+def test_what_does_not_fit_the_ranks_is_refused(options: Options, complaint: str) -> None:
+    with pytest.raises(RankFailed, match=complaint):
+        launch(train, 4, (options,), device="cpu")
 
 
 SRUN = """#!/bin/bash
@@ -141,10 +176,11 @@ def two_hosts(folder: Path) -> list[str]:
 def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
     """slurm.sh with two agents of two ranks each: on two hosts, or both on this one where no hosts can be made."""
     folder, reference = tmp_path / "torchrun", tmp_path / "launch"
-    launch(train, 4, (replace(OPTIONS, checkpoints=str(reference)),), device="cpu")
+    launch(train, 4, (replace(PIPELINES, checkpoints=str(reference)),), device="cpu")
     beside = two_hosts(tmp_path)
     environment = cluster(tmp_path, r"node0\nnode1" if beside else "localhost", "" if beside else "here here")
     words = f"--steps 4 --batch 10 --layers 1 --hidden 16 --heads 2 --device cpu --checkpoints {folder}"
+    words += " --pp 2 --micro-batches 3"
     command = [*beside, "bash", str(ROOT / "course_lib/scale_out/slurm.sh"), *words.split()]
     limited = ["timeout", "--kill-after=5", "60", *command]
     job = subprocess.run(limited, env=environment, cwd=tmp_path, capture_output=True, text=True)

@@ -1,0 +1,368 @@
+r"""All mechanisms at once: data, pipeline and tensor parallelism on one mesh, with ZeRO-1 and mixed precision.
+
+Each axis cuts something else, so they do not get into each other's way: data parallelism the minibatch, pipeline
+parallelism the list of layers, tensor parallelism every layer. A rank has a place on each axis, and one group of
+ranks to talk to for each. Eight ranks as Mesh(dp=2, pp=2, tp=2):
+
+                    replica 0                         replica 1
+    stage 0     rank 0 ===== rank 1               rank 4 ===== rank 5         rank = (d x pp + p) x tp + t
+                  |            |                    |            |
+    stage 1     rank 2 ===== rank 3               rank 6 ===== rank 7
+
+    axis       ranks, e.g.   says                                        how often
+    tensor     0 = 1         addends of hidden states: all-reduce        4 times per layer and micro-batch
+    pipeline   0 | 2         hidden states down, their gradients up      twice per stage border and micro-batch
+    data       0 . 4         gradients: reduce-scatter, all-gather       once per step, every rank its own part
+    all        0 ... 7       one number: loss, norm, overflow            once per step, each
+
+So the tensor axis is the last: its neighbors, the most talkative, have neighboring numbers and share a node.
+
+What is on several ranks has to stay the same on all of them, and must not be counted twice in the gradient's norm:
+
+    parameter                        is on                       its gradient is             counts in the norm on
+    cut, as most matrices            one tensor rank             whole                       its rank
+    whole: norms, some biases        all tensor ranks            the same on each, or        tensor rank 0
+                                                                 addends with sequence_parallel
+    tied embedding, if the ends      first and last stage        an addend on both           first stage
+    of the pipeline are two ranks    (cut on either)
+
+and of replicas one: with ZeRO-1 each counts the shard that it updates, without it replica 0 counts.
+
+Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC21.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from course_lib.mechanisms import batches, tensor_parallel
+from course_lib.mechanisms.data_parallel import average_gradients, trainable
+from course_lib.mechanisms.layerwise import split_layers
+from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
+from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.mechanisms.schedules import Schedule
+from course_lib.mechanisms.sharding import ShardedOptimizer
+
+Axis = Literal["dp", "pp", "tp"]
+AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
+
+
+class Mesh:
+    """All ranks as a block of dp x pp x tp. All of them have to make it, with the same sizes.
+
+    dp: replicas of the model.  pp: ranks of a pipeline.  tp: ranks among which each layer is cut.
+    device: "cpu" or "cuda".
+
+    Raises ValueError if the sizes do not multiply to the number of ranks.
+    """
+
+    def __init__(self, dp: int, pp: int, tp: int, device: str = "cpu") -> None:
+        sizes = {"dp": dp, "pp": pp, "tp": tp}
+        _check_sizes(sizes, dist.get_world_size())
+        self.device_mesh = init_device_mesh(device, (dp, pp, tp), mesh_dim_names=AXES)
+
+    def group(self, axis: Axis) -> dist.ProcessGroup:
+        """The ranks that differ from this one in their place on this axis only, and this one."""
+        return self.device_mesh.get_group(axis)
+
+    def size(self, axis: Axis) -> int:
+        return dist.get_world_size(self.group(axis))
+
+    def place(self, axis: Axis) -> int:
+        """This rank's place on the axis, from 0 to size - 1."""
+        return dist.get_rank(self.group(axis))
+
+
+# A rank's part of the model
+
+
+class Part(nn.Module):
+    """What one rank has of a TinyGPT: the layers of its stages, and of each its tensor share.
+
+    model: the whole one, on every rank and on the device; rank 0's weights count, and nothing remains of it but this
+        part. Its dtype is the one to compute in. If that has 16 bits, gradients are still added up in 32: those of
+        micro-batches, of tied embeddings, and of replicas.
+    schedule: for the ranks of a pipeline, `mesh.size("pp")` of them. Its stages get equal numbers of layers, as far
+        as they divide, the embedding goes to the first and the head to the last.
+    sequence_parallel: between layers, tensor ranks hold their own positions only, see `tensor_parallel`.
+
+    Parameters have the names that they have in the whole model. `stages` are this rank's, by their numbers.
+
+    Raises ValueError, on all ranks, for a schedule of another number of ranks, more stages than blocks, and a model
+    that the tensor ranks cannot share.
+    """
+
+    def __init__(self, model: Any, mesh: Mesh, schedule: Schedule, sequence_parallel: bool = False) -> None:
+        super().__init__()
+        _check_schedule(schedule, mesh, len(model.blocks))
+        self.mesh, self.schedule, self.config = mesh, schedule, model.config
+        for value in (*model.parameters(), *model.buffers()):
+            dist.broadcast(value.detach(), src=0)
+        masks = mesh.place("dp") * mesh.size("pp") + mesh.place("pp")
+        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel, seed=masks)
+        is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]
+        cut = split_layers(len(model.blocks), schedule.n_stages, costs=is_layer)
+        held = {stage: cut[stage] for stage in schedule.stages_of(mesh.place("pp"))}
+        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for blocks in held.values() for i in blocks})
+        self.stages: Mapping[int, nn.Module] = {
+            s: nn.Sequential(*model.blocks[b.start : b.stop]) for s, b in held.items()
+        }
+        for parameter in self.parameters():
+            if parameter.dtype in SIXTEEN_BITS:
+                parameter.grad_dtype = torch.float32
+
+    @property
+    def other_end(self) -> int | None:
+        """Where in the pipeline the other copy of this rank's tied embedding is; None if there is none."""
+        first, last = (self.schedule.rank_of[stage] for stage in (0, self.schedule.n_stages - 1))
+        if not self.config.tied_embeddings or first == last:
+            return None
+        return {first: last, last: first}.get(self.mesh.place("pp"))
+
+    @property
+    def tied(self) -> nn.Parameter | None:
+        """This rank's copy of an embedding that is tied to the one on another rank."""
+        if self.other_end is None:
+            return None
+        name = "blocks.0.token.weight" if 0 in self.stages else f"blocks.{self.config.layers + 1}.output.weight"
+        return self.get_parameter(name)
+
+    def loss_fn(self, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+        """The mean cross-entropy of a micro-batch, times a factor, from this rank's share of the logits."""
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            group = self.mesh.group("tp")
+            return factor * tensor_parallel.vocab_parallel_cross_entropy(logits, targets, self.config.vocab, group)
+
+        return loss
+
+
+# A training step
+
+
+def make_optimizer(
+    part: Part, optimizer_cls: type[torch.optim.Optimizer], zero: bool = True, **kwargs: Any
+) -> ShardedOptimizer:
+    """An optimizer of this rank's parameters, with float32 masters where they have 16 bits.
+
+    zero: whether replicas share it out (ZeRO-1). If not, every rank is a sharding group of its own, with one shard.
+    kwargs: for optimizer_cls.
+
+    In its parameter groups `counts` says whether this rank counts them in the norm; see the table at the top.
+
+    Raises ValueError if all of this rank's parameters are frozen.
+    """
+    mesh, where = part.mesh, tensor_parallel.placements(part)
+    kinds: dict[str, list[nn.Parameter]] = {"cut": [], "whole": [], "tied": []}
+    for name, parameter in trainable(part).items():
+        kinds["tied" if parameter is part.tied else "cut" if where[name].is_sharded else "whole"].append(parameter)
+    counts = {"cut": True, "whole": mesh.place("tp") == 0, "tied": 0 in part.stages}
+    is_counted_here = zero or mesh.place("dp") == 0
+    # Copies on other ranks lie alike there: an optimizer's vector instructions may round by an element's place.
+    groups = [{"params": held, "counts": counts[kind] and is_counted_here} for kind, held in kinds.items() if held]
+    if not groups:
+        raise ValueError(f"part holds stages {list(part.stages)}, all frozen; give each rank something to train")
+    return ShardedOptimizer(groups, optimizer_cls, mesh.group("dp") if zero else _alone(), **kwargs)
+
+
+def train_step(
+    part: Part,
+    optimizer: ShardedOptimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    scaler: LossScaler | None = None,
+    max_norm: float | None = None,
+) -> float:
+    """One step of training on a minibatch; returns its mean loss, on every rank.
+
+    inputs, targets: tokens [samples, sequence], the whole minibatch, the same on all ranks. Each replica takes its
+        share and cuts that into the schedule's micro-batches; sizes need not divide. Targets of -100 do not count; of
+        the others every sample has the same number.
+    scaler: for float16. If a gradient overflows anywhere, no rank updates anything.
+    max_norm: the norm over the whole model's gradient is clipped to this, as torch.nn.utils.clip_grad_norm_ does.
+
+    Raises ValueError, on all ranks and before any update, for too small a minibatch and for a loss that is not finite.
+    """
+    mesh = part.mesh
+    _check_samples(part, inputs)
+    own_inputs, own_targets = batches.split((inputs, targets), mesh.size("dp"))[mesh.place("dp")]
+    scale = 1.0 if scaler is None else scaler.scale_factor
+    weight = len(own_inputs) * mesh.size("dp") / len(inputs)  # 1 for a mean share
+    loss_fn = part.loss_fn(weight * scale)
+    loss = run_schedule(part.schedule, part.stages, own_inputs, own_targets, loss_fn, mesh.group("pp"))
+    mean = _mean_over_replicas(part, loss) / scale
+    if math.isfinite(mean):
+        complete_gradients(part, optimizer)
+        if scaler is None or scaler.unscale(optimizer.shards):
+            if max_norm is not None:
+                clip_grad_norm(optimizer, max_norm)
+            optimizer.step()
+    optimizer.zero_grad()
+    if not math.isfinite(mean):
+        raise ValueError(f"loss={mean}, so nothing was updated; look for inf or nan in the data and the weights")
+    return mean
+
+
+def complete_gradients(part: Part, optimizer: ShardedOptimizer) -> None:
+    """Add up what has arisen on several ranks, one axis after the other; the result is in the optimizer's shards."""
+    mesh = part.mesh
+    tensor_parallel.sum_partial_gradients(part, mesh.group("tp"))
+    _add_other_end(part)
+    if dist.get_world_size(optimizer.group) < mesh.size("dp"):  # no ZeRO
+        average_gradients(part, mesh.group("dp"))
+    optimizer.finish()
+
+
+@torch.no_grad()
+def clip_grad_norm(optimizer: ShardedOptimizer, max_norm: float) -> float:
+    """Scale all gradients by one factor, so that their norm over the whole model is at most max_norm.
+
+    Returns the norm from before, on every rank the same. Comes after `complete_gradients`.
+
+    Raises ValueError if max_norm is not positive.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm={max_norm} would erase or flip all gradients; give a positive number such as 1.0")
+    squares = torch.zeros((), dtype=torch.float64, device=optimizer.shards[0].device)
+    for group in optimizer.inner.param_groups:
+        if group["counts"]:
+            squares += sum(shard.grad.square().sum() for shard in group["params"])
+    dist.all_reduce(squares)
+    norm = float(squares.sqrt())
+    for shard in optimizer.shards:
+        assert shard.grad is not None
+        shard.grad *= min(1.0, max_norm / (norm + 1e-6))
+    return norm
+
+
+def _add_other_end(part: Part) -> None:
+    """The tied embedding's gradient is the sum of what arose where it is read and where it is the head."""
+    if part.tied is None or part.tied.grad is None:
+        return
+    own, group = part.tied.grad, part.mesh.group("pp")
+    other = torch.empty_like(own)
+    exchange = [
+        dist.P2POp(dist.isend, own.clone(), group=group, group_peer=part.other_end),
+        dist.P2POp(dist.irecv, other, group=group, group_peer=part.other_end),
+    ]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+    own += other
+
+
+def _mean_over_replicas(part: Part, loss: Tensor | None) -> float:
+    """The loss is on the last stages; of each replica's tensor ranks, which all have it, one puts it in."""
+    mesh = part.mesh
+    total = torch.zeros((), dtype=torch.float64, device=next(part.parameters()).device)
+    if loss is not None and mesh.place("tp") == 0:
+        total += loss / mesh.size("dp")
+    dist.all_reduce(total)
+    return float(total)
+
+
+def _alone() -> dist.ProcessGroup:
+    """A group of this rank and no other."""
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
+# State, as if there were one process
+
+
+def full_state(part: Part) -> dict[str, Tensor]:
+    """The state_dict of the whole model, on every rank and on the CPU. All ranks call it."""
+    return _from_all_stages(part, tensor_parallel.full_state(part, part.mesh.group("tp")))
+
+
+def training_state(part: Part, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
+    """What `checkpoint.training_state` says of a whole model and its optimizer, on every rank and on the CPU.
+
+    All ranks call it. It fits any other mesh, see `load_training_state`, and a plain model and optimizer.
+    """
+    where, group = tensor_parallel.placements(part), part.mesh.group("tp")
+    own = {f"model.{name}": value for name, value in tensor_parallel.full_state(part, group).items()}
+    states = optimizer.state_dict()["state"]
+    for name, (number, parameter) in _numbered(part, optimizer).items():
+        dim, length = where[name].dim, where[name].length
+        for key, value in states.get(number, {}).items():
+            if not isinstance(value, Tensor):
+                continue
+            if dim is not None and value.shape == parameter.shape:
+                value = tensor_parallel.gather(value, dim, length, group)
+            own[f"optimizer.{name}.{key}"] = value
+    return _from_all_stages(part, own)
+
+
+def load_training_state(part: Part, optimizer: ShardedOptimizer, state: Mapping[str, Tensor]) -> None:
+    """Take this rank's part of a `training_state`, from this or another mesh. All ranks call it.
+
+    Raises KeyError for a state that lacks one of the part's tensors.
+    """
+    where, group = tensor_parallel.placements(part), part.mesh.group("tp")
+    tensor_parallel.load_full_state(part, {name: state[f"model.{name}"] for name in part.state_dict()}, group)
+    states: dict[int, dict[str, Tensor]] = {}
+    for name, (number, parameter) in _numbered(part, optimizer).items():
+        prefix, shape, dim = f"optimizer.{name}.", state[f"model.{name}"].shape, where[name].dim
+        for entry, value in state.items():
+            if not entry.startswith(prefix):
+                continue
+            if value.shape == shape:  # unlike a count of steps, which stays where it is
+                value = (value if dim is None else tensor_parallel.share(value, dim, group)).to(parameter.device)
+            states.setdefault(number, {})[entry.removeprefix(prefix)] = value
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _numbered(part: Part, optimizer: ShardedOptimizer) -> dict[str, tuple[int, nn.Parameter]]:
+    """Each trained parameter by all of its names, with its number in the optimizer."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {parameter: number for number, parameter in enumerate(held)}
+    named = part.named_parameters(remove_duplicate=False)
+    return {name: (numbers[parameter], parameter) for name, parameter in named if parameter in numbers}
+
+
+def _from_all_stages(part: Part, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    parts: list[dict[str, Tensor]] = [{}] * part.mesh.size("pp")
+    dist.all_gather_object(parts, {name: value.cpu() for name, value in own.items()}, group=part.mesh.group("pp"))
+    return {name: value for held in parts for name, value in held.items()}
+
+
+# Arguments that cannot work
+
+
+def _check_sizes(sizes: dict[str, int], world_size: int) -> None:
+    for name, size in sizes.items():
+        if size < 1 or world_size % size:
+            works = [number for number in range(1, world_size + 1) if world_size % number == 0]
+            raise ValueError(f"{name}={size} does not divide the {world_size} ranks there are; choose one of {works}")
+    if math.prod(sizes.values()) != world_size:
+        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        others = sizes["pp"] * sizes["tp"]
+        fit = f"dp={world_size // others} with this pp and tp" if world_size % others == 0 else "smaller pp or tp"
+        raise ValueError(f"{product} makes {math.prod(sizes.values())} ranks; there are {world_size}, so choose {fit}")
+
+
+def _check_schedule(schedule: Schedule, mesh: Mesh, n_blocks: int) -> None:
+    if schedule.n_ranks != mesh.size("pp"):
+        raise ValueError(
+            f"schedule is for {schedule.n_ranks} ranks, the mesh has pp={mesh.size('pp')}; "
+            f"build both for the same number"
+        )
+    if schedule.n_stages > n_blocks:
+        raise ValueError(
+            f"schedule has {schedule.n_stages} stages, the model {n_blocks} blocks with embedding and head; "
+            f"use at most {n_blocks} stages or a model of layers={schedule.n_stages - 2} or more"
+        )
+
+
+def _check_samples(part: Part, inputs: Tensor) -> None:
+    dp, m = part.mesh.size("dp"), part.schedule.n_micro_batches
+    if len(inputs) < dp * m:
+        raise ValueError(
+            f"inputs hold {len(inputs)} samples; n_micro_batches={m} on each of dp={dp} replicas needs {dp * m} or more"
+        )

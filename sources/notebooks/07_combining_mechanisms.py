@@ -1,0 +1,288 @@
+# %% [markdown]
+# # Combining mechanisms
+#
+# **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, in 16 bits if
+# you like, and find out who has to talk to whom, how much, and what is easily counted twice.<br>
+# **Time:** 40 minutes.<br>
+# **You need:** the lessons on data, tensor and pipeline parallelism and on [mixed precision](06_mixed_precision.ipynb).
+#
+# Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
+# them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
+#
+# ## 1. A block of ranks
+#
+# You know three ways to share work. They cut three different things: data parallelism the minibatch, pipeline
+# parallelism the list of layers, tensor parallelism every layer. So they can be used together. Think of eight ranks as
+# a block, 2 x 2 x 2: two **replicas**, each a pipeline of two **stages**, each stage on two **tensor ranks**.
+#
+#                     replica 0                      replica 1
+#     stage 0     rank 0 ===== rank 1            rank 4 ===== rank 5
+#                   |            |                 |            |
+#     stage 1     rank 2 ===== rank 3            rank 6 ===== rank 7
+#
+# *Predict:* with which ranks does rank 5 have to talk, and about what?
+
+# %%
+import torch
+import torch.distributed as dist
+
+from course_lib import launch
+from course_lib.mechanisms.hybrid import AXES, Mesh
+
+
+def neighbors(rank):
+    mesh = Mesh(dp=2, pp=2, tp=2)
+    return {axis: dist.get_process_group_ranks(mesh.group(axis)) for axis in AXES}
+
+for rank, groups in enumerate(launch(neighbors, world_size=8).results):
+    print(f"rank {rank}:", "   ".join(f"{axis} {members}" for axis, members in groups.items()))
+
+# %% [markdown]
+# Three groups of two, one for each axis. Rank 5 works with rank 4 on every layer of its stage (tp), hands hidden
+# states on to rank 7 and gets gradients back (pp), and once in a step averages gradients with rank 1 (dp), which holds
+# the same part of the model. With ranks 2, 3 and 6 it never has to talk at all, but for a few single numbers such as
+# the loss.
+#
+# *Predict:* the model has four layers between its embedding and its head, and the head uses the embedding's matrix.
+# What part of its parameters does each rank hold?
+
+# %%
+from course_lib import data
+from course_lib.mechanisms.hybrid import Part, make_optimizer, train_step
+from course_lib.mechanisms.schedules import SCHEDULES
+from course_lib.model import GPTConfig, TinyGPT
+
+problems, unseen = data.train_test_split()
+config = GPTConfig(layers=4, tied_embeddings=True)
+whole = sum(parameter.numel() for parameter in TinyGPT(config).parameters())
+
+def make_part(sizes, schedule="1f1b", micro_batches=4, dtype=torch.float32, sequence_parallel=False):
+    mesh = Mesh(*sizes)
+    model = TinyGPT(config, dtype=dtype)
+    return Part(model, mesh, SCHEDULES[schedule](sizes[1], micro_batches), sequence_parallel)
+
+def what_it_holds(rank):
+    part = make_part((2, 2, 2))
+    numbers = sum(parameter.numel() for parameter in part.parameters())
+    return f"blocks {', '.join(part.blocks)}: {numbers / whole:.1%} of the parameters"
+
+launch(what_it_holds, world_size=8).results
+
+# %% [markdown]
+# A little more than a quarter: half of the layers, and half of each of their matrices. What is more than that are
+# the norms and some biases, which every tensor rank has as a whole, and the shared embedding, which the first stage
+# needs as embedding and the last as head. And both replicas hold everything.
+#
+# ## 2. Is it still the same training?
+#
+# One step of training now goes like this, and every line is a lesson of its own:
+#
+# 1. each replica takes its share of the minibatch, and cuts it into micro-batches;
+# 2. they flow through the pipeline; within each layer, tensor ranks add up their parts;
+# 3. gradients that have arisen in several places are added up: of what tensor ranks have as a whole, and of the
+#    shared embedding;
+# 4. replicas average their gradients, and each updates a part of the parameters (ZeRO-1);
+# 5. the updated parameters go to the other replicas.
+#
+# *Predict:* eight ranks against one process, after five steps. Equal?
+
+# %%
+from itertools import islice
+
+
+def minibatches(steps):
+    return islice(data.minibatches(problems, 64), steps)
+
+def train(rank, sizes, schedule="1f1b", steps=5):
+    part = make_part(sizes, schedule, dtype=torch.float64)
+    optimizer = make_optimizer(part, torch.optim.Adam, lr=3e-3)
+    return [train_step(part, optimizer, *minibatch, max_norm=1.0) for minibatch in minibatches(steps)]
+
+def train_alone(steps=5):
+    model, losses = TinyGPT(config, dtype=torch.float64), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for inputs, targets in minibatches(steps):
+        loss = data.answer_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+alone = train_alone()
+for sizes in ((2, 2, 2), (4, 2, 1), (1, 4, 2)):
+    losses = launch(train, world_size=8, args=(sizes,)).results[0]
+    off = max(abs(loss - other) for loss, other in zip(losses, alone, strict=True))
+    print(f"dp, pp, tp = {sizes}: loss {losses[0]:.3f} -> {losses[-1]:.3f},", "the same" if off < 1e-9 else "another")
+
+# %% [markdown]
+# Each of these ways to arrange eight ranks is the same training, up to the rounding of 64-bit numbers. How to arrange
+# them is a question of memory and speed alone.
+#
+# ## 3. What is counted twice
+#
+# One thing needs care. Before the update, `clip_grad_norm_` scales all gradients down if their **norm**, the root of
+# the sum of all their squares, is too large. On one process that is a line of code. On the mesh each rank has some of
+# the gradients. *Predict:* each rank adds up the squares that it has, and an all-reduce over all eight adds up
+# these sums. What comes out?
+
+# %%
+from course_lib.mechanisms.hybrid import complete_gradients
+from course_lib.mechanisms.pipeline import run_schedule
+
+minibatch = next(minibatches(1))
+
+def squares_by_kind(rank):
+    """The sum of squares of each kind of parameter that this rank has, and whether it counts them."""
+    part = make_part((2, 2, 2), dtype=torch.float64)
+    optimizer = make_optimizer(part, torch.optim.SGD, zero=False, lr=0.0)
+    mesh = part.mesh
+    inputs, targets = (tokens.chunk(2)[mesh.place("dp")] for tokens in minibatch)
+    run_schedule(part.schedule, part.stages, inputs, targets, part.loss_fn(1.0), mesh.group("pp"))
+    complete_gradients(part, optimizer)
+    groups = optimizer.inner.param_groups
+    return [(sum(p.grad.square().sum().item() for p in group["params"]), group["counts"]) for group in groups]
+
+model = TinyGPT(config, dtype=torch.float64)
+data.answer_loss(model(minibatch[0]), minibatch[1]).backward()
+right = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item()
+
+by_rank = launch(squares_by_kind, world_size=8).results
+everything = sum(squares for groups in by_rank for squares, _ in groups) ** 0.5
+counted_once = sum(squares for groups in by_rank for squares, counts in groups if counts) ** 0.5
+print(f"one process:               {right:.6f}")
+print(f"the squares of all ranks:  {everything:.6f}")
+print(f"each gradient once:        {counted_once:.6f}")
+
+# %% [markdown]
+# Too large, and not by a round factor: replicas count everything twice, tensor ranks the norms and biases
+# twice again, and the shared embedding is on two stages. A run with this mistake does not crash. It clips too often
+# and learns more slowly than it should, and nothing says so but a comparison with one process.
+#
+# Which ranks count what:
+
+# %%
+for rank, groups in enumerate(by_rank):
+    print(f"rank {rank} counts", ", ".join(f"{squares:.4f}" for squares, counts in groups if counts) or "nothing")
+
+# %% [markdown]
+# Only replica 0 counts (with ZeRO-1 each replica counts the part that it updates). In it every rank counts the
+# matrices that are cut, for it has a piece that nobody else has. Of what all tensor ranks have, the first counts it; of
+# the embedding, the first stage.
+#
+# ## 4. How much each axis sends
+#
+# *Predict:* which of the three axes sends the most bytes in a step, and which the least? Every message of the run is
+# in its timeline, and in this run each axis uses operations of its own: tensor ranks all-reduce, stages send, and
+# replicas exchange gradients (all-to-all) and updated parameters (all-gather).
+
+# %%
+AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
+
+def train_on(rank, samples, steps):
+    part = make_part((2, 2, 2))
+    optimizer = make_optimizer(part, torch.optim.Adam, lr=3e-3)
+    for inputs, targets in islice(data.minibatches(problems, samples), steps):
+        train_step(part, optimizer, inputs, targets)
+
+def sent(samples, steps):
+    """The operations of rank 0 and their bytes, a list for each axis."""
+    spans = launch(train_on, world_size=8, args=(samples, steps)).timeline.of(0)
+    transfers = [span for span in spans if span.kind == "transfer" and span.bytes > 100]  # not the loss
+    return {axis: [span.bytes for span in transfers if AXIS_OF.get(span.name) == axis] for axis in AXES}
+
+def per_step(samples):
+    """Operations and bytes of a step by axis: what two steps sent more than one."""
+    one, two = sent(samples, steps=1), sent(samples, steps=2)
+    return {axis: (len(two[axis]) - len(one[axis]), sum(two[axis]) - sum(one[axis])) for axis in AXES}
+
+counted = {samples: per_step(samples) for samples in (64, 256)}
+for samples, by_axis in counted.items():
+    for axis, (operations, number) in by_axis.items():
+        print(f"{samples:3} samples   {axis}: {operations:2} operations, {number:9,} bytes sent by rank 0 in a step")
+
+# %% [markdown]
+# Tensor parallelism sends by far the most, and the most often: twice forward and twice backward in every layer, for
+# every micro-batch, and nobody can go on without the result. The pipeline sends the same hidden states, but only where
+# two stages meet. Replicas send as many bytes as there are gradients and parameters, once in a step, *however many
+# samples there are*: with more samples, the other two grow, and this one does not.
+#
+# ## 5. In 16 bits
+#
+# Mixed precision goes with all of this. The parameters are bfloat16 or float16, what is passed on between stages and
+# tensor ranks too; gradients are added up in float32, and the float32 masters are shared out over the replicas with
+# the optimizer's state.
+#
+# float16 needs a loss scale. *Predict:* in the third step, one gradient on rank 5 overflows, and only there. Rank 5
+# has to skip the update. And the others?
+
+# %%
+from course_lib.mechanisms.hybrid import full_state
+from course_lib.mechanisms.mixed_precision import LossScaler
+
+
+def train_with_an_overflow(rank):
+    part = make_part((2, 2, 2), dtype=torch.float16)
+    optimizer = make_optimizer(part, torch.optim.Adam, lr=3e-3)
+    scaler, before, story = LossScaler(2.0**10), full_state(part), []
+    for step, (inputs, targets) in enumerate(minibatches(4), start=1):
+        if rank == 5 and step == 3:
+            parameter = next(part.parameters())
+            overflow = parameter.register_hook(lambda gradient: gradient * float("inf"))
+        loss = train_step(part, optimizer, inputs, targets, scaler)
+        if rank == 5 and step == 3:
+            overflow.remove()
+        state = full_state(part)
+        is_updated = any(not torch.equal(state[name], before[name]) for name in state)
+        story.append(f"step {step}: loss {loss:.1f}, {'updated' if is_updated else 'skipped'}")
+        before = state
+    return story, scaler.scale_factor
+
+results = launch(train_with_an_overflow, world_size=8).results
+print("\n".join(results[0][0]))
+print("loss scale afterwards, by rank:", [scale for _, scale in results])
+
+# %% [markdown]
+# All skip, and all halve their scale. Had the others gone on, the replicas would have been different models from here
+# on. Every rank has to know before it updates, so one number, whether all is finite, goes around all eight.
+#
+# ## 6. Where do the slow links go?
+#
+# ### Question: two machines
+#
+# Your eight ranks are on two machines of four. Inside a machine links are fast, between them slow. Which axis has to
+# stay inside the machines?
+#
+# - **a** tensor parallelism
+# - **b** pipeline parallelism
+# - **c** data parallelism
+# - **d** it makes no difference
+#
+# Choose one. The next cell takes the operations and bytes that you have just measured, and lets each axis in turn be
+# the one that reaches across, over a link of which it knows two numbers.
+
+# %%
+bandwidth, latency = 1e6, 0.001  # of the slow link: bytes per second, and seconds before a message moves
+for option, axis in zip("abc", ("tp", "pp", "dp"), strict=True):
+    operations, number = counted[256][axis]
+    seconds = number / bandwidth + operations * latency
+    print(f"{option}: with {axis} across, rank 0 is on the slow link for {seconds:.2f} s of every step (modelled)")
+
+# %% [markdown]
+# It is **a**, by far. That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are
+# neighbors on it have neighboring numbers, and neighboring numbers share a machine.
+#
+# The other two are close, and large runs put both across. The pipeline's bytes grow with the minibatch, and a stage
+# waits for each message unless another micro-batch is there to work on. The replicas' bytes do not grow, and nobody
+# needs them before the update.
+#
+# ## What to take with you
+#
+# - Data, pipeline and tensor parallelism cut three different things, so one mesh has an axis for each.
+# - Every arrangement is the same training. Memory and links decide between them.
+# - What is on several ranks has to be added up in all places, and counted in one.
+# - The axis that talks most gets the fastest links.
+#
+# Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC21, is
+# where this way to combine the three was worked out, up to thousands of GPUs.

@@ -1,0 +1,387 @@
+"""All mechanisms on one mesh, against one process with plain PyTorch: one model, the whole minibatch, clip_grad_norm_.
+
+Every rank builds its model from a seed of its own, so nothing here passes without the first synchronization. Tensor
+ranks do not divide the vocabulary nor the hidden units, stages not the layers, replicas not the samples, and
+micro-batches not the shares.
+
+Cut or not, a gradient is a sum over samples x positions, of products that are themselves sums as long as the widest
+layer, and n numbers of rounding error eps make an error of at most n eps relative to the sum of magnitudes. `close`
+allows that, for each step, relative to the largest number in the tensor. Copies of a parameter have to have equal bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from course_lib import data, launch
+from course_lib.mechanisms import checkpoint
+from course_lib.mechanisms.hybrid import (
+    Mesh,
+    Part,
+    full_state,
+    load_training_state,
+    make_optimizer,
+    train_step,
+    training_state,
+)
+from course_lib.mechanisms.mixed_precision import LossScaler
+from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.mechanisms.schedules import SCHEDULES
+from course_lib.mechanisms.tensor_parallel import placements
+from course_lib.model import GPTConfig, TinyGPT
+
+STEPS = 2
+SAMPLES = 11
+CONFIG = GPTConfig(vocab=13, layers=3, hidden=16, heads=4, ffn_hidden=51)
+SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
+TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zbv", "dualpipev")
+F32, F64 = torch.float32, torch.float64
+
+State = dict[str, Tensor]
+Sizes = tuple[int, int, int]
+Case = tuple[Sizes, str, torch.dtype, str]  # mesh, schedule, dtype, what is special
+
+EIGHT_RANKS: list[Case] = [
+    ((2, 2, 2), "gpipe", F32, "tied clip zero"),
+    ((2, 2, 2), "1f1b", F64, "tied clip zero sequence grouped"),
+    ((2, 2, 2), "1f1b", F32, "tied clip frozen"),
+    ((2, 2, 2), "interleaved_1f1b", F64, "tied clip zero sequence frozen"),
+    ((2, 2, 2), "zbv", F32, "loose grouped zero"),
+    ((2, 2, 2), "dualpipev", F64, "tied clip zero sequence frozen"),
+    ((8, 1, 1), "gpipe", F64, "tied clip zero"),
+]
+FOUR_RANKS: list[Case] = [
+    ((1, 1, 4), "gpipe", F64, "tied clip sequence zero grouped"),
+    ((1, 4, 1), "zb_h2", F64, "tied clip zero frozen"),
+    ((4, 1, 1), "1f1b", F32, "tied clip"),
+    ((2, 2, 1), "zb_h1", F64, "tied clip zero Adam"),
+    ((1, 2, 2), "dualpipev", F64, "clip sequence"),
+    ((2, 1, 2), "naive", F32, "frozen clip zero"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As on every rank: with two threads, matrix products add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(special: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
+    tied, kv_heads = "tied" in special, 1 if "grouped" in special else None
+    model = TinyGPT(replace(CONFIG, tied_embeddings=tied, kv_heads=kv_heads), seed, dtype)
+    if "frozen" in special:
+        for name in ("blocks.1.attention.query.weight", "blocks.2.mlp_norm.weight", "blocks.0.token.weight"):
+            model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def minibatch(step: int) -> tuple[Tensor, Tensor]:
+    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(SAMPLES)])
+
+
+def optimizer_of(special: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """SGD's updates are as long as the clipped gradients, so that a wrong norm is seen; Adam's are not."""
+    # The gradient of a key's bias is zero but for rounding; with the usual eps of 1e-8, Adam would blow that up to a
+    # whole step.
+    return (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}) if "Adam" in special else (torch.optim.SGD, {"lr": 0.1})
+
+
+def max_norm_of(special: str) -> float | None:
+    return 0.1 if "clip" in special else 100.0 if "loose" in special else None
+
+
+@functools.lru_cache
+def alone(special: str, dtype: torch.dtype, steps: int = STEPS) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    """The reference."""
+    model, (kind, settings) = build(special, dtype), optimizer_of(special)
+    optimizer, losses = kind(model.parameters(), **settings), []
+    for step in range(steps):
+        inputs, targets = minibatch(step)
+        optimizer.zero_grad()
+        loss = data.answer_loss(model(inputs), targets)
+        loss.backward()
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), max_norm_of(special) or math.inf))
+        assert 0.2 < norm < 50  # so clipping is active with the one norm, and not with the other
+        optimizer.step()
+        losses.append(loss.item())
+    return model, optimizer, losses
+
+
+def make_part(mesh: Mesh, schedule: str, dtype: torch.dtype, special: str, seed: int = 0) -> Part:
+    n_stages = mesh.size("pp") * (2 if schedule in TWO_STAGES_PER_RANK else 1)
+    m = max(1, min(4, SAMPLES // mesh.size("dp")))
+    return Part(build(special, dtype, seed), mesh, SCHEDULES[schedule](n_stages, m), "sequence" in special)
+
+
+def optimize(part: Part, special: str) -> Any:
+    kind, settings = optimizer_of(special)
+    return make_optimizer(part, kind, zero="zero" in special, **settings)
+
+
+def train_all(rank: int, cases: list[Case]) -> list[Any]:
+    """Of each case: the losses, the whole state, and what this rank has of it, by place on the tensor axis if cut."""
+    meshes = {sizes: Mesh(*sizes) for sizes, *_ in cases}
+    outcomes = []
+    for sizes, schedule, dtype, special in cases:
+        mesh = meshes[sizes]
+        part = make_part(mesh, schedule, dtype, special, seed=rank)
+        optimizer = optimize(part, special)
+        losses = [train_step(part, optimizer, *minibatch(s), max_norm=max_norm_of(special)) for s in range(STEPS)]
+        where = placements(part)
+        places = {name: mesh.place("tp") if where[name].is_sharded else None for name in where}
+        outcomes.append((losses, full_state(part), {(name, places[name]): t for name, t in part.state_dict().items()}))
+    return outcomes
+
+
+def close(state: State, reference: State, steps: int = STEPS) -> None:
+    assert state.keys() == reference.keys()
+    for name, tensor in state.items():
+        expected = reference[name]
+        allowed = steps * SUM_LENGTH * torch.finfo(expected.dtype).eps * max(1, float(expected.abs().max()))
+        assert float((tensor - expected).abs().max()) <= allowed, name
+
+
+def equal(state: State, reference: State) -> None:
+    assert state.keys() == reference.keys()
+    for name, tensor in state.items():
+        assert torch.equal(tensor, reference[name]), name
+
+
+def copies_are_equal(held_by_rank: Sequence[dict[Any, Tensor]], is_tied: bool) -> None:
+    found: dict[Any, Tensor] = {}
+    for held in held_by_rank:
+        for (name, place), tensor in held.items():
+            if is_tied and name == f"blocks.{CONFIG.layers + 1}.output.weight":
+                name = "blocks.0.token.weight"
+            assert torch.equal(tensor, found.setdefault((name, place), tensor)), name
+
+
+@pytest.mark.parametrize("cases", [EIGHT_RANKS, FOUR_RANKS], ids=["8", "4"])
+def test_training_is_that_of_one_process(cases: list[Case]) -> None:
+    n = math.prod(cases[0][0])
+    results = launch(train_all, n, (cases,), device="cpu").results
+    for case, *by_rank in zip(cases, *results, strict=True):
+        _, _, dtype, special = case
+        model, _, expected = alone(special, dtype)
+        losses, states, held = zip(*by_rank, strict=True)
+        assert all(own == losses[0] for own in losses)
+        assert losses[0] == pytest.approx(expected, rel=STEPS * SUM_LENGTH * torch.finfo(dtype).eps)
+        close(states[0], model.state_dict())
+        for state in states[1:]:
+            equal(state, states[0])
+        copies_are_equal(held, "tied" in special)
+
+
+# State
+
+
+def continue_elsewhere(rank: int, folder: str) -> list[State]:
+    """A step on one mesh; then the second on the same ranks, going on or begun anew, and on two other meshes."""
+    special = "tied Adam frozen clip grouped"
+    first = make_part(Mesh(2, 2, 2), "1f1b", F64, special + " zero")
+    optimizer = optimize(first, special + " zero")
+    train_step(first, optimizer, *minibatch(0), max_norm=max_norm_of(special))
+    before = training_state(first, optimizer)
+    checkpoint.save(before, folder, 1)
+    states = [before]
+    for part, zero in (
+        (first, " zero"),
+        (make_part(first.mesh, "1f1b", F64, special, seed=rank + 9), " zero"),
+        (make_part(Mesh(1, 2, 4), "dualpipev", F64, special + " sequence"), ""),
+        (make_part(Mesh(4, 2, 1), "zb_h1", F64, special), " zero"),
+    ):
+        if part is not first:
+            optimizer = optimize(part, special + zero)
+            load_training_state(part, optimizer, before)
+        train_step(part, optimizer, *minibatch(1), max_norm=max_norm_of(special))
+        states.append(training_state(part, optimizer))
+    return states
+
+
+def test_a_state_fits_the_same_mesh_bit_for_bit_and_every_other_one_and_one_process(tmp_path: Any) -> None:
+    before, same, resumed, *elsewhere = launch(continue_elsewhere, 8, (str(tmp_path),), device="cpu").results[0]
+    special = "tied Adam frozen clip grouped"
+    model, optimizer, _ = alone(special, F64)
+    equal(resumed, same)
+    for state in (same, *elsewhere):
+        close(state, dict(checkpoint.training_state(model, optimizer)))
+    plain, (kind, settings) = build(special, F64, seed=5), optimizer_of(special)
+    plain_optimizer = kind(plain.parameters(), **settings)
+    assert checkpoint.resume(plain, plain_optimizer, tmp_path) == 1
+    equal(dict(checkpoint.training_state(plain, plain_optimizer)), before)
+
+
+# Mixed precision
+
+
+SCALES = {torch.bfloat16: 1.0, torch.float16: 2.0**10}
+
+
+def in_sixteen_bits(model: TinyGPT, scale: float) -> State:
+    """Plain PyTorch with float32 masters; the whole minibatch at once."""
+    masters = [p.detach().to(F32) for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        (scale * data.answer_loss(model(inputs).float(), targets)).backward()
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            assert parameter.grad is not None
+            master.grad, parameter.grad = parameter.grad.float() / scale, None
+        nn.utils.clip_grad_norm_(masters, 0.1)
+        optimizer.step()
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            parameter.data.copy_(master)
+    names = [name for name, _ in model.named_parameters()]
+    return dict(zip(names, masters, strict=True))
+
+
+def train_in_sixteen_bits(rank: int) -> list[State]:
+    mesh = Mesh(2, 2, 2)
+    return [train_in(mesh, dtype, scale) for dtype, scale in SCALES.items()]
+
+
+def train_in(mesh: Mesh, dtype: torch.dtype, scale: float) -> State:
+    scaler = LossScaler(scale) if dtype == torch.float16 else None
+    part = make_part(mesh, "1f1b", dtype, "tied sequence")
+    optimizer = optimize(part, "zero")
+    for step in range(STEPS):
+        train_step(part, optimizer, *minibatch(step), scaler=scaler, max_norm=0.1)
+    state = training_state(part, optimizer)
+    for name in [name for name in state if name.startswith("model.")]:
+        assert torch.equal(state[name], state[f"optimizer.{name[6:]}.master"].to(dtype))
+    return {name: state[f"optimizer.{name}.master"] for name, _ in build("tied", dtype).named_parameters()}
+
+
+def distance(state: State, reference: State) -> float:
+    return math.sqrt(sum(float((state[name].double() - reference[name]).square().sum()) for name in state))
+
+
+def exactly(dtype: torch.dtype) -> tuple[State, State]:
+    """Before and after training in float64, from where a model of this dtype starts."""
+    model = build("tied", dtype).double()
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        inputs, targets = minibatch(step)
+        optimizer.zero_grad()
+        data.answer_loss(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return start, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_sixteen_bits_are_as_near_to_the_truth_as_in_one_process() -> None:
+    """In 16 bits rounding is all there is to see, so the yardstick is how far it takes plain PyTorch from float64."""
+    found = launch(train_in_sixteen_bits, 8, device="cpu").results[0]
+    for (dtype, scale), state in zip(SCALES.items(), found, strict=True):
+        start, exact = exactly(dtype)
+        theirs = distance(in_sixteen_bits(build("tied", dtype), scale), exact)
+        assert 0 < theirs < 0.1 * distance(start, exact)
+        assert distance(state, exact) < 2 * theirs
+
+
+def many_micro_batches(rank: int, m: int) -> State:
+    """The gradients of m times the same sample, in as many micro-batches."""
+    part = Part(build("", torch.bfloat16), Mesh(1, 1, 1), SCHEDULES["gpipe"](1, m))
+    inputs, targets = (tokens[:1].repeat(m, 1) for tokens in minibatch(0))
+    run_schedule(part.schedule, part.stages, inputs, targets, part.loss_fn(1.0))
+    return {name: parameter.grad for name, parameter in part.named_parameters() if parameter.grad is not None}
+
+
+def test_micro_batches_are_added_up_in_32_bits() -> None:
+    """A running sum in bfloat16 would stop at 256 times the addend. One bit is allowed for a logit that rounds up here
+    and down there."""
+    m = 300
+    model = build("", torch.bfloat16)
+    inputs, targets = (tokens[:1] for tokens in minibatch(0))
+    (data.answer_loss(model(inputs).float(), targets) / m).backward()
+    gradients = launch(many_micro_batches, 1, (m,), device="cpu").results[0]
+    for name, parameter in model.named_parameters():
+        expected = m * parameter.grad.float()
+        assert float((gradients[name] - expected).abs().max()) <= 2**-7 * float(expected.abs().max()), name
+
+
+def overflow_on_one(rank: int) -> list[tuple[float, bool]]:
+    """In the second of three steps a gradient on rank 5 is infinite: the scale, and whether there was an update."""
+    part = make_part(Mesh(2, 2, 2), "1f1b", torch.float16, "tied")
+    optimizer, scaler = optimize(part, "zero"), LossScaler(2.0**10)
+    step = -1
+    if rank == 5:
+        parameter = next(p for name, p in part.named_parameters() if name.endswith("mlp.up.weight"))
+        parameter.register_hook(lambda gradient: gradient * math.inf if step == 1 else gradient)
+    outcome = []
+    for step in range(3):
+        before = full_state(part)
+        train_step(part, optimizer, *minibatch(step), scaler=scaler, max_norm=0.1)
+        after = full_state(part)
+        outcome.append((scaler.scale_factor, any(not torch.equal(after[name], before[name]) for name in after)))
+    return outcome
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    for outcome in launch(overflow_on_one, 8, device="cpu").results:
+        assert outcome == [(1024.0, True), (512.0, False), (512.0, True)]
+
+
+# Bad input
+
+
+def refused(rank: int, calls: list[tuple[str, Any]]) -> list[str]:
+    """What each call says: "mesh" with sizes, or a case with what is to be wrong about it."""
+    return [str(error) for what, value in calls for error in [complaint(what, value)]]
+
+
+def complaint(what: str, value: Any) -> ValueError:
+    try:
+        cause(what, value)
+    except ValueError as error:
+        return error
+    raise AssertionError(f"{what}={value} was accepted")
+
+
+def cause(what: str, value: Any) -> None:
+    mesh = Mesh(*value) if what == "mesh" else Mesh(2, 2, 1)
+    n_ranks, heads, n_layers = value if what == "part" else (2, 4, 3)
+    config = replace(CONFIG, heads=heads, layers=n_layers)
+    part = Part(TinyGPT(config), mesh, SCHEDULES["interleaved_1f1b"](2 * n_ranks, 4))
+    if what == "frozen":
+        part.requires_grad_(False)
+    optimizer = make_optimizer(part, torch.optim.SGD, lr=0.1)
+    inputs, targets = minibatch(0)
+    if what == "nan":
+        next(part.parameters()).data.fill_(math.nan)
+    max_norm = value if what == "max_norm" else None
+    n_samples = value if what == "samples" else SAMPLES
+    train_step(part, optimizer, inputs[:n_samples], targets[:n_samples], max_norm=max_norm)
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("mesh", (3, 1, 1), r"dp=3 does not divide the 4 ranks there are; choose one of [1, 2, 4]"),
+    ("mesh", (4, 0, 1), r"pp=0 does not divide the 4 ranks there are; choose one of [1, 2, 4]"),
+    ("mesh", (2, 1, 1), r"dp=2 x pp=1 x tp=1 makes 2 ranks; there are 4, so choose dp=4 with this pp and tp"),
+    ("mesh", (1, 4, 4), r"dp=1 x pp=4 x tp=4 makes 16 ranks; there are 4, so choose smaller pp or tp"),
+    ("part", (4, 4, 3), r"schedule is for 4 ranks, the mesh has pp=2; build both for the same number"),
+    ("part", (2, 4, 1), r"schedule has 4 stages, the model 3 blocks with embedding and head; use at most 3 stages"),
+    ("frozen", None, r"all frozen; give each rank something to train"),
+    ("samples", 7, r"inputs hold 7 samples; n_micro_batches=4 on each of dp=2 replicas needs 8 or more"),
+    ("nan", None, r"loss=nan, so nothing was updated; look for inf or nan in the data and the weights"),
+    ("max_norm", 0.0, r"max_norm=0.0 would erase or flip all gradients; give a positive number such as 1.0"),
+]
+
+
+def test_bad_input_is_named_on_all_ranks() -> None:
+    calls = [(what, value) for what, value, _ in BAD]
+    for found in launch(refused, 4, (calls,), device="cpu").results:
+        for (_, _, expected), text in zip(BAD, found, strict=True):
+            assert expected in text
