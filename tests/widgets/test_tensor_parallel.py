@@ -33,7 +33,7 @@ def test_a_move_runs_paced_ranks_and_draws_what_they_did() -> None:
     assert "1 rank, columns, rows, hidden size 32, paced: " in said(explorer)
     explorer.ranks.value = 2
     assert "2 ranks, columns, rows, hidden size 32, paced: " in said(explorer)
-    assert "8.2 kB in 2 all-reduces: no cut needs less" in said(explorer)
+    assert "8.19 kB in 2 all-reduces: no cut needs less" in said(explorer)
     assert "modelled" in explorer.places["step"].value
     assert "paced" in explorer.places["cut"].value
 
