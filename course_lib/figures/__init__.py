@@ -3,6 +3,7 @@
 gantt(run.timeline)                                  what every rank did, and when
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
 lost_time({"4 ranks": attribute(run.timeline)})      where the rest of the time went
+who_holds_what(run.pieces, run.traffic, 4)           how matrices are cut, and what travels between the ranks
 
 memory_by_part({"plan": estimate.memory}, capacity)  what lies in a device's memory; devices(estimate): of each
 step_time_by_part({"plan": estimate})                what the time of a step goes into
@@ -21,6 +22,7 @@ from course_lib.figures.plan_map import plan_map
 from course_lib.figures.roofline import roofline
 from course_lib.figures.scaling import Timing, speed_up
 from course_lib.figures.shares import Shares, attribute
+from course_lib.figures.who_holds_what import who_holds_what
 
 __all__ = [
     "Picture",
@@ -36,4 +38,5 @@ __all__ = [
     "roofline",
     "speed_up",
     "step_time_by_part",
+    "who_holds_what",
 ]

@@ -39,6 +39,23 @@ STYLES = {
     "wait": Style("wait", PAPER, "#8a8a8a", INK, FALLING, "\\"),
 }
 
+# Whose share it is, for up to eight ranks.
+RANKS = tuple(
+    Style(f"rank {rank}", *look)
+    for rank, look in enumerate(
+        (
+            ("#8bcbf1", "#8bcbf1", INK, "", ""),
+            ("#ffc04d", "#c98a00", INK, RISING, "/"),
+            ("#7fe0c0", "#2fb58b", INK, FALLING, "\\"),
+            ("#ecc3d9", "#cc79a7", INK, "M2,0v8M6,0v8", "|"),
+            ("#f0e442", "#b5a800", INK, "M0,2h8M0,6h8", "-"),
+            ("#d4d4d4", "#8c8c8c", INK, "M2,1v2M6,5v2", "."),
+            ("#c3bdff", "#8f86e8", INK, RISING + FALLING, "x"),
+            (PAPER, "#8a8a8a", INK, "M0,4h8M4,0v8", "+"),
+        )
+    )
+)
+
 ORIGINS = {
     "measured": "measured (real clock)",
     "paced": "paced (emulated device speed)",

@@ -91,7 +91,7 @@ def split_sequence(x: Tensor, group: Group = None) -> Tensor:
             f"a sequence of {length} positions cannot be shared equally by {n} ranks; with sequence_parallel=True "
             f"give multiples of {n}, for instance {length + -length % n} by padding"
         )
-    return _Conjugate.apply(x, _own_positions, _all_gather, group)
+    return take(x, SEQUENCE, group)
 
 
 def gather_logits(logits: Tensor, vocab: int, group: Group = None) -> Tensor:
@@ -99,9 +99,26 @@ def gather_logits(logits: Tensor, vocab: int, group: Group = None) -> Tensor:
 
     Training does not need them: see `vocab_parallel_cross_entropy`.
     """
-    return _Conjugate.apply(
-        logits, lambda x, group: gather(x, -1, vocab, group), lambda x, group: share(x, -1, group), group
-    )
+    return join(logits, -1, vocab, group)
+
+
+def take(x: Tensor, dim: int, group: Group = None) -> Tensor:
+    """This rank's share of x, which is the same on all ranks, along one dimension; its gradients are gathered."""
+
+    def gather_all(own: Tensor, group: Group) -> Tensor:
+        return gather(own, dim, x.shape[dim], group)
+
+    # A view would keep all of x in memory.
+    return _Conjugate.apply(x, lambda x, group: share(x, dim, group).contiguous(), gather_all, group)
+
+
+def join(x: Tensor, dim: int, length: int, group: Group = None) -> Tensor:
+    """All of what the ranks have shares of, `length` long along one dimension, on every rank; `take` backwards."""
+
+    def gather_all(own: Tensor, group: Group) -> Tensor:
+        return gather(own, dim, length, group)
+
+    return _Conjugate.apply(x, gather_all, lambda x, group: share(x, dim, group), group)
 
 
 def _as_it_is(x: Tensor, group: Group) -> Tensor:
@@ -112,10 +129,6 @@ def _all_reduce(x: Tensor, group: Group) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)  # others may hold on to x
     dist.all_reduce(total, group=group)
     return total
-
-
-def _own_positions(x: Tensor, group: Group) -> Tensor:
-    return share(x, SEQUENCE, group).contiguous()  # a view would keep all positions in memory
 
 
 def _all_gather(x: Tensor, group: Group) -> Tensor:

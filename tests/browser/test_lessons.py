@@ -91,3 +91,19 @@ def test_pictures_are_there_before_anything_is_run(lab: Any) -> None:
     for picture in explorer.all():
         assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 0")
         assert picture.get_attribute("alt")
+
+
+def test_the_tensor_lesson_cuts_matrices_on_real_ranks(lab: Any) -> None:
+    notebook = lab.open("notebooks/04_tensor_parallelism.ipynb")
+    notebook.run_all(RUN)
+    page = notebook.page
+    assert page.locator(STDERR).all_inner_texts() == []
+    assert unrun(page) == 0
+    status = page.get_by_role("status")
+    press(page, "ranks", "ArrowLeft")
+    status.filter(has_text="2 ranks, columns, rows, hidden size 64, paced").wait_for(timeout=MOVE)
+    drag(page, "cut of A, B", 0.5)
+    status.filter(has_text="2 ranks, rows, columns, hidden size 64, paced").wait_for(timeout=MOVE)
+    page.locator("svg[aria-label*='hold A by rows and B by columns']").wait_for(timeout=MOVE)
+    press(page, "cut of A, B", "ArrowRight")
+    status.filter(has_text="Wrong: gradient of x is off by").wait_for(timeout=MOVE)

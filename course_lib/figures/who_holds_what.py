@@ -1,0 +1,222 @@
+"""Who holds what of an MLP whose two matrices are cut, and where something travels.
+
+    forward             nothing                              all-reduce
+               x          (f)       A        u          B        (g)       y
+            [whole]             [0 1 2 3] [0 1 2 3]   [0]              [whole]
+                                                      [1]
+                                                      [2]
+                                                      [3]
+    backward           all-reduce                             nothing
+
+The colors and patterns are those of ranks: what a rank holds alone has its own, what all of them hold is blank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from course_lib.figures.axis import data_size
+from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.palette import PAPER, RANKS, STYLES
+from course_lib.figures.picture import Picture
+from course_lib.figures.svg import BACKGROUND, Sheet, text_width
+from course_lib.mechanisms.cuts import Piece
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: beside the lanes, between things, and of a communication
+NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: of the hidden size, of four times it, and of a sequence
+LANE, LINE = 42.0, 15.0
+STACK = 10.0  # by how much addends stand out behind each other
+Traffic = Sequence[tuple[int, int]]
+
+
+class _Thing(NamedTuple):
+    """A box in the picture: a matrix, or what goes through. cut: as `Piece.leaves` has it, or by "rows"."""
+
+    name: str
+    width: float
+    height: float
+    cut: str
+    is_matrix: bool = False
+
+
+def who_holds_what(
+    pieces: Sequence[Piece],
+    traffic: Traffic,
+    ranks: int,
+    origin: str = "measured",
+    width: int = 850,
+    title: str | None = None,
+) -> Picture:
+    """Draw an MLP on its ranks, from `course_lib.mechanisms.cuts`.
+
+    traffic: bytes that each rank sends, forward and backward, for each piece.
+
+    Raises ValueError for more ranks than can be told apart.
+    """
+    if not 1 <= ranks <= len(RANKS):
+        raise ValueError(f"ranks={ranks} cannot be drawn; the picture tells 1 to {len(RANKS)} ranks apart")
+    sheet = new_sheet(width)
+    y = draw_title(sheet, title)
+    y = draw_legend(sheet, {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])}, y)
+    y = draw_origins(sheet, [origin], y)
+    _draw(sheet, _line_up(pieces, traffic), ranks, y)
+    return Picture(
+        sheet,
+        summary=_summary(pieces, traffic, ranks, origin),
+        rows=[_row(piece, sent) for piece, sent in zip(pieces, traffic, strict=True)],
+        figure=lambda: _plotly(pieces, traffic, title, origin),
+    )
+
+
+class _Station(NamedTuple):
+    """A communication. sent: bytes of each rank, forward and backward."""
+
+    piece: Piece
+    sent: tuple[int, int]
+    width: float = STATION
+
+
+def _line_up(pieces: Sequence[Piece], traffic: Traffic) -> list[_Thing | _Station]:
+    """What is drawn, from left to right."""
+    name, cut = "x", "positions" if pieces[0].forward else "whole"
+    found: list[_Thing | _Station] = [_through(name, cut)]
+    for piece, sent in zip(pieces, traffic, strict=True):
+        name = {"A": "u", "gelu": "gelu(u)", "B": "y"}.get(piece.name, name)
+        if piece.work:
+            found.append(_matrix(piece))
+        elif piece.is_communication:
+            found.append(_Station(piece, sent))
+        elif isinstance(found[-1], _Thing):
+            found.pop()  # what comes out of a GELU takes the place of what went in
+        if piece.leaves != cut or not piece.is_communication:
+            found.append(_through(name, piece.leaves))
+        cut = piece.leaves
+    return found
+
+
+def _through(name: str, cut: str) -> _Thing:
+    return _Thing(name, WIDE if "u" in name else NARROW, POSITIONS, cut)
+
+
+def _matrix(piece: Piece) -> _Thing:
+    cut = "columns" if piece.leaves == "columns" else "rows"
+    width, height = (WIDE, NARROW) if piece.name == "A" else (NARROW, WIDE)
+    return _Thing(piece.name, width, height, cut, is_matrix=True)
+
+
+def _draw(sheet: Sheet, line: Sequence[_Thing | _Station], ranks: int, top: float) -> None:
+    room = sheet.width - GUTTER - 3 * MARGIN - GAP * (len(line) - 1)
+    needed = sum(item.width for item in line)
+    shrink = min(1.0, room / needed)
+    x = GUTTER + MARGIN + (room - shrink * needed) / 2
+    middle = top + LANE + LINE + WIDE / 2
+    lanes = top, middle + WIDE / 2 + 2 * LINE + 10
+    for text, y in zip(("forward →", "← backward"), lanes, strict=True):
+        sheet.text(MARGIN, y + 14, text, font_weight="bold")
+    for item in line:
+        width = shrink * item.width
+        if isinstance(item, _Thing):
+            _draw_thing(sheet, item._replace(width=width), ranks, x, middle)
+        else:
+            _draw_station(sheet, item, x + width / 2, middle, lanes)
+        x += width + GAP
+    sheet.height = lanes[1] + LANE
+
+
+def _draw_thing(sheet: Sheet, thing: _Thing, ranks: int, x: float, middle: float) -> None:
+    y, center = middle - thing.height / 2, x + thing.width / 2
+    cut = "whole" if ranks == 1 else thing.cut
+    look = {"font_weight": "bold"} if thing.is_matrix else {"font_style": "italic"}
+    sheet.text(center, y - 6, thing.name, text_anchor="middle", **look)
+    if cut == "whole":
+        tip = f"{thing.name}: every rank holds all of it"
+        sheet.box(
+            x, y, thing.width, thing.height, tip=tip, fill=BACKGROUND, stroke="currentColor", stroke_dasharray="3,2"
+        )
+    for rank in range(ranks) if cut != "whole" else ():
+        place = _place(thing, rank, ranks, x, y)
+        what = {"addends": "an addend of all of it"}.get(cut, f"its {cut}")
+        _draw_share(sheet, rank, place, f"{thing.name}: rank {rank} holds {what}")
+    # Names of cuts are wider than what is cut, so those of matrices are on a line of their own.
+    below = middle + WIDE / 2 + (2 * LINE if thing.is_matrix else LINE)
+    sheet.text(center, below, cut, text_anchor="middle", font_size=11)
+
+
+def _place(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> tuple[float, float, float, float]:
+    """Left, top, width and height of a rank's share."""
+    if thing.cut == "columns":
+        return x + thing.width * rank / ranks, y, thing.width / ranks, thing.height
+    if thing.cut == "addends":  # all of one size, laid over each other
+        step = STACK * rank / ranks
+        return x + step, y + step, thing.width - STACK, thing.height - STACK
+    return x, y + thing.height * rank / ranks, thing.width, thing.height / ranks
+
+
+def _draw_share(sheet: Sheet, rank: int, place: tuple[float, float, float, float], tip: str) -> None:
+    style = RANKS[rank]
+    sheet.box(*place, tip=tip, fill=sheet.fill(f"rank{rank}", style), stroke="currentColor", stroke_width=0.7)
+
+
+def _draw_station(sheet: Sheet, station: _Station, x: float, middle: float, lanes: tuple[float, float]) -> None:
+    piece = station.piece
+    sheet.line(x, lanes[0] + LANE - 4, x, lanes[1] - 4, stroke="currentColor", stroke_opacity=0.35)
+    name = piece.name if piece.name in "fg" else ""
+    if name:
+        sheet.box(x - 10, middle - 10, 20.0, 20.0, rx=10, fill=BACKGROUND, stroke="currentColor")
+        sheet.text(x, middle + 4, name, text_anchor="middle", font_style="italic", font_weight="bold")
+    for what, sent, y in zip((piece.forward, piece.backward), station.sent, lanes, strict=True):
+        if not what:
+            sheet.text(x, y + 14, "nothing", text_anchor="middle", font_size=11, fill_opacity=0.75)
+            continue
+        width = text_width(what, 11) + 8
+        tip = f"{piece.name}: {what}, each rank sends {sent:,} bytes"
+        sheet.box(x - width / 2, y, width, 20.0, tip=tip, fill=STYLES["transfer"].fill, rx=3)
+        sheet.text(x, y + 14, what, text_anchor="middle", font_size=11, fill=PAPER)
+        sheet.text(x, y + 33, data_size(sent), text_anchor="middle", font_size=11)
+
+
+def _summary(pieces: Sequence[Piece], traffic: Traffic, ranks: int, origin: str) -> str:
+    matrices = " and ".join(f"{piece.name} by {_matrix(piece).cut}" for piece in pieces if piece.work)
+    travels = []
+    for direction, way in (("forward", 0), ("backward", 1)):
+        ops = [(piece.forward, piece.backward)[way] for piece in pieces]
+        travels.append(f"{direction} {count_operations(ops)}")
+    sent = data_size(sum(map(sum, traffic)))
+    who = "1 rank holds" if ranks == 1 else f"{ranks} ranks hold"
+    return f"{who} {matrices}; what travels ({origin}) is {', '.join(travels)}; each rank sends {sent}."
+
+
+def count_operations(names: Sequence[str]) -> str:
+    """What travels, counted, in words: "2 all-reduces and 1 all-gather"; "" counts as nothing."""
+    counts = Counter(filter(None, names))
+    parts = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items()]
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "nothing"
+
+
+def _row(piece: Piece, sent: tuple[int, int]) -> dict[str, object]:
+    return {
+        "piece": piece.name,
+        "after it, ranks hold": piece.leaves,
+        "forward": piece.forward or "nothing",
+        "sent forward (bytes)": sent[0],
+        "backward": piece.backward or "nothing",
+        "sent backward (bytes)": sent[1],
+    }
+
+
+def _plotly(pieces: Sequence[Piece], traffic: Traffic, title: str | None, origin: str) -> go.Figure:
+    import plotly.graph_objects as go
+
+    names = [f"{number + 1}: {piece.name}" for number, piece in enumerate(pieces)]
+    figure = go.Figure()
+    for way, direction in enumerate(("forward", "backward")):
+        style = STYLES[direction]
+        marker = {"color": style.fill, "pattern": {"shape": style.shape, "fgcolor": style.shade}}
+        figure.add_bar(x=names, y=[sent[way] for sent in traffic], name=direction, marker=marker)
+    figure.update_yaxes(title_text="bytes that each rank sends")
+    return on_card(figure, title, [origin])

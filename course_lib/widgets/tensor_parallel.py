@@ -1,0 +1,184 @@
+"""An explorer of tensor parallelism: cut two matrices, and real ranks run them, forward and backward.
+
+    | ranks  --o--  4        hidden size  --o--  64      |
+    | cut    o----  columns, rows      [ ] sequence parallel
+    | what came of it, in words                          |
+    | who holds what, and where something travels        |
+    | what every rank did, and below it what the formula says
+
+Devices and links are paced. Cuts that cost more really run, and so do mistakes: their numbers are compared with those
+of one process.
+"""
+
+from __future__ import annotations
+
+import secrets
+from html import escape
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+
+from course_lib.figures import Picture, gantt, who_holds_what
+from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures.who_holds_what import count_operations
+from course_lib.mechanisms.cuts import Piece
+from course_lib.questions.tensor import POSITIONS, WAYS, CutRun, run_cut
+from course_lib.ranks import Link, Pace, RunError
+from course_lib.timeline import Span, Timeline
+from course_lib.widgets.controls import Slider
+
+RANKS = (1, 2, 4, 8)
+HIDDEN = (32, 64, 128)
+FORWARD = 2e-6  # seconds for a multiplication at each position
+LATENCY, BANDWIDTH = 0.0005, 1e6  # seconds; bytes per second
+PACE = Pace({"forward": FORWARD, "backward": 2 * FORWARD}, Link(LATENCY, BANDWIDTH))
+WIDTH = 850  # pixels
+
+
+class Setting(NamedTuple):
+    """What the controls say. way: one of WAYS."""
+
+    ranks: int
+    hidden: int
+    way: str
+    sequence_parallel: bool
+
+    def run(self) -> CutRun:
+        return run_cut(self.way, self.ranks, self.hidden, self.sequence_parallel, PACE)
+
+    @property
+    def least(self) -> float:
+        """Bytes that each rank has to send: two all-reduces of the hidden states."""
+        return 2 * 2 * (self.ranks - 1) / self.ranks * 4 * POSITIONS * self.hidden
+
+
+def predict(run: CutRun, ranks: int) -> Timeline:
+    """What the formula says: a product takes its share of the time, a ring its bytes and its steps."""
+    spans: list[Span] = []
+    clock = 0.0
+    for kind, piece, sent in _order(run):
+        name = getattr(piece, kind) or piece.name
+        seconds = piece.work * FORWARD * (1 if kind == "forward" else 2)
+        if sent:
+            steps = (2 if name == "all-reduce" else 1) * (ranks - 1)
+            seconds, kind = steps * LATENCY + sent / BANDWIDTH, "transfer"
+        spans += [Span(rank, kind, name, clock, clock + seconds, bytes=sent) for rank in range(ranks) if seconds]
+        clock += seconds
+    return Timeline(spans, ranks, "modelled")
+
+
+def _order(run: CutRun) -> list[tuple[str, Piece, int]]:
+    """Every piece forward, then backward, with the bytes that a rank sends."""
+    forward = [("forward", piece, sent[0]) for piece, sent in zip(run.pieces, run.traffic, strict=True)]
+    backward = [("backward", piece, sent[1]) for piece, sent in zip(run.pieces, run.traffic, strict=True)]
+    return forward + backward[::-1]
+
+
+class View(NamedTuple):
+    """All there is to see of a run."""
+
+    sentences: str
+    cut: Picture
+    step: Picture
+
+
+def draw(setting: Setting, run: CutRun) -> View:
+    predicted = predict(run, setting.ranks)
+    title = "Who holds what, and what travels?"
+    return View(
+        describe(setting, run, predicted),
+        who_holds_what(run.pieces, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
+        gantt(run.timeline, predicted, WIDTH, "What did every rank do, and what does the formula say?"),
+    )
+
+
+def describe(setting: Setting, run: CutRun, predicted: Timeline) -> str:
+    """What came of a run, in a few sentences."""
+    who = "1 rank" if setting.ranks == 1 else f"{setting.ranks} ranks"
+    took = f"{duration(run.timeline.makespan)} for forward and backward"
+    text = f"{who}, {setting.way}, hidden size {setting.hidden}, {run.timeline.origin}: {took}"
+    return f"{text} (by the formula {duration(predicted.makespan)}). {_price(setting, run)} {_verdict(run)}"
+
+
+def _price(setting: Setting, run: CutRun) -> str:
+    if setting.ranks == 1:
+        return "One rank sends nothing."
+    step, factor = run.timeline, run.sent / setting.least
+    compared = "no cut needs less" if abs(factor - 1) < 0.01 else f"{factor:.1f} times what columns, rows needs"
+    if factor < 0.99:
+        compared = "less than what has to travel"
+    counted = count_operations([op for piece in run.pieces for op in (piece.forward, piece.backward)])
+    busy = percent(sum(map(step.busy, range(setting.ranks))) / (setting.ranks * step.makespan))
+    return f"Each sends {data_size(run.sent)} in {counted}: {compared}. It computes for {busy} of the time."
+
+
+def _verdict(run: CutRun) -> str:
+    if not run.wrong:
+        return "All numbers are those of one process."
+    return f"Wrong: {', '.join(f'{name} is off by {percent(run.off[name])}' for name in run.wrong)}."
+
+
+class TensorParallelExplorer:
+    """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
+
+    What goes wrong in a run is said in place of the sentences, and the next move works.
+    """
+
+    def __init__(
+        self, ranks: int = 4, hidden: int = 64, way: str = "columns, rows", sequence_parallel: bool = False
+    ) -> None:
+        self.ranks = Slider("ranks", RANKS, ranks)
+        self.hidden = Slider("hidden size", HIDDEN, hidden)
+        self.way = Slider("cut of A, B", tuple(WAYS), way)
+        self.sequence_parallel = widgets.Checkbox(sequence_parallel, description="sequence parallel", indent=False)
+        self.places: dict[str, Any] = {name: _html() for name in View._fields}
+        self._key = f"explorer-{secrets.token_hex(4)}"
+        self._view: View | None = None
+        self._box = widgets.VBox([*self.controls, *self.places.values()])
+        self.move()
+        self._stored = self._picture()
+        for control in self.controls:
+            control.observe(lambda _: self.move(), ["index", "value"])
+
+    @property
+    def controls(self) -> list[Any]:
+        return [self.ranks, self.hidden, self.way, self.sequence_parallel]
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(*(control.value for control in self.controls))
+
+    def move(self) -> None:
+        """Run what the controls say and draw it."""
+        setting = self.setting
+        try:
+            self._view = draw(setting, setting.run())
+        except (Exception, KeyboardInterrupt) as error:
+            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            self._say(f"This could not be run. {reason} Move a control to try again.", "alert")
+            return
+        self._say(self._view.sentences, "status")
+        for name in ("cut", "step"):
+            # Always the same ids, so that a picture that did not change is not sent again.
+            picture = getattr(self._view, name).inline(key=f"{self._key}-{name}")
+            self.places[name].value = f"<div style='line-height:1.4'>{picture}</div>"
+
+    def _say(self, text: str, role: str) -> None:
+        """role: "status" or "alert", so that screen readers speak up."""
+        self.places["sentences"].value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
+
+    def _picture(self) -> dict[str, str]:
+        """What stays of the explorer where no widget runs."""
+        if self._view is None:
+            return {"text/plain": "", "text/html": self.places["sentences"].value}
+        pictures = [picture._repr_mimebundle_()["text/html"] for picture in (self._view.cut, self._view.step)]
+        invitation = "<p><i>Run this cell for the controls: ranks, hidden size, cut and sequence parallelism.</i></p>"
+        html = f"{invitation}<p>{escape(self._view.sentences)}</p>{''.join(pictures)}"
+        return {"text/plain": self._view.sentences, "text/html": html}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return {**self._box._repr_mimebundle_(), **self._stored}
+
+
+def _html() -> Any:
+    return widgets.HTML(layout=widgets.Layout(width=f"{WIDTH}px", max_width="100%"))

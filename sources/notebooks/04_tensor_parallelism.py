@@ -1,0 +1,416 @@
+# %% [markdown]
+# # Tensor parallelism
+#
+# **What you do:** cut the matrices of a transformer so that all ranks work on every layer at the same time, find the
+# places where they have to talk, and see why they had better be close to each other.<br>
+# **Time:** 45 minutes.<br>
+# **You need:** [Data parallelism](02_data_parallelism.ipynb), and to know what a matrix product is.
+#
+# Every part asks you something first. Decide on an answer before you run the next cell, even if it is a guess: you
+# will see more in what follows. (This page comes with its results. To hide them until you get there, choose *Clear
+# Outputs of All Cells* in the *Edit* menu.)
+#
+# ## 1. One matrix, two workers
+#
+# A replica needs the whole model, and whole layers on different ranks leave all but one of them idle. Can two ranks
+# work on *one* layer at the same time, each holding half of it? Take its matrix, and a pair of scissors:
+
+# %%
+import torch
+
+torch.manual_seed(0)
+x, A = torch.randn(3, 4), torch.randn(4, 6)
+for name, dim in (("by columns", 1), ("by rows", 0)):
+    print(name, [list(share.shape) for share in A.chunk(2, dim)])
+
+# %% [markdown]
+# There are two ways. *Predict* for each: to compute its part of the product $xA$, does a rank need all of $x$? And how
+# do you get $xA$ from the two parts: put them side by side, or add them up?
+
+# %%
+def compare(name, result, whole):
+    difference = (result - whole).abs().max() / whole.abs().max()
+    print(f"{name:<28}", "the same, up to rounding" if difference < 1e-5 else f"off by {difference:.0%}")
+
+whole = x @ A
+left, right = A.chunk(2, dim=1)
+compare("columns, side by side", torch.cat([x @ left, x @ right], dim=1), whole)
+upper, lower = A.chunk(2, dim=0)
+x_left, x_right = x.chunk(2, dim=1)
+compare("rows, added up", x_left @ upper + x_right @ lower, whole)
+
+# %% [markdown]
+# | cut | a rank needs | a rank gets | the whole is |
+# |---|---|---|---|
+# | **by columns** | all of $x$ | some columns of the result, whole numbers | its parts side by side |
+# | **by rows** | only its columns of $x$ | an **addend** for every number of the result | the sum of the parts |
+#
+# The second one gives you an idea of what will travel: a sum over ranks is an all-reduce.
+#
+# ## 2. Two matrices
+#
+# A transformer's MLP has two of them, with a function in between that works on each number alone:
+#
+# $$y = \mathrm{gelu}(xA)\,B$$
+#
+# $A$ makes $x$ four times as wide, $B$ makes it narrow again. Both are to be shared by all ranks. Each can be cut in
+# two ways, so there are four combinations.
+#
+# ### Question: which cuts?
+#
+# Whatever you choose is run on real ranks, and what they send is counted. Try the others, too.
+
+# %%
+from course_lib.widgets.cards import Card
+
+Card("which_cut")
+
+# %% [markdown]
+# Here is that cut with layers you can use in a model of your own. They are made from the whole layers, and each rank
+# keeps its share. (PyTorch's `Linear` stores a matrix as [outputs, inputs], so its *columns* in our formula are the
+# first dimension.)
+
+# %%
+import torch.nn.functional as F
+
+from course_lib import launch
+from course_lib.mechanisms.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from course_lib.model import MLP, GPTConfig
+from course_lib.timeline import compute
+
+
+def cut_mlp(rank):
+    torch.manual_seed(0)
+    mlp, x = MLP(GPTConfig(hidden=64)), torch.randn(32, 16, 64)
+    up, down = ColumnParallelLinear(mlp.up), RowParallelLinear(mlp.down)
+    x.requires_grad_()
+    with compute("forward"):
+        y = down(F.gelu(up(x)))
+    with compute("backward"):
+        y.sum().backward()
+    return y.detach(), mlp(x).detach(), list(up.weight.shape), list(down.weight.shape)
+
+run = launch(cut_mlp, world_size=4)
+y, whole, shape_of_up, shape_of_down = run.results[0]
+compare("four ranks and one process", y, whole)
+print("of", [256, 64], "and", [64, 256], "each rank holds", shape_of_up, "and", shape_of_down)
+
+# %% [markdown]
+# A quarter of both matrices on each rank, and so a quarter of their gradients and of the optimizer's numbers: unlike a
+# replica, this does make a model fit. *Predict:* forward and backward, how often did the ranks have to talk?
+
+# %%
+def travels(timeline):
+    return [span.name for span in timeline.of(0) if span.kind == "transfer" and span.name != "broadcast"]
+
+travels(run.timeline)
+
+# %% [markdown]
+# (The `broadcast`s left out here came first. They gave all ranks the first one's weights.)
+#
+# One of the two all-reduces you have seen coming: after $B$ each rank has an addend of $y$. It is called **g**.
+# The other is on the way back. All ranks have used the same $x$, each for its own columns of $A$, so each
+# has found only an addend of the *gradient of* $x$. Where $x$ goes into $A$, there is a spot where forward nothing
+# happens and backward the gradients are added up. That is **f**. The two are mirror images:
+#
+# | | forward | backward |
+# |---|---|---|
+# | **f**, before $A$ | nothing | all-reduce |
+# | **g**, after $B$ | all-reduce | nothing |
+#
+# ## 3. What goes wrong
+#
+# The all-reduce of f is easily forgotten: nothing fails, and the loss is right. *Predict:* without f, which of these
+# four numbers come out wrong: $y$, the gradient of $x$, those of $A$ and of $B$? And without g? And if $A$ is cut by
+# rows, and the GELU is taken before the sum and not after it?
+
+# %%
+from course_lib.questions.tensor import WAYS, run_cut
+
+for way in WAYS:
+    run = run_cut(way, ranks=4)
+    print(f"{way:<36}{run.sent:8,} bytes  {'wrong: ' + ', '.join(run.wrong) if run.wrong else 'right'}")
+
+# %% [markdown]
+# - All four cuts are right, but only one is cheap.
+# - **Without f**, the gradient of $x$ is wrong, and with it those of *all layers before*. This layer's own gradients
+#   are right, so looking at them proves nothing.
+# - **Without g**, $y$ is wrong, and you will see it in the loss. (The gradients are right only because they were given
+#   the right gradient of $y$ here; with a real loss they would go wrong, too.)
+# - **GELU before the sum** spoils everything: $\mathrm{gelu}(u + v)$ is not $\mathrm{gelu}(u) + \mathrm{gelu}(v)$. It
+#   is the reason why $A$ is cut by columns.
+#
+# ## 4. Cut it yourself
+#
+# Every move of a control runs a forward and a backward pass on real ranks, and compares the numbers with those of one
+# process. The upper picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
+# blank. Above and below stand the collectives, with the bytes counted in the run. The lower picture is **paced**: each
+# rank takes as long as a device of a given speed would, and messages as long as on links of 1 MB per second. (A
+# thousandth or less of what real ones do; what counts is the ratio.) Under it stands what the formula says.
+#
+# 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
+# 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? (A matrix
+#    grows with the square of the hidden size. What travels does not.)
+# 3. Are 8 ranks faster than 4 with hidden size 64?
+# 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
+#    need this in part 8.
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets.tensor_parallel import TensorParallelExplorer
+
+TensorParallelExplorer()
+
+# %% [markdown]
+# ## 5. Attention, by heads
+#
+# The other half of a transformer block has four matrices: query, key and value, then out. *Predict:* which of them are
+# cut by columns, and which by rows? And why not through the middle of a head?
+#
+# `parallelize` does it for a whole model. Here is what each of two ranks holds of a block:
+
+# %%
+from course_lib.mechanisms.tensor_parallel import parallelize
+from course_lib.model import TinyGPT
+
+config = GPTConfig(layers=1, hidden=64, heads=4)
+
+def shapes(rank):
+    model = parallelize(TinyGPT(config))
+    return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+
+own = launch(shapes, world_size=2).results[0]
+for name, parameter in TinyGPT(config).blocks[1].named_parameters():
+    share = own[f"blocks.1.{name}"]
+    print(f"{name:<24}{list(parameter.shape)!s:<12}", share if share != list(parameter.shape) else "whole, on both")
+
+# %% [markdown]
+# Query, key and value are cut by columns, into **whole heads**; out by rows. It is the MLP's trick again: a head
+# looks at no other head, as one hidden unit looks at no other. Within a head that is not so. Its scores are products
+# of *all* numbers of a query with all of a key, and go through a softmax, which like the GELU wants finished sums.
+# So heads cannot be shared by just any number of ranks:
+
+# %% tags=["nbval-ignore-output"]
+from course_lib import RunError
+
+try:
+    launch(shapes, world_size=3)
+except RunError as error:
+    print(error.message)
+
+# %% [markdown]
+# (Many models have fewer heads of keys and values than of queries. If there are fewer than ranks, several ranks hold
+# the same one, and its gradients are added up among them.)
+#
+# ### Question: how many all-reduces?
+
+# %%
+Card("count_all_reduces")
+
+# %% [markdown]
+# ## 6. The loss, without the logits
+#
+# At both ends of the model are matrices with a row for every token of the vocabulary. They are cut by **vocabulary**:
+# each rank embeds the tokens it has and puts out zeros for the others (one more all-reduce), and each has its share of
+# the logits. The loss needs them all, it seems: a softmax over the whole vocabulary. *Predict:* with 8,192 tokens,
+# how much less travels if only what the loss needs of each share is exchanged, and not the logits?
+
+# %%
+from course_lib.mechanisms.tensor_parallel import gather_logits, vocab_parallel_cross_entropy
+
+VOCAB = 8192
+wide = GPTConfig(vocab=VOCAB, layers=1, hidden=16, heads=4)
+
+def loss_of(rank, gathers):
+    model = parallelize(TinyGPT(wide))
+    tokens = torch.arange(4 * 9).view(4, 9)
+    logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
+    if gathers:
+        loss = F.cross_entropy(gather_logits(logits, VOCAB).flatten(0, 1), targets.flatten())
+    else:
+        loss = vocab_parallel_cross_entropy(logits, targets, VOCAB)
+    loss.backward()
+    return loss.item()
+
+def sent(timeline):
+    return sum(span.bytes for span in timeline.of(0) if span.kind == "transfer" and span.name != "broadcast")
+
+for name, gathers in (("all logits gathered", True), ("three numbers per target", False)):
+    run = launch(loss_of, world_size=4, args=(gathers,))
+    print(f"{name:<26} {sent(run.timeline):9,} bytes, loss {run.results[0]:.4f}")
+
+# %% [markdown]
+# For each target: the largest logit (so that nothing overflows), the sum of the exponentials, and the logit of the
+# target itself, which only one rank has.
+#
+# $$-\log\mathrm{softmax}(z)_t \;=\; \log \sum_{r}\;\sum_{v\,\in\,\text{share}\;r} e^{z_v - m} \;-\; (z_t - m)
+# \qquad\text{with}\qquad m = \max_v z_v$$
+#
+# ## 7. Is it the same training?
+#
+# All parts together: four ranks learn to add, each with a quarter of every matrix. They all read the *same* samples.
+# *Predict:* there is no averaging of gradients in this loop. Is one missing?
+
+# %%
+from itertools import islice
+
+from course_lib import data
+from course_lib.mechanisms.tensor_parallel import full_state
+
+problems, unseen = data.train_test_split()
+
+def train(rank, steps, dtype=torch.float32):
+    model = parallelize(TinyGPT(dtype=dtype))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for inputs, targets in islice(data.minibatches(problems, 256), steps):
+        loss = vocab_parallel_cross_entropy(model(inputs), targets, vocab=12)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return full_state(model), sum(parameter.numel() for parameter in model.parameters())
+
+four, _ = launch(train, world_size=4, args=(20, torch.float64)).results[0]
+one, _ = launch(train, world_size=1, args=(20, torch.float64)).results[0]
+difference = max((four[name] - one[name]).abs().max().item() for name in one)
+print("the same as one process, up to rounding:", difference < 1e-9)
+
+# %%
+state, held = launch(train, world_size=4, args=(400,), timeout=300).results[0]
+model = TinyGPT()
+model.load_state_dict(state)
+print("over 90% of unseen sums right:", data.share_right(model, unseen) > 0.9)
+print(f"each rank held {held:,} of {sum(p.numel() for p in model.parameters()):,} parameters")
+
+# %% [markdown]
+# Nothing is missing. A rank's gradients belong to weights that it alone has, so there is nobody to average them with.
+# What all ranks hold (norms, positions, the biases after g) has got the same gradient everywhere, because f and g have
+# made the hidden states and their gradients the same everywhere.
+#
+# `full_state` puts the shares together again, so what is saved fits any number of ranks.
+#
+# ## 8. What is not cut yet
+#
+# Outside of f and g all ranks do the same work on the same hidden states, and all *keep* them for the backward pass.
+# **Sequence parallelism** cuts these, too, by positions: g becomes a reduce-scatter, after which each rank has its
+# positions of the sum, and f an all-gather, which brings them together again. *Predict:* does that cost more bytes? And
+# does it save memory?
+
+# %%
+from collections import Counter
+
+import torch.distributed as dist
+
+from course_lib.mechanisms.ledger import Ledger
+
+long = GPTConfig(sequence=64, layers=2, hidden=64, heads=4)
+
+def sent_since_barrier(timeline):
+    start = max(span.end for span in timeline.of(0) if span.name == "barrier")
+    return sum(span.bytes for span in timeline.of(0) if span.kind == "transfer" and span.start >= start)
+
+def step(rank, sequence_parallel):
+    model = parallelize(TinyGPT(long), sequence_parallel=sequence_parallel)
+    embedded = model.blocks[0](torch.zeros(8, 64, dtype=torch.long)).detach().requires_grad_()
+    dist.barrier()
+    with Ledger(model.blocks[1:-1]) as ledger:
+        model.blocks[1:-1](embedded).sum().backward()
+    return ledger.peak.held.activations
+
+for sequence_parallel in (False, True):
+    run = launch(step, world_size=4, args=(sequence_parallel,))
+    names = travels(run.timeline)
+    counts = Counter(names[names.index("barrier") + 1 :])
+    print(f"sequence parallel: {sequence_parallel!s:<6} {dict(counts)}")
+    print(f"    {run.results[0]:,} bytes of activations kept, {sent_since_barrier(run.timeline):,} bytes sent")
+
+# %% [markdown]
+# Not a byte more, because an all-reduce *is* a reduce-scatter and an all-gather, one after the other. And less is kept:
+# the inputs of the norms are shared now. (The inputs of the matrices are still whole, since f has put them together.
+# Megatron-LM keeps only a rank's own positions of these as well, and gathers them a second time on the way back.)
+#
+# A rank has seen only its own positions now when it finds the gradients of norms and biases, so these have to be added
+# up once in a step. That is what `sum_partial_gradients` is for.
+#
+# ## 9. Why it stays inside a node
+#
+# Data parallelism exchanges gradients once in a step, and hides most of it behind the backward pass. The all-reduces
+# of f and g come four times in *every layer*, and nobody can go on before they are done. So the speed of the link
+# decides. *Predict:* eight ranks in one node, or four in each of two nodes with a link between them that is ten times
+# slower. What becomes of the speed-up?
+
+# %% tags=["nbval-ignore-output"]
+from course_lib import Link, Pace
+from course_lib.figures import Timing, speed_up
+
+device = {"forward": 4e-6, "backward": 8e-6}
+inside, between = Link(latency=0.0002, bandwidth=4e6), Link(latency=0.0005, bandwidth=4e5)
+
+def timing(ranks, ranks_per_node):
+    pace = Pace(device, inside, between, ranks_per_node)
+    timeline = run_cut("columns, rows", ranks, pace=pace).timeline
+    return Timing.of(timeline, label=f"nodes of {ranks_per_node}")
+
+speed_up([timing(ranks, per_node) for per_node in (8, 4) for ranks in (1, 2, 4, 8)], title="Across nodes?")
+
+# %% [markdown]
+# Up to four ranks both lines are one. With eight, the second group has to cross the slow link, and is slower than four
+# ranks were. For one step of $L$ layers, with hidden states of $H$ bytes, each of $N$ ranks sends
+#
+# $$4L \cdot 2\,\frac{N-1}{N}\,H$$
+#
+# in $4L$ messages that nothing hides, while its share of the computing falls as $1/N$.
+#
+# Real machines? The planner knows the data sheets. A model of 65 billion parameters on 8 nodes of 8 A100s, with tensor
+# groups from 1 to 64, and the rest of the devices as pipeline stages:
+
+# %%
+from course_lib.planner import Plan, estimate
+from course_lib.questions.tensor import BATCH, LARGE, NODES
+
+for tp in (1, 2, 4, 8, 16, 32, 64):
+    e = estimate(LARGE, NODES, Plan(tp=tp, pp=64 // tp), BATCH)
+    waits = e.step_time.tensor / e.step_time.total
+    print(f"{tp:2} tensor ranks x {64 // tp:2} stages, modelled: waits {waits:4.0%} for f and g, {e.mfu:4.0%} of peak")
+
+# %% [markdown]
+# Look at the step from 8 to 16, where the groups leave their nodes.
+#
+# ### Case: choosing a strategy
+#
+# Write a few sentences, then compare. The run behind it is the planner's, for each proposal and for the best of
+# thousands of plans.
+
+# %%
+Card("choose_strategy")
+
+# %% [markdown]
+# ## What you know now
+#
+# - Two matrices with a function between them that works on each number alone: the first by columns, the second by
+#   rows. Attention likewise, with heads for hidden units.
+# - One all-reduce forward (g) and one backward (f) for each such pair, four for each transformer block, always of all
+#   hidden states.
+# - Parameters, gradients and optimizer state are divided by the number of ranks; with sequence parallelism, so are the
+#   activations between the blocks, for the same bytes.
+# - The loss needs three numbers per target from each rank, not the logits.
+# - It talks in every layer and hides nothing. Keep it on the fastest links you have, inside a node.
+#
+# ### When it stops being true
+#
+# - **Narrow models.** Computing falls with the number of ranks and the square of the width, what travels only with the
+#   width. With a small hidden size, more ranks are slower.
+# - **More ranks than heads**, or numbers that do not divide: somebody idles, or it cannot be done.
+# - **Links as fast between nodes as inside.** Some machines join dozens of devices by the same fast links. There, a
+#   *node* is as large as that.
+# - **Nothing hides** holds for f and g as they are here. Cutting a product into pieces, so that one travels while the
+#   next is computed, hides a part of it (Wang et al. 2023).
+#
+# ### Further reading
+#
+# - Shoeybi et al. 2019, *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism*,
+#   arXiv:1909.08053: f and g.
+# - Korthikanti et al. 2022, *Reducing Activation Recomputation in Large Transformer Models*, arXiv:2205.05198: sequence
+#   parallelism.
+# - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC21: why
+#   tensor groups stay inside a node.
+# - Wang et al. 2023, *Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+#   Models*, ASPLOS: hiding a part of what travels.

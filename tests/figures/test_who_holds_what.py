@@ -1,0 +1,96 @@
+"""The picture of a cut MLP, read back from its SVG."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from course_lib.figures import who_holds_what
+from course_lib.figures.palette import INK, PAPER, RANKS
+from course_lib.figures.who_holds_what import count_operations
+from course_lib.mechanisms.cuts import Piece
+from tests.figures.drawn import boxes, texts
+from tests.figures.test_palette import contrast
+
+
+def pieces(*named: tuple[str, str, str, str, float]) -> list[Piece]:
+    return [Piece(name, abs, leaves, forward, backward, work) for name, leaves, forward, backward, work in named]
+
+
+FITTING = pieces(
+    ("f", "whole", "", "all-reduce", 0),
+    ("A", "columns", "", "", 1),
+    ("gelu", "columns", "", "", 0),
+    ("B", "addends", "", "", 1),
+    ("g", "whole", "all-reduce", "", 0),
+)
+SENT = [(0, 1500), (0, 0), (0, 0), (0, 0), (1200, 0)]
+
+
+def held(name: str) -> list[str]:
+    """The tooltips of a thing's shares."""
+    return [box.tip for box in boxes(who_holds_what(FITTING, SENT, 4).svg) if box.tip.startswith(f"{name}: ")]
+
+
+def test_matrices_are_cut_and_what_goes_through_lies_as_the_pieces_say() -> None:
+    assert held("A") == [f"A: rank {rank} holds its columns" for rank in range(4)]
+    assert held("B") == [f"B: rank {rank} holds its rows" for rank in range(4)]
+    assert held("gelu(u)") == [f"gelu(u): rank {rank} holds its columns" for rank in range(4)]
+    assert held("x") == ["x: every rank holds all of it"]
+    assert held("y") == [f"y: rank {rank} holds an addend of all of it" for rank in range(4)] + [
+        "y: every rank holds all of it"
+    ]
+
+
+def test_shares_fill_a_matrix_and_have_the_looks_of_their_ranks() -> None:
+    shares = [box for box in boxes(who_holds_what(FITTING, SENT, 4).svg) if box.tip.startswith("A: ")]
+    assert len({box.fill for box in shares}) == 4
+    for left, right in pairwise(shares):
+        assert left.x + left.width == pytest.approx(right.x, abs=0.02)
+
+
+def test_collectives_stand_on_their_lane_with_their_bytes() -> None:
+    picture = who_holds_what(FITTING, SENT, 4)
+    stations = [box for box in boxes(picture.svg) if "sends" in box.tip]
+    assert {box.tip for box in stations} == {
+        "f: all-reduce, each rank sends 1,500 bytes",
+        "g: all-reduce, each rank sends 1,200 bytes",
+    }
+    backward, forward = sorted(stations, key=lambda box: -box.y)
+    assert backward.x < forward.x
+    assert {"1.5 kB", "1.2 kB", "nothing", "measured (real clock)"} <= set(texts(picture.svg))
+
+
+def test_the_sentence_says_cut_and_traffic() -> None:
+    assert who_holds_what(FITTING, SENT, 4, "paced").summary == (
+        "4 ranks hold A by columns and B by rows; what travels (paced) is forward 1 all-reduce, "
+        "backward 1 all-reduce; each rank sends 2.7 kB."
+    )
+
+
+def test_one_rank_holds_everything() -> None:
+    assert "every rank holds all of it" in boxes(who_holds_what(FITTING, [(0, 0)] * 5, 1).svg)[-1].tip
+
+
+def test_operations_are_counted_in_words() -> None:
+    assert count_operations(["all-gather", "", "all-reduce", "all-gather"]) == "2 all-gathers and 1 all-reduce"
+    assert count_operations(["", ""]) == "nothing"
+
+
+def test_more_ranks_than_can_be_told_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="ranks=9 cannot be drawn"):
+        who_holds_what(FITTING, SENT, 9)
+
+
+def test_ranks_differ_without_color_and_can_be_written_on() -> None:
+    assert len({style.path for style in RANKS}) == len(RANKS)
+    for style in RANKS:
+        assert contrast(INK, style.fill) >= 4.5
+        assert not style.path or contrast(style.fill, style.shade) >= 1.35
+    assert RANKS[-1].fill == PAPER
+
+
+def test_the_zoomable_figure_has_the_same_bytes() -> None:
+    forward, backward = who_holds_what(FITTING, SENT, 4).to_plotly().data
+    assert (list(forward.y), list(backward.y)) == ([0, 0, 0, 0, 1200], [1500, 0, 0, 0, 0])

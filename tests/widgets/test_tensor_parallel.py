@@ -1,0 +1,107 @@
+"""The explorer of tensor parallelism, moved without a browser. Its runs are real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from course_lib.questions.tensor import WAYS, CutRun, run_cut
+from course_lib.ranks import Deadlock
+from course_lib.widgets.tensor_parallel import BANDWIDTH, FORWARD, LATENCY, Setting, TensorParallelExplorer, predict
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+    """Runs without a pace; the list fills with their settings."""
+    called: list[Setting] = []
+
+    def run(setting: Setting) -> CutRun:
+        called.append(setting)
+        return run_cut(setting.way, setting.ranks, setting.hidden, setting.sequence_parallel)
+
+    monkeypatch.setattr(Setting, "run", run)
+    return called
+
+
+def said(explorer: TensorParallelExplorer) -> str:
+    return explorer.places["sentences"].value
+
+
+def test_a_move_runs_paced_ranks_and_draws_what_they_did() -> None:
+    explorer = TensorParallelExplorer(ranks=1, hidden=32)
+    assert "1 rank, columns, rows, hidden size 32, paced: " in said(explorer)
+    explorer.ranks.value = 2
+    assert "2 ranks, columns, rows, hidden size 32, paced: " in said(explorer)
+    assert "8.19 kB in 2 all-reduces: no cut needs less" in said(explorer)
+    assert "modelled" in explorer.places["step"].value
+    assert "paced" in explorer.places["cut"].value
+
+
+@pytest.mark.parametrize(
+    ("control", "value"), [("ranks", 2), ("hidden", 32), ("way", "rows, rows"), ("sequence_parallel", True)]
+)
+def test_each_control_changes_its_part_of_the_run(quick: list[Setting], control: str, value: Any) -> None:
+    explorer = TensorParallelExplorer()
+    getattr(explorer, control).value = value
+    assert quick == [Setting(4, 64, "columns, rows", False), quick[0]._replace(**{control: value})]
+
+
+def test_mistakes_are_seen_in_the_sentences(quick: list[Setting]) -> None:
+    explorer = TensorParallelExplorer(hidden=32)
+    expected = {
+        "rows, columns": "4.5 times what columns, rows needs",
+        "columns, rows, without f": "Wrong: gradient of x is off by",
+        "columns, rows, without g": "Wrong: y is off by",
+        "rows, columns, GELU before the sum": "Wrong: y is off by",
+    }
+    for way in WAYS:
+        explorer.way.value = way
+        assert expected.get(way, "All numbers are those of one process.") in said(explorer)
+
+
+def test_sequence_parallelism_sends_the_same_bytes_in_other_collectives(quick: list[Setting]) -> None:
+    explorer = TensorParallelExplorer(sequence_parallel=True)
+    assert "24.6 kB in 2 all-gathers and 2 reduce-scatters: no cut needs less" in said(explorer)
+
+
+def test_what_is_predicted_is_the_formula() -> None:
+    run, hidden, ranks = run_cut("columns, rows", 4), 64, 4
+    products = 3 * 2 * 4 * hidden**2 * FORWARD / ranks
+    x_bytes = 32 * hidden * 4
+    rings = 2 * (2 * (ranks - 1) * LATENCY + 2 * (ranks - 1) / ranks * x_bytes / BANDWIDTH)
+    predicted = predict(run, ranks)
+    assert predicted.makespan == pytest.approx(products + rings)
+    assert predicted.bytes_sent(3) == run.timeline.bytes_sent(3)
+
+
+def test_controls_have_labels_and_pictures_have_words(quick: list[Setting]) -> None:
+    explorer = TensorParallelExplorer()
+    assert [slider.label for slider in explorer.controls[:3]] == ["ranks", "hidden size", "cut of A, B"]
+    assert explorer.sequence_parallel.description
+    for name in ("cut", "step"):
+        assert "aria-label" in explorer.places[name].value
+
+
+def test_where_no_widget_runs_there_are_pictures_and_the_sentences(quick: list[Setting]) -> None:
+    bundle = TensorParallelExplorer()._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
+    assert "<svg" not in bundle["text/html"]
+    assert bundle["text/plain"] in bundle["text/html"]
+
+
+@pytest.mark.parametrize("error", [Deadlock("Nobody can <move>."), ValueError("a bug"), KeyboardInterrupt("Stop")])
+def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(setting: Setting) -> CutRun:
+        raise error
+
+    monkeypatch.setattr(Setting, "run", fail)
+    explorer = TensorParallelExplorer()
+    assert "role='alert'" in said(explorer)
+    assert str(error).replace("<", "&lt;").replace(">", "&gt;") in said(explorer)
+    monkeypatch.setattr(Setting, "run", lambda setting: run_cut(setting.way, setting.ranks, setting.hidden))
+    explorer.ranks.value = 2
+    assert "2 ranks" in said(explorer)
