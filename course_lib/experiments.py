@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
 from course_lib import data
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Pace, launch
-from course_lib.timeline import Span, Timeline, compute
+from course_lib.schedules import Schedule
+from course_lib.timeline import COMPUTE_KINDS, Span, Timeline, compute
 
 # Small, so that sixteen ranks on two cores really compute in less time than the devices they stand for.
 SMALL = GPTConfig(layers=1, hidden=32, heads=2)
+TINY = 8  # width of a layer that stands for a larger one
 BUCKET = 0.4  # of the model: three of them, as a large model fills some of 25 MiB
 
 
@@ -38,6 +45,29 @@ def training_step(
     return min(last_steps(run.timeline, repeat), key=lambda step: step.makespan)
 
 
+def pipeline_step(schedule: Schedule, pace: Pace | None = None, layers: Sequence[int] | None = None) -> Timeline:
+    """One forward and backward pass of a pipeline on real ranks, from its first computation to its last.
+
+    layers: how many each stage has; one layer is one unit of `work` for the pace. None: one each.
+
+    Raises ValueError if that is not one number for each stage.
+    """
+    layers = [1] * schedule.n_stages if layers is None else list(layers)
+    if len(layers) != schedule.n_stages:
+        raise ValueError(f"layers={layers} has {len(layers)} numbers for {schedule.n_stages} stages; give one for each")
+    timeline = launch(_flow, schedule.n_ranks, (schedule, layers), pace=pace).timeline
+    spans = [span for rank in range(schedule.n_ranks) for span in _after_barrier(timeline.of(rank))]
+    computed = [span for span in spans if span.kind in COMPUTE_KINDS]
+    start, end = min(span.start for span in computed), max(span.end for span in computed)
+    cut = (span._replace(start=max(span.start, start), end=min(span.end, end)) for span in spans)
+    return Timeline([span for span in cut if span.start < span.end], timeline.world_size, timeline.origin)
+
+
+def _after_barrier(spans: list[Span]) -> list[Span]:
+    last = max(index for index, span in enumerate(spans) if span.name == "barrier")
+    return spans[last + 1 :]
+
+
 def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
     """The last n training steps of a run, each from its forward pass to the end of its optimizer's step.
 
@@ -53,6 +83,17 @@ def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
         for step, start, end in zip(steps, starts, ends, strict=True):
             step += [span for span in spans if start <= span.start and span.end <= end]
     return [Timeline(step, timeline.world_size, timeline.origin) for step in steps]
+
+
+def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
+    # Layers of next to nothing, so that eight ranks on two cores keep up with the devices they stand for.
+    stages = {s: nn.Sequential(*(nn.Linear(TINY, TINY) for _ in range(layers[s]))) for s in schedule.stages_of(rank)}
+    minibatch = torch.randn(schedule.n_micro_batches, TINY)
+    # What is done for the first time takes longer. This is not looked at.
+    first = Schedule([[action for action in row if action.micro_batch == 0] for row in schedule.actions])
+    run_schedule(first, {s: stage[0] for s, stage in stages.items()}, minibatch, minibatch, F.mse_loss)
+    dist.barrier()
+    run_schedule(schedule, stages, minibatch, minibatch, F.mse_loss)
 
 
 def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig, repeat: int) -> None:

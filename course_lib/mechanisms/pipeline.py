@@ -20,6 +20,7 @@ Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pip
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ def run_schedule(
     returned as it is, so that a loss scaler can look at it. A parameter that several ranks hold (a tied embedding)
     gets on each the part of its gradient that arose there.
 
-    In the timeline F is marked "forward", B and I "backward", W "weight_grad", with stage and micro-batch.
+    In the timeline F is marked "forward", B and I "backward", W "weight_grad", with stage and micro-batch. For a pace,
+    an action has as many units of work as its stage has layers, where that is an nn.Sequential; one unit otherwise.
 
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
@@ -103,7 +105,7 @@ class _Rank:
 
     def forward(self, stage: int, k: int) -> None:
         inputs = self.mail.fetch(Action("F", stage, k)) if stage else []
-        with compute("forward", micro_batch=k, stage=stage):
+        with self._mark("forward", stage, k):
             module = self.modules[stage]
             output = module(*inputs) if stage else _call(module, self.inputs[k])
             outputs = [self._loss(output, k)] if stage == self.plan.last else _tensors(output, stage)
@@ -115,7 +117,7 @@ class _Rank:
     def backward(self, stage: int, k: int) -> None:
         gradients = self._gradients(stage, k)
         inputs, outputs = self.held.pop((stage, k))
-        with compute("backward", micro_batch=k, stage=stage):
+        with self._mark("backward", stage, k):
             if outputs:
                 torch.autograd.backward(outputs, gradients)
         self._send_back(stage, k, inputs, [tensor.grad for tensor in inputs])
@@ -123,13 +125,18 @@ class _Rank:
     def input_gradient(self, stage: int, k: int) -> None:
         gradients = self._gradients(stage, k)
         inputs, outputs = self.held.pop((stage, k))
-        with compute("backward", micro_batch=k, stage=stage):
+        with self._mark("backward", stage, k):
             found, self.unfinished[stage, k] = input_gradients(outputs, gradients, inputs, self.weights[stage])
         self._send_back(stage, k, inputs, found)
 
     def weight_gradient(self, stage: int, k: int) -> None:
-        with compute("weight_grad", micro_batch=k, stage=stage):
+        with self._mark("weight_grad", stage, k):
             self.unfinished.pop((stage, k)).accumulate()
+
+    def _mark(self, kind: str, stage: int, k: int) -> AbstractContextManager[None]:
+        module = self.modules[stage]
+        work = len(module) if isinstance(module, nn.Sequential) else 1
+        return compute(kind, micro_batch=k, stage=stage, work=work)
 
     def _loss(self, output: Any, k: int) -> Tensor:
         """The loss of a micro-batch; its share of the minibatch's is added up on the way."""
