@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,8 @@ def training_step(
 def pipeline_step(schedule: Schedule, pace: Pace | None = None, layers: Sequence[int] | None = None) -> Timeline:
     """One forward and backward pass of a pipeline on real ranks, from its first computation to its last.
 
+    What travels in the background, and so holds nobody up, is left out.
+
     layers: how many each stage has; one layer is one unit of `work` for the pace. None: one each.
 
     Raises ValueError if that is not one number for each stage.
@@ -56,16 +58,19 @@ def pipeline_step(schedule: Schedule, pace: Pace | None = None, layers: Sequence
     if len(layers) != schedule.n_stages:
         raise ValueError(f"layers={layers} has {len(layers)} numbers for {schedule.n_stages} stages; give one for each")
     timeline = launch(_flow, schedule.n_ranks, (schedule, layers), pace=pace).timeline
-    spans = [span for rank in range(schedule.n_ranks) for span in _after_barrier(timeline.of(rank))]
-    computed = [span for span in spans if span.kind in COMPUTE_KINDS]
-    start, end = min(span.start for span in computed), max(span.end for span in computed)
-    cut = (span._replace(start=max(span.start, start), end=min(span.end, end)) for span in spans)
+    spans = [span for rank, row in enumerate(schedule.actions) for span in _last(timeline.of(rank), len(row))]
+    start = min(span.start for span in spans if span.kind in COMPUTE_KINDS)
+    cut = (span._replace(start=max(span.start, start)) for span in spans)
     return Timeline([span for span in cut if span.start < span.end], timeline.world_size, timeline.origin)
 
 
-def _after_barrier(spans: list[Span]) -> list[Span]:
-    last = max(index for index, span in enumerate(spans) if span.name == "barrier")
-    return spans[last + 1 :]
+def _last(spans: list[Span], n: int) -> Iterator[Span]:
+    """A rank's last n computations, and what held it up between them or before."""
+    computed = [span for span in spans if span.kind in COMPUTE_KINDS]
+    earlier = max((span.end for span in computed[:-n]), default=0.0)
+    for span in spans:
+        if span.start >= earlier and span.end <= computed[-1].end and not span.background:
+            yield span
 
 
 def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
