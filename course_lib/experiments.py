@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,6 +16,8 @@ from torch import nn
 from course_lib import data
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.mechanisms.layerwise import LayerWise, measure_costs, stage_bytes
+from course_lib.mechanisms.ledger import Bytes, Ledger
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Pace, launch
@@ -71,6 +77,64 @@ def _last(spans: list[Span], n: int) -> Iterator[Span]:
     for span in spans:
         if span.start >= earlier and span.end <= computed[-1].end and not span.background:
             yield span
+
+
+class LayerWiseStep(NamedTuple):
+    """A training step of `LayerWise`, and the most that each rank held in it."""
+
+    timeline: Timeline
+    held: list[Bytes]
+
+
+def layerwise_step(
+    world_size: int, samples: int, config: GPTConfig = SMALL, cut: str = "number", repeat: int = 3
+) -> LayerWiseStep:
+    """Train a model that is cut between its layers, on real ranks; of `repeat` steps the fastest.
+
+    cut: "number" for equal numbers of blocks, "time" or "bytes" for stages that are equal in these.
+
+    Raises ValueError for another cut.
+    """
+    if cut not in CUTS:
+        raise ValueError(f"cut={cut!r} is unknown; choose one of {', '.join(CUTS)}")
+    run = launch(_train_stage, world_size, (samples, config, cut, repeat))
+    starts = [span.start for span in run.timeline.of(0) if span.kind == "forward"][-repeat:]
+    steps = [_between(run.timeline, start, end) for start, end in pairwise([*starts, math.inf])]
+    return LayerWiseStep(min(steps, key=lambda step: step.makespan), run.results)
+
+
+def _between(timeline: Timeline, start: float, end: float) -> Timeline:
+    """What is computed from start to end, and what held ranks up meanwhile."""
+    spans = [span for span in timeline.spans if span.end > start and span.start < end and not span.background]
+    last = max(span.end for span in spans if span.kind in COMPUTE_KINDS and span.start >= start)
+    cut = (span._replace(start=max(span.start, start), end=min(span.end, last)) for span in spans)
+    return Timeline([span for span in cut if span.start < span.end], timeline.world_size, timeline.origin)
+
+
+def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str, repeat: int) -> Bytes:
+    """A step that makes buffers, one with the ledger, and those to be looked at."""
+    inputs, targets = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
+    blocks = TinyGPT(config).blocks
+    chain = LayerWise(blocks, costs=CUTS[cut](blocks, inputs))
+    optimizer = torch.optim.AdamW(chain.parameters())
+    held = Bytes()
+    for step in range(2 + repeat):
+        with Ledger(chain, optimizer) if step == 1 else nullcontext() as ledger:
+            output = chain(inputs)
+            chain.backward(None if output is None else data.answer_loss(output, targets))
+            with compute("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+        held = ledger.peak.held if ledger else held
+        dist.barrier()
+    return held
+
+
+def _block_bytes(blocks: nn.Sequential, inputs: torch.Tensor) -> list[float]:
+    return [float(size) for size in stage_bytes(blocks, [range(i, i + 1) for i in range(len(blocks))])]
+
+
+CUTS = {"number": lambda blocks, inputs: None, "time": measure_costs, "bytes": _block_bytes}
 
 
 def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:

@@ -82,11 +82,12 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
 
 
 def _summary(ranks: list[Held], origin: str) -> str:
-    most = max(one.most for one in ranks)
-    fullest = next(one.rank for one in ranks if one.most == most)
-    other = min(ranks, key=lambda one: one.most)
-    sentence = f"Activations on {len(ranks)} ranks, {origin}: rank {fullest} holds those of up to {_count(most)}"
-    return f"{sentence}, rank {other.rank} of up to {number(other.most)}." if other.most < most else f"{sentence}."
+    most, least = (choose(ranks, key=lambda one: one.most) for choose in (max, min))
+    sentence = f"Activations on {len(ranks)} ranks, {origin}: "
+    if most.most == least.most:
+        return f"{sentence}each holds those of up to {_count(most.most)}."
+    sentence += f"rank {most.rank} holds those of up to {_count(most.most)}"
+    return f"{sentence}, rank {least.rank} of up to {number(least.most)}."
 
 
 def _count(micro_batches: float) -> str:

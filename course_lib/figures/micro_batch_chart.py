@@ -139,11 +139,11 @@ def _draw_columns(sheet: Sheet, steps: Sequence[SizedStep], chosen: int | None, 
     with sheet.group(text_anchor="end", font_size=11):
         sheet.text(LEFT - 8, bottom + 16, "samples")
         sheet.text(LEFT - 8, bottom + 33, "held")
-    note = "samples of a micro-batch; below it, those whose activations are held at once"
-    if not all(step.fits for step in steps):
-        note += " (✗: no room)"
-    sheet.text((LEFT + sheet.width - RIGHT) / 2, bottom + 52, note, text_anchor="middle", font_size=11)
-    return bottom + 62
+    notes = ["samples in a micro-batch; held: those whose activations are there at once"]
+    notes += [] if all(step.fits for step in steps) else ["✗ there is no room for them"]
+    for line, note in enumerate(notes):
+        sheet.text(MARGIN, bottom + 52 + 15 * line, note, font_size=10)
+    return bottom + 46 + 15 * len(notes)
 
 
 def _draw_time_axis(sheet: Sheet, longest: float, scale: float, bottom: float) -> None:

@@ -25,7 +25,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared, steady
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared, steady
 
 MINIBATCH = 32  # samples
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -130,7 +130,7 @@ class MicroBatchExplorer:
         self.overhead = Slider("overhead", OVERHEADS, overhead, [f"{1000 * each:g} ms each" for each in OVERHEADS])
         self.memory = Slider("memory", MEMORIES, memory, [f"for {_samples(size)}" for size in MEMORIES])
         self.measured = Measured()
-        self.explorer = Explorer([self.size, self.stages, self.overhead, self.memory], self.look, self.more)
+        self.explorer = LiveExplorer([self.size, self.stages, self.overhead, self.memory], self.look, self.more)
 
     @property
     def setting(self) -> Setting:

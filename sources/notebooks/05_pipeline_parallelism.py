@@ -124,12 +124,13 @@ problems, _ = data.train_test_split()
 inputs, targets = next(data.minibatches(problems, 30))
 config = GPTConfig(layers=6)
 
+def cut(model, n):
+    return [model.blocks[stage.start : stage.stop] for stage in split_layers(len(model.blocks), n)]
+
 def gradients(rank, name, micro_batches):
     model = TinyGPT(config, dtype=torch.float64)
-    cuts = split_layers(len(model.blocks), dist.get_world_size())
-    stages = [model.blocks[cut.start : cut.stop] for cut in cuts]
-    schedule = SCHEDULES[name](len(stages), micro_batches)
-    run_schedule(schedule, stages, inputs, targets, data.answer_loss)
+    schedule = SCHEDULES[name](dist.get_world_size(), micro_batches)
+    run_schedule(schedule, cut(model, schedule.n_stages), inputs, targets, data.answer_loss)
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 # %% [markdown]
@@ -197,9 +198,27 @@ in_flight(one_for_one, title="1F1B: activations held")
 
 # %% [markdown]
 # The bubble is exactly as large: it lies elsewhere, but filling and draining take as long as ever. What changes is
-# memory. Rank $r$ holds no more than $p - r$ micro-batches, *however many there are*. So with 1F1B you can take many
-# micro-batches and have a small bubble, without paying for it in memory. (Narayanan et al. 2021 made it the usual
-# choice.)
+# memory. Rank $r$ holds no more than $p - r$ micro-batches, *however many there are*. In bytes, counted on real ranks
+# while they run the model of part 3:
+
+# %%
+from course_lib.mechanisms.ledger import Ledger
+
+
+def activations(rank, name, micro_batches):
+    stages = cut(TinyGPT(config), 4)
+    with Ledger(stages[rank]) as ledger:
+        run_schedule(SCHEDULES[name](4, micro_batches), stages, inputs, targets, data.answer_loss)
+    return max(sample.held.activations for sample in ledger.samples)
+
+for name in ("gpipe", "1f1b"):
+    for m in (4, 8, 16):
+        most = max(launch(activations, 4, args=(name, m)).results)
+        print(f"{name:<5} {m:2} micro-batches: the fullest rank holds {most:9,} bytes of activations")
+
+# %% [markdown]
+# With 1F1B, more micro-batches do not only make the bubble smaller, they also save memory, since the same number of
+# smaller ones is held. (It is the usual choice since Narayanan et al. 2021.)
 #
 # ### A schedule is a list
 #

@@ -10,9 +10,8 @@ import pytest
 from course_lib.figures import SizedStep
 from course_lib.ranks import Deadlock
 from course_lib.timeline import Timeline
-from course_lib.widgets import explorer as explorers
-from course_lib.widgets import micro_batches, pipeline
-from course_lib.widgets.explorer import compared, steady
+from course_lib.widgets import live, micro_batches, pipeline
+from course_lib.widgets.live import compared, steady
 from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
 from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, Setting
 
@@ -114,8 +113,8 @@ def test_a_size_is_run_once_and_the_whole_curve_follows(called: list[Any], monke
     called.clear()
     shown.size.value, shown.memory.value = 8, 8
     assert called == []
-    monkeypatch.setattr(explorers, "PAUSE", 0.0)
-    monkeypatch.setattr(explorers, "BREATH", 0.0)
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "BREATH", 0.0)
 
     async def move() -> None:
         shown.stages.value = 3

@@ -1,6 +1,6 @@
-"""What explorers have in common: controls, sentences and pictures that are redrawn in place.
+"""What explorers with real ranks behind them share: controls, sentences and pictures that are redrawn in place.
 
-    Explorer([slider, slider], look)     look() runs something at the controls' setting and returns a View
+    LiveExplorer([slider, slider], look)     look() runs something at the controls' setting and returns a View
 
 A move of a control looks at once. Where there is more to find out than one look shows (the other points of a curve),
 `more` does a piece of it at a time, when no move has followed for a moment, so that a new move never waits for long.
@@ -58,7 +58,7 @@ class View(NamedTuple):
     below: Picture
 
 
-class Explorer:
+class LiveExplorer:
     """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
 
     controls: each has a `label` and a `value`.
