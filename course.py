@@ -136,6 +136,7 @@ def test_steps() -> dict[str, list[str]]:
 def progress(arguments: argparse.Namespace) -> int:
     """Show which questions you have answered, and how it went."""
     # It needs nothing but the standard library either, so it also works before .venv is made.
+    os.environ.setdefault("COURSE_STATE", str(STATE))
     answers = importlib.import_module("course_lib.questions.progress")
     return answers.ask_and_reset() if arguments.reset else answers.show()
 

@@ -105,13 +105,13 @@ def reduce_scatter(flat: Tensor, group: dist.ProcessGroup | None) -> Callable[[]
     """
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
     # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
-    arrived = torch.empty_like(flat)
+    arrived, dtype = torch.empty_like(flat), _master_dtype(flat.dtype)
     work = dist.all_to_all_single(arrived, flat, group=group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()
         first, *others = arrived.chunk(dist.get_world_size(group))
-        total = first.to(_master_dtype(flat.dtype), copy=True)
+        total = first.to(dtype, copy=True)
         for other in others:
             total += other
         return total
@@ -195,7 +195,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         *,
         gradients: Literal["local", "averaged", "sharded"] = "local",
-        bucket_mb: float = 25,
+        bucket_mb: float = 10,
         **kwargs: Any,
     ) -> None:
         params = list(params)
@@ -405,7 +405,7 @@ class FullySharded(nn.Module):
     A block is an element of an outermost `nn.Sequential` or `nn.ModuleList`; parameters outside of them or shared by
     several belong to the model as a whole, and are there for the whole forward and the whole backward pass.
     While one block computes, the next one's parameters are on their way: in the order in which the model lists them,
-    and in the reverse order backward. All ranks have to run the same blocks.
+    and in the reverse order backward. All ranks have to use the same parameters.
 
     Construction gives every rank a shard of the first rank's parameters, and its buffers. The model's own parameters
     are empty from then on, outside of their block's computation. `parameters()` are this rank's shards, flat, one for
@@ -789,7 +789,7 @@ def _check_arguments(params: list[Any], optimizer_cls: Any, gradients: str, buck
     if gradients not in GRADIENTS:
         raise ValueError(f"gradients={gradients!r} is unknown; choose one of {', '.join(GRADIENTS)}")
     if not bucket_mb > 0:
-        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 25")
+        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 10")
 
 
 def _check_model(model: nn.Module, compute_dtype: torch.dtype | None) -> None:

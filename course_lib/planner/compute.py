@@ -24,10 +24,9 @@ from course_lib.planner.spec import ModelSpec, Slice
 
 TILE = 128 * 256  # numbers of the result that one core computes at a time: the large tile of vendors' libraries
 INNER_LOSS = 128  # K0: what beginning and ending a tile costs, in steps of its inner loop
-WAVE = 0.5
-UNFUSED = (
-    2.5  # times the bytes where each small kernel reads and writes by itself: fusing made 175B 19% faster (SC21, 5.8)
-)
+WAVE = 0.5  # of the last wave of tiles is idle on average
+# Times the bytes, where small kernels are not fused: fusing them made 175B 19% faster (SC21 paper, section 5.8).
+UNFUSED = 3.5
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
 SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp8 is for the products alone

@@ -131,7 +131,8 @@ class Estimate:
         works = [work_of(layers, layer.work, None) for layers in counts[:-1]]
         works.append(work_of(counts[-1], layer.work, logits))
         message = _message_seconds(model, self.cluster, plan) if plan.pp > 1 else 0.0
-        return simulate(plan.depth.schedule_of(m), *(list(times) for times in zip(*works, strict=True)), message)
+        forward, backward, weight_grad = map(list, zip(*works, strict=True))
+        return simulate(plan.depth.schedule_of(m), forward, backward, weight_grad, message)
 
     @property
     def _available_flops(self) -> float:

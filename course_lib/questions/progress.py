@@ -189,7 +189,9 @@ def ask_and_reset() -> int:
     if not count:
         print("Nothing has been answered yet, so there is nothing to reset.")
         return 0
-    answer = input(f"Set aside your answers to {count} {'question' if count == 1 else 'questions'}? Type yes: ")
+    answer = ""
+    with contextlib.suppress(EOFError):  # nobody is there to ask
+        answer = input(f"Set aside your answers to {count} {'question' if count == 1 else 'questions'}? Type yes: ")
     if answer.strip().lower() != "yes":
         print("Nothing was changed.")
         return 1

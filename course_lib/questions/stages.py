@@ -223,16 +223,30 @@ def _ask_strategy(units: int) -> tuple[str, Form]:
     )
 
 
+class Strategy(NamedTuple):
+    """What is done about idle units. pieces: micro-batches; work: of the whole batch on one unit."""
+
+    pieces: int = 1
+    work: float = 2.0
+    speed: float = 1.0
+    latency: float = 0.002
+
+    def run(self, units: int) -> Timeline:
+        pace = Pace({kind: seconds / self.speed for kind, seconds in SECONDS.items()}, Link(self.latency))
+        return play(fill_and_drain(units, self.pieces), units, self.work / self.pieces, pace)
+
+
+STRATEGIES = {
+    "links": Strategy(latency=0.0),
+    "faster": Strategy(speed=2.0),
+    "larger": Strategy(work=4.0),
+    "cut": Strategy(pieces=4),
+}
+
+
 def _activity(units: int, strategy: str) -> Outcome:
     """How many units are active on average, before and with a strategy."""
-    whole, halved = Pace(SECONDS, Link(0.002)), {kind: seconds / 2 for kind, seconds in SECONDS.items()}
-    before = play(fill_and_drain(units, 1), units, 2.0, whole)
-    after = {
-        "links": lambda: play(fill_and_drain(units, 1), units, 2.0, Pace(SECONDS, Link())),
-        "faster": lambda: play(fill_and_drain(units, 1), units, 2.0, Pace(halved, Link(0.002))),
-        "larger": lambda: play(fill_and_drain(units, 1), units, 4.0, whole),
-        "cut": lambda: play(fill_and_drain(units, units), units, 2.0 / units, whole),
-    }[strategy]()
+    before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
     was, now = ((1 - timeline.idle_fraction()) * units for timeline in (before, after))
     right = now > 1.5 * was
     said = f"Tried: {'far more units are active at a time' if right else 'still about one unit is active at a time'}."

@@ -21,7 +21,7 @@ from course_lib.questions.replicas import SAME, TINY, distance, draw_workers, mi
 from course_lib.ranks import Link, Pace, RankFailed, launch
 from course_lib.timeline import compute
 
-STEPS = 10
+STEPS = 6
 
 # Q2. The events of one step, in order
 

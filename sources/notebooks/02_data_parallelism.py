@@ -134,8 +134,16 @@ compare("mean of the four", total / 4)
 # seven digits, so the last one may differ. `rounding` is what can come together: one such error, `eps`, for each
 # number in the sum. It is far smaller than what any wrong idea is off by.
 #
-# The mean of means needs equal shares, though. *Predict:* 10 samples on 4 ranks make shares of 3, 3, 2 and 2. Is the
-# plain mean of the four gradients still right?
+# ### Open case: ten samples, four workers
+#
+# The mean of means needs equal shares, though. Here is a case to answer in your own words; then you see the run behind
+# it, and a model answer to compare yours with.
+
+# %%
+Card("data_distribution")
+
+# %% [markdown]
+# This is what ran, with shares of 3, 3, 2 and 2:
 
 # %%
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -316,11 +324,17 @@ print(f"one process alone: {one_rank:,} bytes; each of four ranks: {one_rank:,} 
 # Nothing: a replica is a whole model. Data parallelism makes training faster, it does not make a model fit. (What
 # shrinks are the activations, since a share has fewer samples.)
 #
+# ### Open case: eight workers, the speed of one
+
+# %%
+Card("find_the_flaw")
+
+# %% [markdown]
 # ## 4. The order of things
 #
 # ### Question: one step, in order
 #
-# Your order becomes a program, and real ranks follow it for ten steps: are the replicas still equal, and is it the
+# Your order becomes a program, and real ranks follow it for a few steps: are the replicas still equal, and is it the
 # training of one process?
 
 # %%
@@ -420,6 +434,12 @@ Card("Q3")
 # Did you try devices of twice the speed? Each step becomes shorter, but the speed-up *worse*: less computing, and
 # just as much to send.
 #
+# ### Open case: not eight times as fast
+
+# %%
+Card("ideal_speed_up")
+
+# %% [markdown]
 # ## 6. Turn the knobs
 #
 # Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 RUN = 90_000  # milliseconds that a run may take on a busy machine
-CELL = "from course_lib.widgets.cards import Card\nCard({!r}, plain={})"
-ORDER = ["split", "forward", "backward", "all_reduce", "update", "clear"]
+CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribution')", "Card('Q2', plain=True)"]
+CHOICE, NUMBER, ORDER, TEXT, PLAIN = range(len(CARDS))
+RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 
 
 @pytest.fixture
-def ask(lab: Any) -> Any:
-    """Open a notebook with one card, and run it. Returns the page."""
+def cards(lab: Any) -> Any:
+    """Open a notebook with a card in each cell, where nothing has been answered yet, and run it."""
+    shutil.rmtree(lab.server.folder / "notebooks" / ".course", ignore_errors=True)
+    path = f"notebooks/{lab.workspace}.ipynb"
+    lab.write(path, *(f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS))
 
-    def open_card(name: str, plain: bool = False) -> Page:
-        lab.write(f"notebooks/{lab.workspace}.ipynb", CELL.format(name, plain))
-        notebook = lab.open(f"notebooks/{lab.workspace}.ipynb")
+    def open_notebook() -> Any:
+        notebook = lab.open(path)
         notebook.run_all()
-        return notebook.page
+        return notebook
 
-    return open_card
+    return open_notebook
 
 
-def button(page: Page, name: str) -> Locator:
-    return page.get_by_role("button", name=name, exact=True)
+def button(card: Locator, name: str) -> Locator:
+    return card.get_by_role("button", name=name, exact=True)
+
+
+def feedback(card: Locator) -> Locator:
+    return card.get_by_role("group", name="What came of it")
+
+
+def order(card: Locator) -> list[str]:
+    return [text.split(":")[0] for text in card.get_by_role("option").all_inner_texts()]
 
 
 def press(page: Page, *keys: str) -> None:
@@ -34,129 +46,132 @@ def press(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-def feedback(page: Page) -> Locator:
-    return page.get_by_role("group", name="What came of it")
+def drag(page: Page, row: Locator, to: Locator) -> None:
+    to.scroll_into_view_if_needed()
+    start, end = row.bounding_box(), to.bounding_box()
+    assert start is not None
+    assert end is not None
+    page.mouse.move(start["x"] + 60, start["y"] + start["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(end["x"] + 60, end["y"] + end["height"] / 2, steps=12)
+    page.mouse.up()
 
 
-def order(page: Page) -> list[str]:
-    return [text.split(":")[0] for text in page.get_by_role("option").all_inner_texts()]
+def test_cards_with_the_mouse(cards: Any) -> None:
+    notebook = cards()
+    a_choice_is_decided_run_and_tried_again(notebook.output(CHOICE))
+    an_order_is_dragged(notebook.page, notebook.output(ORDER))
+    an_order_is_moved_with_buttons(notebook.output(ORDER))
+    a_card_without_anywidget_works_with_buttons(notebook.output(PLAIN))
+    what_was_decided_is_there_when_the_notebook_is_opened_anew(notebook.output(NUMBER), cards)
 
 
-def test_a_choice_with_the_mouse(ask: Any) -> None:
-    page = ask("Q4")
-    page.get_by_role("radio", name="64 samples, and the whole model").click()
-    button(page, "Commit to this answer").click()
-    expect(page.get_by_role("radio").first).to_be_disabled()
-    expect(page.get_by_role("status").filter(has_text="You have decided: b")).to_be_visible()
-    button(page, "Run it").click()
-    expect(feedback(page)).to_contain_text("Right. You answered: b", timeout=RUN)
-    assert feedback(page).locator("svg[role=img]").count() == 1
-    button(page, "Try another answer").click()
-    expect(feedback(page)).to_have_count(0)
+def a_choice_is_decided_run_and_tried_again(card: Locator) -> None:
+    card.get_by_role("radio", name="64 samples, and the whole model").click()
+    button(card, "Commit to this answer").click()
+    expect(card.get_by_role("radio").first).to_be_disabled()
+    expect(card.get_by_role("status")).to_contain_text("You have decided: b")
+    button(card, "Run it").click()
+    expect(feedback(card)).to_contain_text("Right. You answered: b", timeout=RUN)
+    assert feedback(card).locator("svg[role=img]").count() == 1
+    button(card, "Try another answer").click()
+    expect(feedback(card)).to_have_count(0)
 
 
-def test_a_choice_with_the_keyboard_alone(ask: Any) -> None:
-    page = ask("Q4")
-    page.get_by_role("radio").first.focus()
+def an_order_is_dragged(page: Page, card: Locator) -> None:
+    for place, name in enumerate(RIGHT):
+        drag(page, card.get_by_role("option", name=f"{name}:"), card.get_by_role("option").nth(place))
+    assert order(card) == RIGHT
+    button(card, "Commit to this answer").click()
+    button(card, "Run it").click()
+    expect(feedback(card)).to_contain_text("Right.", timeout=RUN)
+
+
+def an_order_is_moved_with_buttons(card: Locator) -> None:
+    """For those who cannot drag."""
+    button(card, "Try another answer").click()
+    card.get_by_role("option").first.click()
+    button(card, "Move down").click()
+    assert order(card)[:2] == ["forward", "split"]
+    button(card, "Move up").click()
+    assert order(card)[:2] == ["split", "forward"]
+
+
+def a_card_without_anywidget_works_with_buttons(card: Locator) -> None:
+    for _ in range(3):
+        card.get_by_role("button", name="Up: split").click()
+    button(card, "Commit to this answer").click()
+    button(card, "Run it").click()
+    expect(feedback(card)).to_contain_text("split → update → backward", timeout=RUN)
+
+
+def what_was_decided_is_there_when_the_notebook_is_opened_anew(card: Locator, cards: Any) -> None:
+    card.get_by_role("textbox", name="Your answer:").fill("5.6 MB")
+    button(card, "Commit to this answer").click()
+    expect(button(card, "Run it")).to_be_visible()
+    card = cards().output(NUMBER)
+    expect(card.get_by_role("textbox", name="Your answer:")).to_have_value("5.6 MB")
+    expect(button(card, "Run it")).to_be_visible()
+
+
+def test_cards_with_the_keyboard_alone(cards: Any) -> None:
+    notebook = cards()
+    a_choice_is_made_with_keys(notebook.page, notebook.output(CHOICE))
+    a_number_is_typed(notebook.page, notebook.output(NUMBER))
+    an_order_is_made_with_keys(notebook.page, notebook.output(ORDER))
+    a_text_is_written_and_compared(notebook.page, notebook.output(TEXT))
+    assert notebook.page.locator(".jp-CodeCell").count() == len(CARDS)
+
+
+def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
+    card.get_by_role("radio").first.focus()
     press(page, "ArrowDown", "ArrowDown")
-    expect(page.get_by_role("radio").nth(2)).to_be_checked()
+    expect(card.get_by_role("radio").nth(2)).to_be_checked()
     press(page, "Tab")
-    expect(button(page, "Commit to this answer")).to_be_focused()
+    expect(button(card, "Commit to this answer")).to_be_focused()
     press(page, "d", "d", "Enter")  # neither deletes the cell nor leaves the card
-    expect(button(page, "Run it")).to_be_focused()
+    expect(button(card, "Run it")).to_be_focused()
     press(page, "Space")
-    expect(feedback(page)).to_contain_text("Not this one. You answered: c", timeout=RUN)
-    expect(button(page, "Try another answer")).to_be_focused()
+    expect(feedback(card)).to_contain_text("Not this one. You answered: c", timeout=RUN)
+    expect(button(card, "Try another answer")).to_be_focused()
 
 
-def test_a_number(ask: Any) -> None:
-    page = ask("bytes_sent")
-    box = page.get_by_role("textbox", name="Your answer:")
+def a_number_is_typed(page: Page, card: Locator) -> None:
+    box = card.get_by_role("textbox", name="Your answer:")
     box.focus()
     page.keyboard.type("5.6")
     press(page, "Tab", "Enter")
-    expect(page.get_by_role("alert").filter(has_text="has no unit; write for instance")).to_be_visible()
+    expect(card.get_by_role("alert")).to_contain_text("has no unit; write for instance")
     box.focus()
+    press(page, "End")
     page.keyboard.type(" MB")
     press(page, "Tab", "Enter")
-    expect(button(page, "Run it")).to_be_visible()
+    expect(button(card, "Run it")).to_be_focused()
     press(page, "Enter")
-    expect(feedback(page)).to_contain_text("what all 8 ranks send together", timeout=RUN)
+    expect(feedback(card)).to_contain_text("what all 8 ranks send together", timeout=RUN)
 
 
-def test_an_order_with_the_mouse(ask: Any) -> None:
-    page = ask("Q2")
-    for place, name in enumerate(ORDER):
-        row = page.get_by_role("option", name=f"{name}:")
-        target = page.get_by_role("option").nth(place)
-        start, end = row.bounding_box(), target.bounding_box()
-        assert start is not None
-        assert end is not None
-        page.mouse.move(start["x"] + 60, start["y"] + start["height"] / 2)
-        page.mouse.down()
-        page.mouse.move(end["x"] + 60, end["y"] + end["height"] / 2, steps=12)
-        page.mouse.up()
-    assert order(page) == ORDER
-    button(page, "Commit to this answer").click()
-    button(page, "Run it").click()
-    expect(feedback(page)).to_contain_text("Right.", timeout=RUN)
-
-
-def test_an_order_with_the_keyboard_alone(ask: Any) -> None:
-    page = ask("Q2")
-    page.get_by_role("option").first.focus()
-    for place, name in enumerate(ORDER):
-        now = order(page).index(name)
+def an_order_is_made_with_keys(page: Page, card: Locator) -> None:
+    card.get_by_role("option").first.focus()
+    for place, name in enumerate(RIGHT):
+        now = order(card).index(name)
         press(page, "Home", *["ArrowDown"] * now, *["Alt+ArrowUp"] * (now - place))
-    assert order(page) == ORDER
     press(page, "d", "d")
-    assert order(page) == ORDER
-    said = page.locator("[aria-live=assertive]").filter(has_text="now")
-    assert "of 6" in said.inner_text()
-    press(page, "Home", "Alt+ArrowDown", "Alt+ArrowUp", "Tab", "Tab", "Tab", "Enter")
-    expect(button(page, "Run it")).to_be_focused()
+    assert order(card) == RIGHT
+    expect(card.locator("[aria-live=assertive]")).to_contain_text("of 6")
+    press(page, "Tab", "Tab", "Tab", "Enter")
+    expect(button(card, "Run it")).to_be_focused()
     press(page, "Enter")
-    expect(feedback(page)).to_contain_text("Right.", timeout=RUN)
+    expect(feedback(card)).to_contain_text("Right.", timeout=RUN)
 
 
-def test_an_order_with_buttons_for_who_cannot_drag(ask: Any) -> None:
-    page = ask("Q2")
-    first, second = order(page)[:2]
-    page.get_by_role("option").first.click()
-    button(page, "Move down").click()
-    assert order(page)[:2] == [second, first]
-    button(page, "Move up").click()
-    assert order(page)[:2] == [first, second]
-
-
-def test_a_text(ask: Any) -> None:
-    page = ask("data_distribution")
-    page.get_by_role("textbox", name="Your answer:").focus()
+def a_text_is_written_and_compared(page: Page, card: Locator) -> None:
+    card.get_by_role("textbox", name="Your answer:").focus()
     page.keyboard.type("Shares of 3, 3, 2 and 2, weighted.")
     press(page, "Tab", "Enter")
-    expect(button(page, "Run it")).to_be_visible()
+    expect(button(card, "Run it")).to_be_focused()
     press(page, "Enter")
-    expect(feedback(page)).to_contain_text("A good answer:", timeout=RUN)
-    page.get_by_role("checkbox").first.focus()
+    expect(feedback(card)).to_contain_text("A good answer:", timeout=RUN)
+    card.get_by_role("checkbox").first.focus()
     press(page, "Space")
-    expect(page.get_by_role("checkbox").first).to_be_checked()
-
-
-def test_what_was_decided_is_there_when_the_notebook_is_opened_anew(ask: Any) -> None:
-    page = ask("Q4")
-    page.get_by_role("radio").nth(3).click()
-    button(page, "Commit to this answer").click()
-    expect(button(page, "Run it")).to_be_visible()
-    page = ask("Q4")
-    expect(page.get_by_role("radio").nth(3)).to_be_checked()
-    expect(button(page, "Run it")).to_be_visible()
-
-
-def test_a_card_without_anywidget(ask: Any) -> None:
-    page = ask("Q2", plain=True)
-    up = page.get_by_role("button", name="Up: split")
-    for _ in range(3):
-        up.click()
-    button(page, "Commit to this answer").click()
-    button(page, "Run it").click()
-    expect(feedback(page)).to_contain_text("split → update → backward", timeout=RUN)
+    expect(card.get_by_role("checkbox").first).to_be_checked()

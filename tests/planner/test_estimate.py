@@ -214,8 +214,8 @@ def test_a_cluster_that_is_unknown_or_too_large_is_refused(values: dict[str, Any
         ({"layers": 0}, "layers=0 has to be at least 1"),
     ],
 )
-def test_a_model_that_cannot_be_built_is_refused(values: dict[str, int], complaint: str) -> None:
-    shape = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 8, "vocab": 12}
+def test_a_model_that_cannot_be_built_is_refused(values: dict[str, Any], complaint: str) -> None:
+    shape: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 8, "vocab": 12}
     with pytest.raises(ValueError, match=complaint):
         ModelSpec(**{**shape, **values})
 

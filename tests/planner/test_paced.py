@@ -11,7 +11,8 @@ from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES
 
-FORWARD, BACKWARD, WEIGHT_GRAD = 0.03, 0.045, 0.02
+FORWARD, BACKWARD, WEIGHT_GRAD = 0.06, 0.09, 0.06
+MICRO_BATCHES = 4
 WHOLE = Pace(device={"forward": FORWARD, "backward": BACKWARD})
 SPLIT = Pace(device={"forward": FORWARD, "backward": BACKWARD, "weight_grad": WEIGHT_GRAD})
 
@@ -20,7 +21,7 @@ def step(rank: int, name: str, n_stages: int, micro_batches: int) -> None:
     from course_lib.mechanisms import pipeline, schedules
 
     config = GPTConfig(layers=n_stages, hidden=8, heads=2)
-    stages = list(TinyGPT(config).blocks[1:-1])
+    stages = list(TinyGPT(config).blocks)[1:-1]
     inputs, targets = randn(micro_batches, 4, config.hidden), zeros(micro_batches, 4, config.hidden)
     pipeline.run_schedule(schedules.SCHEDULES[name](n_stages, micro_batches), stages, inputs, targets, loss)
 
@@ -39,7 +40,6 @@ def computing(timeline: Timeline) -> float:
 @pytest.mark.parametrize(
     ("name", "ranks", "stages", "pace", "weight_grad"),
     [
-        ("gpipe", 4, 4, WHOLE, 0.0),
         ("1f1b", 4, 4, WHOLE, 0.0),
         ("interleaved_1f1b", 4, 8, WHOLE, 0.0),
         ("zb_h1", 4, 4, SPLIT, WEIGHT_GRAD),
@@ -49,7 +49,11 @@ def test_a_paced_run_takes_as_long_as_simulated(
     name: str, ranks: int, stages: int, pace: Pace, weight_grad: float
 ) -> None:
     pytest.importorskip("course_lib.mechanisms.pipeline")
-    expected = simulate(SCHEDULES[name](stages, 8), FORWARD, BACKWARD, weight_grad).makespan
-    # The machine can only make a run longer, so the shortest of a few is what the schedule took.
-    measured = min(computing(launch(step, ranks, (name, stages, 8), pace=pace).timeline) for _ in range(3))
+    expected = simulate(SCHEDULES[name](stages, MICRO_BATCHES), FORWARD, BACKWARD, weight_grad).makespan
+    measured = float("inf")
+    for _ in range(4):  # whatever else the machine does can only make a run longer
+        timeline = launch(step, ranks, (name, stages, MICRO_BATCHES), pace=pace).timeline
+        measured = min(measured, computing(timeline))
+        if measured < 1.02 * expected:
+            break
     assert measured == pytest.approx(expected, rel=0.03)

@@ -21,6 +21,7 @@ from course_lib.planner.memory import model_state
 WORLD_SIZES = [2, 4, 8]
 CONFIG = GPTConfig(vocab=13, sequence=8, layers=2, hidden=16, heads=8, ffn_hidden=24)
 CONFIGS = [CONFIG, replace(CONFIG, tied_embeddings=True), replace(CONFIG, kv_heads=2)]
+EVERY_SIZE_AND_CONFIG = [(2, CONFIGS[0]), (4, CONFIGS[1]), (4, CONFIGS[2]), (8, CONFIGS[0])]
 SAMPLES = 8
 BUCKET_MB = 0.01  # several buckets even for this model
 
@@ -43,10 +44,18 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def sent_and_held(run: Callable[..., Any], world_size: int, *args: Any) -> tuple[list[int], list[Any]]:
+    """Bytes by rank sent in the last of three steps, and what the function returned after them.
+
+    What is sent to set up and in the first step besides is not a step's.
+    """
+    two, three = (launch(run, world_size, (*args, steps)) for steps in (2, 3))
+    sent = [three.timeline.bytes_sent(rank) - two.timeline.bytes_sent(rank) for rank in range(world_size)]
+    return sent, three.results
+
+
 def sent_in_a_step(run: Callable[..., Any], world_size: int, *args: Any) -> list[int]:
-    """Bytes by rank of the last of three steps: what set-up and the first step send besides is not a step's."""
-    two, three = (launch(run, world_size, (*args, steps)).timeline for steps in (2, 3))
-    return [three.bytes_sent(rank) - two.bytes_sent(rank) for rank in range(world_size)]
+    return sent_and_held(run, world_size, *args)[0]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["plain", "tied", "fewer keys"])
@@ -79,14 +88,13 @@ def in_buckets(rank: int, config: GPTConfig, steps: int) -> None:
         replica.finish()
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["plain", "tied", "fewer keys"])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(("world_size", "config"), EVERY_SIZE_AND_CONFIG)
 def test_data_parallel_sends_what_was_predicted(world_size: int, config: GPTConfig) -> None:
     expected = wire.data_parallel(wire.all_parameter_sizes(spec(config)), world_size, BUCKET_MB)
     assert sent_in_a_step(in_buckets, world_size, config) == [expected] * world_size
 
 
-def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: str, steps: int) -> Any:
+def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any, steps: int) -> Any:
     from course_lib.mechanisms import ledger, sharding
 
     model = TinyGPT(config)
@@ -94,7 +102,7 @@ def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: str, steps: 
         model.parameters(),
         torch.optim.Adam,
         gradients=gradients,
-        bucket_mb=BUCKET_MB,  # type: ignore[arg-type]
+        bucket_mb=BUCKET_MB,
     )
     inputs, targets = batch(config, 2)
     for _ in range(steps):
@@ -111,10 +119,9 @@ def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: in
     pytest.importorskip("course_lib.mechanisms.sharding")
     pytest.importorskip("course_lib.mechanisms.ledger")
     sizes = wire.all_parameter_sizes(spec(CONFIG))
-    sent = sent_in_a_step(with_sharded_optimizer, world_size, CONFIG, gradients)
+    sent, found = sent_and_held(with_sharded_optimizer, world_size, CONFIG, gradients)
     assert sent == [wire.sharded_optimizer(sizes, world_size, BUCKET_MB)] * world_size
     parameters, _, optimizer = wire.held_sharded_optimizer(sizes, world_size, BUCKET_MB)
-    found = launch(with_sharded_optimizer, world_size, (CONFIG, gradients, 1)).results
     assert found == [(parameters, optimizer)] * world_size
 
 
@@ -132,14 +139,13 @@ def fully_sharded(rank: int, config: GPTConfig, steps: int) -> Any:
     return held.parameters, held.gradients, held.optimizer
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["plain", "tied", "fewer keys"])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(("world_size", "config"), EVERY_SIZE_AND_CONFIG)
 def test_the_fully_sharded_model_sends_and_holds_what_was_predicted(world_size: int, config: GPTConfig) -> None:
     pytest.importorskip("course_lib.mechanisms.sharding")
     pytest.importorskip("course_lib.mechanisms.ledger")
     expected = wire.fully_sharded(spec(config), world_size)
-    assert sent_in_a_step(fully_sharded, world_size, config) == [expected] * world_size
-    found = launch(fully_sharded, world_size, (config, 1)).results
+    sent, found = sent_and_held(fully_sharded, world_size, config)
+    assert sent == [expected] * world_size
     assert found == [wire.held_fully_sharded(spec(config), world_size)] * world_size
 
 
@@ -165,8 +171,8 @@ def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, 
     pytest.importorskip("course_lib.mechanisms.ledger")
     blocks = range(CONFIG.layers + 2)
     expected = wire.tensor_parallel(spec(CONFIG), blocks, 2, world_size, sequence_parallel)
-    assert sent_in_a_step(tensor_parallel_step, world_size, CONFIG, sequence_parallel) == [expected] * world_size
-    found = launch(tensor_parallel_step, world_size, (CONFIG, sequence_parallel, 1)).results
+    sent, found = sent_and_held(tensor_parallel_step, world_size, CONFIG, sequence_parallel)
+    assert sent == [expected] * world_size
     sizes = [wire.all_parameter_sizes(spec(CONFIG), world_size, rank) for rank in range(world_size)]
     assert found == [wire.held(of_rank) for of_rank in sizes]
 

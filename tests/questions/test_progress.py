@@ -154,6 +154,13 @@ assert not {"torch", "numpy", "ipywidgets", "plotly"} & foreign, foreign
     assert "02_data_parallelism: 0 of" in outcome.stdout
 
 
+def test_course_py_finds_the_answers_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COURSE_STATE")
+    command = [sys.executable, str(ROOT / "course.py"), "progress"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert f"Kept in {ROOT / '.course' / progress.FILE}" in shown.stdout
+
+
 def course(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "course.py"), "progress", *words]
     return subprocess.run(command, input=typed, capture_output=True, text=True, cwd=ROOT, env=dict(os.environ))
@@ -162,7 +169,8 @@ def course(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
 def test_course_py_shows_and_resets_only_after_a_yes() -> None:
     record("ran", "Q4", 0, "b", True)
     assert "right at the first try" in course().stdout
-    assert "Nothing was changed" in course("--reset", typed="no\n").stdout
+    for typed in ("no\n", ""):
+        assert "Nothing was changed" in course("--reset", typed=typed).stdout
     assert len(notes()) == 1
     assert "Your answers are now in" in course("--reset", typed="yes\n").stdout
     assert notes() == []

@@ -38,18 +38,21 @@ def test_four_orders_respect_happens_before() -> None:
 @pytest.mark.parametrize("order", RIGHT)
 def test_every_order_that_respects_happens_before_is_right(order: str) -> None:
     assert run(order).right
-    assert run(order, seed=2).right
+
+
+def test_a_right_order_is_right_on_any_number_of_workers() -> None:
+    assert [run(RIGHT[0], seed).right for seed in (1, 2)] == [True, True]
 
 
 def test_no_other_order_is_right() -> None:
-    chosen = random.Random(0).sample(list(itertools.permutations(EVENTS)), 6)
+    chosen = random.Random(0).sample(list(itertools.permutations(EVENTS)), 4)
     # Most orders cannot even be run; these can.
     runnable = [
         order
         for order in itertools.permutations(EVENTS)
         if order.index("split") < order.index("forward") < order.index("backward")
     ]
-    for order in chosen + random.Random(1).sample(runnable, 8):
+    for order in chosen + random.Random(1).sample(runnable, 5):
         assert run(" ".join(order)).right is respects_happens_before(order), order
 
 

@@ -338,7 +338,7 @@ def test_a_pace_that_makes_no_sense_is_refused_by_name(make: Callable[[], object
 
 def test_launch_wants_a_pace_and_says_which_kind_of_thing_it_got() -> None:
     with pytest.raises(TypeError, match=r"pace=0\.02 must be a Pace"):
-        launch(one_mark, 1, ("forward", 1.0), pace=0.02)
+        launch(one_mark, 1, ("forward", 1.0), pace=0.02)  # type: ignore[arg-type]
 
 
 def test_a_link_adds_latency_and_bytes_over_bandwidth() -> None:
