@@ -1,17 +1,28 @@
-"""Pictures of what ranks did. Each has a sentence that sums it up, tooltips and a zoomable twin.
+"""Pictures of what ranks did and of what plans cost. Each has a sentence that sums it up, tooltips, a zoomable twin.
 
 gantt(run.timeline)                                  what every rank did, and when
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
 lost_time({"4 ranks": attribute(run.timeline)})      where the rest of the time went
 in_flight(run.timeline)                              how many micro-batches' activations every rank holds
 micro_batch_sizes(steps)                             how long a step takes with micro-batches of each size
+
+memory_by_part({"plan": estimate.memory}, capacity)  what lies in a device's memory; devices(estimate): of each
+step_time_by_part({"plan": estimate})                what the time of a step goes into
+speed_up([Timing.planned(e) for e in estimates])     how much faster more devices are
+plan_map(search(...))                                every plan, by memory and time
+roofline({"plan": estimate})                         how fast the links let the devices compute
+limits({"1.3B": estimate}, tokens)                   what one device is too small and too slow for
 """
 
+from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
 from course_lib.figures.in_flight import held, in_flight
+from course_lib.figures.limits import limits
 from course_lib.figures.losses import lost_time
 from course_lib.figures.micro_batch_chart import SizedStep, micro_batch_sizes
 from course_lib.figures.picture import Picture
+from course_lib.figures.plan_map import plan_map
+from course_lib.figures.roofline import roofline
 from course_lib.figures.scaling import Timing, speed_up
 from course_lib.figures.shares import Shares, attribute
 
@@ -21,10 +32,16 @@ __all__ = [
     "SizedStep",
     "Timing",
     "attribute",
+    "devices",
     "gantt",
     "held",
     "in_flight",
+    "limits",
     "lost_time",
+    "memory_by_part",
     "micro_batch_sizes",
+    "plan_map",
+    "roofline",
     "speed_up",
+    "step_time_by_part",
 ]

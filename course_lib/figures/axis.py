@@ -47,6 +47,30 @@ def data_size(count: int) -> str:
     return f"{count} B"
 
 
+def memory_size(count: float) -> str:
+    """A number of bytes in powers of 1024, as memory is sold: 2**30 is "1 GiB"."""
+    for size, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= size:
+            return f"{number(count / size)} {name}"
+    return f"{number(count)} B"
+
+
+def long_time(seconds: float) -> str:
+    """A time that may last days or years: 200000 is "2.31 days"."""
+    for size, name in ((365.25 * 86_400, "years"), (86_400, "days"), (3_600, "hours")):
+        if seconds >= size:
+            return f"{number(seconds / size)} {name}"
+    return duration(seconds)
+
+
+def powers(low: float, high: float) -> list[float]:
+    """Round numbers for a logarithmic axis: powers of ten, with their 2 and 5 times where there are few of them."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if math.log10(high / low) < 2.5 else (1,)
+    marks = (10.0**exponent * factor for exponent in exponents for factor in factors)
+    return [mark for mark in marks if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)]
+
+
 def percent(share: float) -> str:
     """A share from 0 to 1 in whole percent; something is never called nothing, nor everything."""
     if 0 < share < 0.005:

@@ -6,26 +6,22 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import number, percent, ticks
-from course_lib.figures.frame import MARGIN, draw_origins, draw_title, new_sheet, on_card
-from course_lib.figures.palette import INK, LINES, Line
+from course_lib.figures.frame import draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.palette import INK, LINES
 from course_lib.figures.picture import Picture
-from course_lib.figures.svg import Sheet, text_width
+from course_lib.figures.plot import Axis, Plot, Scale, draw_axes, draw_line, draw_lines_legend, draw_symbol
+from course_lib.figures.svg import Sheet
 from course_lib.timeline import ORIGINS, Timeline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from course_lib.planner import Estimate
+
 LEFT, RIGHT, HEIGHT = 56.0, 24.0, 300.0
-# How plotly's markers are drawn here, from their middle.
-SYMBOLS = {
-    "circle": "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
-    "square": "m-4,-4h8v8h-8z",
-    "diamond": "m0,-5l5,5l-5,5l-5,-5z",
-    "triangle-up": "m0,-5l5,9h-10z",
-}
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,12 @@ class Timing:
         """The timing of one whole timeline."""
         return cls(timeline.world_size, timeline.makespan, timeline.origin, work, label)
 
+    @classmethod
+    def planned(cls, estimate: Estimate, label: str = "") -> Timing:
+        """The timing of a step that was planned, not run; its work is counted in samples."""
+        seconds = estimate.step_time.total
+        return cls(estimate.cluster.devices, seconds, "modelled", estimate.global_batch, label)
+
 
 def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = None) -> Picture:
     """Draw the speed-up over the number of ranks, one line for each label and origin, against the ideal.
@@ -68,7 +70,8 @@ def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = No
     sheet = new_sheet(width)
     y = draw_title(sheet, title)
     y = draw_origins(sheet, {curve.origin for curve in curves}, y)
-    y = _draw_legend(sheet, curves, y)
+    named = zip((curve.name for curve in curves), LINES, strict=False)
+    y = draw_lines_legend(sheet, {**dict(named), "ideal": None}, y)
     sheet.height = _draw_plot(sheet, curves, y)
     return Picture(
         sheet,
@@ -116,83 +119,20 @@ def _in_words(curve: _Curve) -> str:
     return f"{curve.name}, {most} ranks are {times} times as fast as {fewest}, {percent(speed / most)} of the ideal"
 
 
-def _draw_legend(sheet: Sheet, curves: list[_Curve], y: float) -> float:
-    x = MARGIN
-    for name, line in [*((curve.name, line) for curve, line in zip(curves, LINES, strict=False)), ("ideal", None)]:
-        needed = 52 + text_width(name)
-        if x + needed > sheet.width and x > MARGIN:
-            x, y = MARGIN, y + 20
-        _draw_line(sheet, line, [(x, y + 8), (x + 30, y + 8)])
-        if line:
-            _draw_symbol(sheet, line, x + 15, y + 8)
-        sheet.text(x + 36, y + 12, name)
-        x += needed
-    return y + 46
-
-
-class _Plot(NamedTuple):
-    """Where the lines go: a box in pixels, and the numbers at its top right corner."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-    ranks: float
-    speed: float
-
-    def at(self, ranks: float, speed: float) -> tuple[float, float]:
-        x = self.left + (self.right - self.left) * ranks / self.ranks
-        return x, self.bottom - (self.bottom - self.top) * speed / self.speed
-
-
 def _draw_plot(sheet: Sheet, curves: list[_Curve], top: float) -> float:
     points = [point for curve in curves for point in curve.points]
     most = max(ranks for ranks, _ in points)
-    plot = _Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, most, max(most, *(speed for _, speed in points)))
-    _draw_axes(sheet, plot, sorted({ranks for ranks, _ in points}))
-    _draw_line(sheet, None, [plot.at(0, 0), plot.at(most, most)])
+    highest = max(most, *(speed for _, speed in points))
+    plot = Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, Scale(0, most), Scale(0, highest))
+    counts = Axis("ranks", sorted({ranks for ranks, _ in points}), str)
+    end = draw_axes(sheet, plot, counts, Axis("speed-up", ticks(highest, 6), number))
+    draw_line(sheet, None, [plot.at(0, 0), plot.at(most, most)])
     for curve, line in zip(curves, LINES, strict=False):
-        _draw_line(sheet, line, [plot.at(*point) for point in curve.points])
+        draw_line(sheet, line, [plot.at(*point) for point in curve.points])
         for ranks, speed in curve.points:
-            x, y = plot.at(ranks, speed)
-            _draw_symbol(sheet, line, x, y)
             tip = f"{curve.name}: {ranks} ranks, speed-up {number(speed)}, {percent(speed / ranks)} of the ideal"
-            sheet.box(x - 8, y - 8, 16.0, 16.0, tip=tip, fill="none", pointer_events="all")
-    return plot.bottom + 44
-
-
-def _draw_axes(sheet: Sheet, plot: _Plot, ranks: list[int]) -> None:
-    with sheet.group(stroke="currentColor", stroke_opacity=0.2):
-        for tick in ticks(plot.speed, 6):
-            _, y = plot.at(0, tick)
-            sheet.line(plot.left, y, plot.right, y)
-        for count in ranks:
-            x, _ = plot.at(count, 0)
-            sheet.line(x, plot.top, x, plot.bottom)
-    for tick in ticks(plot.speed, 6):
-        sheet.text(plot.left - 8, plot.at(0, tick)[1] + 4, number(tick), text_anchor="end")
-    free = plot.left
-    for count in ranks:
-        x, half = plot.at(count, 0)[0], text_width(str(count)) / 2
-        if x - half >= free:
-            sheet.text(x, plot.bottom + 16, count, text_anchor="middle")
-            free = x + half + 4
-    sheet.text(MARGIN, plot.top - 10, "speed-up", font_size=11)
-    sheet.text((plot.left + plot.right) / 2, plot.bottom + 34, "ranks", text_anchor="middle", font_size=11)
-
-
-def _draw_line(sheet: Sheet, line: Line | None, points: list[tuple[float, float]]) -> None:
-    """A curve in its color and dash, or, without a `Line`, the ideal as a thin one in the color of the text."""
-    look: dict[str, Any] = (
-        {"stroke": line.color, "stroke_width": 2.5} if line else {"stroke": "currentColor", "stroke_width": 1}
-    )
-    if line and line.dash:
-        look["stroke_dasharray"] = line.dash
-    sheet.path("M" + "L".join(f"{x:.2f},{y:.2f}" for x, y in points), fill="none", **look)
-
-
-def _draw_symbol(sheet: Sheet, line: Line, x: float, y: float) -> None:
-    sheet.path(f"M{x:.2f},{y:.2f}{SYMBOLS[line.symbol]}", fill=line.color)
+            draw_symbol(sheet, line, *plot.at(ranks, speed), tip)
+    return end
 
 
 def _plotly(curves: list[_Curve], title: str | None) -> go.Figure:

@@ -12,6 +12,7 @@ from course_lib.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     from course_lib.figures.picture import Row
+    from course_lib.planner import Plan
 
 
 def began(timeline: Timeline) -> float:
@@ -69,6 +70,24 @@ def rank_rows(timeline: Timeline) -> list[Row]:
         }
         for rank in range(timeline.world_size)
     ]
+
+
+def plan_in_words(plan: Plan) -> str:
+    """A plan in one line, without what it does not use."""
+    parts = [f"data {plan.dp} x tensor {plan.tp} x pipeline {plan.pp}"]
+    if plan.cp > 1:
+        parts.append(f"context {plan.cp}")
+    if plan.pp > 1:
+        name = plan.schedule if plan.virtual_stages == 1 else f"{plan.schedule} with {plan.virtual_stages} stages each"
+        parts.append(name)
+    parts.append(f"micro-batches of {plan.micro_batch}")
+    if plan.zero:
+        parts.append(f"ZeRO-{plan.zero}")
+    if plan.sequence_parallel:
+        parts.append("sequence parallelism")
+    if plan.recompute != "none":
+        parts.append(f"{plan.recompute} recomputation")
+    return ", ".join(parts)
 
 
 def _ranks(timeline: Timeline) -> str:

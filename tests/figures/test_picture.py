@@ -10,15 +10,35 @@ from html.parser import HTMLParser
 
 import pytest
 
-from course_lib.figures import Picture, Shares, Timing, gantt, lost_time, speed_up
+from course_lib.figures import (
+    Picture,
+    Shares,
+    Timing,
+    gantt,
+    limits,
+    lost_time,
+    memory_by_part,
+    plan_map,
+    roofline,
+    speed_up,
+    step_time_by_part,
+)
 from course_lib.figures.picture import MOST_TIPS
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from tests.figures.drawn import SVG, boxes, parsed
 from tests.figures.synthetic import dense, every_kind
 
+GPT = ModelSpec(layers=4, hidden=256, heads=4, sequence=512, vocab=1000)
+PLANNED = estimate(GPT, Cluster(devices_per_node=2), Plan(dp=2), 4)
 PICTURES = {
     "gantt": gantt(every_kind()),
     "speed_up": speed_up([Timing(1, 1.0), Timing(4, 0.4)]),
     "lost_time": lost_time({"4 <ranks>": Shares(0.5, 0.3, 0.2, 0.0)}),
+    "memory": memory_by_part({"a <plan>": PLANNED.memory}, PLANNED.capacity),
+    "time": step_time_by_part({"a <plan>": PLANNED}),
+    "map": plan_map(search(GPT, Cluster(devices_per_node=2), 4)),
+    "roofline": roofline({"a <plan>": PLANNED}),
+    "limits": limits({"a <model>": PLANNED}, {"a <model>": 1e9}),
 }
 every_picture = pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
 

@@ -1,0 +1,323 @@
+# %% [markdown]
+# # One machine is not enough
+#
+# **What you do:** count every byte that a training step holds, on a real model, and let the model grow until it no
+# longer fits the best device there is. Then find out how long you would have to wait for it anyway.<br>
+# **Time:** 35 minutes.<br>
+# **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
+#
+# Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
+# them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
+#
+# ## 1. Where does the memory go?
+#
+# A model with a billion parameters has weights of 4 GB, at four bytes each. Still, people run out of memory when they
+# train it on a device that has 16. What else is there?
+#
+# Let us look at a small model first, because there you can count.
+
+# %%
+import torch
+import torch.nn.functional as F
+
+from course_lib.model import GPTConfig, TinyGPT
+
+config = GPTConfig(vocab=256, sequence=128, layers=4, hidden=128, heads=4)
+model = TinyGPT(config)
+optimizer = torch.optim.AdamW(model.parameters())
+
+parameters = sum(parameter.numel() for parameter in model.parameters())
+print(f"{parameters:,} parameters of 4 bytes are {4 * parameters:,} bytes")
+
+# %% [markdown]
+# *Predict:* how many times that is in memory at the fullest moment of training? Twice, four times, ten times?
+#
+# A **ledger** keeps the books while you train. It asks PyTorch what is held, and estimates nothing.
+
+# %%
+from course_lib.mechanisms.ledger import Ledger
+
+tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.Generator().manual_seed(0))
+
+def train_step(samples=8):
+    loss = F.cross_entropy(model(tokens[:samples, :-1]).flatten(0, 1), tokens[:samples, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+with Ledger(model, optimizer) as ledger:
+    train_step()
+    train_step()
+
+print(f"at its fullest: {ledger.peak.held.total / (4 * parameters):.1f} times the parameters")
+
+# %% [markdown]
+# And here is what it was made of, at five moments of these two steps:
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.figures import memory_by_part
+
+
+def held_at(event, step):
+    return [sample.held for sample in ledger.samples if sample.event == event][step]
+
+moments = {
+    "before": held_at("start", 0),
+    "step 1, after forward": held_at("turn", 0),
+    "step 1, after backward": held_at("step", 0),
+    "step 2, after forward": held_at("turn", 1),
+    "step 2, after backward": held_at("step", 1),
+}
+memory_by_part(moments, title="What one process holds while it trains")
+
+# %% [markdown]
+# Four kinds of things, and each has its own time:
+#
+# - **Parameters** are there always.
+# - **Activations** are what the forward pass computes and the backward pass will need. They grow until the loss is
+#   there, and go as the backward pass uses them up. At the fullest moment they are most of it, here.
+# - **Gradients** come to be in the backward pass and stay until they are cleared.
+# - **Optimizer state** is made by the first update and never goes again. AdamW keeps two numbers for each parameter.
+#
+# That is why a job can survive its first step and run out of memory in the second.
+#
+# ## 2. Sixteen bytes
+#
+# Leave the activations aside for a moment. *Predict:* how many bytes does training need for every parameter, with
+# everything in 32 bits?
+
+# %%
+held = held_at("step", 1)
+for name in ("parameters", "gradients", "optimizer"):
+    print(f"{name:10} {getattr(held, name) / parameters:5.2f} bytes for each parameter")
+
+# %% [markdown]
+# Sixteen, for a parameter that has four. (The crumbs count steps.) In mixed precision it is sixteen as well: 2 for
+# the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of the parameter and its
+# two numbers (Rajbhandari et al. 2020). A [later lesson](06_mixed_precision.ipynb) is about that.
+#
+# So you can already say what fits. *Predict:* a good data-center GPU has 80 GiB. How many parameters can a model have,
+# if nothing but these sixteen bytes were needed?
+
+# %%
+GiB = 2**30
+print(f"{80 * GiB / 16 / 1e9:.1f} billion")
+
+# %% [markdown]
+# Then there would be no room for a single activation. How many bytes are those?
+#
+# ## 3. What the backward pass needs
+#
+# *Predict:* you train on twice as many samples at a time. Which of the four kinds grow?
+
+# %%
+print("samples   parameters   gradients   optimizer    activations")
+for samples in (1, 2, 4, 8):
+    with Ledger(model, optimizer) as ledger:
+        train_step(samples)
+    turn, step = held_at("turn", 0), held_at("step", 0)
+    sizes = (turn.parameters, step.gradients, turn.optimizer, turn.activations)
+    print(f"{samples:7}", *(f"{size / 1e6:9.1f} MB" for size in sizes))
+
+# %% [markdown]
+# Only the activations, and in proportion. A sample of $s$ tokens leaves in each layer about $16\,s\,h$ numbers behind,
+# if the layer is $h$ wide: the inputs of its norms, of its matrices and of its activation function. That grows with
+# the width of the model once, while the parameters, $12\,h^2$ in a layer, grow with it twice. So the larger the model,
+# the more the sixteen bytes count.
+#
+# You can always take fewer samples at a time and add up their gradients. But one sample is the least, and the sixteen
+# bytes do not care.
+#
+# ## 4. Let it grow
+#
+# Nobody has to buy a GPU to find out what fits. The course's **planner** does the same bookkeeping for models that you
+# could not build here. Is it right? Hold it against the ledger, on our small model:
+
+# %%
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate
+
+small = ModelSpec(layers=4, hidden=128, heads=4, sequence=128, vocab=256, tied_embeddings=False, dropout=False,
+                  flash_attention=True)
+plan = Plan(micro_batch=8, precision="fp32")
+planned = estimate(small, Cluster("laptop-CPU", nodes=1, devices_per_node=1), plan, global_batch=8).memory
+counted = {"parameters": turn.parameters, "gradients": step.gradients, "optimizer": turn.optimizer,
+           "activations": turn.activations}
+activations = planned.activations + planned.logits
+for name, predicted in {**planned.parts, "activations": activations}.items():
+    if name in counted:
+        print(f"{name:12} planned {predicted:12,.0f}   counted {counted[name]:12,}   {predicted / counted[name]:.3f}")
+
+# %% [markdown]
+# Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. Good
+# enough to extrapolate.
+#
+# The models of GPT-3's paper (Brown et al. 2020, table 2.1) make a family of eight, from 125 million to 175 billion
+# parameters. *Predict:* which is the largest that you can train on one A100 with 80 GiB, one sample at a time?
+
+# %%
+from course_lib.figures import limits
+from course_lib.widgets.one_machine import FAMILY, TOKENS, on_one_device
+
+alone = {name: on_one_device(name, "A100-80GB", samples=1, recompute="none") for name in FAMILY}
+limits(alone, TOKENS, width=850, title="Which of eight models can one A100 train?")
+
+# %% [markdown]
+# Look at the left half: above the dashed line nothing fits. (The right half comes in a moment.)
+#
+# ### Question: the best single device
+#
+# You are to train the model with 13 billion parameters, and you get the device with the most memory of all in the
+# planner's catalogue. It runs out of memory in the first steps. Which bottleneck makes you distribute the training?
+#
+# - **a** computing: the device multiplies too slowly
+# - **b** memory: what training holds is more than a device has
+# - **c** the network: the links to other devices are too slow
+# - **d** the data: the minibatch is too large for one device
+#
+# Choose one. If it is the bottleneck, then taking it away must make the model fit. Here each is taken away:
+
+# %%
+best = "B200-180GB"
+one_by_one = Plan(micro_batch=1)
+model_13b = FAMILY["13B"]
+
+def try_with(what, devices=1, plan=one_by_one, batch=256, **changes):
+    planned = estimate(model_13b, Cluster(best, 1, devices, **changes), plan, batch)
+    verdict = "fits" if planned.fits else "does not fit"
+    print(f"{what:35} {planned.memory.total / GiB:4.0f} GiB of {planned.capacity / GiB:.0f}, {verdict}")
+
+try_with("as it is")
+try_with("a: every FLOP of the peak reached", matmul=1.0)
+try_with("b: two devices, half of it on each", devices=2, plan=Plan(tp=2))
+try_with("c: the fastest network", between="InfiniBand NDR")
+try_with("d: a minibatch of a single sample", batch=1)
+
+# %% [markdown]
+# It is **b**. Neither a faster device nor a faster link makes anything smaller, and one device has nobody to talk to
+# anyway. The minibatch (**d**) was already taken one sample at a time, and what is left is the sixteen bytes.
+#
+# ## 5. And if it did fit?
+#
+# Suppose that a device had all the memory in the world. How long would you wait?
+#
+# A parameter takes part in one multiplication and one addition for each token, so a forward pass costs about 2 FLOPs
+# (floating-point operations) for each parameter and token. *Predict:* and the backward pass, which computes gradients
+# of the inputs and of the weights?
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+matrices = [p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "position" not in name]
+in_products = sum(matrices) - config.vocab * config.hidden  # looking up an embedding multiplies nothing
+
+def flops(run):
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+def forward():
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+each = tokens[:, 1:].numel() * in_products
+forward_flops, all_flops = flops(forward), flops(lambda: forward().backward())
+optimizer.zero_grad()
+print(f"forward:              {forward_flops / each:.1f} FLOPs for each parameter and token")
+print(f"forward and backward: {all_flops / forward_flops:.1f} times as many")
+
+# %% [markdown]
+# Backward is twice as much again: six FLOPs for each parameter and token in all. (The products inside attention have no
+# parameters, and this counter leaves them out; they come on top.) The rule of thumb is
+#
+# $$\text{training} \;\approx\; 6 \cdot \text{parameters} \cdot \text{tokens}$$
+#
+# How many tokens? Hoffmann et al. (2022) found about twenty for each parameter to be a good use of a given amount of
+# computing. Then a model of twice the size needs four times as much. *Predict:* how long does the largest of the
+# family train on one H100, 20 tokens for each parameter?
+
+# %%
+from course_lib.figures.axis import long_time
+
+for name in ("125M", "1.3B", "6.7B", "13B", "175B"):
+    on_h100 = on_one_device(name, "H100-80GB", samples=1, recompute="none")
+    verdict = "fits" if on_h100.fits else "does not fit"
+    print(f"{name:>5} {verdict:>13}  {long_time(TOKENS[name] / on_h100.tokens_per_second)}")
+
+# %% [markdown]
+# Centuries. And that is not because the planner is pessimistic: with every FLOP of the peak it would still be
+
+# %%
+peak = Cluster("H100-80GB").spec.peak["bf16"]
+print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 175B")
+
+# %% [markdown]
+# So there are **two limits**. Memory says no at once. Computing says yes, and means your grandchildren. Look at the
+# right half of the picture above again: the lines are a day, a month and a year. A thousand devices would turn a
+# century into five weeks, if they could share the work perfectly.
+#
+# ## 6. Push against both limits
+#
+# Turn the knobs. Everything here is modelled, so a device costs nothing. Try these:
+#
+# 1. What is the largest model that fits an RTX 4090, the best a player of games would have? And how long would it
+#    train?
+# 2. Take 6.7B on a B200. How many samples at a time can it hold? Switch *recompute* to "every layer": now the backward
+#    pass computes activations anew in place of keeping them. What does that buy, and what does it cost?
+# 3. Is there any model that fits a device, but not a month? And one that does not fit, but would be done in a year?
+# 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets import one_machine
+
+one_machine.explorer()
+
+# %% [markdown]
+# ## 7. Two ways to share
+#
+# Eight devices have eight times the memory and eight times the speed. But what do you give each of them? *Predict:*
+# which of these makes 13B fit into devices of 80 GiB?
+
+# %%
+node = Cluster("A100-80GB", nodes=1, devices_per_node=8)
+ways = {
+    "a share of the samples": Plan(dp=8),
+    "a share of each matrix": Plan(tp=8),
+    "a share of the layers": Plan(pp=8),
+    "samples, and a share of the model's state": Plan(dp=8, zero=3),
+}
+for name, way in ways.items():
+    shared = estimate(model_13b, node, way, 256)
+    text = f"{shared.memory.total / GiB:4.0f} GiB, {'fits' if shared.fits else 'does not fit'}"
+    print(f"{name:42} {text:24} {shared.mfu:.0%} of the peak, if it fits")
+
+# %% [markdown]
+# Sharing out the **samples** leaves the whole model on each device: faster, but no smaller. Sharing out the **model**
+# makes it smaller, by its matrices, by its layers, or by its state. Each of these is a lesson of this course, and each
+# has a price: shares have to be put together again, over links that are slower than memory. In the end you combine
+# them.
+#
+# ## What you know now
+#
+# - Training holds parameters, gradients, optimizer state and activations. The first three are 16 bytes for each
+#   parameter with Adam, in 32 bits as in mixed precision; the fourth grows with the samples at a time.
+# - The memory is fullest where the forward pass turns into the backward pass, from the second step on.
+# - Training costs about six FLOPs for each parameter and token.
+# - A model of billions of parameters meets both limits of one device: it does not fit, and it would not be done.
+#
+# ### When it stops being true
+#
+# - **Sixteen is for Adam.** Plain gradient descent keeps nothing, other optimizers less. Then it is eight.
+# - **Long sequences.** Without a fused attention kernel, activations grow with the square of the sequence.
+# - **Not every byte is the model's.** A device also holds its driver, communication buffers and fragments; the planner
+#   sets 2 GiB aside for them.
+#
+# ### Further reading
+#
+# - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20, section 3:
+#   where the sixteen bytes come from.
+# - Korthikanti et al. 2022, *Reducing Activation Recomputation in Large Transformer Models*, arXiv:2205.05198: what
+#   activations there are, layer by layer.
+# - Hoffmann et al. 2022, *Training Compute-Optimal Large Language Models*, arXiv:2203.15556: twenty tokens for each
+#   parameter.
+# - Brown et al. 2020, *Language Models are Few-Shot Learners*, arXiv:2005.14165: the family of eight.
+#
+# **Next:** [Data parallelism](02_data_parallelism.ipynb), the first way to share.

@@ -1,0 +1,345 @@
+# %% [markdown]
+# # Planning: what will it cost on a thousand GPUs?
+#
+# **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
+# before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
+# **Time:** 45 minutes.<br>
+# **You need:** the lessons on [data parallelism](02_data_parallelism.ipynb), tensor and pipeline parallelism.
+#
+# Everything here is **modelled**: calculated, not run, unless a cell says otherwise. So half-way through we ask
+# whether you should believe it. Decide on an answer before you run the next cell, even if it is a guess. (This page
+# comes with its results. To hide them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
+#
+# ## 1. A first plan
+#
+# You have 8 nodes of 8 A100 each, and a model of 70 billion parameters, in the shape of Llama 3 (Llama Team 2024,
+# table 3). A **plan** says how to share the work: `dp` replicas, `tp` devices for each matrix, `pp` stages of layers.
+#
+# *Predict:* the simplest plan is data parallelism alone, 64 replicas. Does it fit?
+
+# %%
+from course_lib.planner import Cluster, Plan, estimate
+from course_lib.widgets.refresh import BATCH, MODEL
+
+cluster = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
+print(f"{MODEL.parameters / 1e9:.1f} billion parameters, {cluster.devices} devices, {BATCH} samples in a minibatch")
+print(estimate(MODEL, cluster, Plan(dp=64), BATCH).why)
+
+# %% [markdown]
+# Far from it. A replica holds the whole model. So cut it: each matrix among the eight devices of a node, and the
+# layers into four stages. That leaves two replicas. *Predict:* does it fit now? And which part of a step will be the
+# largest loss: the bubble of the pipeline, the traffic of the tensor ranks, or the gradients?
+
+# %%
+first = estimate(MODEL, cluster, Plan(dp=2, tp=8, pp=4), BATCH)
+print(first.why)
+
+# %% [markdown]
+# Every estimate explains itself like this. Here is what is behind the sentences.
+
+# %%
+from course_lib.figures import devices, memory_by_part, step_time_by_part
+
+memory_by_part(devices(first), first.capacity, title="The first plan: what each device of a pipeline holds")
+
+# %% [markdown]
+# The devices of one pipeline are not alike. The first stage keeps activations for the most micro-batches, because it
+# works ahead of the others; the last one has the logits. **The fullest device decides** whether a plan fits.
+#
+# So it does not fit yet, but not much is missing. *Predict:* which of these saves the most memory?
+#
+# - **a** ZeRO-1: the two replicas share out the optimizer's state
+# - **b** sequence parallelism: tensor ranks share out also what they all held whole
+# - **c** full recomputation: activations are computed again in the backward pass
+
+# %%
+from dataclasses import replace
+
+changes = {
+    "a  ZeRO-1": {"zero": 1},
+    "b  sequence parallelism": {"sequence_parallel": True},
+    "c  full recomputation": {"recompute": "full"},
+    "a and b": {"zero": 1, "sequence_parallel": True},
+}
+variants = {"the first plan": first}
+for name, change in changes.items():
+    variants[name] = estimate(MODEL, cluster, replace(first.plan, **change), BATCH)
+for name, one in variants.items():
+    print(f"{name:24} {one.memory.total / 2**30:5.1f} GiB {one.step_time.total:6.1f} s  {'fits' if one.fits else ''}")
+
+# %%
+step_time_by_part(variants, title="And what does it cost in time?")
+
+# %% [markdown]
+# Recomputation saves the most memory and costs the most time. Sequence parallelism costs next to nothing: it sends the
+# same bytes in other pieces, and the work that every tensor rank did alone is shared. Memory and time are traded
+# against each other, and the price differs from one trade to the next.
+#
+# ## 2. Who talks to whom, and over which link
+#
+# Inside a node, A100s are joined by NVLink; between nodes there is a network, a twelfth as fast. Therefore it matters
+# **which** traffic crosses it:
+
+# %%
+plan_ab = variants["a and b"]
+inside, between = cluster.inside_link, cluster.between_link
+print(f"{inside.name}: {inside.bandwidth / 1e9:.0f} GB/s one way; {between.name}: {between.bandwidth / 1e9:.0f} GB/s")
+for kind, flow in plan_ab.flows.items():
+    takes = f"takes {flow.seconds:5.2f} s, of which a device waits for {flow.exposed:5.2f} s"
+    print(f"{kind:9} {flow.bytes / 1e9:6.0f} GB over {flow.link:14} {takes}")
+
+# %% [markdown]
+# Nearly all bytes are those of tensor parallelism, and they stay inside a node. That is the rule behind most plans:
+# **who talks most sits closest**. *Predict:* what happens if you spread the tensor ranks over two nodes, `tp=16`? The
+# model allows 16: it has 64 heads.
+
+# %%
+wide = estimate(MODEL, cluster, replace(plan_ab.plan, tp=16, pp=2), BATCH)
+wider = {"tp=8, inside a node": plan_ab, "tp=16, over two nodes": wide}
+step_time_by_part(wider, title="Tensor ranks over the network")
+
+# %% [markdown]
+# How far can you go? A **roofline** tells. Across: how much a device computes for every byte that it sends. Up: how
+# fast it computes. A link can only bring so many bytes, so there is a slope; and no device is faster than its matrix
+# products, so there is a ceiling.
+
+# %%
+from course_lib.figures import roofline
+
+data_only = estimate(MODEL, cluster, Plan(dp=64, zero=3, recompute="full"), BATCH)
+plans = {"tp=8": plan_ab, "tp=16": wide, "ZeRO-3 on 64": data_only}
+roofline(plans, title="What the links allow, and what the plans make of it")
+
+# %% [markdown]
+# Each plan has a point for each link that it uses. A point near the slope is limited by that link: a faster
+# device would gain it nothing. A point far to the right of the slope does not notice that link at all.
+#
+# ## 3. The bubble, played
+#
+# For its pipeline the planner plays the schedule, action by action, with the times of the stages. *Predict:* four
+# stages and eight micro-batches, all stages equal. What share of the time is a stage idle? (The formula is
+# $(p-1)/(m+p-1)$, for $p$ stages and $m$ micro-batches.)
+
+# %%
+from course_lib.planner import simulate
+from course_lib.schedules import SCHEDULES
+
+for name in ("gpipe", "1f1b", "zb_h1"):
+    played = simulate(SCHEDULES[name](4, 8), forward=1, backward=1, weight_grad=1)
+    print(f"{name:6} idle for {played.idle_fraction():.4f} of the time; formula {3 / (8 + 3):.4f}")
+
+# %% [markdown]
+# The formula holds for the first two. A zero-bubble schedule beats it by filling gaps with the gradients of the
+# weights. Here is a step of our plan, with fewer samples, so that you can see something:
+
+# %%
+from course_lib.figures import gantt
+
+few = estimate(MODEL, cluster, plan_ab.plan, 16)
+gantt(few.timeline(), title="Four stages, eight micro-batches")
+
+# %% [markdown]
+# ## 4. Should you believe it?
+#
+# A model of reality is worth what it predicts. First a real run: four ranks on your computer, and the planner says
+# beforehand, to the byte, what each of them sends.
+
+# %%
+import torch
+
+from course_lib import launch
+from course_lib.mechanisms.data_parallel import average_gradients
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.planner import ModelSpec, wire
+
+
+def one_exchange(rank):
+    model = TinyGPT(GPTConfig(vocab=12, sequence=8, layers=2, hidden=64, heads=4))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    average_gradients(model)
+
+spec = ModelSpec(layers=2, hidden=64, heads=4, sequence=8, vocab=12, tied_embeddings=False)
+sent = launch(one_exchange, world_size=4).timeline.bytes_sent(0)
+print(f"predicted {wire.average_gradients(wire.all_parameter_sizes(spec), 4):,} bytes, sent {sent:,} bytes")
+
+# %% [markdown]
+# And on large machines? Papers have published how long their steps took. For each kind of device one row sets a single
+# number, the share of the peak that large matrix products reach; all other rows are **predicted**. Beside them stands
+# the naive way: FLOPs by the peak, times one constant from the same row.
+
+# %%
+from course_lib.planner import validate
+
+comparisons = validate.compare()
+print(f"{'':28} published   planner   error    naive   error")
+for one in validate.predicted_steps(comparisons):
+    if one.row["id"].startswith(("narayanan", "korthikanti", "llama3", "bloom")):
+        naive_error = one.naive / one.published - 1
+        planner = f"{one.predicted:7.2f} s {one.error:+7.1%}"
+        print(f"{one.row['id']:27} {one.published:7.2f} s {planner} {one.naive:7.2f} s {naive_error:+7.1%}")
+
+# %%
+print(validate.report(comparisons))
+
+# %% [markdown]
+# The naive way is right near the row that it was adjusted to (on A100 that is a model of 39 billion parameters), and
+# drifts away from there: larger matrices are multiplied at a better rate, bubbles and traffic come and go. One
+# constant cannot know that. `python -m course_lib.planner.validate` prints all rows, with the source of each figure
+# and the place in it.
+#
+# A few percent off is good enough to choose between plans that are twenty percent apart. It is not good enough to
+# choose between two that are two percent apart: there you measure.
+#
+# ## 5. All of them
+#
+# *Predict:* how many ways are there to share this model among 1,024 GPUs? (`tp`, `pp`, the micro-batch, the schedule,
+# ZeRO, recomputation and so on, whatever is legal.)
+
+# %%
+from course_lib.planner import search
+
+thousand = Cluster("A100-80GB", nodes=128)
+found = search(MODEL, thousand, global_batch=2048)
+print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit")
+
+# %% [markdown]
+# Each is a dot in this picture. Down is faster, left is smaller. Rest the mouse on a dot to see its plan.
+
+# %%
+from course_lib.figures import plan_map
+
+plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
+
+# %% [markdown]
+# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time.
+# All others are a mistake, whatever you care about. *Predict:* the fastest plan that fits, against the slowest that
+# fits: two times, ten times, a hundred times?
+
+# %%
+best = found.best
+slowest = max((one for one in found if one.fits), key=lambda one: one.step_time.total)
+print(f"{slowest.step_time.total / best.step_time.total:.0f} times")
+print(best.plan)
+print(best.why)
+
+# %% [markdown]
+# ### Question: from 64 to 1,024
+#
+# Your colleague takes the plan that is best on 64 GPUs and only raises the number of replicas, until 1,024 GPUs work
+# on the same minibatch. What will the speed-up look like?
+#
+# - **a** it follows the ideal: replicas do not wait for each other
+# - **b** it bends away, because the pipelines get fewer micro-batches, and gradients cost the same
+# - **c** it falls, because there is more to send with every replica
+#
+# Choose one. Then look:
+
+# %%
+from course_lib.figures import Timing, speed_up
+
+before = search(MODEL, cluster, BATCH).best
+steps = []
+for nodes in (8, 16, 32, 64, 128):
+    more = Cluster("A100-80GB", nodes)
+    replicas = replace(before.plan, dp=more.devices // (before.plan.tp * before.plan.pp))
+    steps.append(Timing.planned(estimate(MODEL, more, replicas, BATCH), "more replicas"))
+    steps.append(Timing.planned(search(MODEL, more, BATCH).best, "planned anew"))
+speed_up(steps, title="The same minibatch on more and more GPUs")
+
+# %% [markdown]
+# It is **b**. The minibatch is shared by more pipelines, so each has fewer micro-batches, and more of its time is
+# bubble. A search at every size finds better plans: *the best plan for 64 is not the best plan for 1,024*.
+#
+# ## 6. New hardware
+#
+# The next generation is here: an H100 has over three times the peak of an A100. *Predict:* how much faster will the
+# same plan be, on as many H100, with the network as it is?
+
+# %%
+h100 = Cluster("H100-80GB", nodes=8)
+carried = estimate(MODEL, h100, before.plan, BATCH)
+print(f"peak:   {h100.spec.peak['bf16'] / cluster.spec.peak['bf16']:.2f} times")
+print(f"memory: {h100.spec.bandwidth / cluster.spec.bandwidth:.2f} times the bandwidth, the same size")
+print(f"NVLink: {h100.inside_link.bandwidth / cluster.inside_link.bandwidth:.2f} times")
+print(f"step:   {before.step_time.total / carried.step_time.total:.2f} times as fast")
+
+# %% [markdown]
+# Less than the peak promises. Devices got faster by more than their memory and links did, so everything that is not a
+# matrix product takes a larger share:
+
+# %%
+anew = search(MODEL, h100, BATCH).best
+step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
+
+# %% [markdown]
+# ### Question: where does the money go?
+#
+# You can afford one of these for the 64 A100. Which gives the most?
+#
+# - **a** the network twice as fast
+# - **b** twice as many A100, on the same network
+# - **c** as many H100, on the same network
+# - **d** half as many B200, on the same network
+#
+# Choose one, and let every offer be planned by a search of its own:
+
+# %%
+offers = {
+    "a  network twice as fast": Cluster("A100-80GB", 8, between="InfiniBand NDR"),
+    "b  twice as many A100": Cluster("A100-80GB", 16),
+    "c  as many H100": Cluster("H100-80GB", 8),
+    "d  half as many B200": Cluster("B200-180GB", 4),
+}
+for name, offer in offers.items():
+    chosen = search(MODEL, offer, BATCH).best
+    gain = before.step_time.total / chosen.step_time.total
+    plan = f"dp={chosen.plan.dp} tp={chosen.plan.tp} pp={chosen.plan.pp} zero={chosen.plan.zero}"
+    print(f"{name:26} {gain:.2f} times as fast, {chosen.mfu:.0%} of the peak, with {plan}")
+
+# %% [markdown]
+# It is **d**, prices aside. The network (**a**) gains next to nothing, because the plan sends so little over it: that
+# is what the planning was for. Twice as many A100 (**b**) are not quite twice as fast. And the fastest offer has the
+# fewest devices: fewer to share the model among, so less to send, and more memory on each.
+#
+# Look at the last column as well. Every offer has a plan of its own, and the share of the peak that it reaches is
+# smaller on the newer devices.
+#
+# ## 7. What if
+#
+# Now you choose. The old cluster is the one above, with its best plan. Try these:
+#
+# 1. Take H100 and go from the fastest network to the slowest. When does the best plan change, and what does it give
+#    up first?
+# 2. Take B200, and look at the memory. What does the best plan do with it?
+# 3. With which devices does *Ethernet 25* cost you least? Why those?
+# 4. Find a refresh in which the old plan does not fit, or is much worse than a new one.
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets import refresh
+
+refresh.explorer()
+
+# %% [markdown]
+# ## What you know now
+#
+# - A plan fits if its fullest device does. Who talks most sits closest: tensor ranks inside a node, pipelines and
+#   replicas across.
+# - Of thousands of legal plans a handful is worth choosing from: the Pareto front of memory and time.
+# - The best plan depends on the number of devices and on what they are. New hardware wants a new plan.
+# - Faster devices gain less than their peak, unless memory and links keep up.
+#
+# ### When it stops being true
+#
+# - **Small differences.** The planner is a few percent off. Measure the last two or three candidates.
+# - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
+# - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are those of
+#   good kernels. Yours may be better or worse.
+#
+# ### Further reading
+#
+# - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC21,
+#   arXiv:2104.04473: how to combine all three, measured on 3,072 A100.
+# - Llama Team 2024, *The Llama 3 Herd of Models*, arXiv:2407.21783, section 3.3: a plan for 16,384 H100.
+# - Williams, Waterman and Patterson 2009, *Roofline: An Insightful Visual Performance Model for Multicore
+#   Architectures*, Communications of the ACM 52(4).

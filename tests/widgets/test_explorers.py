@@ -1,0 +1,106 @@
+"""The explorers of what is calculated, moved without a browser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from course_lib.figures.axis import memory_size
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
+from course_lib.widgets import one_machine, refresh
+from course_lib.widgets.explorer import Explorer
+
+
+@pytest.fixture
+def one() -> Explorer:
+    return one_machine.explorer()
+
+
+@pytest.fixture(scope="module")
+def renewed() -> Explorer:
+    return refresh.explorer()
+
+
+def test_a_move_draws_what_the_planner_says_of_the_new_setting(one: Explorer) -> None:
+    one.controls["model"].value = "13B"
+    one.controls["samples"].value = 4
+    model = ModelSpec(40, 5120, 40, 2048, 50257, flash_attention=True)
+    planned = estimate(model, Cluster("A100-80GB", 1, 1), Plan(micro_batch=4), 256)
+    assert not planned.fits
+    assert f"13B does not fit: it needs {memory_size(planned.memory.total)}" in one.sentences.value
+    assert "Does 13B fit into one A100-80GB?" in one.pictures[0].value
+
+
+def test_computing_again_saves_memory_and_costs_time() -> None:
+    kept, again = (one_machine.on_one_device("2.7B", "A100-80GB", 8, how) for how in ("none", "full"))
+    assert again.memory.total < kept.memory.total
+    assert again.tokens_per_second < kept.tokens_per_second
+
+
+def test_every_setting_of_the_limits_can_be_drawn() -> None:
+    for device in one_machine.DEVICES:
+        for recompute in one_machine.AGAIN:
+            view = one_machine.draw("125M", device, 16, recompute)
+            assert len(view.pictures) == 2
+
+
+def test_the_sizes_of_the_family_are_those_in_its_names() -> None:
+    for name, model in one_machine.FAMILY.items():
+        size = float(name[:-1]) * {"M": 1e6, "B": 1e9}[name[-1]]
+        assert model.parameters == pytest.approx(size, rel=0.05)
+
+
+def test_the_old_cluster_is_compared_with_itself() -> None:
+    view = refresh.draw("A100-80GB", "InfiniBand HDR", 8)
+    assert "1.00 times as fast as before" in view.sentences
+    assert "The old plan is as good." in view.sentences
+
+
+def test_the_best_of_the_menu_is_about_as_fast_as_the_best_of_all() -> None:
+    for cluster in (refresh.OLD, refresh.cluster("H100-80GB", "Ethernet 25", 4)):
+        of_all = search(refresh.MODEL, cluster, refresh.BATCH).best.step_time.total
+        assert of_all <= refresh.best(cluster).step_time.total <= 1.1 * of_all
+
+
+def test_the_old_plan_keeps_its_model_parallelism_on_new_hardware() -> None:
+    old, carried = (
+        refresh.best(refresh.OLD).plan,
+        refresh.old_plan(refresh.cluster("H100-80GB", "Ethernet 25", 16)).plan,
+    )
+    assert carried == replace(old, dp=2 * old.dp)
+
+
+def test_a_move_of_the_refresh_draws_the_three_plans(renewed: Explorer) -> None:
+    renewed.controls["device"].value = "H100-80GB"
+    renewed.controls["network"].value = "InfiniBand NDR"
+    assert "A step on 32 H100-80GB with InfiniBand NDR" in renewed.pictures[0].value
+    for name in ("before", "old plan", "best plan"):
+        assert f">{name}<" in renewed.pictures[0].value
+
+
+def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
+    one: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = one._draw
+
+    def fail(**_: object) -> None:
+        raise ValueError("no <such> device")
+
+    monkeypatch.setattr(one, "_draw", fail)
+    one.controls["model"].value = "1.3B"
+    assert "role='alert'" in one.sentences.value
+    assert "no &lt;such&gt; device" in one.sentences.value
+    monkeypatch.setattr(one, "_draw", drawn)
+    one.controls["model"].value = "2.7B"
+    assert "role='status'" in one.sentences.value
+
+
+def test_where_no_widget_runs_there_are_pictures_and_the_sentences(one: Explorer) -> None:
+    bundle = one._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
+    assert not re.search("<script|<svg", bundle["text/html"])
+    assert bundle["text/plain"] in bundle["text/html"]
+    assert "model, device, at a time and recompute" in bundle["text/html"]
