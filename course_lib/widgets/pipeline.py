@@ -26,7 +26,7 @@ from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared, s
 
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
-NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2")
+NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
 LAYERS = 6  # on each rank, if they are dealt out equally
 SECONDS = 0.003  # of one layer, for a micro-batch: forward, and each half of the backward
 CUTS = ("equal stages", "last 1 layer larger", "last 2 layers larger")

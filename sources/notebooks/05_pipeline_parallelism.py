@@ -88,8 +88,8 @@ for m, run in runs.items():
 
 # %% [markdown]
 # Sixteen, and the formula is right. It has no device speeds in it, and no minibatch: only stages and micro-batches
-# count. With many micro-batches four devices come close to being four times as fast as one, which is why
-# a pipeline is worth having and a plain row of devices is not.
+# count. With many micro-batches four devices come close to being four times as fast as one, which a plain row of
+# devices never is.
 #
 # It also says what to do about more devices: with twice the stages you need about twice the micro-batches to stay
 # where you are. A rule of thumb is $m \ge 4p$, for a bubble of at most a fifth (Huang et al. 2019).
@@ -282,14 +282,15 @@ from course_lib.mechanisms.schedules import peak_in_flight
 from course_lib.planner import simulate
 
 p, m = 4, 8
-for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zb_h1": 1, "zb_h2": 1}.items():
+for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zb_h1": 1}.items():
     schedule, seconds = SCHEDULES[name](p * stages_each, m), 0.02 / stages_each
     idle = simulate(schedule, forward=seconds, backward=seconds, weight_grad=seconds).idle_fraction()
-    most = max(peak_in_flight(schedule)) / stages_each
-    print(f"{name:<17} idle {idle:3.0%}, holds at most {most:3g} of {m} micro-batches")
+    peaks = [peak / stages_each for peak in peak_in_flight(schedule)]
+    print(f"{name:<17} idle {idle:3.0%}; each rank holds at most {peaks} of {m} micro-batches")
 
 # %% [markdown]
-# Every step down the list buys idle time with something else, and mostly it is memory.
+# 1F1B gives memory back and asks nothing for it. The last two ask for some of it again: interleaving on every rank, and
+# zero bubble on all ranks but the first, because what W needs has to be held until W has run.
 #
 # ### Turn the knobs
 #
@@ -372,7 +373,7 @@ Card("tune_a_pipeline")
 #   rounding.
 # - Filling and draining leave a bubble of $(p-1)/(m+p-1)$: more micro-batches make it smaller, more stages larger.
 # - GPipe and 1F1B have the same bubble. GPipe holds all $m$ micro-batches, 1F1B at most $p$.
-# - Interleaving and zero-bubble schedules make the bubble smaller, for more messages or more memory.
+# - Interleaving and zero-bubble schedules make the bubble smaller, for more messages and more memory.
 # - The size of a micro-batch has an optimum: overhead grows below it, idle time and memory above.
 # - All wait for the slowest stage, in every turn.
 #
