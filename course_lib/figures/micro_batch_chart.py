@@ -17,7 +17,7 @@ from course_lib.figures.axis import duration, number, percent, ticks, time_unit
 from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
 from course_lib.figures.palette import LINES, STYLES, Line, Style
 from course_lib.figures.picture import Picture
-from course_lib.figures.scaling import SYMBOLS
+from course_lib.figures.plot import SYMBOLS
 from course_lib.figures.svg import BACKGROUND, Sheet
 
 if TYPE_CHECKING:
