@@ -73,14 +73,16 @@ def held(rank, is_split):
     return count(part, optimizer).total
 
 (alone,) = launch(held, 1, args=(False,)).results
+parts = launch(held, 4, args=(True,)).results
 print(f"one process alone: {alone:,} bytes")
-for rank, own in enumerate(launch(held, 4, args=(True,)).results):
+for rank, own in enumerate(parts):
     print(f"rank {rank}: {own:9,} bytes, {own / alone:.0%}")
+print("together what one holds:", sum(parts) == alone)
 
 # %% [markdown]
-# About a quarter each, and together what one process holds. Eight devices would hold an eighth each: layer by layer,
-# a model may become as large as all devices together. (Not precisely a quarter, because an embedding is smaller than
-# a layer. We come back to that.)
+# A quarter on average, and together exactly what one process holds. On eight devices it would be an eighth: layer by
+# layer, a model may become as large as all devices together. (The four are not equal, because embedding and head are
+# far smaller than a layer here. We come back to that.)
 #
 # ### Question: layers in order, and memory
 #
