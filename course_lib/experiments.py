@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -99,7 +98,7 @@ def layerwise_step(
         raise ValueError(f"cut={cut!r} is unknown; choose one of {', '.join(CUTS)}")
     run = launch(_train_stage, world_size, (samples, config, cut, repeat))
     starts = [span.start for span in run.timeline.of(0) if span.kind == "forward"][-repeat:]
-    steps = [_between(run.timeline, start, end) for start, end in pairwise([*starts, math.inf])]
+    steps = [_between(run.timeline, start, end) for start, end in itertools.pairwise([*starts, math.inf])]
     return LayerWiseStep(min(steps, key=lambda step: step.makespan), run.results)
 
 
@@ -113,28 +112,38 @@ def _between(timeline: Timeline, start: float, end: float) -> Timeline:
 
 def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str, repeat: int) -> Bytes:
     """A step that makes buffers, one with the ledger, and those to be looked at."""
-    inputs, targets = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
+    minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
     blocks = TinyGPT(config).blocks
-    chain = LayerWise(blocks, costs=CUTS[cut](blocks, inputs))
+    chain = LayerWise(blocks, costs=CUTS[cut](blocks, minibatch[0]))
     optimizer = torch.optim.AdamW(chain.parameters())
-    held = Bytes()
-    for step in range(2 + repeat):
-        with Ledger(chain, optimizer) if step == 1 else nullcontext() as ledger:
-            output = chain(inputs)
-            chain.backward(None if output is None else data.answer_loss(output, targets))
-            with compute("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
-        held = ledger.peak.held if ledger else held
+    _train_chain(chain, optimizer, *minibatch)
+    with Ledger(chain, optimizer) as ledger:
+        _train_chain(chain, optimizer, *minibatch)
+    for _ in range(repeat):
         dist.barrier()
-    return held
+        _train_chain(chain, optimizer, *minibatch)
+    return ledger.peak.held
+
+
+def _train_chain(
+    chain: LayerWise, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor
+) -> None:
+    output = chain(inputs)
+    chain.backward(None if output is None else data.answer_loss(output, targets))
+    with compute("optimizer"):
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _block_bytes(blocks: nn.Sequential, inputs: torch.Tensor) -> list[float]:
     return [float(size) for size in stage_bytes(blocks, [range(i, i + 1) for i in range(len(blocks))])]
 
 
-CUTS = {"number": lambda blocks, inputs: None, "time": measure_costs, "bytes": _block_bytes}
+def _alike(blocks: nn.Sequential, inputs: torch.Tensor) -> list[float]:
+    return [1.0] * len(blocks)
+
+
+CUTS = {"number": _alike, "time": measure_costs, "bytes": _block_bytes}
 
 
 def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
