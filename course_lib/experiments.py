@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,7 +13,7 @@ from torch import nn
 from course_lib import data
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
-from course_lib.mechanisms.layerwise import LayerWise, measure_costs, stage_bytes
+from course_lib.mechanisms.layerwise import LayerWise, stage_bytes
 from course_lib.mechanisms.ledger import Bytes, Ledger
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
@@ -86,42 +84,40 @@ class LayerWiseStep(NamedTuple):
 
 
 def layerwise_step(
-    world_size: int, samples: int, config: GPTConfig = SMALL, cut: str = "number", repeat: int = 3
+    world_size: int, samples: int, config: GPTConfig = SMALL, cut: str = "number", pace: Pace | None = None
 ) -> LayerWiseStep:
-    """Train a model that is cut between its layers, on real ranks; of `repeat` steps the fastest.
+    """Forward and backward of a model that is cut between its layers, on real ranks; a block is one unit of `work`.
 
-    cut: "number" for equal numbers of blocks, "time" or "bytes" for stages that are equal in these.
+    cut: "number" for equal numbers of blocks, "bytes" for stages that are equal in these.
 
     Raises ValueError for another cut.
     """
     if cut not in CUTS:
         raise ValueError(f"cut={cut!r} is unknown; choose one of {', '.join(CUTS)}")
-    run = launch(_train_stage, world_size, (samples, config, cut, repeat))
-    starts = [span.start for span in run.timeline.of(0) if span.kind == "forward"][-repeat:]
-    steps = [_between(run.timeline, start, end) for start, end in itertools.pairwise([*starts, math.inf])]
-    return LayerWiseStep(min(steps, key=lambda step: step.makespan), run.results)
+    run = launch(_train_stage, world_size, (samples, config, cut), pace=pace)
+    start = max(span.start for span in run.timeline.of(0) if span.kind == "forward")
+    return LayerWiseStep(_since(run.timeline, start), run.results)
 
 
-def _between(timeline: Timeline, start: float, end: float) -> Timeline:
-    """What is computed from start to end, and what held ranks up meanwhile."""
-    spans = [span for span in timeline.spans if span.end > start and span.start < end and not span.background]
-    last = max(span.end for span in spans if span.kind in COMPUTE_KINDS and span.start >= start)
-    cut = (span._replace(start=max(span.start, start), end=min(span.end, last)) for span in spans)
+def _since(timeline: Timeline, start: float) -> Timeline:
+    """What is computed from start on, and what held ranks up meanwhile."""
+    end = max(span.end for span in timeline.spans if span.kind in COMPUTE_KINDS)
+    spans = [span for span in timeline.spans if span.end > start and not span.background]
+    cut = (span._replace(start=max(span.start, start), end=min(span.end, end)) for span in spans)
     return Timeline([span for span in cut if span.start < span.end], timeline.world_size, timeline.origin)
 
 
-def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str, repeat: int) -> Bytes:
-    """A step that makes buffers, one with the ledger, and those to be looked at."""
+def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
+    """A step that makes buffers, one with the ledger, and one to be looked at."""
     minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
     blocks = TinyGPT(config).blocks
-    chain = LayerWise(blocks, costs=CUTS[cut](blocks, minibatch[0]))
+    chain = LayerWise(blocks, costs=CUTS[cut](blocks))
     optimizer = torch.optim.AdamW(chain.parameters())
     _train_chain(chain, optimizer, *minibatch)
     with Ledger(chain, optimizer) as ledger:
         _train_chain(chain, optimizer, *minibatch)
-    for _ in range(repeat):
-        dist.barrier()
-        _train_chain(chain, optimizer, *minibatch)
+    dist.barrier()
+    _train_chain(chain, optimizer, *minibatch)
     return ledger.peak.held
 
 
@@ -130,20 +126,19 @@ def _train_chain(
 ) -> None:
     output = chain(inputs)
     chain.backward(None if output is None else data.answer_loss(output, targets))
-    with compute("optimizer"):
-        optimizer.step()
-        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
-def _block_bytes(blocks: nn.Sequential, inputs: torch.Tensor) -> list[float]:
+def _block_bytes(blocks: nn.Sequential) -> list[float]:
     return [float(size) for size in stage_bytes(blocks, [range(i, i + 1) for i in range(len(blocks))])]
 
 
-def _alike(blocks: nn.Sequential, inputs: torch.Tensor) -> list[float]:
+def _alike(blocks: nn.Sequential) -> list[float]:
     return [1.0] * len(blocks)
 
 
-CUTS = {"number": _alike, "time": measure_costs, "bytes": _block_bytes}
+CUTS = {"number": _alike, "bytes": _block_bytes}
 
 
 def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:

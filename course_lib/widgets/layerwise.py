@@ -5,9 +5,9 @@
     | vocabulary  o-----   12 words        | optimizer state, activations   |
     | cut         o-----   by number       |                                |
     | what came of it, in words            |                                |
-    | what every rank did in a step, and below it on the same axis one rank alone |
+    | what every rank did, paced, and below it on the same axis what the simulator predicted |
 
-Both are measured, at the computer's own speed: only one rank ever has something to do, so few cores are enough.
+Memory is measured, by a ledger on every rank. Time is paced: every block takes as long as any other.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from course_lib.experiments import LayerWiseStep, layerwise_step
 from course_lib.figures import gantt, memory_by_part
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.model import GPTConfig
+from course_lib.planner import simulate
+from course_lib.ranks import Pace
+from course_lib.schedules import SCHEDULES
+from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
 
 LAYERS = 14  # with embedding and head, 16 blocks
 UNITS = (1, 2, 3, 4, 6, 8)
-SAMPLES = (8, 32, 128)
+SAMPLES = (8, 32, 64)
 VOCABULARIES = (12, 1000, 4000)
-CUTS = ("number", "bytes", "time")
+CUTS = ("number", "bytes")
+FORWARD, BACKWARD = 0.006, 0.012  # seconds of a block
 
 
 class Setting(NamedTuple):
@@ -41,7 +46,18 @@ class Setting(NamedTuple):
         return self._replace(units=1, cut="number")
 
     def run(self) -> LayerWiseStep:
-        return layerwise_step(self.units, self.samples, GPTConfig(layers=LAYERS, vocab=self.vocabulary), self.cut)
+        config = GPTConfig(layers=LAYERS, hidden=32, vocab=self.vocabulary)
+        pace = Pace({"forward": FORWARD, "backward": BACKWARD})
+        return layerwise_step(self.units, self.samples, config, self.cut, pace)
+
+
+def predict(step: Timeline) -> Timeline:
+    """What the simulator says of a pass through the same stages: one rank after the other."""
+    seconds = {
+        kind: [sum(span.duration for span in step.of(rank) if span.kind == kind) for rank in range(step.world_size)]
+        for kind in ("forward", "backward")
+    }
+    return simulate(SCHEDULES["naive"](step.world_size, 1), seconds["forward"], seconds["backward"])
 
 
 def draw(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> View:
@@ -52,7 +68,7 @@ def draw(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> View:
     return View(
         describe(setting, step, alone),
         memory_by_part(bars, width=HALF, title="What does every rank hold?"),
-        gantt(step.timeline, alone.timeline if setting.units > 1 else None, WIDTH, "What did every rank do?"),
+        gantt(step.timeline, predict(step.timeline), WIDTH, "What did every rank do?"),
     )
 
 
@@ -60,14 +76,15 @@ def describe(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> str
     """Who holds most, how that compares with an equal share, and how long a step takes."""
     time, whole = step.timeline.makespan, alone.held[0].total
     if setting.units == 1:
-        return f"1 unit, {step.timeline.origin}: it holds all {data_size(whole)}; {duration(time)} for a step."
+        return f"1 unit holds all {data_size(whole)}; {duration(time)} for a step, {step.timeline.origin}."
     totals = [own.total for own in step.held]
     fullest = totals.index(max(totals))
     return (
-        f"{setting.units} units, {step.timeline.origin}: rank {fullest} is the fullest, with {data_size(max(totals))}, "
+        f"{setting.units} units: rank {fullest} is the fullest, with {data_size(max(totals))} measured, "
         f"{percent(max(totals) / whole)} of what one unit alone holds (an equal share is "
-        f"{percent(1 / setting.units)}). A step takes {duration(time)}, alone {duration(alone.timeline.makespan)}. "
-        f"On average a unit is busy for {percent(1 - step.timeline.idle_fraction())} of the time."
+        f"{percent(1 / setting.units)}). A step takes {duration(time)}, {step.timeline.origin}; alone "
+        f"{duration(alone.timeline.makespan)}. On average a unit is busy for "
+        f"{percent(1 - step.timeline.idle_fraction())} of the time."
     )
 
 

@@ -134,16 +134,18 @@ print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 # A quarter of the memory. *Predict:* with four devices, how much faster is a step than with one?
 
 # %% tags=["nbval-ignore-output"]
+from course_lib import Pace
 from course_lib.experiments import layerwise_step
 from course_lib.figures import gantt
 
-alone, four = (layerwise_step(ranks, samples=64, config=config).timeline for ranks in (1, 4))
+pace = Pace({"forward": 0.02, "backward": 0.04})
+alone, four = (layerwise_step(ranks, samples=32, config=config, pace=pace).timeline for ranks in (1, 4))
 gantt(four, compare=alone, title="A training step on four ranks, and below it on one")
 
 # %% [markdown]
-# Not at all. (This is **measured**, at your computer's own speed. It does not matter that four processes share a few
-# cores: only one of them ever has something to do.) The first rank computes and hands over, then the second, and so on
-# to the last and all the way back. Of four devices three wait:
+# Not at all. The first rank computes and hands over, then the second, and so on to the last and all the way back. Of
+# four devices three wait. (This is **paced**: processes, messages and gradients are real, but each rank sleeps until a
+# device of a given speed would be done with a block, 20 ms forward and 40 ms backward.)
 
 # %% tags=["nbval-ignore-output"]
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")
@@ -170,23 +172,19 @@ Card("Q7")
 # Layers alike make stages alike. But the first block of a language model is an embedding, which has many weights and
 # computes next to nothing, and the last one is a head that turns every position into a number for each word of the
 # vocabulary. Both grow with the vocabulary. *Predict:* with a vocabulary of 4,000, how do the ten blocks compare in
-# memory? And in time?
+# memory?
 
-# %% tags=["nbval-ignore-output"]
-from course_lib.mechanisms.layerwise import measure_costs, stage_bytes
+# %%
+from course_lib.mechanisms.layerwise import stage_bytes
 
-large = GPTConfig(vocab=4000, layers=8)
-blocks = TinyGPT(large).blocks
-tokens = torch.zeros(32, large.sequence, dtype=torch.int64)
-seconds = measure_costs(blocks, tokens)
+blocks = TinyGPT(GPTConfig(vocab=4000, layers=8)).blocks
 sizes = stage_bytes(blocks, [range(i, i + 1) for i in range(10)])
-for i, block in enumerate(blocks):
-    print(f"{type(block).__name__:<12} {1000 * seconds[i]:5.2f} ms  {sizes[i]:9,} bytes")
+for block, size in zip(blocks, sizes, strict=True):
+    print(f"{type(block).__name__:<12} {size:9,} bytes of weights")
 
 # %% [markdown]
-# Head and embedding are several times as large as a layer, and the head takes longer than any. A cut by number puts
-# the head on a rank that has as many layers as the others. `split_layers` also takes `costs`, of any kind, and makes
-# the most expensive stage as cheap as can be:
+# Head and embedding are five times as large as a layer. A cut by number gives their ranks as many blocks as all others.
+# But `split_layers` also takes `costs`, of any kind, and makes the most expensive stage as cheap as can be:
 
 # %%
 for name, costs in {"by number": None, "by bytes": sizes}.items():
@@ -194,16 +192,18 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
     print(name, [len(stage) for stage in stages], "blocks;", stage_bytes(blocks, stages), "bytes")
 
 # %% [markdown]
-# The fullest rank decides whether the model fits, and the slowest one, as soon as all work at the same time, how fast
-# it is. The two need not be the same.
+# The fullest rank decides whether the model fits. The slowest one, as soon as all work at the same time, decides how
+# fast it is, so costs can also be seconds (`measure_costs` measures them). The two need not ask for the same cut: an
+# embedding is large and computes next to nothing.
 #
 # ### Turn the knobs
 #
-# Every move trains a model with 14 layers on real ranks and on one alone. Try these:
+# Every move trains a model with 14 layers on real ranks. Memory is measured, time is paced, and below it stands what a
+# simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
-# 2. Take 128 samples. Which part of memory grows, and is it shared out like the rest?
-# 3. Take the largest vocabulary. Which rank is the fullest? What does each of the cuts do about it?
+# 2. Take 64 samples. Which part of memory grows, and is it shared out like the rest?
+# 3. Take the largest vocabulary. Which rank is the fullest? What does a cut by bytes do about it?
 # 4. With eight units and that vocabulary, can any cut bring the fullest rank down to an eighth? What would have to be
 #    cut for that?
 
