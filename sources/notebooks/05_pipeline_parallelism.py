@@ -122,13 +122,13 @@ from course_lib.model import GPTConfig, TinyGPT
 
 problems, _ = data.train_test_split()
 inputs, targets = next(data.minibatches(problems, 30))
-config = GPTConfig(layers=6)
+shape = GPTConfig(layers=6)
 
 def cut(model, n):
     return [model.blocks[stage.start : stage.stop] for stage in split_layers(len(model.blocks), n)]
 
 def gradients(rank, name, micro_batches):
-    model = TinyGPT(config, dtype=torch.float64)
+    model = TinyGPT(shape, dtype=torch.float64)
     schedule = SCHEDULES[name](dist.get_world_size(), micro_batches)
     run_schedule(schedule, cut(model, schedule.n_stages), inputs, targets, data.answer_loss)
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -138,7 +138,7 @@ def gradients(rank, name, micro_batches):
 # each rank have a gradient for? And will they agree to the last bit, up to rounding, or not at all?
 
 # %%
-model = TinyGPT(config, dtype=torch.float64)
+model = TinyGPT(shape, dtype=torch.float64)
 data.answer_loss(model(inputs), targets).backward()
 whole_gradient = {name: p.grad for name, p in model.named_parameters()}
 
@@ -156,8 +156,8 @@ print("each parameter on one rank:", sum(map(len, run.results)) == len(whole_gra
 # What travels? Between two stages only what one layer hands to the next, and its gradient on the way back:
 
 # %%
-hidden = 30 * config.sequence * config.hidden * 8
-print(f"30 samples x {config.sequence} characters x {config.hidden} numbers of 8 bytes: {hidden:,} bytes")
+hidden = 30 * shape.sequence * shape.hidden * 8
+print(f"30 samples x {shape.sequence} characters x {shape.hidden} numbers of 8 bytes: {hidden:,} bytes")
 print("sent by each rank:", [f"{run.timeline.bytes_sent(rank):,}" for rank in range(4)])
 print(f"for comparison, the gradients of all parameters: {sum(g.nbytes for g in whole_gradient.values()):,} bytes")
 
@@ -206,7 +206,7 @@ from course_lib.mechanisms.ledger import Ledger
 
 
 def activations(rank, name, micro_batches):
-    stages = cut(TinyGPT(config), 4)
+    stages = cut(TinyGPT(shape), 4)
     with Ledger(stages[rank]) as ledger:
         run_schedule(SCHEDULES[name](4, micro_batches), stages, inputs, targets, data.answer_loss)
     return max(sample.held.activations for sample in ledger.samples)
