@@ -54,7 +54,7 @@ class Setting(NamedTuple):
         return {"forward": half + self.size * FORWARD, "backward": half + self.size * BACKWARD}
 
     def run(self) -> Timeline:
-        return pipeline_step(self.schedule, Pace(self.seconds))
+        return pipeline_step(self.schedule, Pace(self.seconds), repeat=1)
 
     def predict(self, measured: float | None = None) -> SizedStep:
         """What a step should cost, beside what it did where it was run."""

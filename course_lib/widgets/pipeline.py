@@ -62,7 +62,7 @@ class Setting(NamedTuple):
         splits_backward = any(action.op == "W" for action in self.schedule.actions[0])
         backward = SECONDS if splits_backward else 2 * SECONDS
         pace = Pace({"forward": SECONDS, "backward": backward, "weight_grad": SECONDS})
-        return pipeline_step(self.schedule, pace, self.layers)
+        return pipeline_step(self.schedule, pace, self.layers, repeat=1)
 
     def predict(self) -> Timeline:
         """The same as the simulator has it."""
