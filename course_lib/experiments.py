@@ -23,7 +23,7 @@ from course_lib.timeline import COMPUTE_KINDS, Span, Timeline, compute
 
 # Small, so that sixteen ranks on two cores really compute in less time than the devices they stand for.
 SMALL = GPTConfig(layers=1, hidden=32, heads=2)
-TINY = 8  # width of a layer that stands for a larger one
+TINY = 8  # width of a stage that stands for a larger one
 BUCKET = 0.4  # of the model: three of them, as a large model fills some of 25 MiB
 
 
@@ -179,14 +179,14 @@ def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
 
 
 def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
-    # Layers of next to nothing, so that eight ranks on two cores keep up with the devices they stand for.
-    stages = {s: nn.Sequential(*(nn.Linear(TINY, TINY) for _ in range(layers[s]))) for s in schedule.stages_of(rank)}
+    # Stages of next to nothing, so that eight ranks on two cores keep up with the devices they stand for.
+    stages = {stage: nn.Linear(TINY, TINY) for stage in schedule.stages_of(rank)}
     minibatch = torch.randn(schedule.n_micro_batches, TINY)
     # What is done for the first time takes longer. This is not looked at.
     first = Schedule([[action for action in row if action.micro_batch == 0] for row in schedule.actions])
-    run_schedule(first, {s: stage[0] for s, stage in stages.items()}, minibatch, minibatch, F.mse_loss)
+    run_schedule(first, stages, minibatch, minibatch, F.mse_loss)
     dist.barrier()
-    run_schedule(schedule, stages, minibatch, minibatch, F.mse_loss)
+    run_schedule(schedule, stages, minibatch, minibatch, F.mse_loss, work={stage: layers[stage] for stage in stages})
 
 
 def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig, repeat: int) -> None:

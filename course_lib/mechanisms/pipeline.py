@@ -41,6 +41,7 @@ def run_schedule(
     targets: Any,
     loss_fn: Callable[[Any, Any], Tensor],
     group: dist.ProcessGroup | None = None,
+    work: Mapping[int, float] | None = None,
 ) -> Tensor | None:
     """One forward and backward pass over a minibatch; gradients are added to the parameters' `.grad`.
 
@@ -53,14 +54,13 @@ def run_schedule(
         rank of the first stage reads inputs (a tuple is given as arguments, a dict as keyword arguments), only that of
         the last stage reads targets. Elsewhere they may be None.
     loss_fn: loss_fn(output, targets) -> the mean loss over the samples of a micro-batch, a scalar.
+    work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
 
     Returns the mean loss over the minibatch on the rank of the last stage, None on the others. It and the gradients
     are exactly the whole minibatch's: a micro-batch counts by its number of samples. A loss that is not finite is
-    returned as it is, so that a loss scaler can look at it. A parameter that several ranks hold (a tied embedding)
-    gets on each the part of its gradient that arose there.
-
-    In the timeline F is marked "forward", B and I "backward", W "weight_grad", with stage and micro-batch. For a pace,
-    an action has as many units of work as its stage has layers, where that is an nn.Sequential; one unit otherwise.
+    returned as it is, for a loss scaler to see. A parameter that several ranks hold (a tied embedding) gets on each
+    the part of its gradient that arose there. In the timeline F is marked "forward", B and I "backward", W
+    "weight_grad", with stage and micro-batch.
 
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
@@ -68,7 +68,7 @@ def run_schedule(
     plan = plan_for(tuple(map(tuple, schedule.actions)), _place(schedule, group))
     _check(plan, stage_modules, inputs, targets)
     mail = Mail(plan, group, _device(stage_modules[stage] for stage in plan.stages))
-    rank = _Rank(plan, stage_modules, inputs, targets, loss_fn, mail)
+    rank = _Rank(plan, stage_modules, inputs, targets, loss_fn, mail, work or dict.fromkeys(plan.stages, 1.0))
     perform = {"F": rank.forward, "B": rank.backward, "I": rank.input_gradient, "W": rank.weight_gradient}
     with torch.enable_grad():
         for action in plan.actions:
@@ -88,8 +88,9 @@ class _Rank:
         targets: Any,
         loss_fn: Callable[[Any, Any], Tensor],
         mail: Mail,
+        work: Mapping[int, float],
     ) -> None:
-        self.plan, self.modules, self.loss_fn, self.mail = plan, modules, loss_fn, mail
+        self.plan, self.modules, self.loss_fn, self.mail, self.work = plan, modules, loss_fn, mail, work
         self.loss: Tensor | None = None
         self.held: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}  # inputs, outputs
         self.unfinished: dict[tuple[int, int], WeightGradients] = {}
@@ -134,9 +135,7 @@ class _Rank:
             self.unfinished.pop((stage, k)).accumulate()
 
     def _mark(self, kind: str, stage: int, k: int) -> AbstractContextManager[None]:
-        module = self.modules[stage]
-        work = len(module) if isinstance(module, nn.Sequential) else 1
-        return compute(kind, micro_batch=k, stage=stage, work=work)
+        return compute(kind, micro_batch=k, stage=stage, work=self.work[stage])
 
     def _loss(self, output: Any, k: int) -> Tensor:
         """The loss of a micro-batch; its share of the minibatch's is added up on the way."""
