@@ -58,9 +58,8 @@ def run_schedule(
 
     Returns the mean loss over the minibatch on the rank of the last stage, None on the others. It and the gradients
     are exactly the whole minibatch's: a micro-batch counts by its number of samples. A loss that is not finite is
-    returned as it is, for a loss scaler to see. A parameter that several ranks hold (a tied embedding) gets on each
-    the part of its gradient that arose there. In the timeline F is marked "forward", B and I "backward", W
-    "weight_grad", with stage and micro-batch.
+    returned as it is. A parameter that several ranks hold (a tied embedding) gets on each the part of its gradient
+    that arose there. In the timeline F is "forward", B and I "backward", W "weight_grad".
 
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
@@ -71,8 +70,8 @@ def run_schedule(
     rank = _Rank(plan, stage_modules, inputs, targets, loss_fn, mail, work or dict.fromkeys(plan.stages, 1.0))
     perform = {"F": rank.forward, "B": rank.backward, "I": rank.input_gradient, "W": rank.weight_gradient}
     with torch.enable_grad():
-        for action in plan.actions:
-            perform[action.op](action.stage, action.micro_batch)
+        for op, stage, micro_batch in plan.actions:
+            perform[op](stage, micro_batch)
     mail.finish()
     return rank.loss
 
