@@ -180,10 +180,10 @@ def _plotly(steps: Sequence[SizedStep], title: str | None) -> go.Figure:
         marker = {"color": style.fill, "pattern": pattern}
         figure.add_bar(x=sizes, y=[getattr(step, name) for step in steps], name=style.label, marker=marker)
     run = [step for step in steps if step.measured is not None]
-    marker = {"symbol": MEASURED.symbol, "size": 10, "color": MEASURED.color}
+    square: dict[str, object] = {"symbol": MEASURED.symbol, "size": 10, "color": MEASURED.color}
     if run:
         x, y = [str(step.size) for step in run], [step.measured for step in run]
-        figure.add_scatter(x=x, y=y, name=f"all of it, {run[0].origin}", mode="markers", marker=marker)
+        figure.add_scatter(x=x, y=y, name=f"all of it, {run[0].origin}", mode="markers", marker=square)
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text="samples of a micro-batch", type="category")
     figure.update_yaxes(title_text="time of a step (s)")
