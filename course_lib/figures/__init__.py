@@ -4,6 +4,8 @@ gantt(run.timeline)                                  what every rank did, and wh
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
 lost_time({"4 ranks": attribute(run.timeline)})      where the rest of the time went
 who_holds_what(run.pieces, run.traffic, 4)           how matrices are cut, and what travels between the ranks
+in_flight(run.timeline)                              how many micro-batches' activations every rank holds
+micro_batch_sizes(steps)                             how long a step takes with micro-batches of each size
 
 memory_by_part({"plan": estimate.memory}, capacity)  what lies in a device's memory; devices(estimate): of each
 step_time_by_part({"plan": estimate})                what the time of a step goes into
@@ -15,8 +17,10 @@ limits({"1.3B": estimate}, tokens)                   what one device is too smal
 
 from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
+from course_lib.figures.in_flight import held, in_flight
 from course_lib.figures.limits import limits
 from course_lib.figures.losses import lost_time
+from course_lib.figures.micro_batch_chart import SizedStep, micro_batch_sizes
 from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map
 from course_lib.figures.roofline import roofline
@@ -27,13 +31,17 @@ from course_lib.figures.who_holds_what import who_holds_what
 __all__ = [
     "Picture",
     "Shares",
+    "SizedStep",
     "Timing",
     "attribute",
     "devices",
     "gantt",
+    "held",
+    "in_flight",
     "limits",
     "lost_time",
     "memory_by_part",
+    "micro_batch_sizes",
     "plan_map",
     "roofline",
     "speed_up",

@@ -20,6 +20,7 @@ Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pip
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ def run_schedule(
     targets: Any,
     loss_fn: Callable[[Any, Any], Tensor],
     group: dist.ProcessGroup | None = None,
+    work: Mapping[int, float] | None = None,
 ) -> Tensor | None:
     """One forward and backward pass over a minibatch; gradients are added to the parameters' `.grad`.
 
@@ -52,13 +54,12 @@ def run_schedule(
         rank of the first stage reads inputs (a tuple is given as arguments, a dict as keyword arguments), only that of
         the last stage reads targets. Elsewhere they may be None.
     loss_fn: loss_fn(output, targets) -> the mean loss over the samples of a micro-batch, a scalar.
+    work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
 
     Returns the mean loss over the minibatch on the rank of the last stage, None on the others. It and the gradients
     are exactly the whole minibatch's: a micro-batch counts by its number of samples. A loss that is not finite is
-    returned as it is, so that a loss scaler can look at it. A parameter that several ranks hold (a tied embedding)
-    gets on each the part of its gradient that arose there.
-
-    In the timeline F is marked "forward", B and I "backward", W "weight_grad", with stage and micro-batch.
+    returned as it is. A parameter that several ranks hold (a tied embedding) gets on each the part of its gradient
+    that arose there. In the timeline F is "forward", B and I "backward", W "weight_grad".
 
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
@@ -66,11 +67,11 @@ def run_schedule(
     plan = plan_for(tuple(map(tuple, schedule.actions)), _place(schedule, group))
     _check(plan, stage_modules, inputs, targets)
     mail = Mail(plan, group, _device(stage_modules[stage] for stage in plan.stages))
-    rank = _Rank(plan, stage_modules, inputs, targets, loss_fn, mail)
+    rank = _Rank(plan, stage_modules, inputs, targets, loss_fn, mail, work or dict.fromkeys(plan.stages, 1.0))
     perform = {"F": rank.forward, "B": rank.backward, "I": rank.input_gradient, "W": rank.weight_gradient}
     with torch.enable_grad():
-        for action in plan.actions:
-            perform[action.op](action.stage, action.micro_batch)
+        for op, stage, micro_batch in plan.actions:
+            perform[op](stage, micro_batch)
     mail.finish()
     return rank.loss
 
@@ -86,8 +87,9 @@ class _Rank:
         targets: Any,
         loss_fn: Callable[[Any, Any], Tensor],
         mail: Mail,
+        work: Mapping[int, float],
     ) -> None:
-        self.plan, self.modules, self.loss_fn, self.mail = plan, modules, loss_fn, mail
+        self.plan, self.modules, self.loss_fn, self.mail, self.work = plan, modules, loss_fn, mail, work
         self.loss: Tensor | None = None
         self.held: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}  # inputs, outputs
         self.unfinished: dict[tuple[int, int], WeightGradients] = {}
@@ -103,7 +105,7 @@ class _Rank:
 
     def forward(self, stage: int, k: int) -> None:
         inputs = self.mail.fetch(Action("F", stage, k)) if stage else []
-        with compute("forward", micro_batch=k, stage=stage):
+        with self._mark("forward", stage, k):
             module = self.modules[stage]
             output = module(*inputs) if stage else _call(module, self.inputs[k])
             outputs = [self._loss(output, k)] if stage == self.plan.last else _tensors(output, stage)
@@ -115,7 +117,7 @@ class _Rank:
     def backward(self, stage: int, k: int) -> None:
         gradients = self._gradients(stage, k)
         inputs, outputs = self.held.pop((stage, k))
-        with compute("backward", micro_batch=k, stage=stage):
+        with self._mark("backward", stage, k):
             if outputs:
                 torch.autograd.backward(outputs, gradients)
         self._send_back(stage, k, inputs, [tensor.grad for tensor in inputs])
@@ -123,13 +125,16 @@ class _Rank:
     def input_gradient(self, stage: int, k: int) -> None:
         gradients = self._gradients(stage, k)
         inputs, outputs = self.held.pop((stage, k))
-        with compute("backward", micro_batch=k, stage=stage):
+        with self._mark("backward", stage, k):
             found, self.unfinished[stage, k] = input_gradients(outputs, gradients, inputs, self.weights[stage])
         self._send_back(stage, k, inputs, found)
 
     def weight_gradient(self, stage: int, k: int) -> None:
-        with compute("weight_grad", micro_batch=k, stage=stage):
+        with self._mark("weight_grad", stage, k):
             self.unfinished.pop((stage, k)).accumulate()
+
+    def _mark(self, kind: str, stage: int, k: int) -> AbstractContextManager[None]:
+        return compute(kind, micro_batch=k, stage=stage, work=self.work[stage])
 
     def _loss(self, output: Any, k: int) -> Tensor:
         """The loss of a micro-batch; its share of the minibatch's is added up on the way."""

@@ -29,13 +29,15 @@ CATALOG = {
         Entry("why_partition", "More replicas do not help", "03_layerwise_model_parallelism", "open_cases"),
         Entry("Q6", "Layers in order, and memory", "03_layerwise_model_parallelism", "memory"),
         Entry("Q7", "A batch passes through the stages", "03_layerwise_model_parallelism", "stages"),
-        Entry("Q11", "Eight units, one of them active", "03_layerwise_model_parallelism", "stages"),
         Entry("which_cut", "Two matrices, two cuts each", "04_tensor_parallelism", "tensor"),
         Entry("count_all_reduces", "How many all-reduces?", "04_tensor_parallelism", "tensor"),
         Entry("choose_strategy", "65 billion parameters, 64 devices", "04_tensor_parallelism", "tensor"),
         Entry("Q10", "What is the first stage doing?", "05_pipeline_parallelism", "pipeline"),
+        Entry("Q11", "Eight units, one of them active", "05_pipeline_parallelism", "stages"),
         Entry("Q8", "The order that keeps both busiest", "05_pipeline_parallelism", "pipeline"),
         Entry("pipeline_efficiency", "Busy for 40% of the time", "05_pipeline_parallelism", "open_cases"),
+        Entry("pipelining_gain", "Just as much to compute", "05_pipeline_parallelism", "open_cases"),
+        Entry("tune_a_pipeline", "Nobody dares to change it", "05_pipeline_parallelism", "open_cases"),
         Entry("Q9", "Fast, and then it ends badly", "06_mixed_precision", "precision"),
     )
 }

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
-from course_lib.experiments import training_step
-from course_lib.figures import Timing, attribute, gantt, lost_time, speed_up
+from course_lib.experiments import pipeline_step, training_step
+from course_lib.figures import Timing, attribute, gantt, held, lost_time, speed_up
 from course_lib.figures.axis import data_size, percent
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -22,6 +22,8 @@ from course_lib.questions.question import Family
 from course_lib.questions.replicas import TINY
 from course_lib.questions.stages import fill_and_drain, play
 from course_lib.ranks import Link, Pace, launch
+from course_lib.schedules import SCHEDULES
+from course_lib.timeline import Timeline
 
 
 def _case(text: str, experiment: Callable[[], Outcome], answer: str, *checklist: str) -> Family[None]:
@@ -222,10 +224,88 @@ EFFICIENCY = _case(
     "Very small micro-batches cost: fixed overhead, poor use of the device, or activations in memory.",
 )
 
+# How pipelining improves utilization
+
+DEVICE = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on one device
+
+
+def _flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
+    """The same batch, in so many micro-batches, through the same layers."""
+    pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in DEVICE.items()})
+    return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)
+
+
+def _gain() -> Outcome:
+    whole, cut = _flow("naive", 4, 1), _flow("gpipe", 4, 8)
+    measured = (
+        f"Busy: {percent(1 - whole.idle_fraction())} of the time before, {percent(1 - cut.idle_fraction())} with "
+        f"micro-batches (in theory 25% and 73%), which is {whole.makespan / cut.makespan:.1f} times as fast."
+    )
+    picture = gantt(cut, whole, title="In 8 micro-batches, and below it the whole batch")
+    said = "Run on 4 ranks: the batch as a whole, and in 8 micro-batches."
+    return Outcome(None, said, measured=(measured,), pictures=(picture,))
+
+
+GAIN = _case(
+    "Four devices hold the layers of a model, in order. A whole batch passes through them, and each device computes "
+    "for 1 second of a step that takes 4. You propose 8 micro-batches. A colleague objects: each device will have "
+    "exactly as much to compute as before, so nothing can be gained. What do you answer, and how long will a step be?",
+    _gain,
+    "The colleague is right about the work and wrong about the time. Each device still computes for 1 second, but now "
+    "devices compute at the same time: while the second works on micro-batch 0, the first is at number 1. A "
+    "micro-batch takes 1/8 second on a device, and a step has 8 + 4 - 1 = 11 such turns: 1.375 s, 2.9 times as fast. "
+    "Devices are busy for 73% of it, where it was 25%. What is left is the bubble, while the pipeline fills and "
+    "drains; more micro-batches make it smaller, up to 4 times as fast as before. The gradients stay the same.",
+    "The work stays the same; what changes is that devices do it at the same time.",
+    "11 turns of 1/8 second: 1.375 s for a step, 2.9 times as fast.",
+    "Devices are busy for 73% of the time, before for 25%.",
+    "Filling and draining leave a bubble, and four times as fast is the limit.",
+)
+
+
+# Optimizing a large model's training pipeline
+
+
+def _tuned() -> Outcome:
+    steps = [_flow("gpipe", 4, 4), _flow("1f1b", 4, 16), _flow("interleaved_1f1b", 4, 16, 2)]
+    names = ("gpipe, 4 micro-batches", "1f1b, 16 micro-batches", "interleaved_1f1b, 16 micro-batches")
+    # A micro-batch is smaller where there are more of them, and so is what it leaves to be held.
+    most = [max(one.most for one in held(step)) / m for step, m in zip(steps, (4, 16, 16), strict=True)]
+    lines = (
+        f"{name}: idle {percent(step.idle_fraction())}, holds at most {percent(share)} of the batch's activations"
+        for name, step, share in zip(names, steps, most, strict=True)
+    )
+    picture = gantt(steps[-1], steps[0], title="Interleaved with 16 micro-batches, and below it gpipe with 4")
+    said = "The same changes, run on a smaller pipeline of 4 ranks."
+    return Outcome(None, said, measured=(f"{'; '.join(lines)}.",), pictures=(picture,))
+
+
+TUNED = _case(
+    "A model of 48 layers is trained on 8 devices, 6 layers on each, with GPipe and 8 micro-batches of 8 samples. The "
+    "devices are idle for more than half of the time, the last device computes longer than the others, as it "
+    "also holds the output layer, and memory is nearly full, so nobody dares to change anything. What do you change, "
+    "in which order, and what do you expect of it?",
+    _tuned,
+    "First 1F1B in place of GPipe: the same bubble, but a device holds no more than 8 micro-batches however many there "
+    "are. That makes room for smaller and more: with 32 micro-batches of 2 samples, the fullest device holds 16 "
+    "samples where it held 64, and the bubble falls from 7/15, 47%, to 7/39, 18%. Next the cut: all wait for the "
+    "slowest stage in every turn, so move a layer or two from the last device to the others, by measured cost. Then "
+    "two smaller stages on each device, interleaved: the bubble halves again, to about 10%, for twice as many "
+    "messages. After each change measure again: micro-batches of 2 samples may be so small that their overhead eats "
+    "the gain, and then 4 is the better size.",
+    "1F1B first, because it frees memory and costs nothing.",
+    "More and smaller micro-batches: from 47% idle to 18% with 32 of them.",
+    "Stages are cut by their cost, as the slowest sets the pace.",
+    "Interleaving or another schedule comes last, and its price is named.",
+    "There is a limit to small micro-batches, and it is measured.",
+)
+
 QUESTIONS: dict[str, Family] = {
     "ideal_speed_up": IDEAL,
     "find_the_flaw": FLAW,
     "data_distribution": DISTRIBUTION,
     "why_partition": PARTITION,
     "pipeline_efficiency": EFFICIENCY,
+    "pipelining_gain": GAIN,
+    "tune_a_pipeline": TUNED,
 }

@@ -1,0 +1,114 @@
+"""An explorer of layer-wise model parallelism: who holds how much, and who is busy.
+
+    | units       --o---   4               | what every rank holds:         |
+    | minibatch   -o----   32 samples      | parameters, gradients,         |
+    | vocabulary  o-----   12 words        | optimizer state, activations   |
+    | cut         o-----   by number       |                                |
+    | what came of it, in words            |                                |
+    | what every rank did, paced, and below it on the same axis what the simulator predicted |
+
+Memory is measured, by a ledger on every rank. Time is paced: every block takes as long as any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from course_lib.experiments import LayerWiseStep, layerwise_step
+from course_lib.figures import gantt, memory_by_part
+from course_lib.figures.axis import data_size, duration, percent
+from course_lib.model import GPTConfig
+from course_lib.planner import simulate
+from course_lib.ranks import Pace
+from course_lib.schedules import SCHEDULES
+from course_lib.timeline import Timeline
+from course_lib.widgets.controls import Slider
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
+
+LAYERS = 14  # with embedding and head, 16 blocks
+UNITS = (1, 2, 3, 4, 6, 8)
+SAMPLES = (8, 32, 64)
+VOCABULARIES = (12, 1000, 4000)
+CUTS = ("number", "bytes")
+FORWARD, BACKWARD = 0.006, 0.012  # seconds of a block
+
+
+class Setting(NamedTuple):
+    """What the controls say."""
+
+    units: int
+    samples: int
+    vocabulary: int
+    cut: str
+
+    @property
+    def alone(self) -> Setting:
+        return self._replace(units=1, cut="number")
+
+    def run(self) -> LayerWiseStep:
+        config = GPTConfig(layers=LAYERS, hidden=32, vocab=self.vocabulary)
+        pace = Pace({"forward": FORWARD, "backward": BACKWARD})
+        return layerwise_step(self.units, self.samples, config, self.cut, pace)
+
+
+def predict(step: Timeline) -> Timeline:
+    """What the simulator says of a pass through the same stages: one rank after the other."""
+    seconds = {
+        kind: [sum(span.duration for span in step.of(rank) if span.kind == kind) for rank in range(step.world_size)]
+        for kind in ("forward", "backward")
+    }
+    return simulate(SCHEDULES["naive"](step.world_size, 1), seconds["forward"], seconds["backward"])
+
+
+def draw(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> View:
+    """step: at this setting.  alone: the same on one unit."""
+    bars = {f"rank {rank}": own for rank, own in enumerate(step.held)}
+    if setting.units > 1:
+        bars = {"one alone": alone.held[0], **bars}
+    return View(
+        describe(setting, step, alone),
+        memory_by_part(bars, width=HALF, title="What does every rank hold?"),
+        gantt(step.timeline, predict(step.timeline), WIDTH, "What did every rank do?"),
+    )
+
+
+def describe(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> str:
+    """Who holds most, how that compares with an equal share, and how long a step takes."""
+    time, whole = step.timeline.makespan, alone.held[0].total
+    if setting.units == 1:
+        return f"1 unit holds all {data_size(whole)}; {duration(time)} for a step, {step.timeline.origin}."
+    totals = [own.total for own in step.held]
+    fullest = totals.index(max(totals))
+    return (
+        f"{setting.units} units: rank {fullest} is the fullest, with {data_size(max(totals))} measured, "
+        f"{percent(max(totals) / whole)} of what one unit alone holds (an equal share is "
+        f"{percent(1 / setting.units)}). A step takes {duration(time)}, {step.timeline.origin}; alone "
+        f"{duration(alone.timeline.makespan)}. On average a unit is busy for "
+        f"{percent(1 - step.timeline.idle_fraction())} of the time."
+    )
+
+
+class LayerWiseExplorer:
+    """Units, samples, vocabulary, and by what the layers are cut."""
+
+    def __init__(self, units: int = 4, samples: int = 32, vocabulary: int = 1000, cut: str = "number") -> None:
+        self.units = Slider("units", UNITS, units)
+        self.samples = Slider("minibatch", SAMPLES, samples, [f"{n} samples" for n in SAMPLES])
+        self.vocabulary = Slider("vocabulary", VOCABULARIES, vocabulary, [f"{n:,} words" for n in VOCABULARIES])
+        self.cut = Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS])
+        self._alone: dict[Setting, LayerWiseStep] = {}
+        self.explorer = LiveExplorer([self.units, self.samples, self.vocabulary, self.cut], self.look)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.units.value, self.samples.value, self.vocabulary.value, self.cut.value)
+
+    def look(self) -> View:
+        setting = self.setting
+        if setting.alone not in self._alone:
+            self._alone[setting.alone] = setting.alone.run()
+        alone = self._alone[setting.alone]
+        return draw(setting, alone if setting.units == 1 else setting.run(), alone)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return self.explorer._repr_mimebundle_()

@@ -1,0 +1,162 @@
+"""What explorers with real ranks behind them share: controls, sentences and pictures that are redrawn in place.
+
+    LiveExplorer([slider, slider], look)     look() runs something at the controls' setting and returns a View
+
+A move of a control looks at once. Where there is more to find out than one look shows (the other points of a curve),
+`more` does a piece of it at a time, when no move has followed for a moment, so that a new move never waits for long.
+All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser keeps back
+all but the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+
+from course_lib.figures import Picture
+from course_lib.figures.axis import percent
+from course_lib.ranks import RunError
+from course_lib.timeline import Timeline
+
+PAUSE = 0.6  # seconds without a move before more is looked at
+BREATH = 0.05  # seconds in which a move can come between two pieces of it
+WIDTH, HALF = 850, 420  # pixels
+
+
+def steady(run: Callable[[], Timeline], predicted: float, attempts: int = 3) -> Timeline:
+    """A paced run, once more if it took over 2% longer than predicted: a busy computer can only make it longer."""
+    shortest = run()
+    for _ in range(attempts - 1):
+        if shortest.makespan < 1.02 * predicted:
+            break
+        shortest = min(shortest, run(), key=lambda timeline: timeline.makespan)
+    return shortest
+
+
+def compared(seconds: float, predicted: float) -> str:
+    """How long a run took beside what was predicted, in words."""
+    off = seconds / predicted - 1
+    if abs(off) < 0.01:
+        return "as predicted, within 1%"
+    if off < 0.1:
+        return f"{percent(abs(off))} {'longer' if off > 0 else 'shorter'} than predicted"
+    return (
+        f"{percent(off)} longer than predicted (your computer is busy with something else; move a control to try again)"
+    )
+
+
+class View(NamedTuple):
+    """All there is to see at one setting: sentences and a picture beside the controls, one below, as wide as both."""
+
+    sentences: str
+    beside: Picture
+    below: Picture
+
+
+class LiveExplorer:
+    """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
+
+    controls: each has a `label` and a `value`.
+    look: what there is to see at their setting.
+    more: looks at one more thing, and returns what there is to see with it; None when there is nothing more.
+
+    What goes wrong is said in place of the sentences, and the next move works.
+    """
+
+    def __init__(
+        self, controls: Sequence[Any], look: Callable[[], View], more: Callable[[], View | None] = lambda: None
+    ) -> None:
+        self.controls, self._look, self._more = list(controls), look, more
+        self.sentences, self.beside, self.below = _html(HALF), _html(HALF), _html(WIDTH)
+        self._key = f"explorer-{secrets.token_hex(4)}"
+        self._timer: asyncio.TimerHandle | None = None
+        self.view: View | None = None
+        if self._try(self._look_once):
+            self._try(self.complete)
+        self._box = self._arrange()
+        self._stored = self._picture()
+        for control in self.controls:
+            control.observe(lambda _: self.move(), "index")
+
+    def move(self) -> None:
+        """Look at what the controls say, and plan what more there is to see."""
+        if self._try(self._look_once):
+            self._plan(PAUSE)
+
+    def complete(self) -> None:
+        """Look at all that is missing."""
+        while self._look_further():
+            pass
+
+    def _look_once(self) -> None:
+        self._draw(self._look())
+
+    def _look_further(self) -> bool:
+        view = self._more()
+        if view is not None:
+            self._draw(view)
+        return view is not None
+
+    def _continue(self) -> None:
+        if self._look_further():
+            self._plan(BREATH)
+
+    def _plan(self, seconds: float) -> None:
+        """Continue after so many seconds. Without an event loop, as in a plain script, nobody does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._timer = loop.call_later(seconds, self._try, self._continue)
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Whether it went well; if not, why it did not is there to read."""
+        try:
+            action()
+        except (Exception, KeyboardInterrupt) as error:
+            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            self._say(f"This could not be run. {reason} Move a control to try again.", "alert")
+            return False
+        return True
+
+    def _draw(self, view: View) -> None:
+        self.view = view
+        self._say(view.sentences, "status")
+        for name in ("beside", "below"):
+            # Always the same ids, so that a picture that did not change is not sent again.
+            picture = getattr(view, name).inline(key=f"{self._key}-{name}")
+            getattr(self, name).value = f"<div style='line-height:1.4'>{picture}</div>"
+
+    def _say(self, text: str, role: str) -> None:
+        """role: "status" or "alert", so that screen readers speak up."""
+        self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
+
+    def _arrange(self) -> Any:
+        left = widgets.VBox([*self.controls, self.sentences])
+        # Side by side, or below each other on a narrow page.
+        top = widgets.HBox([left, self.beside], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-end"))
+        return widgets.VBox([top, self.below])
+
+    def _picture(self) -> dict[str, str]:
+        """What stays of the explorer where no widget runs."""
+        if self.view is None:
+            return {"text/plain": "", "text/html": self.sentences.value}
+        beside, below = (picture._repr_mimebundle_()["text/html"] for picture in self.view[1:])
+        names = ", ".join(control.label for control in self.controls)
+        html = f"<p><i>Run this cell for the controls: {escape(names)}.</i></p><p>{escape(self.view.sentences)}</p>"
+        html += f"<div style='max-width:{HALF}px'>{beside}</div>{below}"
+        return {"text/plain": self.view.sentences, "text/html": html}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return {**self._box._repr_mimebundle_(), **self._stored}
+
+
+def _html(width: int) -> Any:
+    return widgets.HTML(layout=widgets.Layout(width=f"{width}px", max_width="100%"))

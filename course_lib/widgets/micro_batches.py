@@ -1,0 +1,152 @@
+"""An explorer of the size of micro-batches: the shortest step lies between too many small ones and too few large ones.
+
+    | micro-batch  ---o--   4 samples       | time of a step over the     |
+    | stages       --o---   4               | size: computing, overhead,  |
+    | overhead     -o----   4 ms            | idle; and what is held      |
+    | memory       --o---   16 samples      |                             |
+    | what came of it, in words             |                             |
+    | what every rank did with the size chosen                            |
+
+A micro-batch of b samples takes h + b c seconds, whatever h is for. The minibatch has B samples and p stages run 1f1b,
+so a step takes (B / b + p - 1) (h + b c) seconds, and the best b is the square root of B h / ((p - 1) c).
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any, NamedTuple
+
+from course_lib.experiments import pipeline_step
+from course_lib.figures import SizedStep, gantt, micro_batch_sizes
+from course_lib.figures.axis import duration, number
+from course_lib.figures.micro_batch_chart import best
+from course_lib.planner import simulate
+from course_lib.ranks import Pace
+from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
+from course_lib.timeline import Timeline
+from course_lib.widgets.controls import Slider
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared, steady
+
+MINIBATCH = 32  # samples
+SIZES = (1, 2, 4, 8, 16, 32)
+STAGES = (2, 3, 4, 6, 8)
+OVERHEADS = (0.0, 0.002, 0.008, 0.016)  # seconds for each micro-batch on each stage, forward and backward together
+MEMORIES = (4, 8, 16, 32)  # samples whose activations a device has room for
+FORWARD, BACKWARD = 0.001, 0.002  # seconds for a sample on a stage
+
+
+class Setting(NamedTuple):
+    """What the controls say. size: samples of a micro-batch. overhead: seconds. memory: samples."""
+
+    size: int
+    stages: int
+    overhead: float
+    memory: int
+
+    @property
+    def schedule(self) -> Schedule:
+        return SCHEDULES["1f1b"](self.stages, MINIBATCH // self.size)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of one micro-batch on one stage."""
+        half = self.overhead / 2
+        return {"forward": half + self.size * FORWARD, "backward": half + self.size * BACKWARD}
+
+    def run(self) -> Timeline:
+        return pipeline_step(self.schedule, Pace(self.seconds), repeat=1)
+
+    def predict(self, measured: float | None = None) -> SizedStep:
+        """What a step should cost, beside what it did where it was run."""
+        whole = simulate(self.schedule, self.seconds["forward"], self.seconds["backward"]).makespan
+        overhead = self.overhead * self.schedule.n_micro_batches
+        computing = (FORWARD + BACKWARD) * MINIBATCH
+        held = max(peak_in_flight(self.schedule)) * self.size
+        idle = max(0.0, whole - computing - overhead)
+        return SizedStep(self.size, computing, overhead, idle, held, held <= self.memory, measured)
+
+
+class Measured:
+    """The steps run so far. How much memory there is makes no difference to a run."""
+
+    def __init__(self) -> None:
+        self._timelines: dict[Setting, Timeline] = {}
+
+    def run(self, setting: Setting) -> Timeline:
+        key = setting._replace(memory=0)
+        if key not in self._timelines:
+            self._timelines[key] = steady(setting.run, setting.predict().modelled)
+        return self._timelines[key]
+
+    def curve(self, setting: Setting) -> list[SizedStep]:
+        """Every size at this setting."""
+        settings = [setting._replace(size=size) for size in SIZES]
+        runs = [self._timelines.get(one._replace(memory=0)) for one in settings]
+        return [one.predict(run.makespan if run else None) for one, run in zip(settings, runs, strict=True)]
+
+    def missing(self, setting: Setting) -> list[Setting]:
+        settings = (setting._replace(size=size) for size in SIZES)
+        return [one for one in settings if one._replace(memory=0) not in self._timelines]
+
+
+def draw(setting: Setting, step: Timeline, curve: list[SizedStep]) -> View:
+    return View(
+        describe(setting, step, curve),
+        micro_batch_sizes(curve, setting.size, HALF, "How large should a micro-batch be?"),
+        gantt(step, width=WIDTH, title="What did every rank do with this size?"),
+    )
+
+
+def describe(setting: Setting, step: Timeline, curve: list[SizedStep]) -> str:
+    """What came of a step, and where the shortest one is."""
+    (own,) = (one for one in curve if one.size == setting.size)
+    text = (
+        f"Micro-batches of {_samples(setting.size)}, {setting.schedule.n_micro_batches} of them on {setting.stages} "
+        f"stages, {step.origin}: {duration(step.makespan)} for a step, "
+        f"{compared(step.makespan, own.modelled)}. "
+    )
+    if not own.fits:
+        text += f"A real device would have no room: {own.held} samples held, memory for {setting.memory}. "
+    fastest = best(curve)
+    if fastest is None:
+        return text + "No size fits into memory."
+    text += f"The best size that fits is {_samples(fastest.size)}"
+    if not setting.overhead:
+        return text + "; without overhead, smaller is always faster."
+    ideal = sqrt(MINIBATCH * setting.overhead / ((setting.stages - 1) * (FORWARD + BACKWARD)))
+    return text + f"; the formula, which knows nothing of memory, says {number(ideal)}."
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count} samples"
+
+
+class MicroBatchExplorer:
+    """Size of a micro-batch, stages, overhead and memory; the whole curve follows when no move does."""
+
+    def __init__(self, size: int = 4, stages: int = 4, overhead: float = 0.008, memory: int = 32) -> None:
+        self.size = Slider("micro-batch", SIZES, size, [_samples(size) for size in SIZES])
+        self.stages = Slider("stages", STAGES, stages)
+        self.overhead = Slider("overhead", OVERHEADS, overhead, [f"{1000 * each:g} ms each" for each in OVERHEADS])
+        self.memory = Slider("memory", MEMORIES, memory, [f"for {_samples(size)}" for size in MEMORIES])
+        self.measured = Measured()
+        self.explorer = LiveExplorer([self.size, self.stages, self.overhead, self.memory], self.look, self.more)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.size.value, self.stages.value, self.overhead.value, self.memory.value)
+
+    def look(self) -> View:
+        step = self.measured.run(self.setting)
+        return draw(self.setting, step, self.measured.curve(self.setting))
+
+    def more(self) -> View | None:
+        """One more point of the curve."""
+        missing = self.measured.missing(self.setting)
+        if not missing:
+            return None
+        self.measured.run(missing[0])
+        return self.look()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return self.explorer._repr_mimebundle_()

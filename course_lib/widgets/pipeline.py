@@ -1,0 +1,118 @@
+"""An explorer of pipelines: choose a schedule, and real ranks run it beside what was predicted.
+
+    | stages         --o---   4             | what every rank holds,      |
+    | micro-batches  ---o--   8             | over time                   |
+    | schedule       -o----   gpipe         |                             |
+    | cut            o-----   equal         |                             |
+    | what came of it, in words             |                             |
+    | what every rank did, paced, and below it on the same axis what the simulator predicted |
+
+Devices are paced, so that a laptop can show what eight of them would do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from course_lib.experiments import pipeline_step
+from course_lib.figures import gantt, held, in_flight
+from course_lib.figures.axis import duration, number, percent
+from course_lib.planner import simulate
+from course_lib.ranks import Pace
+from course_lib.schedules import SCHEDULES, Schedule
+from course_lib.timeline import Timeline
+from course_lib.widgets.controls import Slider
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared, steady
+
+STAGES = (2, 3, 4, 6, 8)
+MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
+NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
+LAYERS = 6  # on each rank, if they are dealt out equally
+SECONDS = 0.003  # of one layer, for a micro-batch: forward, and each half of the backward
+CUTS = ("equal stages", "last 1 layer larger", "last 2 layers larger")
+
+
+class Setting(NamedTuple):
+    """What the controls say. moved: how many layers the last stage has too many, and the first too few."""
+
+    ranks: int
+    micro_batches: int
+    name: str
+    moved: int
+
+    @property
+    def stages_per_rank(self) -> int:
+        return 2 if self.name == "interleaved_1f1b" else 1
+
+    @property
+    def schedule(self) -> Schedule:
+        return SCHEDULES[self.name](self.ranks * self.stages_per_rank, self.micro_batches)
+
+    @property
+    def layers(self) -> list[int]:
+        """How many each stage has."""
+        n = self.ranks * self.stages_per_rank
+        layers = [LAYERS // self.stages_per_rank] * n
+        layers[0] -= self.moved
+        layers[-1] += self.moved
+        return layers
+
+    def run(self) -> Timeline:
+        """One pass forward and backward on real ranks, at the pace of the devices they stand for."""
+        splits_backward = any(action.op == "W" for action in self.schedule.actions[0])
+        backward = SECONDS if splits_backward else 2 * SECONDS
+        pace = Pace({"forward": SECONDS, "backward": backward, "weight_grad": SECONDS})
+        return pipeline_step(self.schedule, pace, self.layers, repeat=1)
+
+    def predict(self) -> Timeline:
+        """The same as the simulator has it."""
+        seconds = [SECONDS * layers for layers in self.layers]
+        return simulate(self.schedule, seconds, seconds, seconds)
+
+
+def draw(setting: Setting, step: Timeline, predicted: Timeline) -> View:
+    return View(
+        describe(setting, step, predicted),
+        in_flight(step, HALF, "What does every rank hold?"),
+        gantt(step, predicted, WIDTH, "What did every rank do?"),
+    )
+
+
+def describe(setting: Setting, step: Timeline, predicted: Timeline) -> str:
+    """What came of a step, how far the prediction was off, and what had to be held."""
+    idle, expected = step.idle_fraction(), predicted.idle_fraction()
+    micro_batches = _count(setting.micro_batches, "micro-batch")
+    most = max(one.most for one in held(step))
+    return (
+        f"{_count(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
+        f"{duration(step.makespan)}, {compared(step.makespan, predicted.makespan)}. The ranks were idle for "
+        f"{percent(max(idle, 0))} of the time, the bubble; predicted {percent(expected)}. The fullest rank held the "
+        f"activations of {number(most)} of {micro_batches}."
+    )
+
+
+def _count(n: int, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{n} {noun}{'' if n == 1 else plural}"
+
+
+class PipelineExplorer:
+    """Stages, micro-batches, schedule, and how evenly the layers are cut."""
+
+    def __init__(self, stages: int = 4, micro_batches: int = 8, schedule: str = "gpipe", moved: int = 0) -> None:
+        self.stages = Slider("stages", STAGES, stages)
+        self.micro_batches = Slider("micro-batches", MICRO_BATCHES, micro_batches)
+        self.schedule = Slider("schedule", NAMES, schedule)
+        self.cut = Slider("cut", range(len(CUTS)), moved, CUTS)
+        self.explorer = LiveExplorer([self.stages, self.micro_batches, self.schedule, self.cut], self.look)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.stages.value, self.micro_batches.value, self.schedule.value, self.cut.value)
+
+    def look(self) -> View:
+        predicted = self.setting.predict()
+        return draw(self.setting, steady(self.setting.run, predicted.makespan), predicted)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return self.explorer._repr_mimebundle_()

@@ -1,0 +1,399 @@
+# %% [markdown]
+# # Pipeline parallelism
+#
+# **What you do:** let small pieces of a minibatch flow through a model that lies on four devices, measure how long the
+# devices are idle, and find the schedule and the size of the pieces that waste least.<br>
+# **Time:** 45 minutes.<br>
+# **You need:** [Layer-wise model parallelism](03_layerwise_model_parallelism.ipynb).
+#
+# ## 1. Pass it on, and start the next
+#
+# The layers of a model lie on four devices in a row. A minibatch goes forward from the first to the last, and its
+# gradients come back. At any moment one device works and three wait:
+
+# %% tags=["nbval-ignore-output"]
+from course_lib import Pace
+from course_lib.experiments import pipeline_step
+from course_lib.figures import gantt
+from course_lib.mechanisms.schedules import SCHEDULES
+
+
+def step(name, stages, micro_batches):
+    forward, backward = 0.16 / micro_batches, 0.32 / micro_batches
+    return pipeline_step(SCHEDULES[name](stages, micro_batches), Pace({"forward": forward, "backward": backward}))
+
+whole = step("naive", stages=4, micro_batches=1)
+gantt(whole, title="The whole minibatch at once")
+
+# %% [markdown]
+# This is **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a
+# given speed would be done. These devices need 0.16 s to bring the minibatch forward through their own layers, their
+# **stage**, and 0.32 s to bring its gradients back. The number on a bar says which piece of the minibatch it is; there
+# is only one, number 0.
+#
+# Why should the first device wait, though? It is done with the minibatch, and there is nothing else. So cut the
+# minibatch into four **micro-batches**. The first device passes micro-batch 0 on and starts with number 1 at once,
+# while its neighbor works on number 0, and so on down the row, like an assembly line.
+#
+# *Predict:* all four devices have exactly as much to compute as before. How long does a step take now, compared with
+# the one above: as long, three quarters, a half, or a quarter?
+
+# %% tags=["nbval-ignore-output"]
+pieces = step("gpipe", stages=4, micro_batches=4)
+print(f"{pieces.makespan / whole.makespan:.0%} of the time")
+gantt(pieces, title="In four micro-batches")
+
+# %% [markdown]
+# A bit less than a half. Look at the middle: for a moment all four devices work at the same time. Before that the
+# pipeline **fills**, since the last device has nothing to do until something arrives; after that it **drains**. The
+# idle time at both ends has a name, the **bubble**.
+#
+# Here is the same as text, if a forward and a backward pass took equally long. Each column is one turn; F2 is the
+# forward pass of micro-batch 2, B2 its backward pass.
+
+# %%
+from course_lib.mechanisms.schedules import as_text
+
+print(as_text(SCHEDULES["gpipe"](4, 4)))
+
+# %% [markdown]
+# ### Question: what is the first stage doing?
+#
+# Whatever you answer is looked up in the trace of a real pipeline.
+
+# %%
+from course_lib.widgets.cards import Card
+
+Card("Q10")
+
+# %% [markdown]
+# ## 2. How large is the bubble?
+#
+# Count turns in the text above, for $p$ stages and $m$ micro-batches. Every rank computes $m$ forward passes. The last
+# one begins $p-1$ turns late, because that is how long the first micro-batch needs to get there; and the first rank
+# waits as many turns until a gradient is back. The way back is the same in reverse. So of $m + p - 1$ turns in each
+# direction, a rank is busy for $m$ and idle for $p-1$:
+#
+# $$\text{bubble} \;=\; \frac{p-1}{m+p-1}$$
+#
+# *Predict:* four stages and 1, 2, 4, 8, 16 micro-batches. How many does it take until the devices are busy for 80% of
+# the time?
+
+# %% tags=["nbval-ignore-output"]
+p = 4
+runs = {m: step("gpipe", p, m) for m in (1, 2, 4, 8, 16)}
+for m, run in runs.items():
+    print(f"{m:2} micro-batches: idle {run.idle_fraction():4.0%}, formula {(p - 1) / (m + p - 1):4.0%}, "
+          f"{whole.makespan / run.makespan:.1f} times as fast as without")
+
+# %% [markdown]
+# Sixteen, and the formula is right. It has no device speeds in it, and no minibatch: only stages and micro-batches
+# count. With many micro-batches four devices come close to being four times as fast as one, which a plain row of
+# devices never is.
+#
+# It also says what to do about more devices: with twice the stages you need about twice the micro-batches to stay
+# where you are. A rule of thumb is $m \ge 4p$, for a bubble of at most a fifth (Huang et al. 2019).
+#
+# ### Question: eight units, one of them active
+#
+# Each option is tried on eight ranks, and you see how many are active at a time.
+
+# %%
+Card("Q11")
+
+# %% [markdown]
+# ## 3. Is it still the same training?
+#
+# A minibatch in pieces, layers on four ranks, gradients that arrive in another order. Is what comes out the gradient
+# of one process with the whole model and the whole minibatch?
+#
+# Here is a real model, and the mechanism itself. `split_layers` cuts its eight blocks into stages, and `run_schedule`
+# does what a schedule says: fetch what an action needs, compute, send the result on. The minibatch has 30 samples, so
+# four micro-batches cannot even be equally large.
+
+# %%
+import torch
+import torch.distributed as dist
+
+from course_lib import data, launch
+from course_lib.mechanisms.layerwise import split_layers
+from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.model import GPTConfig, TinyGPT
+
+problems, _ = data.train_test_split()
+inputs, targets = next(data.minibatches(problems, 30))
+shape = GPTConfig(layers=6)
+
+def cut(model, n):
+    return [model.blocks[stage.start : stage.stop] for stage in split_layers(len(model.blocks), n)]
+
+def gradients(rank, name, micro_batches):
+    model = TinyGPT(shape, dtype=torch.float64)
+    schedule = SCHEDULES[name](dist.get_world_size(), micro_batches)
+    run_schedule(schedule, cut(model, schedule.n_stages), inputs, targets, data.answer_loss)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+# %% [markdown]
+# And the gradient we are after, from one process, here in the notebook. *Predict:* how many of its parameters will
+# each rank have a gradient for? And will they agree to the last bit, up to rounding, or not at all?
+
+# %%
+model = TinyGPT(shape, dtype=torch.float64)
+data.answer_loss(model(inputs), targets).backward()
+whole_gradient = {name: p.grad for name, p in model.named_parameters()}
+
+run = launch(gradients, 4, args=("gpipe", 4))
+for rank, own in enumerate(run.results):
+    off = max((own[name] - whole_gradient[name]).abs().max().item() for name in own)
+    print(f"rank {rank}: {len(own)} of {len(whole_gradient)} parameters, the same up to rounding: {off < 1e-12}")
+print("each parameter on one rank:", sum(map(len, run.results)) == len(whole_gradient))
+
+# %% [markdown]
+# It is the same gradient, so it is the same training: the pieces are weighted by their numbers of samples and added
+# up, just like the shares in [data parallelism](02_data_parallelism.ipynb). Nothing here is approximate. The weights
+# change only after the last micro-batch has come back, and that is why a pipeline has to drain.
+#
+# What travels? Between two stages only what one layer hands to the next, and its gradient on the way back:
+
+# %%
+hidden = 30 * shape.sequence * shape.hidden * 8
+print(f"30 samples x {shape.sequence} characters x {shape.hidden} numbers of 8 bytes: {hidden:,} bytes")
+print("sent by each rank:", [f"{run.timeline.bytes_sent(rank):,}" for rank in range(4)])
+print(f"for comparison, the gradients of all parameters: {sum(g.nbytes for g in whole_gradient.values()):,} bytes")
+
+# %% [markdown]
+# Ranks 1 and 2 send activations down and gradients up, the outer ones only one of them. (The 512 bytes on top say once
+# what the tensors look like.) That is little, and it can travel while the next micro-batch is computed. So a pipeline
+# is what one puts between machines whose network is slow.
+#
+# ## 4. What has to be held
+#
+# The backward pass of a micro-batch needs the activations of its forward pass. Until it has come, they have to be
+# held. *Predict:* with 8 micro-batches, how many does rank 0 hold at most? And rank 3?
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.figures import in_flight
+
+all_forward_first = runs[8]
+in_flight(all_forward_first, title="All forward passes first: activations held")
+
+# %% [markdown]
+# All eight, on every rank. With twice the micro-batches, to halve the bubble, it is twice as many. (Each is
+# half as large if the minibatch stays the same, so this comes to the activations of the whole minibatch, on every
+# rank and always.)
+#
+# Does it have to be so? The last rank could send a gradient back as soon as it has finished its first forward pass.
+# And so could every rank: begin with just enough forward passes to keep those behind it busy, then do one backward
+# for one forward. This is called **1F1B**, one forward, one backward. *Predict:* what becomes of the bubble?
+
+# %%
+print(as_text(SCHEDULES["1f1b"](4, 8)))
+
+# %% tags=["nbval-ignore-output"]
+one_for_one = step("1f1b", stages=4, micro_batches=8)
+gantt(one_for_one, compare=all_forward_first, title="1F1B, and below it all forward passes first")
+
+# %% tags=["nbval-ignore-output"]
+in_flight(one_for_one, title="1F1B: activations held")
+
+# %% [markdown]
+# The bubble is exactly as large: it lies elsewhere, but filling and draining take as long as ever. What changes is
+# memory. Rank $r$ holds no more than $p - r$ micro-batches, *however many there are*. In bytes, counted on real ranks
+# while they run the model of part 3:
+
+# %%
+from course_lib.mechanisms.ledger import Ledger
+
+
+def activations(rank, name, micro_batches):
+    stages = cut(TinyGPT(shape), 4)
+    with Ledger(stages[rank]) as ledger:
+        run_schedule(SCHEDULES[name](4, micro_batches), stages, inputs, targets, data.answer_loss)
+    return max(sample.held.activations for sample in ledger.samples)
+
+for name in ("gpipe", "1f1b"):
+    for m in (4, 8, 16):
+        most = max(launch(activations, 4, args=(name, m)).results)
+        print(f"{name:<5} {m:2} micro-batches: the fullest rank holds {most:9,} bytes of activations")
+
+# %% [markdown]
+# With 1F1B, more micro-batches do not only make the bubble smaller, they also save memory, since the same number of
+# smaller ones is held. (It is the usual choice since Narayanan et al. 2021.)
+#
+# ### A schedule is a list
+#
+# The first version is called **GPipe** (Huang et al. 2019). What makes GPipe GPipe, and 1F1B 1F1B? Nothing but the
+# order in which every rank does its work:
+
+# %%
+from course_lib.mechanisms.schedules import Action, Schedule, ScheduleError, validate
+
+F0, F1, B0, B1 = ("F", 0), ("F", 1), ("B", 0), ("B", 1)
+
+def schedule_of(*ranks):
+    return Schedule([[Action(op, stage, k) for op, k in row] for stage, row in enumerate(ranks)])
+
+print(as_text(schedule_of([F0, F1, B0, B1], [F0, B0, F1, B1])))
+
+# %% [markdown]
+# You can write your own. *Predict* what is wrong with this one before you run it:
+
+# %%
+try:
+    validate(schedule_of([F0, B0, F1, B1], [F0, F1, B0, B1]))
+except ScheduleError as error:
+    print(error)
+
+# %% [markdown]
+# Rank 0 wants a gradient of micro-batch 0 before it sends out number 1, and rank 1 wants number 1 before it sends one
+# back: both would wait forever.
+#
+# ### Question: the order that keeps both busiest
+#
+# Your order becomes a program for two ranks, and its idle time is measured. More than one order is best.
+
+# %%
+Card("Q8")
+
+# %% [markdown]
+# ## 5. Filling the bubble
+#
+# Can there be less idle time without more micro-batches? Two ideas, and both are again nothing but other lists.
+#
+# **Interleaving.** Give each rank two small stages in place of one large one: rank 0 holds stages 0 and 4, rank 1
+# stages 1 and 5, and so on. A micro-batch passes each rank twice. The pipeline is filled when the first *small* stages
+# have been passed, which takes half as long, so the bubble is half as large. The price: twice as many messages, and
+# more activations held at the start.
+#
+# **Splitting the backward pass.** It computes two things: the gradient of the stage's *input*, for which the rank
+# before is waiting, and the gradients of its *weights*, for which nobody is. Do the first at once, and keep the second
+# for a moment in which there is nothing else to do. This is called **zero bubble** (Qi et al. 2024): W in the list
+# below, I is the other half.
+
+# %%
+print(as_text(SCHEDULES["zb_h1"](4, 6)))
+
+# %% [markdown]
+# The simulator plays any schedule on a clock, without any process. *Predict:* which has the smallest bubble, and what
+# does it cost? (All parts, F, I and W, take equally long here. What comes out is **modelled**, not run.)
+
+# %%
+from course_lib.mechanisms.schedules import peak_in_flight
+from course_lib.planner import simulate
+
+p, m = 4, 8
+for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zb_h1": 1}.items():
+    schedule, seconds = SCHEDULES[name](p * stages_each, m), 0.02 / stages_each
+    idle = simulate(schedule, forward=seconds, backward=seconds, weight_grad=seconds).idle_fraction()
+    peaks = [peak / stages_each for peak in peak_in_flight(schedule)]
+    print(f"{name:<17} idle {idle:3.0%}; each rank holds at most {peaks} of {m} micro-batches")
+
+# %% [markdown]
+# 1F1B gives memory back and asks nothing for it. The last two ask for some of it again: interleaving on every rank, and
+# zero bubble on all ranks but the first, because what W needs has to be held until W has run.
+#
+# ### Turn the knobs
+#
+# Every move runs a real, paced pipeline and draws it above what the simulator predicted, on one axis. Try these:
+#
+# 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture never becomes smaller?
+# 2. Switch between `gpipe` and `1f1b`, and watch what every rank holds.
+# 3. Which schedule is best for 8 stages and 8 micro-batches? And for 16?
+# 4. Make the last stage two layers larger than the others, as an output layer with a large vocabulary easily is. Only
+#    one rank has more to do: where does the time of all the others go? Does a better schedule help?
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets.pipeline import PipelineExplorer
+
+PipelineExplorer()
+
+# %% [markdown]
+# The fourth one is worth remembering. In the middle of a step every rank goes at the pace of the slowest stage, and no
+# number of micro-batches changes that. The remedy is a better cut, by what the layers cost and not by their number.
+#
+# ## 6. How small is too small?
+#
+# So far small micro-batches cost nothing. Then 1,000 of them would be best, and nobody does that. *Predict:* what
+# becomes worse when a micro-batch is very small?
+#
+# Each one has a fixed cost, however small it is: starting the computation, sending a message, and a device that is
+# made for large matrices computes small ones badly. Say a stage takes $h + c\,b$ seconds for a micro-batch of $b$
+# samples. A minibatch of $B$ samples has $m = B/b$ of them, so a step takes
+#
+# $$T(b) \;=\; \Bigl(\frac{B}{b} + p - 1\Bigr)\,(h + c\,b)
+# \;=\; \underbrace{B\,c}_{\text{computing}} \;+\; \underbrace{\frac{B\,h}{b}}_{\text{overhead}}
+# \;+\; \underbrace{(p-1)(h + c\,b)}_{\text{idle}}$$
+#
+# The overhead falls with $b$ and the idle time grows, so there is a best size in between, at
+# $b = \sqrt{B\,h\,/\,((p-1)\,c)}$:
+
+# %%
+B, p, h, c = 32, 4, 0.008, 0.003
+
+def seconds(b):
+    return (B / b + p - 1) * (h + c * b)
+
+for b in (1, 2, 4, 8, 16, 32):
+    print(f"{b:2} samples: {1000 * seconds(b):3.0f} ms")
+print(f"best size by the formula: {(B * h / ((p - 1) * c)) ** 0.5:.1f} samples")
+
+# %% [markdown]
+# Memory has a word in this, too: 1F1B holds up to $p$ micro-batches, so large ones need more room. Each move runs the
+# size you chose on real, paced ranks, and then the other sizes one by one. Try these:
+#
+# 1. Is the best size where the formula says?
+# 2. Take the overhead away. Which size is best now, and why is that no contradiction?
+# 3. More stages: does the best size become smaller or larger? Which part of each column grows?
+# 4. Leave memory for 8 samples only. What do you pay for it?
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets.micro_batches import MicroBatchExplorer
+
+MicroBatchExplorer()
+
+# %% [markdown]
+# ## 7. Three cases
+#
+# Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
+# answer, point by point.
+
+# %%
+Card("pipeline_efficiency")
+
+# %%
+Card("pipelining_gain")
+
+# %%
+Card("tune_a_pipeline")
+
+# %% [markdown]
+# ## What you know now
+#
+# - A stage passes a micro-batch on and starts the next at once. The gradients are those of one process, up to
+#   rounding.
+# - Filling and draining leave a bubble of $(p-1)/(m+p-1)$: more micro-batches make it smaller, more stages larger.
+# - GPipe and 1F1B have the same bubble. GPipe holds all $m$ micro-batches, 1F1B at most $p$.
+# - Interleaving and zero-bubble schedules make the bubble smaller, for more messages and more memory.
+# - The size of a micro-batch has an optimum: overhead grows below it, idle time and memory above.
+# - All wait for the slowest stage, in every turn.
+#
+# ### When it stops being true
+#
+# - **The stages are uneven.** The formula counts turns of equal length. An embedding, an output layer or a sequence
+#   length that varies makes one of them longer, and that one sets the pace.
+# - **The minibatch is small.** There are never more micro-batches than samples, and training sets a limit to the
+#   minibatch. With 64 stages and 64 samples the bubble is half of the time.
+# - **Messages are slow.** They can hide behind computing in GPipe. In 1F1B a rank soon needs what its neighbor has
+#   just sent, so every message delays somebody.
+# - **The weights change in between.** Some systems do not drain and update as they go (Narayanan et al. 2019,
+#   PipeDream). There is no bubble then, and it is no longer the same training.
+#
+# ### Further reading
+#
+# - Huang et al. 2019, *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, NeurIPS.
+# - Narayanan et al. 2019, *PipeDream: Generalized Pipeline Parallelism for DNN Training*, SOSP: 1F1B, without draining.
+# - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC: 1F1B
+#   that drains, interleaving, and how to choose the size of a micro-batch.
+# - Qi et al. 2024, *Zero Bubble Pipeline Parallelism*, ICLR.
+#
+# **Next:** [mixed precision](06_mixed_precision.ipynb), which makes each number smaller.

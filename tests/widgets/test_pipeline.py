@@ -1,0 +1,202 @@
+"""The explorers of pipelines and of micro-batch sizes, moved without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from course_lib.figures import SizedStep
+from course_lib.ranks import Deadlock
+from course_lib.timeline import Timeline
+from course_lib.widgets import live, micro_batches, pipeline
+from course_lib.widgets.live import compared, steady
+from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
+from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, Setting
+
+SETTING = Setting(ranks=4, micro_batches=8, name="gpipe", moved=0)
+
+
+def as_predicted(setting: Any) -> Timeline:
+    """In place of a run: what a perfect computer would measure."""
+    if isinstance(setting, Setting):
+        spans = setting.predict().spans
+    else:
+        seconds = setting.seconds
+        spans = micro_batches.simulate(setting.schedule, seconds["forward"], seconds["backward"]).spans
+    return Timeline(spans, setting.schedule.n_ranks, "paced")
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings that are run; nothing really is."""
+    settings: list[Any] = []
+
+    def replacement(setting: Any) -> Timeline:
+        settings.append(setting)
+        return as_predicted(setting)
+
+    monkeypatch.setattr(pipeline.Setting, "run", replacement)
+    monkeypatch.setattr(micro_batches.Setting, "run", replacement)
+    return settings
+
+
+def sentences(shown: Any) -> str:
+    return shown.explorer.sentences.value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_move_runs_real_ranks_beside_what_was_predicted(name: str) -> None:
+    shown = PipelineExplorer(stages=2, micro_batches=4, schedule="gpipe")
+    before = shown.explorer.below.value
+    shown.schedule.value = name
+    shown.micro_batches.value = 2
+    assert shown.explorer.below.value != before
+    assert f"2 stages, 2 micro-batches, {name}, paced: " in sentences(shown)
+    for heading in ("paced (emulated device speed)", "modelled (calculated, not run)"):
+        assert heading in shown.explorer.below.value
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "changed"),
+    [
+        ("stages", 8, {"ranks": 8}),
+        ("micro_batches", 16, {"micro_batches": 16}),
+        ("schedule", "1f1b", {"name": "1f1b"}),
+        ("cut", 2, {"moved": 2}),
+    ],
+)
+def test_each_control_changes_its_part_of_the_run(
+    called: list[Any], control: str, value: Any, changed: dict[str, Any]
+) -> None:
+    shown = PipelineExplorer()
+    called.clear()
+    getattr(shown, control).value = value
+    assert called == [SETTING._replace(**changed)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("moved", range(len(CUTS)))
+def test_all_schedules_and_cuts_have_the_same_work(name: str, moved: int) -> None:
+    for ranks in STAGES:
+        setting = Setting(ranks, 4, name, moved)
+        timeline = setting.predict()
+        assert sum(map(timeline.busy, range(ranks))) == pytest.approx(ranks * 4 * 6 * 3 * 0.003)
+        assert min(setting.layers) >= 1
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    even, uneven = SETTING.predict(), SETTING._replace(moved=2).predict()
+    assert uneven.makespan > 1.2 * even.makespan
+
+
+def test_the_bubble_and_what_is_held_are_said(called: list[Any]) -> None:
+    assert "idle for 27% of the time, the bubble; predicted 27%" in sentences(PipelineExplorer())
+    assert "held the activations of 8 of 8 micro-batches" in sentences(PipelineExplorer())
+    assert "held the activations of 4 of 8 micro-batches" in sentences(PipelineExplorer(schedule="1f1b"))
+
+
+def test_controls_and_pictures_say_what_they_are(called: list[Any]) -> None:
+    shown, sizes = PipelineExplorer(), MicroBatchExplorer()
+    assert [control.label for control in shown.explorer.controls] == ["stages", "micro-batches", "schedule", "cut"]
+    assert [control.label for control in sizes.explorer.controls] == ["micro-batch", "stages", "overhead", "memory"]
+    for one in (shown, sizes):
+        for place in (one.explorer.beside, one.explorer.below):
+            assert "paced" in place.value
+            assert "aria-label" in place.value
+
+
+def test_a_size_is_run_once_and_the_whole_curve_follows(called: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = MicroBatchExplorer()
+    assert sorted(setting.size for setting in called) == sorted(SIZES)
+    called.clear()
+    shown.size.value, shown.memory.value = 8, 8
+    assert called == []
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "BREATH", 0.0)
+
+    async def move() -> None:
+        shown.stages.value = 3
+        assert [setting.size for setting in called] == [8]
+        for _ in range(100):  # far more turns of the loop than there are sizes
+            await asyncio.sleep(0)
+
+    asyncio.run(move())
+    assert sorted(setting.size for setting in called) == sorted(SIZES)
+
+
+def test_the_size_of_micro_batches_has_a_best_value_where_the_formula_says(called: list[Any]) -> None:
+    curve = MicroBatchExplorer().measured.curve(micro_batches.Setting(4, 4, 0.008, 32))
+    times = [step.modelled for step in curve]
+    b = (MINIBATCH * 0.008 / (3 * 0.003)) ** 0.5  # 5.3
+    assert SIZES[times.index(min(times))] == min(SIZES, key=lambda size: abs(size - b))
+    assert times[0] > min(times) < times[-1]
+    for step in curve:
+        expected = (MINIBATCH / step.size + 3) * (0.008 + 0.003 * step.size)
+        assert step.modelled == pytest.approx(expected)
+        assert step.measured == pytest.approx(expected)
+
+
+def test_memory_rules_sizes_out(called: list[Any]) -> None:
+    shown = MicroBatchExplorer(size=8, memory=8)
+    assert "would have no room: 32 samples held, memory for 8. The best size that fits is 2 samples" in sentences(shown)
+    shown.memory.value = 4
+    assert "The best size that fits is 1 sample" in sentences(shown)
+    shown.stages.value = 8
+    assert "No size fits into memory" in sentences(shown)
+
+
+def test_without_overhead_smaller_is_always_faster(called: list[Any]) -> None:
+    shown = MicroBatchExplorer(overhead=0.0)
+    assert "The best size that fits is 1 sample; without overhead, smaller is always faster" in sentences(shown)
+
+
+@pytest.mark.parametrize("error", [Deadlock("Nobody can <move>."), ValueError("a bug"), KeyboardInterrupt("Stop")])
+def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    shown = PipelineExplorer()
+
+    def fail(setting: Setting) -> Timeline:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pipeline.Setting, "run", fail)
+        shown.stages.value = 6
+    assert "role='alert'" in sentences(shown)
+    assert str(error).replace("<", "&lt;").replace(">", "&gt;") in sentences(shown)
+    shown.stages.value = 3
+    assert "3 stages, 8 micro-batches" in sentences(shown)
+
+
+def test_where_no_widget_runs_there_are_pictures_and_the_sentences(called: list[Any]) -> None:
+    for shown in (PipelineExplorer(), MicroBatchExplorer()):
+        bundle = shown._repr_mimebundle_()
+        assert "application/vnd.jupyter.widget-view+json" in bundle
+        assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
+        assert "<svg" not in bundle["text/html"]
+        assert bundle["text/plain"] in bundle["text/html"]
+
+
+def test_a_run_that_took_too_long_is_run_again() -> None:
+    lengths = iter([1.5, 1.0, 0.1])
+    steady_one = steady(lambda: stretched(next(lengths)), stretched(1.0).makespan)
+    assert steady_one.makespan == stretched(1.0).makespan
+    assert next(lengths) == 0.1
+
+
+def stretched(factor: float) -> Timeline:
+    spans = [span._replace(start=factor * span.start, end=factor * span.end) for span in SETTING.predict().spans]
+    return Timeline(spans, 4, "paced")
+
+
+def test_the_difference_is_said_in_words() -> None:
+    assert compared(1.004, 1.0) == "as predicted, within 1%"
+    assert compared(0.97, 1.0) == "3% shorter than predicted"
+    assert compared(1.04, 1.0) == "4% longer than predicted"
+    assert "your computer is busy" in compared(1.5, 1.0)
+
+
+def test_a_sized_step_is_the_sum_of_its_parts() -> None:
+    assert SizedStep(1, 0.1, 0.02, 0.03, 4).modelled == pytest.approx(0.15)
