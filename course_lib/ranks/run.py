@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
+import io
 import math
 import os
 import pickle
 import reprlib
 import sys
 import time
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,13 +113,32 @@ def run_on(
 
 def _pack(fn: Callable, args: tuple, pace: Pace | None) -> bytes:
     try:
-        function = cloudpickle.dumps((fn, args))
+        function = _pickled((fn, args))
     except Exception as error:
         text = f"{_culprit(fn, args)} cannot be sent to other processes ({error})."
         advice = "Files, locks, generators and connections stay where they were made: make them inside the function."
         raise errors.RankFailed(text, details=advice) from error
     surroundings = messages.Surroundings(os.getcwd(), list(sys.path), dict(os.environ))
     return pickle.dumps(messages.Task(function, pace, surroundings))
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Lets modules of an unusual type travel by their names, as others do.
+
+    Of a function that uses both `dist` and some `config`, cloudpickle takes the module torch.distributed.config along.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        unusual = isinstance(value, types.ModuleType) and type(value) is not types.ModuleType
+        if unusual and sys.modules.get(value.__name__) is value:
+            return importlib.import_module, (value.__name__,)
+        return super().reducer_override(value)
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def _culprit(fn: Callable, args: tuple) -> str:
@@ -134,7 +156,7 @@ def _culprit(fn: Callable, args: tuple) -> str:
 
 def _can_travel(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _pickled(value)
     except Exception:
         return False
     return True

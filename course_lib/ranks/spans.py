@@ -49,7 +49,7 @@ def _operation_spans(rank: int, op: Operation, arrived: float, zero: float) -> l
             n_bytes -= carried
             span = Span(rank, kind, op.name, start - zero, end - zero, bytes=carried, peer=peer, background=background)
             spans.append(span)
-    if n_bytes:  # over before anybody looked: it still cost its bytes
+    if n_bytes or not spans:  # over before anybody looked: it still happened, and cost its bytes
         at = op.ended - zero
         spans.append(Span(rank, "transfer", op.name, at, at, bytes=n_bytes, peer=peer, background=True))
     return spans

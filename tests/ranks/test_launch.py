@@ -78,6 +78,18 @@ def test_a_lambda_runs() -> None:
     assert launch(lambda rank: rank * rank, 3).results == [0, 1, 4]
 
 
+config = Shares([1, 2])
+
+
+def test_a_function_may_use_names_that_torch_has_modules_of() -> None:
+    def meets_and_adds(rank: int) -> int:
+        dist.barrier()
+        return config.total()
+
+    assert "torch.distributed.config" in sys.modules
+    assert launch(meets_and_adds, 2).results == [3, 3]
+
+
 def test_a_method_runs() -> None:
     class Model:
         factor = 3

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib import launch
+from course_lib import Pace, launch
 from course_lib.ranks import Run
 from course_lib.timeline import COMPUTE_KINDS, Timeline, compute, reach
 
@@ -651,3 +651,11 @@ def test_a_tensor_is_let_go_when_its_operation_is_over() -> None:
         return sum(reference() is not None for reference in seen[:-1])
 
     assert launch(growth, 2).results == [0, 0]
+
+
+def test_an_operation_that_takes_no_time_is_in_the_timeline_too() -> None:
+    def alone(rank: int) -> None:
+        dist.barrier()
+
+    timeline = launch(alone, 1, pace=Pace(device=0.01)).timeline
+    assert [(span.name, span.kind, span.duration) for span in timeline.spans] == [("barrier", "transfer", 0.0)]
