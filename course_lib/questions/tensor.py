@@ -82,7 +82,8 @@ def _steps(timeline: Timeline) -> list[Timeline]:
     steps: dict[int, list[Span]] = defaultdict(list)
     for rank in range(timeline.world_size):
         number = 0
-        for span in timeline.of(rank):
+        # On one rank a barrier takes no time, and the step begins at the same moment.
+        for span in sorted(timeline.of(rank), key=lambda span: (span.start, span.name != "barrier")):
             if span.name == "barrier":
                 number += span.kind == "transfer"
             else:

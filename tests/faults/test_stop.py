@@ -54,7 +54,7 @@ def test_stop_twice_is_like_stop_once(shared_kernel, state, pause):
     shared_kernel.stop()
     time.sleep(pause)
     shared_kernel.stop()
-    assert "Stopped" in shared_kernel.reply() or "KeyboardInterrupt" in shared_kernel.reply()
+    assert "Stopped" in (reply := shared_kernel.reply()) or "KeyboardInterrupt" in reply
     assert_usable(shared_kernel)
 
 
