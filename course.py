@@ -117,7 +117,9 @@ def test(arguments: argparse.Namespace) -> int:
 
 
 def test_steps() -> dict[str, list[str]]:
-    workers = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile"]
+    cores = os.cpu_count() or 1
+    workers = ["-n", str(min(4, cores)), "--dist", "loadfile"]
+    more_workers = ["-n", str(min(4, 2 * cores)), "--dist", "loadfile"]  # ranks wait more than they compute
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
     nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
@@ -126,7 +128,7 @@ def test_steps() -> dict[str, list[str]]:
         "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
-        "tests": ["-m", "pytest", "tests", "-m", "not alone and not browser", *workers],
+        "tests": ["-m", "pytest", "tests", "-m", "not alone and not browser", *more_workers],
         "alone": ["-m", "pytest", "tests", "-m", "alone"],
         "notebooks": ["-m", "pytest", *nbval, sanitize, *workers, *notebooks],
         "browser": ["-m", "pytest", "tests", "-m", "browser"],
