@@ -174,7 +174,8 @@ def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
         if (marked := min(len(starts), len(ends))) < n:
             raise ValueError(f"n={n} steps are not in this timeline; rank {rank} has marked {marked}")
         for step, start, end in zip(steps, starts, ends, strict=True):
-            step += [span for span in spans if start <= span.start and span.end <= end]
+            # A barrier that took no time ends when the step begins, and is no part of it.
+            step += [span for span in spans if start <= span.start and start < span.end <= end]
     return [Timeline(step, timeline.world_size, timeline.origin) for step in steps]
 
 

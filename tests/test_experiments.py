@@ -80,6 +80,11 @@ def test_last_steps_are_cut_out_of_a_run_rank_by_rank() -> None:
     assert third.origin == timeline.origin
 
 
+def test_a_barrier_that_took_no_time_before_a_step_is_no_part_of_it() -> None:
+    timeline = Timeline([Span(0, "wait", "barrier", 0, 0), *step_spans(0, 0)], 1)
+    assert last_steps(timeline)[0].spans == step_spans(0, 0)
+
+
 def test_steps_that_a_run_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match="n=2 steps are not in this timeline; rank 0 has marked 1"):
         last_steps(Timeline(step_spans(0, 0.0), 1), 2)

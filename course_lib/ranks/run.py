@@ -129,9 +129,10 @@ class _Pickler(cloudpickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        unusual = isinstance(value, types.ModuleType) and type(value) is not types.ModuleType
-        if unusual and sys.modules.get(value.__name__) is value:
-            return importlib.import_module, (value.__name__,)
+        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+            name = str(value.__name__)
+            if sys.modules.get(name) is value:
+                return importlib.import_module, (name,)
         return super().reducer_override(value)
 
 
