@@ -30,7 +30,7 @@ MOST = SIZES[-1]
 PEERS = ("course_lib.launch", "mp.spawn", "torchrun", "notebook_launcher", "ipyparallel")
 STARTS_ANEW = ("mp.spawn", "torchrun")  # every call does again what the first one did
 FURTHER = {"course_lib.launch": 20, "notebook_launcher": 5, "ipyparallel": 20}
-PATIENCE = 60  # seconds, several times what the slowest launcher needs; whoever takes longer hangs
+PATIENCE = 40  # seconds, several times what the slowest launcher needs; whoever takes longer hangs
 MB, MS, MICROSECOND = 1e6, 1e-3, 1e-6
 
 Found = dict[tuple[str, int, str], list[float]]  # (launcher, ranks, what) -> measurements
@@ -97,6 +97,8 @@ def compare(turns: int) -> Found:
         measured["import torch", 1, "first"].append(import_torch())
         for n in SIZES:
             for name in PEERS:
+                if measured[name, n, "hung"]:  # once is enough to wait for
+                    continue
                 with_memory = n == MOST and (turn == 0 or name not in STARTS_ANEW)
                 for what, value in measure(name, n, with_memory).items():
                     measured[name, n, what] += value if isinstance(value, list) else [value]
@@ -217,8 +219,8 @@ def table(measured: Found) -> Iterator[str]:
     for name in PEERS:
         first = "".join(f"{median(measured[name, n, 'first']):>9.2f}" for n in SIZES)
         further = "".join(f"{median(measured[name, n, 'further']) / MS:>9.1f}" for n in SIZES)
-        hung = sum(len(measured[name, n, "hung"]) for n in SIZES)
-        remark = f"  hung {hung} times" if hung else ""
+        hung = [str(n) for n in SIZES if measured[name, n, "hung"]]
+        remark = f"  hung with {', '.join(hung)} ranks" if hung else ""
         yield f"{name:<22}{first}{further}{median(measured[name, MOST, 'memory']) / MB:>12.0f}{remark}"
 
 
