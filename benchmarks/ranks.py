@@ -144,7 +144,11 @@ def reduce_once(rank: int) -> float:
 
 
 class Footprint(NamedTuple):
-    """What this process and all that it has started hold: memory as PSS, in bytes."""
+    """What this process and all that it has started hold.
+
+    memory: bytes of each process on average, as RSS: a page that was shared with the fork server until a run wrote
+        on it counted before too.
+    """
 
     memory: float
     files: float
@@ -154,7 +158,7 @@ class Footprint(NamedTuple):
 
 def footprint() -> Footprint:
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    memory = sum(process.memory_full_info().pss for process in processes)
+    memory = sum(process.memory_info().rss for process in processes) / len(processes)
     files = sum(process.num_fds() for process in processes)
     return Footprint(memory, files, len(processes), sum(process.num_threads() for process in processes))
 
@@ -254,7 +258,7 @@ def targets(measured: Found, turns: int) -> Iterator[str]:
         added = launch(overhead, n, (41, 50)).results[0]
         yield line(f"tracing an operation, {n} rank{'s' if n > 1 else ''}", median(added) / MICROSECOND, 20, "us")
     left = growth(1000)
-    yield line("left by 1,000 runs: memory", left.memory / MB, 1, "MB")
+    yield line("left by 1,000 runs: memory of a process", left.memory / MB, 1, "MB")
     yield line("  open files", left.files, 0, "")
     yield line("  processes", left.processes, 0, "")
     yield line("  threads", left.threads, 0, "")

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -148,6 +149,10 @@ _COLLECTIVES = {
 }
 
 
+_REDUCTIONS = {op: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
+
+
+@functools.lru_cache(maxsize=10_000)
 def ring_bytes(name: str, n_bytes: int, position: int, n: int) -> int:
     """Bytes one rank sends in a collective on n ranks.
 
@@ -174,7 +179,7 @@ class TracedGroup(dist.ProcessGroup):
 
     def __init__(self, tracer: Tracer, inner: dist.ProcessGroup, name: str, ranks: list[int]) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
-        self.tracer, self.inner, self.ranks = tracer, inner, ranks
+        self.tracer, self.inner, self.ranks, self.place = tracer, inner, ranks, inner.rank()
         self.hash = group_hash(name)
         self.members = sum(1 << rank for rank in ranks)
 
@@ -228,10 +233,17 @@ class TracedGroup(dist.ProcessGroup):
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
         op = Operation(0, self.members, 0, self.hash, name=name)
         if tensors:
-            op.dtype = str(tensors[0].dtype)[6:]
-            op.shape = "x".join(map(str, tensors[0].shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
-            op.elements = sum(tensor.numel() for tensor in tensors)
-            op.bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            first = tensors[0]
+            op.dtype, op.shape, op.elements, op.bytes = (
+                _dtype(first.dtype),
+                _shape(first.shape),
+                first.numel(),
+                first.nbytes,
+            )
+            for other in tensors[1:]:
+                op.elements += other.numel()
+                op.bytes += other.nbytes
+                op.shape = f"{len(tensors)} tensors"
         return op
 
     def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
@@ -240,12 +252,12 @@ class TracedGroup(dist.ProcessGroup):
         options = kwargs.get("opts") or (args[-1] if args else None)
         op = self._describe(kind.name, tensors)
         reduction = getattr(options, "reduceOp", None)
-        op.detail = "" if reduction is None else str(reduction.op).rpartition(".")[2]
+        op.detail = "" if reduction is None else _REDUCTIONS[reduction.op]
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
         op.peer = -1 if root is None else self.ranks[root]
-        position = (self.inner.rank() - (root or 0)) % self.inner.size()
-        op.sent = ring_bytes(kind.name, op.bytes, position, self.inner.size())
+        n = len(self.ranks)
+        op.sent = ring_bytes(kind.name, op.bytes, (self.place - (root or 0)) % n, n)
         self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
         return self._start(op, tensors, lambda: getattr(self.inner, method)(*args, **kwargs))
 
@@ -269,6 +281,16 @@ def _forward(method: str) -> Callable[..., TracedWork]:
 
 for _method in _COLLECTIVES:
     setattr(TracedGroup, _method, _forward(_method))
+
+
+@functools.cache
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _shape(shape: torch.Size) -> str:
+    return "x".join(map(str, shape))
 
 
 def _flatten(tensors: Any) -> Iterable[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -168,17 +169,10 @@ class _Origin(NamedTuple):
     checksum: int
 
 
-_origins: dict[Any, _Origin] = {}
-
-
-def _origin(code: Any) -> _Origin:
-    origin = _origins.get(code)
-    if origin is None:
-        name = code.co_filename
-        is_plumbing = name.startswith((_TORCH, _RANKS, "<frozen", "<string>")) or name.endswith("contextlib.py")
-        is_course = name.startswith(COURSE)
-        origin = _origins[code] = _Origin(is_plumbing, is_course, zlib.crc32(f"{name}:{code.co_name}".encode()))
-    return origin
+@functools.lru_cache(maxsize=10_000)
+def _origin(filename: str, function: str) -> _Origin:
+    is_plumbing = filename.startswith((_TORCH, _RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
+    return _Origin(is_plumbing, filename.startswith(COURSE), zlib.crc32(f"{filename}:{function}".encode()))
 
 
 def is_torch(code: Any) -> bool:
@@ -199,7 +193,7 @@ def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
     frame: Any = sys._getframe(2)
     line, is_own, label, names = "", False, 0, 0
     while frame is not None and frame.f_code is not run_student.__code__:
-        origin = _origin(frame.f_code)
+        origin = _origin(frame.f_code.co_filename, frame.f_code.co_name)
         if not origin.is_plumbing:
             if not line and tensor is not None:
                 names = _names(frame.f_locals, tensor)

@@ -114,6 +114,8 @@ def _redirect_output(place: messages.Place) -> Any:
 
 def _join_group(place: messages.Place, tracer: Tracer) -> None:
     traced_group.register(tracer)
+    # What the board notes, torch would note again: the stack of every operation, and with it the code of every run.
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.rank))
     with _batch_scheduling():
         store = dist.FileStore(place.rendezvous, place.world_size)
