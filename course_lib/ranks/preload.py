@@ -28,6 +28,5 @@ def _first_optimizer_step() -> None:
 
 
 _first_optimizer_step()
-gc.enable()
-gc.collect()
 gc.freeze()  # so that a worker's garbage collector does not copy the shared pages
+gc.enable()  # without a collection, which would take a tenth of the time and find a few MB that all workers share
