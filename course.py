@@ -149,7 +149,7 @@ def test_steps() -> dict[str, list[str]]:
         "tests": ["-m", "pytest", "tests", "-m", "not alone and not browser", *more_workers],
         "alone": ["-m", "pytest", "tests", "-m", "alone"],
         "notebooks": ["-m", "pytest", *nbval, sanitize, *workers, *notebooks],
-        "browser": ["-m", "pytest", "tests", "-m", "browser"],
+        "browser": ["-m", "pytest", "tests/browser", "-n", "2", "--dist", "loadfile"],
     }
 
 

@@ -1,4 +1,4 @@
-"""Lessons 06 to 08 as a student goes through them: fewer bits, all mechanisms at once, and a plan for a thousand GPUs."""
+"""Lessons 06 to 08 as a student goes through them: fewer bits, all mechanisms at once, and a plan for a cluster."""
 
 from __future__ import annotations
 
