@@ -91,7 +91,7 @@ class Running(anywidget.AnyWidget):
 
     def begin(self, words: str, seconds: float = 0.0) -> None:
         with self.hold_sync():
-            self.words, self.seconds = words, seconds
+            self.seconds, self.words = seconds, words
 
     def end(self) -> None:
         self.begin("")

@@ -162,7 +162,7 @@ def test_a_run_that_is_stopped_can_be_run_again(monkeypatch: pytest.MonkeyPatch)
     card.field.widget.chosen = [1]
     press(card.main)
     with monkeypatch.context() as patch:
-        patch.setattr(card.question, "run", stop)
+        patch.setattr(Question, "run", stop)
         press(card.main)
     assert "Stopped. Press the button to run it again." in card.status.value
     assert (card.main.label, card.running.words) == (RUN, "")
@@ -170,7 +170,7 @@ def test_a_run_that_is_stopped_can_be_run_again(monkeypatch: pytest.MonkeyPatch)
     assert card.main.label == AGAIN
 
 
-def stop(answer: str) -> Any:
+def stop(question: Question, answer: str) -> Any:
     raise KeyboardInterrupt
 
 
