@@ -29,7 +29,7 @@ class Pieces:
         self.said: list[tuple[str, float]] = []
         left = (lambda: self.missing) if knows_how_many else None
         self.explorer = LiveExplorer([self.number, Switch("more", True)], self.look, self.more, left)
-        self.explorer.running.observe(lambda _: self.said.append(self.now), ["words", "seconds"])
+        self.explorer.running.observe(lambda _: self.said.append(self.now), "words")
         self.missing = 3
 
     @property
