@@ -210,12 +210,13 @@ def stage(folder: Path, lesson: str) -> list[str]:
         file.write_text(json.dumps(page), encoding="utf-8")
     usual, own = (json.loads((place / OVERRIDES).read_text()) for place in (SETTINGS, SETTINGS / "present"))
     settings = {name: {**usual.get(name, {}), **own.get(name, {})} for name in usual | own}
-    (folder / OVERRIDES).write_text(json.dumps(settings))
+    shutil.copytree(SETTINGS / "present", folder / "lab")  # its workspace says that there are no side bars
+    (folder / "lab" / OVERRIDES).write_text(json.dumps(settings))
     return [
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/doc/tree/notebooks/{lesson}.ipynb",
-        f"--LabApp.app_settings_dir={folder}",
-        f"--LabApp.workspaces_dir={folder / 'workspaces'}",
+        f"--LabApp.app_settings_dir={folder / 'lab'}",
+        f"--LabApp.workspaces_dir={folder / 'lab'}",
     ]
 
 
