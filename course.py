@@ -222,7 +222,7 @@ def stage(folder: Path, lesson: str) -> list[str]:
 
 def projected(cell: dict[str, Any]) -> list[dict[str, Any]]:
     """A cell as a room should see it: code without its results, text in one folded cell for each heading."""
-    if cell["cell_type"] != "markdown":
+    if cell["cell_type"] == "code":
         return [{**cell, "outputs": [], "execution_count": None}]
     parts = []
     for number, text in enumerate(re.split(r"^(?=##+ )", "".join(cell["source"]), flags=re.MULTILINE)):

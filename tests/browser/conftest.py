@@ -90,6 +90,11 @@ class Server:
     token: str
     folder: Path
 
+    @property
+    def answers(self) -> Path:
+        """Where the students' answers are."""
+        return self.folder.parent / "answers"
+
     def call(self, method: str, path: str) -> Any:
         headers = {"Authorization": f"token {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
