@@ -8,6 +8,7 @@ run is a fresh Python process, from before its first import to the first result;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ MOST = SIZES[-1]
 PEERS = ("course_lib.launch", "mp.spawn", "torchrun", "notebook_launcher", "ipyparallel")
 STARTS_ANEW = ("mp.spawn", "torchrun")  # every call does again what the first one did
 FURTHER = {"course_lib.launch": 20, "notebook_launcher": 5, "ipyparallel": 20}
+PATIENCE = 40  # seconds, several times what the slowest launcher needs; whoever takes longer hangs
 MB, MS, MICROSECOND = 1e6, 1e-3, 1e-6
 
 Found = dict[tuple[str, int, str], list[float]]  # (launcher, ranks, what) -> measurements
@@ -38,11 +40,21 @@ Found = dict[tuple[str, int, str], list[float]]  # (launcher, ranks, what) -> me
 
 
 def python(*words: str) -> str:
+    """What a fresh Python prints. Raises subprocess.TimeoutExpired if it hangs, and leaves nothing of it."""
     # Also where nobody may write bytecode elsewhere: what a user starts has been compiled before.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.run(
-        [sys.executable, *words], env=environment, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+    process = subprocess.Popen([sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        printed, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.communicate()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words)
+    return printed
 
 
 def import_torch() -> float:
@@ -70,6 +82,14 @@ def with_launcher(name: str, n: int, with_memory: bool) -> dict[str, Any]:
     return found
 
 
+def measure(name: str, n: int, with_memory: bool) -> dict[str, Any]:
+    try:
+        return with_torchrun(n, with_memory) if name == "torchrun" else with_launcher(name, n, with_memory)
+    except subprocess.TimeoutExpired:
+        print(f"{name} hung with {n} ranks", file=sys.stderr, flush=True)
+        return {"hung": 1.0}
+
+
 def compare(turns: int) -> Found:
     """Let all launchers take turns; what else the machine does then hits all of them."""
     measured: Found = defaultdict(list)
@@ -77,9 +97,10 @@ def compare(turns: int) -> Found:
         measured["import torch", 1, "first"].append(import_torch())
         for n in SIZES:
             for name in PEERS:
+                if measured[name, n, "hung"]:  # once is enough to wait for
+                    continue
                 with_memory = n == MOST and (turn == 0 or name not in STARTS_ANEW)
-                found = with_torchrun(n, with_memory) if name == "torchrun" else with_launcher(name, n, with_memory)
-                for what, value in found.items():
+                for what, value in measure(name, n, with_memory).items():
                     measured[name, n, what] += value if isinstance(value, list) else [value]
         print(f"turn {turn + 1} of {turns} done", file=sys.stderr, flush=True)
     return measured
@@ -196,9 +217,15 @@ def table(measured: Found) -> Iterator[str]:
     columns = "".join(f"{f'{n} ranks':>9}" for n in SIZES)
     yield f"{'':<22}{columns}{columns}{f'{MOST} ranks':>12}"
     for name in PEERS:
-        first = "".join(f"{statistics.median(measured[name, n, 'first']):>9.2f}" for n in SIZES)
-        further = "".join(f"{statistics.median(measured[name, n, 'further']) / MS:>9.1f}" for n in SIZES)
-        yield f"{name:<22}{first}{further}{statistics.median(measured[name, MOST, 'memory']) / MB:>12.0f}"
+        first = "".join(f"{median(measured[name, n, 'first']):>9.2f}" for n in SIZES)
+        further = "".join(f"{median(measured[name, n, 'further']) / MS:>9.1f}" for n in SIZES)
+        hung = [str(n) for n in SIZES if measured[name, n, "hung"]]
+        remark = f"  hung with {', '.join(hung)} ranks" if hung else ""
+        yield f"{name:<22}{first}{further}{median(measured[name, MOST, 'memory']) / MB:>12.0f}{remark}"
+
+
+def median(measurements: list[float]) -> float:
+    return statistics.median(measurements) if measurements else float("nan")
 
 
 NOTES = f"""
@@ -212,28 +239,26 @@ server, resource tracker, controllers), for {MOST} ranks, while the notebook its
 def targets(measured: Found, turns: int) -> Iterator[str]:
     from course_lib import launch
 
-    def median(what: str, name: str = "course_lib.launch", n: int = MOST) -> float:
-        return statistics.median(measured[name, n, what])
+    def typical(what: str, name: str = "course_lib.launch", n: int = MOST) -> float:
+        return median(measured[name, n, what])
 
-    ratio = median("first") / median("first", "import torch", 1)
-    faster = median("further", "mp.spawn") / median("further")
+    ratio = typical("first") / typical("first", "import torch", 1)
+    faster = typical("further", "mp.spawn") / typical("further")
     yield line(f"first run at {MOST} ranks, over import torch", ratio, 1.7, "")
-    yield line(f"further run at {MOST} ranks", median("further") / MS, 6, "ms")
+    yield line(f"further run at {MOST} ranks", typical("further") / MS, 6, "ms")
     yield line("times faster than mp.spawn", faster, 1000, "", at_least=True)
-    yield line(f"memory of {MOST} ranks after AdamW", median("memory_adamw") / MB, 400, "MB")
-    first_costs = median("first_adamw") - median("next_adamw")
+    yield line(f"memory of {MOST} ranks after AdamW", typical("memory_adamw") / MB, 400, "MB")
+    first_costs = typical("first_adamw") - typical("next_adamw")
     yield line("first AdamW, more than the next", first_costs, 0.7, "s")
     for n in (1, 2):
         added = launch(overhead, n, (41, 50)).results[0]
-        yield line(
-            f"tracing an operation, {n} rank{'s' if n > 1 else ''}", statistics.median(added) / MICROSECOND, 20, "us"
-        )
+        yield line(f"tracing an operation, {n} rank{'s' if n > 1 else ''}", median(added) / MICROSECOND, 20, "us")
     left = growth(1000)
     yield line("left by 1,000 runs: memory", left.memory / MB, 1, "MB")
     yield line("  open files", left.files, 0, "")
     yield line("  processes", left.processes, 0, "")
     yield line("  threads", left.threads, 0, "")
-    yield line("Ctrl-C to the next result", statistics.median(interrupted(max(turns, 3))), 0.5, "s")
+    yield line("Ctrl-C to the next result", median(interrupted(max(turns, 3))), 0.5, "s")
 
 
 def line(name: str, value: float, limit: float, unit: str, at_least: bool = False) -> str:
@@ -249,7 +274,7 @@ def main() -> None:
     print(f"{cores} cores, load {load:.1f} before the first measurement, medians of at least {turns}\n")
     measured = compare(turns)
     print(*table(measured), sep="\n")
-    print(f"{'import torch':<22}{statistics.median(measured['import torch', 1, 'first']):>9.2f}\n{NOTES}")
+    print(f"{'import torch':<22}{median(measured['import torch', 1, 'first']):>9.2f}\n{NOTES}")
     for text in targets(measured, turns):
         print(text, flush=True)
 

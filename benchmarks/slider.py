@@ -1,6 +1,6 @@
 """Time from letting go of a control to the new picture: JupyterLab in a browser, with or without ranks behind it.
 
-Measured in the page, from the control's change event until the new picture has been painted (two animation frames
+Measured in the page, from the control's change event until the last new picture has been painted (two animation frames
 after it arrived). With ranks, the step itself is paced, so a part of this time is emulated work that could not be
 shorter. Without, it is calculated.
 """
@@ -40,18 +40,21 @@ MODELLED = {  # module, and moves to settings that were not shown before
     "one_machine": [("model", "ArrowRight"), ("device", "ArrowRight"), ("at a time", "ArrowRight")] * 2,
     "refresh": [("nodes", "ArrowRight"), ("network", "ArrowRight"), ("devices", "ArrowLeft"), ("nodes", "ArrowLeft")],
 }
-WATCH = """() => {
-    const picture = [...document.querySelectorAll(".widget-html-content")].pop();
-    window.picture = new Promise(done => {
-        let moved;
+WATCH = """() => {  // pictures come one by one, and those that did not change do not come; QUIET ms later all are there
+    window.picture = new Promise((done, give_up) => {
+        let moved, painted, last;
+        const quiet = QUIET, patience = 20000;
         document.addEventListener("change", () => { moved = performance.now(); }, {capture: true, once: true});
-        const observer = new MutationObserver(() => {
-            observer.disconnect();
-            requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - moved)));
-        });
-        observer.observe(picture, {childList: true, subtree: true});
+        const observer = new MutationObserver(() => requestAnimationFrame(() => requestAnimationFrame(() => {
+            painted = performance.now();
+            clearTimeout(last);
+            last = setTimeout(() => { observer.disconnect(); done(painted - moved); }, quiet);
+        })));
+        for (const place of document.querySelectorAll(".widget-html-content"))
+            observer.observe(place, {childList: true, subtree: true});
+        setTimeout(() => give_up(new Error("no new picture came")), patience);
     });
-}"""
+}""".replace("QUIET", "150")
 
 
 def main() -> int:

@@ -6,7 +6,6 @@ The trainings are real ones, of a small model on two-digit sums, held against fl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import cache, partial
 from itertools import islice
 from statistics import mean
@@ -24,14 +23,6 @@ from course_lib.model import GPTConfig, TinyGPT
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 GLOBAL = 2**16  # one of so many micro-batches of one minibatch: the loss of each counts so much less
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

@@ -24,9 +24,9 @@ from course_lib.mechanisms import batches, checkpoint
 from course_lib.mechanisms.checkpoint import CheckpointError
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.model import GPTConfig, TinyGPT
+from tests.mechanisms.training import State, equal
 
 CONFIG = GPTConfig(layers=1, hidden=16, heads=2)
-State = dict[str, Tensor]
 
 
 def build(case: str, dtype: torch.dtype, seed: int) -> tuple[TinyGPT, torch.optim.Optimizer]:
@@ -60,13 +60,6 @@ def train(
     if folder and not first:
         checkpoint.save(checkpoint.training_state(model, optimizer), folder, last)
     return {name: tensor.clone() for name, tensor in checkpoint.training_state(model, optimizer).items()}, losses
-
-
-def equal(state: State, reference: State) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        assert tensor.dtype == reference[name].dtype, name
-        assert torch.equal(tensor, reference[name]), name
 
 
 @pytest.mark.parametrize("case", ["plain", "tied", "frozen"])

@@ -11,7 +11,7 @@ relative to the sum of magnitudes. `close` allows that relative to the largest n
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,24 +24,23 @@ from course_lib import Pace, RankFailed, Span, data, launch, timeline
 from course_lib.mechanisms import batches, data_parallel
 from course_lib.mechanisms.data_parallel import DataParallel, average_gradients
 from course_lib.model import GPTConfig, TinyGPT
+from tests.mechanisms.training import (
+    DTYPES,
+    State,
+    differ_by_at_most,
+    equal,
+    make_optimizer,
+    minibatch,
+    snapshot,
+    train_alone,
+)
 
 STEPS = 3
 SAMPLES = 12
 CONFIG = GPTConfig(layers=1, hidden=16, heads=2)
 SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
 
-State = dict[str, Tensor]
 Train = Callable[..., State]
-DTYPES = [torch.float32, torch.float64]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As on every rank: with two threads, matrix products add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
@@ -52,49 +51,17 @@ def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
     return model
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    if name == "SGD":
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    # The gradient of a key's bias is zero but for rounding; with the usual eps of 1e-8, Adam would blow that up to a
-    # whole step.
-    return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3)
-
-
-def minibatch(step: int, case: str) -> tuple[Tensor, Tensor]:
-    samples = SAMPLES - 1 if "uneven" in case else SAMPLES
-    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(samples)])
-
-
-def snapshot(model: nn.Module) -> State:
-    """Parameters, and gradients where there are some, by name."""
-    state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    gradients = {f"{n} grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    return state | gradients
+def samples_of(case: str, step: int) -> tuple[Tensor, Tensor]:
+    return minibatch(step, SAMPLES - 1 if "uneven" in case else SAMPLES)
 
 
 def close(state: State, reference: State) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        expected = reference[name]
-        allowed = STEPS * SUM_LENGTH * torch.finfo(expected.dtype).eps * max(1, float(expected.abs().max()))
-        assert (tensor - expected).abs().max() <= allowed, name
+    differ_by_at_most(state, reference, STEPS * SUM_LENGTH)
 
 
-def equal(state: State, reference: State) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        assert torch.equal(tensor, reference[name]), name
-
-
-def train_alone(case: str, dtype: torch.dtype, optimizer_name: str) -> State:
-    """The reference: one process, the whole minibatch."""
+def alone(case: str, dtype: torch.dtype, optimizer_name: str) -> State:
     model = build(case, dtype)
-    optimizer = make_optimizer(optimizer_name, model)
-    for step in range(STEPS):
-        inputs, targets = minibatch(step, case)
-        optimizer.zero_grad()
-        data.answer_loss(model(inputs), targets).backward()
-        optimizer.step()
+    train_alone(model, optimizer_name, [samples_of(case, step) for step in range(STEPS)])
     return snapshot(model)
 
 
@@ -103,7 +70,7 @@ def train_on_shares_in_turn(case: str, dtype: torch.dtype, optimizer_name: str, 
     model = build(case, dtype)
     optimizer = make_optimizer(optimizer_name, model)
     for step in range(STEPS):
-        batch = minibatch(step, case)
+        batch = samples_of(case, step)
         total: State = {}
         for inputs, targets in batches.split(batch, n):
             optimizer.zero_grad()
@@ -124,7 +91,7 @@ def train_by_averaging(rank: int, case: str, dtype: torch.dtype, optimizer_name:
         dist.broadcast(parameter.detach(), src=0)
     optimizer = make_optimizer(optimizer_name, model)
     for step in range(STEPS):
-        inputs, targets = batches.split(minibatch(step, case), dist.get_world_size())[rank]
+        inputs, targets = batches.split(samples_of(case, step), dist.get_world_size())[rank]
         optimizer.zero_grad()
         data.answer_loss(model(inputs), targets).backward()
         average_gradients(model, samples=len(inputs) if "uneven" in case else None)
@@ -138,7 +105,7 @@ def train_replica(
     replica = DataParallel(build(case, dtype, seed=rank), bucket_mb=bucket_mb, overlap=overlap)
     optimizer = make_optimizer(optimizer_name, replica)
     for step in range(STEPS):
-        inputs, targets = batches.split(minibatch(step, case), dist.get_world_size())[rank]
+        inputs, targets = batches.split(samples_of(case, step), dist.get_world_size())[rank]
         optimizer.zero_grad()
         data.answer_loss(replica(inputs), targets).backward()
         replica.finish()
@@ -152,7 +119,7 @@ def train_with_torch(rank: int, case: str, dtype: torch.dtype, optimizer_name: s
     optimizer = make_optimizer(optimizer_name, replica)
     n = dist.get_world_size()
     for step in range(STEPS):
-        batch = minibatch(step, case)
+        batch = samples_of(case, step)
         inputs, targets = batches.split(batch, n)[rank]
         optimizer.zero_grad()
         (data.answer_loss(replica(inputs), targets) * (len(inputs) * n / len(batch[0]))).backward()
@@ -183,7 +150,7 @@ def test_training_is_that_of_one_process_with_the_whole_minibatch(
     train: Train, case: str, dtype: torch.dtype, n: int
 ) -> None:
     for optimizer_name in ("SGD", "Adam"):
-        reference = train_alone(case, dtype, optimizer_name)
+        reference = alone(case, dtype, optimizer_name)
         for state in on_ranks(train, n, case, dtype, optimizer_name):
             close(state, reference)
 
@@ -228,7 +195,7 @@ def test_overlap_changes_when_gradients_travel_and_not_a_bit_of_them(case: str) 
 
 @pytest.mark.parametrize("bucket_mb", [1e-9, 0.004, 0.02])
 def test_the_size_of_buckets_does_not_change_what_is_learned(bucket_mb: float) -> None:
-    reference = train_alone(EVERYTHING, torch.float64, "SGD")
+    reference = alone(EVERYTHING, torch.float64, "SGD")
     for state in on_ranks(train_replica, 4, EVERYTHING, torch.float64, "SGD", bucket_mb):
         close(state, reference)
 
@@ -236,7 +203,7 @@ def test_the_size_of_buckets_does_not_change_what_is_learned(bucket_mb: float) -
 def one_step(rank: int, bucket_mb: float, overlap: bool = True, case: str = "plain") -> None:
     """A second step of training: the first one also exchanges the sizes of the shares."""
     replica = DataParallel(build(case, torch.float32, seed=rank), bucket_mb=bucket_mb, overlap=overlap)
-    inputs, targets = batches.split(minibatch(0, case), dist.get_world_size())[rank]
+    inputs, targets = batches.split(samples_of(case, 0), dist.get_world_size())[rank]
     for kind in ("other", "backward"):
         loss = data.answer_loss(replica(inputs), targets)
         with timeline.compute(kind, "the step"):
@@ -322,7 +289,7 @@ def test_frozen_parameters_neither_travel_nor_change() -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_accumulating_without_sync_gives_the_whole_minibatch_and_sends_it_once(overlap: bool) -> None:
     """Both ranks cut their unequal shares (4 and 3 samples) into 2 micro-batches that weigh by their size."""
-    inputs, targets = (tensor[:7] for tensor in minibatch(0, "plain"))
+    inputs, targets = (tensor[:7] for tensor in samples_of("plain", 0))
 
     def accumulated(rank: int) -> State:
         replica = DataParallel(build("plain", torch.float64, seed=rank), overlap=overlap)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.schedules import SCHEDULES
 from course_lib.mechanisms.tensor_parallel import placements
 from course_lib.model import GPTConfig, TinyGPT
+from tests.mechanisms.training import OPTIMIZERS, State, differ_by_at_most, equal, minibatch
 
 STEPS = 2
 SAMPLES = 11
@@ -45,7 +46,6 @@ SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
 TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zbv", "dualpipev")
 F32, F64 = torch.float32, torch.float64
 
-State = dict[str, Tensor]
 Sizes = tuple[int, int, int]
 Case = tuple[Sizes, str, torch.dtype, str]  # mesh, schedule, dtype, what is special
 
@@ -68,15 +68,6 @@ FOUR_RANKS: list[Case] = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As on every rank: with two threads, matrix products add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(special: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
     tied, kv_heads = "tied" in special, 1 if "grouped" in special else None
     model = TinyGPT(replace(CONFIG, tied_embeddings=tied, kv_heads=kv_heads), seed, dtype)
@@ -86,15 +77,9 @@ def build(special: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
     return model
 
 
-def minibatch(step: int) -> tuple[Tensor, Tensor]:
-    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(SAMPLES)])
-
-
-def optimizer_of(special: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def optimizer_of(special: str) -> tuple[Any, dict[str, Any]]:
     """SGD's updates are as long as the clipped gradients, so that a wrong norm is seen; Adam's are not."""
-    # The gradient of a key's bias is zero but for rounding; with the usual eps of 1e-8, Adam would blow that up to a
-    # whole step.
-    return (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}) if "Adam" in special else (torch.optim.SGD, {"lr": 0.1})
+    return OPTIMIZERS["Adam"] if "Adam" in special else (torch.optim.SGD, {"lr": 0.1})
 
 
 def max_norm_of(special: str) -> float | None:
@@ -107,7 +92,7 @@ def alone(special: str, dtype: torch.dtype, steps: int = STEPS) -> tuple[nn.Modu
     model, (kind, settings) = build(special, dtype), optimizer_of(special)
     optimizer, losses = kind(model.parameters(), **settings), []
     for step in range(steps):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         optimizer.zero_grad()
         loss = data.answer_loss(model(inputs), targets)
         loss.backward()
@@ -137,7 +122,9 @@ def train_all(rank: int, cases: list[Case]) -> list[Any]:
         mesh = meshes[sizes]
         part = make_part(mesh, schedule, dtype, special, seed=rank)
         optimizer = optimize(part, special)
-        losses = [train_step(part, optimizer, *minibatch(s), max_norm=max_norm_of(special)) for s in range(STEPS)]
+        losses = [
+            train_step(part, optimizer, *minibatch(s, SAMPLES), max_norm=max_norm_of(special)) for s in range(STEPS)
+        ]
         where = placements(part)
         places = {name: mesh.place("tp") if where[name].is_sharded else None for name in where}
         outcomes.append((losses, full_state(part), {(name, places[name]): t for name, t in part.state_dict().items()}))
@@ -145,17 +132,7 @@ def train_all(rank: int, cases: list[Case]) -> list[Any]:
 
 
 def close(state: State, reference: State, steps: int = STEPS) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        expected = reference[name]
-        allowed = steps * SUM_LENGTH * torch.finfo(expected.dtype).eps * max(1, float(expected.abs().max()))
-        assert float((tensor - expected).abs().max()) <= allowed, name
-
-
-def equal(state: State, reference: State) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        assert torch.equal(tensor, reference[name]), name
+    differ_by_at_most(state, reference, steps * SUM_LENGTH)
 
 
 def copies_are_equal(held_by_rank: Sequence[dict[Any, Tensor]], is_tied: bool) -> None:
@@ -191,7 +168,7 @@ def continue_elsewhere(rank: int, folder: str) -> list[State]:
     special = "tied Adam frozen clip grouped"
     first = make_part(Mesh(2, 2, 2), "1f1b", F64, special + " zero")
     optimizer = optimize(first, special + " zero")
-    train_step(first, optimizer, *minibatch(0), max_norm=max_norm_of(special))
+    train_step(first, optimizer, *minibatch(0, SAMPLES), max_norm=max_norm_of(special))
     before = training_state(first, optimizer)
     checkpoint.save(before, folder, 1)
     states = [before]
@@ -204,7 +181,7 @@ def continue_elsewhere(rank: int, folder: str) -> list[State]:
         if part is not first:
             optimizer = optimize(part, special + zero)
             load_training_state(part, optimizer, before)
-        train_step(part, optimizer, *minibatch(1), max_norm=max_norm_of(special))
+        train_step(part, optimizer, *minibatch(1, SAMPLES), max_norm=max_norm_of(special))
         states.append(training_state(part, optimizer))
     return states
 
@@ -233,7 +210,7 @@ def in_sixteen_bits(model: TinyGPT, scale: float) -> State:
     masters = [p.detach().to(F32) for p in model.parameters()]
     optimizer = torch.optim.SGD(masters, lr=0.1)
     for step in range(STEPS):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         (scale * data.answer_loss(model(inputs).float(), targets)).backward()
         for parameter, master in zip(model.parameters(), masters, strict=True):
             assert parameter.grad is not None
@@ -256,7 +233,7 @@ def train_in(mesh: Mesh, dtype: torch.dtype, scale: float) -> State:
     part = make_part(mesh, "1f1b", dtype, "tied sequence")
     optimizer = optimize(part, "zero")
     for step in range(STEPS):
-        train_step(part, optimizer, *minibatch(step), scaler=scaler, max_norm=0.1)
+        train_step(part, optimizer, *minibatch(step, SAMPLES), scaler=scaler, max_norm=0.1)
     state = training_state(part, optimizer)
     for name in [name for name in state if name.startswith("model.")]:
         assert torch.equal(state[name], state[f"optimizer.{name[6:]}.master"].to(dtype))
@@ -273,7 +250,7 @@ def exactly(dtype: torch.dtype) -> tuple[State, State]:
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         optimizer.zero_grad()
         data.answer_loss(model(inputs), targets).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -294,7 +271,7 @@ def test_sixteen_bits_are_as_near_to_the_truth_as_in_one_process() -> None:
 def many_micro_batches(rank: int, m: int) -> State:
     """The gradients of m times the same sample, in as many micro-batches."""
     part = Part(build("", torch.bfloat16), Mesh(1, 1, 1), SCHEDULES["gpipe"](1, m))
-    inputs, targets = (tokens[:1].repeat(m, 1) for tokens in minibatch(0))
+    inputs, targets = (tokens[:1].repeat(m, 1) for tokens in minibatch(0, SAMPLES))
     run_schedule(part.schedule, part.stages, inputs, targets, part.loss_fn(1.0))
     return {name: parameter.grad for name, parameter in part.named_parameters() if parameter.grad is not None}
 
@@ -304,7 +281,7 @@ def test_micro_batches_are_added_up_in_32_bits() -> None:
     and down there."""
     m = 300
     model = build("", torch.bfloat16)
-    inputs, targets = (tokens[:1] for tokens in minibatch(0))
+    inputs, targets = (tokens[:1] for tokens in minibatch(0, SAMPLES))
     (data.answer_loss(model(inputs).float(), targets) / m).backward()
     gradients = launch(many_micro_batches, 1, (m,), device="cpu").results[0]
     for name, parameter in model.named_parameters():
@@ -323,7 +300,7 @@ def overflow_on_one(rank: int) -> list[tuple[float, bool]]:
     outcome = []
     for step in range(3):
         before = full_state(part)
-        train_step(part, optimizer, *minibatch(step), scaler=scaler, max_norm=0.1)
+        train_step(part, optimizer, *minibatch(step, SAMPLES), scaler=scaler, max_norm=0.1)
         after = full_state(part)
         outcome.append((scaler.scale_factor, any(not torch.equal(after[name], before[name]) for name in after)))
     return outcome
@@ -358,7 +335,7 @@ def cause(what: str, value: Any) -> None:
     if what == "frozen":
         part.requires_grad_(False)
     optimizer = make_optimizer(part, torch.optim.SGD, lr=0.1)
-    inputs, targets = minibatch(0)
+    inputs, targets = minibatch(0, SAMPLES)
     if what == "nan":
         next(part.parameters()).data.fill_(math.nan)
     max_norm = value if what == "max_norm" else None

@@ -23,20 +23,10 @@ from course_lib import RankFailed, data, launch
 from course_lib.mechanisms import layerwise
 from course_lib.mechanisms.layerwise import LayerWise, split_layers
 from course_lib.model import GPTConfig, TinyGPT
+from tests.mechanisms.training import State
 
 STEPS = 2
 CONFIG = GPTConfig(layers=3, hidden=16, heads=2)
-
-State = dict[str, Tensor]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As on every rank: with two threads, matrix products add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def every_split(n_layers: int, n_stages: int) -> Iterator[list[range]]:

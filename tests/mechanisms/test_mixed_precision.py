@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.mixed_precision import SMALLEST_SCALE, LossScaler, MasterWeights, all_reduce_in
 from course_lib.model import GPTConfig, TinyGPT
+from tests.mechanisms.training import State, equal, gradient_of, minibatch
 
 CONFIG = GPTConfig(layers=1, hidden=16, heads=2)
 STEPS = 8
@@ -34,20 +35,10 @@ SAMPLES = 12
 SIXTEEN = [torch.float16, torch.bfloat16]
 WIDE = [torch.float32, torch.float64]
 TOO_LARGE = 2.0**24  # a loss scale at which float16 overflows in the first steps
-State = dict[str, Tensor]
 Case = tuple[tuple[int, ...], torch.dtype, torch.dtype | None]  # shape, dtype of the tensor and of the sums
 
 dtypes = pytest.mark.parametrize("dtype", SIXTEEN, ids=str)
 wide_dtypes = pytest.mark.parametrize("dtype", WIDE, ids=str)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As on every rank: with two threads, matrix products add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
@@ -55,10 +46,6 @@ def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
     if "frozen" in case:
         model.get_parameter("blocks.1.attention.query.weight").requires_grad_(False)
     return model
-
-
-def minibatch(step: int, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
-    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(samples)])
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
@@ -79,23 +66,11 @@ def snapshot(model: nn.Module) -> State:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def gradient_of(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-def equal(state: State, reference: State) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        assert tensor.dtype == reference[name].dtype
-        assert torch.equal(tensor, reference[name]), name
-
-
 def train(model: TinyGPT, master: MasterWeights, scaler: LossScaler | None = None) -> list[bool]:
     """Which steps were taken and not skipped."""
     taken = []
     for step in range(STEPS):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         loss = loss_of(model(inputs), targets)
         (loss if scaler is None else scaler.scale(loss)).backward()
         taken.append(master.step())
@@ -113,7 +88,7 @@ def test_without_rounding_it_is_plain_training_bit_for_bit(dtype: torch.dtype, c
     assert all(train(model, MasterWeights(model.parameters(), OPTIMIZERS[optimizer])))
     plain = make_optimizer(optimizer, reference.parameters())
     for step in range(STEPS):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         plain.zero_grad()
         loss_of(reference(inputs), targets).backward()
         plain.step()
@@ -138,7 +113,7 @@ def test_training_in_16_bits_is_that_of_float32_weights_cast_by_hand(
     reference = build(case, dtype).float()
     by_hand = make_optimizer(optimizer, [p for p in reference.parameters() if p.requires_grad])
     for step in range(STEPS):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         by_hand.zero_grad()
         loss_of(cast_by_hand(reference, dtype, inputs), targets).backward()
         by_hand.step()
@@ -151,7 +126,7 @@ def test_training_in_16_bits_is_that_of_float32_weights_cast_by_hand(
 def test_gradients_in_16_bits_are_those_of_weights_cast_by_hand(dtype: torch.dtype) -> None:
     model = build("plain", dtype)
     master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"])
-    inputs, targets = minibatch(0)
+    inputs, targets = minibatch(0, SAMPLES)
     loss_of(model(inputs), targets).backward()
     assert {parameter.grad.dtype for parameter in model.parameters()} == {dtype}
     master.collect()
@@ -180,7 +155,7 @@ def test_clipping_sees_complete_and_unscaled_gradients() -> None:
     model = build("plain", torch.bfloat16)
     scaler = LossScaler(2.0**10)
     master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"], scaler=scaler)
-    inputs, targets = minibatch(0)
+    inputs, targets = minibatch(0, SAMPLES)
     scaler.scale(loss_of(model(inputs), targets)).backward()
     master.step(clip=lambda parameters: norms.append(nn.utils.clip_grad_norm_(parameters, 0.5)))
     reference = build("plain", torch.bfloat16).float()
@@ -234,7 +209,7 @@ def test_micro_batches_add_up_in_32_bits_as_by_hand(dtype: torch.dtype) -> None:
     master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     by_hand = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in trained]
-    for inputs, targets in zip(*(batches.micro_batches(part, 5) for part in minibatch(0)), strict=True):
+    for inputs, targets in zip(*(batches.micro_batches(part, 5) for part in minibatch(0, SAMPLES)), strict=True):
         loss = loss_of(model(inputs), targets)
         for total, gradient in zip(by_hand, torch.autograd.grad(loss, trained, retain_graph=True), strict=True):
             total += gradient.float()
@@ -406,7 +381,7 @@ def train_replica(rank: int, case: str, dtype: torch.dtype, optimizer: str, shar
     master = MasterWeights(replica.parameters(), make, scaler=scaler)
     taken = []
     for step in range(STEPS):
-        inputs, targets = (batches.split(part, n)[rank] for part in minibatch(step))
+        inputs, targets = (batches.split(part, n)[rank] for part in minibatch(step, SAMPLES))
         scaler.scale(loss_of(replica(inputs), targets)).backward()
         replica.finish()
         taken.append(master.step())
@@ -422,7 +397,7 @@ def train_on_shares_in_turn(case: str, dtype: torch.dtype, optimizer: str, n: in
     taken = []
     for step in range(STEPS):
         total = [torch.zeros_like(parameter, dtype=dtype) for parameter in trained]
-        for inputs, targets in zip(*(batches.split(part, n) for part in minibatch(step)), strict=True):
+        for inputs, targets in zip(*(batches.split(part, n) for part in minibatch(step, SAMPLES)), strict=True):
             loss = amp.scale(loss_of(cast_by_hand(model, dtype, inputs), targets))
             for sum_, gradient in zip(total, torch.autograd.grad(loss, trained), strict=True):
                 sum_ += gradient.to(dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -30,6 +30,7 @@ from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.schedules import SCHEDULES, Action, Schedule, ScheduleError
 from course_lib.model import GPTConfig, TinyGPT
 from tests import random_schedules
+from tests.mechanisms.training import gradient_of
 
 CONFIG = GPTConfig(layers=7, hidden=8, heads=2)
 SAMPLES = 11
@@ -39,15 +40,6 @@ KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad"}
 
 Gradients = dict[str, Tensor]
 Case = tuple[str, int, int, torch.dtype, str]  # schedule, stages, micro-batches, dtype, what is special
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As on every rank: with two threads, matrix products add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(dtype: torch.dtype, special: str) -> TinyGPT:
@@ -72,11 +64,6 @@ def gradients_of(model: nn.Module) -> Gradients:
     """Gradients by name; of a tied parameter, which is on two ranks, the head's part goes by the head's name."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
-
-
-def gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def in_a_pipeline(rank: int, cases: list[Case]) -> list[tuple[Tensor | None, Gradients]]:
@@ -199,7 +186,7 @@ def both_runtimes(rank: int, p: int, m: int) -> list[tuple[str, bool, bool]]:
         runtime.step(*([inputs] if first else []), target=targets if last else None, losses=losses if last else None)
         own = [parameter for stage in schedule.stages_of(rank) for parameter in cut(ours, n)[stage].parameters()]
         peers = [parameter for stage in schedule.stages_of(rank) for parameter in cut(other, n)[stage].parameters()]
-        same = all(torch.equal(gradient(a), gradient(b)) for a, b in zip(own, peers, strict=True))
+        same = all(torch.equal(gradient_of(a), gradient_of(b)) for a, b in zip(own, peers, strict=True))
         found.append((name, loss is None or close(loss, torch.stack(losses).mean().detach()), same))
     return found
 
@@ -229,7 +216,7 @@ def run_at_random(rank: int, schedules: list[Schedule]) -> list[dict[int, float]
         stages = [Multiply(2.0 + stage) for stage in range(schedule.n_stages)]
         inputs = torch.arange(1.0, 1 + schedule.n_micro_batches, dtype=torch.float64)[:, None]
         run_schedule(schedule, stages, inputs, inputs, lambda output, targets: output.mean())
-        found.append({s: float(gradient(stages[s].factor)) for s in schedule.stages_of(rank)})
+        found.append({s: float(gradient_of(stages[s].factor)) for s in schedule.stages_of(rank)})
     return found
 
 
@@ -303,7 +290,7 @@ def test_stages_pass_on_several_tensors(name: str) -> None:
         schedule = SCHEDULES[name](4, 3)
         inputs = several_inputs(samples)
         run_schedule(schedule, {s: stages[s] for s in schedule.stages_of(rank)}, inputs, inputs[0], several_loss)
-        return [[gradient(p) for p in stages[s].parameters()] for s in schedule.stages_of(rank)]
+        return [[gradient_of(p) for p in stages[s].parameters()] for s in schedule.stages_of(rank)]
 
     stages, inputs = several_stages(), several_inputs(samples)
     output = inputs
@@ -314,7 +301,7 @@ def test_stages_pass_on_several_tensors(name: str) -> None:
     for rank, found in enumerate(launch(step, schedule.n_ranks, device="cpu").results):
         for stage, gradients in zip(schedule.stages_of(rank), found, strict=True):
             for found_one, parameter in zip(gradients, stages[stage].parameters(), strict=True):
-                assert close(found_one, gradient(parameter))
+                assert close(found_one, gradient_of(parameter))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

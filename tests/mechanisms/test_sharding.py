@@ -15,7 +15,7 @@ import gc
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,16 @@ from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel, average_gradients
 from course_lib.mechanisms.sharding import FullySharded, ShardedOptimizer, clip_grad_norm
 from course_lib.model import GPTConfig, TinyGPT
+from tests.mechanisms.training import (
+    DTYPES,
+    OPTIMIZERS,
+    State,
+    differ_by_at_most,
+    equal,
+    make_optimizer,
+    minibatch,
+    train_alone,
+)
 
 STEPS = 3
 SAMPLES = 12
@@ -39,19 +49,8 @@ CONFIG = GPTConfig(layers=2, hidden=16, heads=2)
 SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
 ROUNDINGS = 16  # in one element's update with Adam, generously
 EVERYTHING = "tied frozen uneven"
-DTYPES = [torch.float32, torch.float64]
 
-State = dict[str, Tensor]
 Train = Callable[..., State]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As on every rank: with two threads, matrix products add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
@@ -62,45 +61,22 @@ def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
     return model
 
 
-OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    # The gradient of a key's bias is zero but for rounding; with the usual eps of 1e-8, Adam would blow that up to a
-    # whole step.
-    "Adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}),
-}
-
-
-def make_optimizer(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    kind, options = OPTIMIZERS[name]
-    return kind(module.parameters(), **options)
-
-
-def minibatch(step: int, case: str) -> tuple[Tensor, Tensor]:
-    samples = SAMPLES - 1 if "uneven" in case else SAMPLES
-    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(samples)])
+def samples_of(case: str, step: int) -> tuple[Tensor, Tensor]:
+    return minibatch(step, SAMPLES - 1 if "uneven" in case else SAMPLES)
 
 
 def shares(step: int, case: str) -> list[tuple[Tensor, Tensor]]:
-    return batches.split(minibatch(step, case), dist.get_world_size())
+    return batches.split(samples_of(case, step), dist.get_world_size())
 
 
 def weighted_loss(model: nn.Module, share: tuple[Tensor, Tensor], case: str) -> Tensor:
     """What an average over ranks that takes all shares to be equal needs where they are not."""
-    n_samples = len(minibatch(0, case)[0])
+    n_samples = len(samples_of(case, 0)[0])
     return data.answer_loss(model(share[0]), share[1]) * (len(share[0]) * dist.get_world_size() / n_samples)
 
 
 def snapshot(model: nn.Module) -> State:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def differ_by_at_most(state: State, reference: State, roundings: int) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        expected = reference[name]
-        assert tensor.shape == expected.shape, name
-        allowed = roundings * torch.finfo(expected.dtype).eps * max(1, float(expected.abs().max()))
-        assert (tensor - expected).abs().max() <= allowed, name
 
 
 def close(state: State, reference: State) -> None:
@@ -112,21 +88,9 @@ def nearly_equal(state: State, reference: State) -> None:
     differ_by_at_most(state, reference, STEPS * ROUNDINGS)
 
 
-def equal(state: State, reference: State) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        assert torch.equal(tensor, reference[name]), name
-
-
-def train_alone(case: str, dtype: torch.dtype, optimizer_name: str) -> State:
-    """The reference: one process, the whole minibatch."""
+def alone(case: str, dtype: torch.dtype, optimizer_name: str) -> State:
     model = build(case, dtype)
-    optimizer = make_optimizer(optimizer_name, model)
-    for step in range(STEPS):
-        inputs, targets = minibatch(step, case)
-        optimizer.zero_grad()
-        data.answer_loss(model(inputs), targets).backward()
-        optimizer.step()
+    train_alone(model, optimizer_name, [samples_of(case, step) for step in range(STEPS)])
     return snapshot(model)
 
 
@@ -135,7 +99,7 @@ def train_on_shares_in_turn(case: str, dtype: torch.dtype, optimizer_name: str, 
     model = build(case, dtype)
     optimizer = make_optimizer(optimizer_name, model)
     for step in range(STEPS):
-        batch = minibatch(step, case)
+        batch = samples_of(case, step)
         total: State = {}
         for inputs, targets in batches.split(batch, n):
             optimizer.zero_grad()
@@ -238,7 +202,7 @@ def test_training_is_that_of_one_process_with_the_whole_minibatch(
     train: Train, case: str, dtype: torch.dtype, n: int
 ) -> None:
     for optimizer_name in OPTIMIZERS:
-        reference = train_alone(case, dtype, optimizer_name)
+        reference = alone(case, dtype, optimizer_name)
         for state in on_ranks(train, n, case, dtype, optimizer_name):
             close(state, reference)
 
@@ -281,7 +245,7 @@ def test_ranks_hold_the_same_bits_after_training() -> None:
 
 @pytest.mark.parametrize("bucket_mb", [1e-9, 25])
 def test_the_size_of_buckets_does_not_change_what_is_learned(bucket_mb: float) -> None:
-    reference = train_alone(EVERYTHING, torch.float64, "SGD")
+    reference = alone(EVERYTHING, torch.float64, "SGD")
     for gradients in ("local", "averaged", "sharded"):
         args = (EVERYTHING, torch.float64, "SGD", bucket_mb, gradients)
         for state in on_ranks(train_with_sharded_optimizer, 4, *args):
@@ -601,7 +565,7 @@ def test_training_goes_on_from_a_state_at_another_world_size() -> None:
 
     halfway = launch(go_on, 4, (range(1),), device="cpu").results[3]
     state, _ = launch(go_on, 2, (range(1, STEPS), halfway), device="cpu").results[1]
-    close(state, train_alone(EVERYTHING, torch.float64, "Adam"))
+    close(state, alone(EVERYTHING, torch.float64, "Adam"))
 
 
 def test_gradients_of_several_backward_passes_add_up() -> None:
@@ -723,7 +687,7 @@ def test_schedulers_and_parameter_groups_work_as_with_the_plain_optimizer() -> N
         optimizer = make([{"params": matrices, "weight_decay": 0.3}, {"params": others}], torch.optim.AdamW, lr=0.1)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
         for step in range(4):
-            inputs, targets = minibatch(step, "plain")
+            inputs, targets = samples_of("plain", step)
             optimizer.zero_grad()
             data.answer_loss(model(inputs), targets).backward()
             optimizer.step()
@@ -742,7 +706,7 @@ def test_schedulers_and_parameter_groups_work_as_with_the_plain_optimizer() -> N
 def test_the_state_of_a_sharded_optimizer_is_that_of_the_plain_one_and_goes_on_at_another_world_size() -> None:
     def train(optimizer: torch.optim.Optimizer, model: nn.Module, steps: range) -> None:
         for step in steps:
-            inputs, targets = minibatch(step, "tied")
+            inputs, targets = samples_of("tied", step)
             optimizer.zero_grad()
             data.answer_loss(model(inputs), targets).backward()
             optimizer.step()
@@ -830,7 +794,7 @@ def test_the_gradients_norm_is_that_of_the_whole_model_and_can_be_clipped() -> N
     for max_norm in (0.1, 100.0):
         model = build("tied frozen", torch.float64)
         optimizer = make_optimizer("SGD", model)
-        inputs, targets = minibatch(0, "plain")
+        inputs, targets = samples_of("plain", 0)
         data.answer_loss(model(inputs), targets).backward()
         expected = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,15 +11,6 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms.split_backward import accumulators, input_gradients
 from course_lib.model import GPTConfig, TinyGPT
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """With two threads, matrix products may add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Reused(nn.Module):

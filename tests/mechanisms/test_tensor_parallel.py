@@ -13,7 +13,7 @@ number in the tensor. Where nothing is added up, bits have to be equal.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -42,25 +42,24 @@ from course_lib.mechanisms.tensor_parallel import (
     vocab_parallel_cross_entropy,
 )
 from course_lib.model import MLP, Attention, Embedding, GPTConfig, TinyGPT
+from tests.mechanisms.training import (
+    DTYPES,
+    State,
+    differ_by_at_most,
+    equal,
+    gradient_of,
+    make_optimizer,
+    minibatch,
+    snapshot,
+    train_alone,
+)
 
 STEPS = 3
 SAMPLES = 6
 CONFIG = GPTConfig(vocab=13, layers=2, hidden=16, heads=4, ffn_hidden=50)
 SUM_LENGTH = SAMPLES * CONFIG.sequence + CONFIG.ffn_width
-DTYPES = [torch.float32, torch.float64]
 WAYS = [(dtype, optimizer_name) for dtype in DTYPES for optimizer_name in ("SGD", "Adam")]
 CASES = ["plain", "tied frozen", "grouped", "sequence", "tied frozen grouped sequence"]
-
-State = dict[str, Tensor]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As on every rank: with two threads, matrix products add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(case: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> TinyGPT:
@@ -79,29 +78,6 @@ def build(case: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> TinyG
     return model
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    if name == "SGD":
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    # The gradient of a key's bias is zero but for rounding; with the usual eps of 1e-8, Adam would blow that up to a
-    # whole step.
-    return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3)
-
-
-def minibatch(step: int) -> tuple[Tensor, Tensor]:
-    return data.examples([(10 + 7 * sample, 99 - step - 5 * sample) for sample in range(SAMPLES)])
-
-
-def snapshot(model: nn.Module) -> State:
-    """Parameters, and gradients where there are some, by name."""
-    state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    return state | {f"{n} grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def gradient(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None
-    return tensor.grad
-
-
 def whole(model: nn.Module, group: dist.ProcessGroup | None = None) -> State:
     """The snapshot of the model before it was cut."""
     where, state = placements(model), snapshot(model)
@@ -113,32 +89,17 @@ def whole(model: nn.Module, group: dist.ProcessGroup | None = None) -> State:
 
 
 def close(state: State, reference: State, steps: int = STEPS) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        expected = reference[name]
-        allowed = steps * SUM_LENGTH * torch.finfo(expected.dtype).eps * max(1, float(expected.detach().abs().max()))
-        assert (tensor - expected).abs().max() <= allowed, name
+    differ_by_at_most(state, reference, steps * SUM_LENGTH)
 
 
-def equal(state: State, reference: State) -> None:
-    assert state.keys() == reference.keys()
-    for name, tensor in state.items():
-        assert torch.equal(tensor, reference[name]), name
-
-
-def train_alone(case: str, dtype: torch.dtype, optimizer_name: str) -> State:
+def alone(case: str, dtype: torch.dtype, optimizer_name: str) -> State:
     model = build(case, dtype)
-    optimizer = make_optimizer(optimizer_name, model)
-    for step in range(STEPS):
-        inputs, targets = minibatch(step)
-        optimizer.zero_grad()
-        data.answer_loss(model(inputs), targets).backward()
-        optimizer.step()
+    train_alone(model, optimizer_name, [minibatch(step, SAMPLES) for step in range(STEPS)])
     return snapshot(model)
 
 
 def loss_of(model: nn.Module, step: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    inputs, targets = minibatch(step)
+    inputs, targets = minibatch(step, SAMPLES)
     return vocab_parallel_cross_entropy(model(inputs), targets, CONFIG.vocab, group)
 
 
@@ -161,7 +122,7 @@ def train_with_torch(rank: int, case: str, dtype: torch.dtype, optimizer_name: s
     model = parallel.parallelize_module(build(case, dtype), mesh, torch_plan(CONFIG.layers, "sequence" in case))
     optimizer = make_optimizer(optimizer_name, model)
     for step in range(STEPS):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         optimizer.zero_grad()
         with parallel.loss_parallel():
             data.answer_loss(model(inputs), targets).backward()
@@ -180,7 +141,7 @@ def test_training_is_that_of_one_process_with_the_whole_model(case: str, n: int)
     results = launch(each_way, n, (train_cut, case, WAYS), device="cpu").results
     for way, *by_rank in zip(WAYS, *results, strict=True):
         trained, copies = zip(*by_rank, strict=True)
-        close(trained[0], train_alone(case, *way))
+        close(trained[0], alone(case, *way))
         assert any(name.endswith("norm.weight grad") for name in copies[0])
         for rank in range(1, n):
             equal(trained[rank], trained[0])
@@ -212,7 +173,7 @@ def test_two_tensor_groups_side_by_side_train_two_models() -> None:
     states = launch(train, 4, device="cpu").results
     for rank, state in enumerate(states):
         model = build("grouped", torch.float64, seed=rank % 2)
-        inputs, targets = minibatch(0)
+        inputs, targets = minibatch(0, SAMPLES)
         data.answer_loss(model(inputs), targets).backward()
         close(state, snapshot(model), steps=1)
 
@@ -222,12 +183,12 @@ def test_the_stages_of_a_pipeline_can_be_cut_one_by_one(sequence_parallel: bool)
     def logits(rank: int) -> Tensor:
         model = build("plain", torch.float64)
         stages = [parallelize(model.blocks[first:last], None, sequence_parallel) for first, last in ((0, 2), (2, 4))]
-        x = minibatch(0)[0]
+        x = minibatch(0, SAMPLES)[0]
         for stage in stages:
             x = stage(x)
         return tensor_parallel.gather_logits(x, CONFIG.vocab)
 
-    inputs, _ = minibatch(0)
+    inputs, _ = minibatch(0, SAMPLES)
     for result in launch(logits, 2, device="cpu").results:
         close({"logits": result}, {"logits": build("plain", torch.float64)(inputs)})
 
@@ -242,7 +203,7 @@ def test_gradients_of_several_backward_passes_are_summed_over_ranks_once() -> No
 
     model = build("grouped", torch.float64)
     for step in range(STEPS):
-        inputs, targets = minibatch(step)
+        inputs, targets = minibatch(step, SAMPLES)
         data.answer_loss(model(inputs), targets).backward()
     for state in launch(accumulate, 4, device="cpu").results:
         close(state, snapshot(model))
@@ -253,7 +214,7 @@ def test_gradients_of_several_backward_passes_are_summed_over_ranks_once() -> No
 
 def marked_step(rank: int, layers: int, case: str) -> None:
     model = parallelize(TinyGPT(replace(CONFIG, layers=layers)), sequence_parallel="sequence" in case)
-    inputs, targets = minibatch(0)
+    inputs, targets = minibatch(0, SAMPLES)
     with timeline.compute("forward"):
         logits = model(inputs)
     with timeline.compute("other", "loss"):
@@ -317,7 +278,7 @@ def test_a_cut_linear_layer_and_its_gradients_are_those_of_the_whole_one(n: int,
         own = (x if is_column else share(x, -1)).clone().requires_grad_()
         out = layer(own)
         out.backward(share(upstream, -1) if is_column else upstream)
-        results = {"out": out.detach(), "x grad": gradient(own)}
+        results = {"out": out.detach(), "x grad": gradient_of(own)}
         cut_one = "out" if is_column else "x grad"
         return results | {cut_one: gather(results[cut_one], -1, 7)} | whole(layer)
 
@@ -327,7 +288,7 @@ def test_a_cut_linear_layer_and_its_gradients_are_those_of_the_whole_one(n: int,
     out = linear(given)
     out.backward(upstream)
     for state in launch(on_a_rank, n, device="cpu").results:
-        close(state, {"out": out.detach(), "x grad": gradient(given)} | snapshot(linear))
+        close(state, {"out": out.detach(), "x grad": gradient_of(given)} | snapshot(linear))
 
 
 @pytest.mark.parametrize("vocab", [2, 13, 1000])
@@ -339,7 +300,7 @@ def test_the_cut_embedding_has_the_bits_of_the_whole_one(vocab: int) -> None:
         layer = VocabParallelEmbedding(nn.Embedding(vocab, 4))
         out = layer(tokens)
         out.backward(torch.arange(out.numel(), dtype=torch.float32).view_as(out))
-        return out.detach(), gather(gradient(layer.weight), 0, vocab)
+        return out.detach(), gather(gradient_of(layer.weight), 0, vocab)
 
     torch.manual_seed(0)
     reference = nn.Embedding(vocab, 4)
@@ -347,14 +308,14 @@ def test_the_cut_embedding_has_the_bits_of_the_whole_one(vocab: int) -> None:
     expected.backward(torch.arange(expected.numel(), dtype=torch.float32).view_as(expected))
     for out, its_gradient in launch(embed, 2, device="cpu").results:
         assert torch.equal(out, expected)
-        assert torch.equal(its_gradient, gradient(reference.weight))
+        assert torch.equal(its_gradient, gradient_of(reference.weight))
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> State:
     logits = logits.clone().requires_grad_()
     loss = loss_fn(logits, targets)
     loss.backward()
-    return {"loss": loss.detach(), "gradient": gradient(logits)}
+    return {"loss": loss.detach(), "gradient": gradient_of(logits)}
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -469,9 +430,9 @@ def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case:
         return float(squares.sum().sqrt())
 
     model = build(case, torch.float64)
-    inputs, targets = minibatch(0)
+    inputs, targets = minibatch(0, SAMPLES)
     data.answer_loss(model(inputs), targets).backward()
-    expected = float(nn.utils.get_total_norm([gradient(p) for p in model.parameters()]))
+    expected = float(nn.utils.get_total_norm([gradient_of(p) for p in model.parameters()]))
     assert launch(norm, 4, device="cpu").results == pytest.approx([expected] * 4, rel=1e-12)
 
 
@@ -581,7 +542,7 @@ def test_dropout_is_that_of_one_process_with_one_mask_for_the_whole_activation(s
     for name, mask in masks.items():
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, GivenDropout(mask, p))
-    inputs, targets = minibatch(0)
+    inputs, targets = minibatch(0, SAMPLES)
     data.answer_loss(model(inputs), targets).backward()
     for state in states:
         close(state, snapshot(model))
