@@ -2,6 +2,7 @@
 """The one command of this course. It needs Python 3.10 to 3.13 and nothing else.
 
     python3 course.py lab               open the lessons in JupyterLab
+    python3 course.py present [LESSON]  project a lesson to a room
     python3 course.py test [STEP ...]   check everything: code, notebooks and the pages in a browser
     python3 course.py progress          show which questions you have answered, and how it went
     python3 course.py build [NAME ...]  make notebooks, exercises and solutions from sources/
@@ -27,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,7 @@ PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "course.json"  # written last, removed first: while it is missing, .venv is half-made
 STATE = ROOT / ".course"
+SETTINGS, OVERRIDES = ROOT / "sources" / "jupyterlab", "overrides.json"
 
 OLDEST, NEWEST = (3, 10), (3, 13)
 TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
@@ -93,17 +96,32 @@ def parse(words: list[str]) -> argparse.Namespace:
 def lab(arguments: argparse.Namespace) -> int:
     """Open the lessons in JupyterLab, or print the address where there is no display."""
     prepare("authors")
-    command = [
+    print("Starting JupyterLab. To end it, press Ctrl-C here.", flush=True)
+    return jupyterlab(
         f"--ServerApp.root_dir={ROOT}",
         "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb",
-        f"--LabApp.app_settings_dir={ROOT / 'sources' / 'jupyterlab'}",
-        "--log-level=ERROR",
-    ]
+        f"--LabApp.app_settings_dir={SETTINGS}",
+    )
+
+
+def present(arguments: argparse.Namespace) -> int:
+    """Project a lesson, named by its number: large type, sections that unfold one by one, questions without answers."""
+    lesson = chosen_lesson(arguments.names)
+    prepare("authors")
+    print(f"Starting JupyterLab with {lesson}, on a copy: what you change here is not kept.")
+    print("Right arrow or Page Down: to the next section, and open it. Left arrow or Page Up: back.")
+    print("Shift-Enter: run a cell. To end it, press Ctrl-C here.", flush=True)
+    os.environ["COURSE_POLL"] = "1"
+    with tempfile.TemporaryDirectory(prefix="course-") as folder:
+        return jupyterlab(*stage(Path(folder), lesson))
+
+
+def jupyterlab(*words: str) -> int:
+    command = [*words, "--log-level=ERROR"]
     if not has_display():
         command.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    print("Starting JupyterLab. To end it, press Ctrl-C here.", flush=True)
     return run("-m", "jupyterlab", *command)
 
 
@@ -131,7 +149,7 @@ def test_steps() -> dict[str, list[str]]:
         "tests": ["-m", "pytest", "tests", "-m", "not alone and not browser", *more_workers],
         "alone": ["-m", "pytest", "tests", "-m", "alone"],
         "notebooks": ["-m", "pytest", *nbval, sanitize, *workers, *notebooks],
-        "browser": ["-m", "pytest", "tests", "-m", "browser"],
+        "browser": ["-m", "pytest", "tests/browser", "-n", "2", "--dist", "loadfile"],
     }
 
 
@@ -161,11 +179,57 @@ def bench(arguments: argparse.Namespace) -> int:
 
 COMMANDS = {
     "lab": (lab, None),
+    "present": (present, "LESSON"),
     "test": (test, "STEP"),
     "progress": (progress, None),
     "build": (build, "NAME"),
     "bench": (bench, "NAME"),
 }
+
+
+# Lessons to be projected
+
+
+def chosen_lesson(names: list[str]) -> str:
+    """The lesson whose name begins like the one given: 5 and 05 stand for 05_pipeline_parallelism."""
+    lessons = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    asked = names[0].zfill(2) if names else lessons[0]
+    found = [lesson for lesson in lessons if lesson.startswith(asked)]
+    if len(names) > 1 or len(found) != 1:
+        stop(f"There is no lesson {' '.join(names)!r}; choose one of {', '.join(lessons)}, or only its number.")
+    return found[0]
+
+
+def stage(folder: Path, lesson: str) -> list[str]:
+    """Put a copy of the lessons in this folder, ready to be projected. Returns JupyterLab's options for it."""
+    for name in ("notebooks", "exercises"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
+    for file in (folder / "notebooks").glob("*.ipynb"):
+        page = json.loads(file.read_text(encoding="utf-8"))
+        page["cells"] = [part for cell in page["cells"] for part in projected(cell)]
+        file.write_text(json.dumps(page), encoding="utf-8")
+    usual, own = (json.loads((place / OVERRIDES).read_text()) for place in (SETTINGS, SETTINGS / "present"))
+    settings = {name: {**usual.get(name, {}), **own.get(name, {})} for name in usual | own}
+    shutil.copytree(SETTINGS / "present", folder / "lab")  # its workspace says that there are no side bars
+    (folder / "lab" / OVERRIDES).write_text(json.dumps(settings))
+    return [
+        f"--ServerApp.root_dir={folder}",
+        f"--LabApp.default_url=/doc/tree/notebooks/{lesson}.ipynb",
+        f"--LabApp.app_settings_dir={folder / 'lab'}",
+        f"--LabApp.workspaces_dir={folder / 'lab'}",
+    ]
+
+
+def projected(cell: dict[str, Any]) -> list[dict[str, Any]]:
+    """A cell as a room should see it: code without its results, text in one folded cell for each heading."""
+    if cell["cell_type"] == "code":
+        return [{**cell, "outputs": [], "execution_count": None}]
+    parts = []
+    for number, text in enumerate(re.split(r"^(?=##+ )", "".join(cell["source"]), flags=re.MULTILINE)):
+        folded = {"jp-MarkdownHeadingCollapsed": text.startswith("##")}
+        part = {"id": f"{cell['id']}-{number}", "source": text, "metadata": {**cell["metadata"], **folded}}
+        parts.append({**cell, **part})
+    return [part for part in parts if part["source"]]
 
 
 def in_turn(steps: dict[str, list[str]]) -> int:

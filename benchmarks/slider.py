@@ -21,17 +21,17 @@ from playwright.sync_api import Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from course_lib.widgets.data_parallel import PAUSE
+from course_lib.widgets.live import PAUSE
 from tests.browser import conftest as jupyter
 
 TARGET = 400  # milliseconds, median, with four real ranks
 MODELLED_TARGET = 200  # and without
 MOVES = (  # there and back, with the ranks left at four
     ("link speed", "ArrowRight"),
-    ("overlap: send while computing", " "),
+    ("overlap", " "),
     ("batch size", "ArrowRight"),
     ("link speed", "ArrowLeft"),
-    ("overlap: send while computing", " "),
+    ("overlap", " "),
     ("batch size", "ArrowLeft"),
 )
 LONG_PAUSE = PAUSE + 4  # seconds; the rest of the curve is measured by then

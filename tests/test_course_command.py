@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -362,6 +364,50 @@ def test_other_installations_stay_out(module: Any, monkeypatch: pytest.MonkeyPat
     variables = module.environment()
     assert "PYTHONPATH" not in variables
     assert variables["PATH"].split(os.pathsep)[0] == str(module.BIN)
+
+
+@pytest.fixture
+def lessons(module: Any) -> Any:
+    """course.py in a folder with two lessons, one of which has run."""
+    text = ["# Title\n", "## 1. One\n", "text\n", "### Question"]
+    prose = {"id": "a", "cell_type": "markdown", "metadata": {}, "source": text}
+    code = {"id": "b", "cell_type": "code", "metadata": {}, "source": "1", "outputs": ["seen"], "execution_count": 1}
+    for name in ("02_data_parallelism", "05_pipeline_parallelism"):
+        file = module.ROOT / "notebooks" / f"{name}.ipynb"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"cells": [prose, code], "metadata": {}}), encoding="utf-8")
+    (module.ROOT / "exercises").mkdir()
+    shutil.copytree(ROOT / "sources" / "jupyterlab", module.SETTINGS)
+    return module
+
+
+def test_a_lesson_to_project_is_named_by_its_number(lessons: Any) -> None:
+    for words in (["5"], ["05"], ["05_pipe"]):
+        assert lessons.chosen_lesson(words) == "05_pipeline_parallelism"
+    assert lessons.chosen_lesson([]) == "02_data_parallelism"
+    for words in (["9"], ["0"], ["2", "5"], ["pipelines"]):
+        with pytest.raises(SystemExit, match=r"choose one of 02_data_parallelism, 05_pipeline_parallelism, or"):
+            lessons.chosen_lesson(words)
+
+
+def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: Any, tmp_path: Path) -> None:
+    before = (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes()
+    lessons.stage(tmp_path / "stage", "02_data_parallelism")
+    cells = json.loads((tmp_path / "stage" / "notebooks" / "02_data_parallelism.ipynb").read_bytes())["cells"]
+    assert [cell["source"] for cell in cells] == ["# Title\n", "## 1. One\ntext\n", "### Question", "1"]
+    folded = [cell["metadata"].get("jp-MarkdownHeadingCollapsed", False) for cell in cells]
+    assert folded == [False, True, True, False]
+    assert len({cell["id"] for cell in cells}) == 4
+    assert cells[-1]["outputs"] == [] and cells[-1]["execution_count"] is None
+    assert (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes() == before
+
+
+def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any, tmp_path: Path) -> None:
+    options = lessons.stage(tmp_path / "stage", "02_data_parallelism")
+    assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
+    settings = json.loads((tmp_path / "stage" / "lab" / "overrides.json").read_bytes())
+    assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
+    assert settings["@jupyterlab/apputils-extension:themes"]["overrides"]["content-font-size1"] == "20px"
 
 
 @pytest.mark.parametrize("words", [["tset"], [], ["lab", "--nonsense"]])

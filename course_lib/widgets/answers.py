@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 import anywidget
 import traitlets
 
+from course_lib.widgets.running import Running
+
+__all__ = ["Button", "Options", "OrderList", "Running"]
+
 _OPTIONS = """
 function render({ model, el }) {
   const group = document.createElement("fieldset");

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import time
 from collections.abc import Callable
 from html import escape
 from typing import Any, Protocol
@@ -118,6 +119,7 @@ class Card:
         self._controls = _controls(plain)
         self._key = f"card-{secrets.token_hex(4)}"
         self.main, self.other = self._controls.Button(), self._controls.Button()
+        self.running, self._seconds = self._controls.Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
         self.feedback.layout = widgets.Layout(width="100%", max_width="850px")
         self.checklist: Any = None
@@ -173,23 +175,32 @@ class Card:
         self._go(RUN)
 
     def _run(self) -> None:
-        self._say("Running it on real ranks. To stop, choose Interrupt Kernel in the Kernel menu.")
-        self._show([self.question.run(self._answer)])
+        self._show(self._timed(lambda: [self.question.run(self._answer)]))
         if isinstance(self.question.form, FreeText):
             self._offer_checklist(self.question.form)
-        self._say("")
         self._go(AGAIN)
 
     def _reveal(self) -> None:
         """For a room: what can be run without an answer, or the order that the room has found."""
-        self._say("Running it on real ranks. To stop, choose Interrupt Kernel in the Kernel menu.")
-        form = self.question.form
-        if self.field is None:
-            self._show(self.question.reveal())
-        else:
-            self._show([Feedback(form.words(self.field.answer), form.run(self.field.answer))])
-        self._say("")
+        self._show(self._timed(self.question.reveal if self.field is None else self._run_the_room_s_answer))
         self._go(HIDE)
+
+    def _run_the_room_s_answer(self) -> list[Feedback]:
+        assert self.field is not None
+        form = self.question.form
+        return [Feedback(form.words(self.field.answer), form.run(self.field.answer))]
+
+    def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
+        """Say that it runs, and once it has run before, for how long yet."""
+        self._say("")
+        self.running.begin("Running it on real ranks", self._seconds)
+        start = time.monotonic()
+        try:
+            found = run()
+        finally:
+            self.running.end()
+        self._seconds = time.monotonic() - start
+        return found
 
     def _reopen(self) -> None:
         self.feedback.value, self.checklist = "", None
@@ -205,7 +216,7 @@ class Card:
         self._step = self.main.label = step
         self.other.label = OTHER if self.question.varies and step in (DECIDE, AGAIN) else ""
         field = self.field.widget if self.field else None
-        parts = [self.text, field, self._buttons, self.status, self.feedback, self.checklist]
+        parts = [self.text, field, self._buttons, self.running, self.status, self.feedback, self.checklist]
         self._box.children = [part for part in parts if part is not None]
 
     # What is seen
@@ -229,7 +240,9 @@ class Card:
             action()
         except ValueError as error:
             self._say(str(error), "alert")
-        except (Exception, KeyboardInterrupt) as error:
+        except KeyboardInterrupt:
+            self._say("Stopped. Press the button to run it again.", "alert")
+        except Exception as error:
             reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             self._say(f"It could not be run. {reason} Press the button to try again.", "alert")
         finally:

@@ -1,7 +1,7 @@
-"""A slider that says its name and its value to everyone.
+"""A slider and a switch that say their names and values to everyone.
 
 The sliders of ipywidgets have no name for a screen reader, which also reads the number of an option in place of
-the option. This one is the browser's own: its label, its value in words and its keys are there without any code.
+the option. These are the browser's own: label, value in words and keys are there without any code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-_SCRIPT = """
+_SLIDER = """
 function render({ model, el }) {
   const label = document.createElement("label");
   const name = document.createElement("span");
@@ -46,10 +46,37 @@ function render({ model, el }) {
 export default { render };
 """
 
+_SWITCH = """
+function render({ model, el }) {
+  const label = document.createElement("label");
+  const name = document.createElement("span");
+  const box = document.createElement("input");
+  const words = document.createElement("span");
+  box.type = "checkbox";
+  box.dataset.lmSuppressShortcuts = "true";
+  const show = () => {
+    name.textContent = model.get("label");
+    words.textContent = model.get("text");
+    box.checked = model.get("value");
+  };
+  box.addEventListener("change", () => {
+    model.set("value", box.checked);
+    model.save_changes();
+  });
+  for (const trait of ["label", "text", "value"]) model.on(`change:${trait}`, show);
+  show();
+  label.append(name, box, words);
+  el.classList.add("course-slider");
+  el.append(label);
+}
+export default { render };
+"""
+
 _STYLE = """
 .course-slider label { display: flex; align-items: center; gap: 8px; height: 30px; color: var(--jp-ui-font-color1); }
-.course-slider span { width: 80px; }
-.course-slider input { width: 200px; accent-color: var(--jp-brand-color1); }
+.course-slider span:first-child { width: 80px; }
+.course-slider input { accent-color: var(--jp-brand-color1); }
+.course-slider input[type=range] { width: 200px; }
 """
 
 
@@ -61,7 +88,7 @@ class Slider(anywidget.AnyWidget):
     Raises ValueError for a value that is not an option.
     """
 
-    _esm = _SCRIPT
+    _esm = _SLIDER
     _css = _STYLE
     label = traitlets.Unicode().tag(sync=True)
     texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -83,3 +110,16 @@ class Slider(anywidget.AnyWidget):
     @value.setter
     def value(self, value: Any) -> None:
         self.index = self.options.index(value)
+
+
+class Switch(anywidget.AnyWidget):
+    """Something that is on or off. text: what it means to be on."""
+
+    _esm = _SWITCH
+    _css = _STYLE
+    label = traitlets.Unicode().tag(sync=True)
+    text = traitlets.Unicode().tag(sync=True)
+    value = traitlets.Bool().tag(sync=True)
+
+    def __init__(self, label: str, value: bool, text: str = "") -> None:
+        super().__init__(label=label, value=value, text=text)

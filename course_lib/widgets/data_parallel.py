@@ -10,39 +10,29 @@
 
 Devices and links are paced, so that a laptop can show what eight devices would do.
 
-A move runs one step and draws it at once. When no move has followed for a moment, the rest of the speed-up curve
-is measured, point by point, so that a new move never waits for long. All of it happens in the kernel's main
-thread, between its messages: of the moves made meanwhile, the browser keeps back all but the last.
+A move runs one step and draws it at once; the rest of the speed-up curve is measured when no move has followed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections import defaultdict
-from collections.abc import Callable
-from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
-import ipywidgets as widgets
-
 from course_lib.experiments import training_step
-from course_lib.figures import Picture, Timing, attribute, gantt, lost_time, speed_up
+from course_lib.figures import Timing, attribute, gantt, lost_time, speed_up
 from course_lib.figures.axis import duration, percent
 from course_lib.figures.shares import CAUSES
-from course_lib.ranks import Link, Pace, RunError
+from course_lib.ranks import Link, Pace
 from course_lib.timeline import Timeline
-from course_lib.widgets.controls import Slider
+from course_lib.widgets.controls import Slider, Switch
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
 
 SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004}
 LATENCY = 0.0005  # seconds
 BATCH_SIZES = (16, 32, 64)
 LINK_SPEEDS = (2, 5, 10, 20, 100)  # megabytes per second
 CURVE = (1, 2, 4, 8)  # numbers of ranks that every speed-up curve gets
-PAUSE = 0.6  # seconds without a move before the rest of the curve is measured
-BREATH = 0.05  # seconds in which a move can come between two of those measurements
-WIDTH, CHART_WIDTH = 850, 420  # pixels
 
 
 class Setting(NamedTuple):
@@ -88,22 +78,13 @@ class Measured:
         return [one for one in dict.fromkeys(wanted) if one not in self._timings]
 
 
-class View(NamedTuple):
-    """All there is to see of a step."""
-
-    sentences: str
-    curve: Picture
-    losses: Picture
-    step: Picture
-
-
 def draw(setting: Setting, step: Timeline, curve: list[Timing]) -> View:
     """A step in pictures. curve: the timings to compare it with, one rank's among them."""
     return View(
         describe(setting, step, curve),
-        speed_up(curve, CHART_WIDTH, "How much faster are more ranks?"),
-        lost_time({_count(setting.ranks): attribute(step)}, CHART_WIDTH, "Where did the time go?"),
-        gantt(step, width=WIDTH, title="What did every rank do?"),
+        beside=speed_up(curve, HALF, "How much faster are more ranks?"),
+        under=lost_time({_count(setting.ranks): attribute(step)}, HALF, "Where did the time go?"),
+        below=gantt(step, width=WIDTH, title="What did every rank do?"),
     )
 
 
@@ -123,133 +104,45 @@ def describe(setting: Setting, step: Timeline, curve: list[Timing]) -> str:
 
 
 class DataParallelExplorer:
-    """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
-
-    What goes wrong in a run is said in place of the sentences, and the next move works.
-    """
+    """Ranks, batch size, link speed and overlap; the whole speed-up curve follows when no move does."""
 
     def __init__(self, ranks: int = 4, batch_size: int = 32, link_speed: float = 5, overlap: bool = True) -> None:
         self.ranks = Slider("ranks", range(1, max(CURVE) + 1), ranks)
         self.batch_size = Slider("batch size", BATCH_SIZES, batch_size, [f"{size} samples" for size in BATCH_SIZES])
         self.link_speed = Slider("link speed", LINK_SPEEDS, link_speed, [f"{speed} MB/s" for speed in LINK_SPEEDS])
-        self.overlap = widgets.Checkbox(overlap, description="overlap: send while computing", indent=False)
-        self.places: dict[str, Any] = {
-            "sentences": _html(CHART_WIDTH),
-            "curve": _html(CHART_WIDTH),
-            "losses": _html(CHART_WIDTH),
-            "step": _html(WIDTH),
-        }
-        self._key = f"explorer-{secrets.token_hex(4)}"
-        self._measured = Measured()
-        self._last: tuple[Setting, Timeline] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        if self._try(self._run):
-            self._try(self.complete_curve)
-        self._box = self._arrange(**self.places)
-        self._stored = self._picture()
-        for control in self.controls:
-            control.observe(lambda _: self.move(), ["index", "value"])
-
-    @property
-    def controls(self) -> list[Any]:
-        return [self.ranks, self.batch_size, self.link_speed, self.overlap]
+        self.overlap = Switch("overlap", overlap, "send while computing")
+        self.measured = Measured()
+        self.step: Timeline | None = None
+        self.explorer = LiveExplorer(
+            [self.ranks, self.batch_size, self.link_speed, self.overlap],
+            self.look,
+            self.more,
+            lambda: len(self.measured.missing(self.setting)),
+        )
 
     @property
     def setting(self) -> Setting:
-        return Setting(*(control.value for control in self.controls))
+        return Setting(self.ranks.value, self.batch_size.value, self.link_speed.value, self.overlap.value)
 
-    def _arrange(self, sentences: Any, curve: Any, losses: Any, step: Any) -> Any:
-        left = widgets.VBox([*self.controls, sentences, losses])
-        # Side by side, or below each other on a narrow page.
-        charts = widgets.HBox([left, curve], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-end"))
-        return widgets.VBox([charts, step])
+    def look(self) -> View:
+        alone = self.setting.with_ranks(1)
+        if alone in self.measured.missing(self.setting):
+            self.measured.run(alone)
+        self.step = self.measured.run(self.setting)
+        return self._view(self.step)
 
-    def move(self) -> None:
-        """Run one step as the controls say and draw it; the rest of its curve is measured when no move follows."""
-        if self._try(self._run):
-            self._plan(PAUSE)
-
-    def complete_curve(self) -> None:
-        """Measure all that the speed-up curve lacks."""
-        while missing := self._measured.missing(self.setting):
-            self._measured.run(missing[0])
-        self._draw()
-
-    def _run(self) -> None:
-        setting = self.setting
-        alone = setting.with_ranks(1)
-        if alone in self._measured.missing(setting):
-            self._measured.run(alone)
-        self._last = setting, self._measured.run(setting)
-        self._draw()
-
-    def _measure_more(self) -> None:
+    def more(self) -> View | None:
         """One more point of the curve; when it has all, the ranks for the next move are made ready."""
-        missing = self._measured.missing(self.setting)
-        self._measured.run(missing[0] if missing else self.setting)
-        self._draw()
-        if missing:
-            self._plan(BREATH)
+        missing = self.measured.missing(self.setting)
+        self.measured.run(missing[0] if missing else self.setting)
+        return self._view(self.step) if missing and self.step else None
 
-    def _plan(self, seconds: float) -> None:
-        """Measure more after so many seconds. Without an event loop, as in a plain script, nobody does."""
-        if self._timer is not None:
-            self._timer.cancel()
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        self._timer = loop.call_later(seconds, self._try, self._measure_more)
-
-    def _try(self, action: Callable[[], None]) -> bool:
-        """Whether it went well; if not, why it did not is there to read."""
-        try:
-            action()
-        except (Exception, KeyboardInterrupt) as error:
-            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            text = f"This step could not be run. {reason} Move a control to try again."
-            self._say(text, "alert")
-            return False
-        return True
-
-    def _draw(self) -> None:
-        if self._last is None:
-            return
-        view = self._view()
-        self._say(view.sentences, "status")
-        for name in ("losses", "curve", "step"):
-            # Always the same ids, so that a picture that did not change is not sent again.
-            picture = getattr(view, name).inline(key=f"{self._key}-{name}")
-            self.places[name].value = f"<div style='line-height:1.4'>{picture}</div>"
-
-    def _say(self, text: str, role: str) -> None:
-        """role: "status" or "alert", so that screen readers speak up."""
-        self.places["sentences"].value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
-
-    def _view(self) -> View:
-        assert self._last is not None
-        setting, step = self._last
-        return draw(setting, step, self._measured.curve(setting))
-
-    def _picture(self) -> dict[str, str]:
-        """What stays of the explorer where no widget runs."""
-        if self._last is None:
-            return {"text/plain": "", "text/html": self.places["sentences"].value}
-        view = self._view()
-        curve, losses, step = (picture._repr_mimebundle_()["text/html"] for picture in view[1:])
-        columns = "".join(f"<div style='max-width:{CHART_WIDTH}px'>{chart}</div>" for chart in (losses, curve))
-        charts = f"<div style='display:flex;flex-wrap:wrap;align-items:flex-end'>{columns}</div>"
-        invitation = "<p><i>Run this cell for the controls: ranks, batch size, link speed and overlap.</i></p>"
-        html = f"{invitation}<p>{escape(view.sentences)}</p>{charts}{step}"
-        return {"text/plain": view.sentences, "text/html": html}
+    def _view(self, step: Timeline) -> View:
+        return draw(self.setting, step, self.measured.curve(self.setting))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return {**self._box._repr_mimebundle_(), **self._stored}
+        return self.explorer._repr_mimebundle_()
 
 
 def _count(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
-
-
-def _html(width: int) -> Any:
-    return widgets.HTML(layout=widgets.Layout(width=f"{width}px", max_width="100%"))

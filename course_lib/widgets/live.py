@@ -5,13 +5,14 @@
 A move of a control looks at once. Where there is more to find out than one look shows (the other points of a curve),
 `more` does a piece of it at a time, when no move has followed for a moment, so that a new move never waits for long.
 All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser keeps back
-all but the last.
+all but the last. What takes longer than a blink shows how long yet, and can be stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from course_lib.figures import Picture
 from course_lib.figures.axis import percent
 from course_lib.ranks import RunError
 from course_lib.timeline import Timeline
+from course_lib.widgets.running import Running, interruptible
 
 PAUSE = 0.6  # seconds without a move before more is looked at
 BREATH = 0.05  # seconds in which a move can come between two pieces of it
@@ -51,11 +53,18 @@ def compared(seconds: float, predicted: float) -> str:
 
 
 class View(NamedTuple):
-    """All there is to see at one setting: sentences and a picture beside the controls, one below, as wide as both."""
+    """All there is to see at one setting: sentences and pictures beside the controls, below all, and under them."""
 
     sentences: str
     beside: Picture
     below: Picture
+    under: Picture | None = None
+
+    @property
+    def pictures(self) -> dict[str, Picture]:
+        """By place, in the order in which they are read."""
+        places = {"under": self.under, "beside": self.beside, "below": self.below}
+        return {place: picture for place, picture in places.items() if picture is not None}
 
 
 class LiveExplorer:
@@ -64,28 +73,38 @@ class LiveExplorer:
     controls: each has a `label` and a `value`.
     look: what there is to see at their setting.
     more: looks at one more thing, and returns what there is to see with it; None when there is nothing more.
+    left: how many more things there are to look at, so that one can say how long it will take. None: nobody knows.
 
     What goes wrong is said in place of the sentences, and the next move works.
     """
 
     def __init__(
-        self, controls: Sequence[Any], look: Callable[[], View], more: Callable[[], View | None] = lambda: None
+        self,
+        controls: Sequence[Any],
+        look: Callable[[], View],
+        more: Callable[[], View | None] = lambda: None,
+        left: Callable[[], int] | None = None,
     ) -> None:
-        self.controls, self._look, self._more = list(controls), look, more
-        self.sentences, self.beside, self.below = _html(HALF), _html(HALF), _html(WIDTH)
+        self.controls, self._look, self._more, self._left = list(controls), look, more, left
+        self.sentences, self.under, self.beside, self.below = (_html() for _ in range(4))
+        self.running = Running()
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
+        self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
         self.view: View | None = None
         if self._try(self._look_once):
             self._try(self.complete)
         self._box = self._arrange()
         self._stored = self._picture()
         for control in self.controls:
-            control.observe(lambda _: self.move(), "index")
+            control.observe(lambda _: self.move(), ["index", "value"])
+        self.running.observe(lambda _: self.stop(), "clicks")
 
     def move(self) -> None:
         """Look at what the controls say, and plan what more there is to see."""
+        self.running.begin("Running", self._seconds["look"])
         if self._try(self._look_once):
+            self.running.end()
             self._plan(PAUSE)
 
     def complete(self) -> None:
@@ -93,18 +112,43 @@ class LiveExplorer:
         while self._look_further():
             pass
 
+    def stop(self) -> None:
+        """Look at nothing more until the next move."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.running.end()
+
     def _look_once(self) -> None:
-        self._draw(self._look())
+        self._show("look", self._look)
 
     def _look_further(self) -> bool:
-        view = self._more()
-        if view is not None:
-            self._draw(view)
-        return view is not None
+        return self._show("piece", self._more)
+
+    def _show(self, what: str, run: Callable[[], View | None]) -> bool:
+        """Whether there was something to show."""
+        start = time.monotonic()
+        with interruptible():
+            view = run()
+        if view is None:
+            return False
+        self._seconds[what] = time.monotonic() - start
+        self._draw(view)
+        return True
 
     def _continue(self) -> None:
+        self._announce()
         if self._look_further():
+            self._announce()
             self._plan(BREATH)
+        else:
+            self.running.end()
+
+    def _announce(self) -> None:
+        """Say what is still to be looked at."""
+        if self._left is None:
+            self.running.begin("Running on")
+        elif left := self._left():
+            self.running.begin(f"{left} more to run", left * self._seconds["piece"])
 
     def _plan(self, seconds: float) -> None:
         """Continue after so many seconds. Without an event loop, as in a plain script, nobody does."""
@@ -116,30 +160,39 @@ class LiveExplorer:
             return
         self._timer = loop.call_later(seconds, self._try, self._continue)
 
-    def _try(self, action: Callable[[], None]) -> bool:
+    def _try(self, action: Callable[[], Any]) -> bool:
         """Whether it went well; if not, why it did not is there to read."""
         try:
             action()
-        except (Exception, KeyboardInterrupt) as error:
+        except KeyboardInterrupt:
+            self._fail("Stopped. Move a control to go on.")
+        except Exception as error:
             reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            self._say(f"This could not be run. {reason} Move a control to try again.", "alert")
-            return False
-        return True
+            self._fail(f"This could not be run. {reason} Move a control to try again.")
+        else:
+            return True
+        return False
+
+    def _fail(self, text: str) -> None:
+        self.running.end()
+        self._say(text, "alert")
 
     def _draw(self, view: View) -> None:
         self.view = view
+        self.sentences.layout.width = f"{view.beside.sheet.width}px"
         self._say(view.sentences, "status")
-        for name in ("beside", "below"):
+        for place, picture in view.pictures.items():
+            html = getattr(self, place)
+            html.layout.width = f"{picture.sheet.width}px"
             # Always the same ids, so that a picture that did not change is not sent again.
-            picture = getattr(view, name).inline(key=f"{self._key}-{name}")
-            getattr(self, name).value = f"<div style='line-height:1.4'>{picture}</div>"
+            html.value = f"<div style='line-height:1.4'>{picture.inline(key=f'{self._key}-{place}')}</div>"
 
     def _say(self, text: str, role: str) -> None:
         """role: "status" or "alert", so that screen readers speak up."""
         self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
     def _arrange(self) -> Any:
-        left = widgets.VBox([*self.controls, self.sentences])
+        left = widgets.VBox([*self.controls, self.running, self.sentences, self.under])
         # Side by side, or below each other on a narrow page.
         top = widgets.HBox([left, self.beside], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-end"))
         return widgets.VBox([top, self.below])
@@ -148,15 +201,18 @@ class LiveExplorer:
         """What stays of the explorer where no widget runs."""
         if self.view is None:
             return {"text/plain": "", "text/html": self.sentences.value}
-        beside, below = (picture._repr_mimebundle_()["text/html"] for picture in self.view[1:])
+        *columns, below = (
+            f"<div style='max-width:{picture.sheet.width}px'>{picture._repr_mimebundle_()['text/html']}</div>"
+            for picture in self.view.pictures.values()
+        )
         names = ", ".join(control.label for control in self.controls)
         html = f"<p><i>Run this cell for the controls: {escape(names)}.</i></p><p>{escape(self.view.sentences)}</p>"
-        html += f"<div style='max-width:{HALF}px'>{beside}</div>{below}"
+        html += f"<div style='display:flex;flex-wrap:wrap;align-items:flex-end'>{''.join(columns)}</div>{below}"
         return {"text/plain": self.view.sentences, "text/html": html}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {**self._box._repr_mimebundle_(), **self._stored}
 
 
-def _html(width: int) -> Any:
-    return widgets.HTML(layout=widgets.Layout(width=f"{width}px", max_width="100%"))
+def _html() -> Any:
+    return widgets.HTML(layout=widgets.Layout(max_width="100%"))

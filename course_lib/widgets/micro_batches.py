@@ -130,7 +130,8 @@ class MicroBatchExplorer:
         self.overhead = Slider("overhead", OVERHEADS, overhead, [f"{1000 * each:g} ms each" for each in OVERHEADS])
         self.memory = Slider("memory", MEMORIES, memory, [f"for {_samples(size)}" for size in MEMORIES])
         self.measured = Measured()
-        self.explorer = LiveExplorer([self.size, self.stages, self.overhead, self.memory], self.look, self.more)
+        controls = [self.size, self.stages, self.overhead, self.memory]
+        self.explorer = LiveExplorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
 
     @property
     def setting(self) -> Setting:

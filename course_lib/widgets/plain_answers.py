@@ -83,4 +83,14 @@ class Button(widgets.Button):
         self.layout.display = None if self.label else "none"
 
 
+class Running(widgets.Label):
+    """Words without a button: no click gets through while something runs."""
+
+    def begin(self, words: str, seconds: float) -> None:
+        self.value = f"{words}. To stop, choose Interrupt Kernel in the Kernel menu."
+
+    def end(self) -> None:
+        self.value = ""
+
+
 _WIDE = widgets.Layout(width="100%")

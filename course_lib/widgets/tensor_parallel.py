@@ -12,27 +12,23 @@ of one process.
 
 from __future__ import annotations
 
-import secrets
-from html import escape
 from typing import Any, NamedTuple
 
-import ipywidgets as widgets
-
-from course_lib.figures import Picture, gantt, who_holds_what
+from course_lib.figures import gantt, who_holds_what
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.figures.who_holds_what import count_operations
 from course_lib.mechanisms.cuts import Piece
 from course_lib.questions.tensor import POSITIONS, WAYS, CutRun, run_cut
-from course_lib.ranks import Link, Pace, RunError
+from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
-from course_lib.widgets.controls import Slider
+from course_lib.widgets.controls import Slider, Switch
+from course_lib.widgets.live import WIDTH, LiveExplorer, View
 
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
 FORWARD = 2e-6  # seconds for a multiplication at each position
 LATENCY, BANDWIDTH = 0.0005, 1e6  # seconds; bytes per second
 PACE = Pace({"forward": FORWARD, "backward": 2 * FORWARD}, Link(LATENCY, BANDWIDTH))
-WIDTH = 850  # pixels
 
 
 class Setting(NamedTuple):
@@ -74,14 +70,6 @@ def _order(run: CutRun) -> list[tuple[str, Piece, int]]:
     return forward + backward[::-1]
 
 
-class View(NamedTuple):
-    """All there is to see of a run."""
-
-    sentences: str
-    cut: Picture
-    step: Picture
-
-
 def draw(setting: Setting, run: CutRun) -> View:
     predicted = predict(run, setting.ranks)
     title = "Who holds what, and what travels?"
@@ -119,10 +107,7 @@ def _verdict(run: CutRun) -> str:
 
 
 class TensorParallelExplorer:
-    """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
-
-    What goes wrong in a run is said in place of the sentences, and the next move works.
-    """
+    """Ranks, hidden size, how the two matrices are cut, and whether the sequence is cut, too."""
 
     def __init__(
         self, ranks: int = 4, hidden: int = 64, way: str = "columns, rows", sequence_parallel: bool = False
@@ -130,55 +115,15 @@ class TensorParallelExplorer:
         self.ranks = Slider("ranks", RANKS, ranks)
         self.hidden = Slider("hidden size", HIDDEN, hidden)
         self.way = Slider("cut of A, B", tuple(WAYS), way)
-        self.sequence_parallel = widgets.Checkbox(sequence_parallel, description="sequence parallel", indent=False)
-        self.places: dict[str, Any] = {name: _html() for name in View._fields}
-        self._key = f"explorer-{secrets.token_hex(4)}"
-        self._view: View | None = None
-        self._box = widgets.VBox([*self.controls, *self.places.values()])
-        self.move()
-        self._stored = self._picture()
-        for control in self.controls:
-            control.observe(lambda _: self.move(), ["index", "value"])
-
-    @property
-    def controls(self) -> list[Any]:
-        return [self.ranks, self.hidden, self.way, self.sequence_parallel]
+        self.sequence_parallel = Switch("sequence", sequence_parallel, "parallel")
+        self.explorer = LiveExplorer([self.ranks, self.hidden, self.way, self.sequence_parallel], self.look)
 
     @property
     def setting(self) -> Setting:
-        return Setting(*(control.value for control in self.controls))
+        return Setting(self.ranks.value, self.hidden.value, self.way.value, self.sequence_parallel.value)
 
-    def move(self) -> None:
-        """Run what the controls say and draw it."""
-        setting = self.setting
-        try:
-            self._view = draw(setting, setting.run())
-        except (Exception, KeyboardInterrupt) as error:
-            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            self._say(f"This could not be run. {reason} Move a control to try again.", "alert")
-            return
-        self._say(self._view.sentences, "status")
-        for name in ("cut", "step"):
-            # Always the same ids, so that a picture that did not change is not sent again.
-            picture = getattr(self._view, name).inline(key=f"{self._key}-{name}")
-            self.places[name].value = f"<div style='line-height:1.4'>{picture}</div>"
-
-    def _say(self, text: str, role: str) -> None:
-        """role: "status" or "alert", so that screen readers speak up."""
-        self.places["sentences"].value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
-
-    def _picture(self) -> dict[str, str]:
-        """What stays of the explorer where no widget runs."""
-        if self._view is None:
-            return {"text/plain": "", "text/html": self.places["sentences"].value}
-        pictures = [picture._repr_mimebundle_()["text/html"] for picture in (self._view.cut, self._view.step)]
-        invitation = "<p><i>Run this cell for the controls: ranks, hidden size, cut and sequence parallelism.</i></p>"
-        html = f"{invitation}<p>{escape(self._view.sentences)}</p>{''.join(pictures)}"
-        return {"text/plain": self._view.sentences, "text/html": html}
+    def look(self) -> View:
+        return draw(self.setting, self.setting.run())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return {**self._box._repr_mimebundle_(), **self._stored}
-
-
-def _html() -> Any:
-    return widgets.HTML(layout=widgets.Layout(width=f"{WIDTH}px", max_width="100%"))
+        return self.explorer._repr_mimebundle_()

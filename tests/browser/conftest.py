@@ -30,7 +30,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / ".course" / "screenshots"
@@ -54,8 +54,8 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 ]
-ELSEWHERE = re.compile(r"^(https?|wss?)://(?!127\.0\.0\.1[:/])")
 PATIENCE = 90_000  # milliseconds for JupyterLab and a kernel to come up on two busy cores
 
 
@@ -74,10 +74,11 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="session")
-def browser(chromium: str) -> Iterator[Browser]:
+def browser(chromium: str) -> Iterator[BrowserContext]:
+    """One for all tests, so that JupyterLab has to be loaded only once."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield started
+        yield started.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
         started.close()
 
 
@@ -88,6 +89,11 @@ class Server:
     url: str
     token: str
     folder: Path
+
+    @property
+    def answers(self) -> Path:
+        """Where the students' answers are."""
+        return self.folder.parent / "answers"
 
     def call(self, method: str, path: str) -> Any:
         headers = {"Authorization": f"token {self.token}"}
@@ -107,6 +113,7 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, base / "course" / name)
     (base / "course" / "notebooks").mkdir(parents=True, exist_ok=True)
+    follow_the_browser_s_theme(base / "settings")
     started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "course")
     with open(base / "log.txt", "wb") as log:
         process = subprocess.Popen(command(started), env=surroundings(base, started.token), stdout=log, stderr=log)
@@ -121,6 +128,12 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def follow_the_browser_s_theme(settings: Path) -> None:
+    file = settings / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"adaptive-theme": true}', encoding="utf-8")
 
 
 def free_port() -> int:
@@ -149,9 +162,10 @@ def surroundings(base: Path, token: str) -> dict[str, str]:
         "JUPYTERLAB_SETTINGS_DIR": "settings",
         "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
         "IPYTHONDIR": "ipython",
+        "COURSE_STATE": "answers",
     }
     ours = {name: str(base / place) for name, place in places.items()}
-    return {**os.environ, **ours, "JUPYTER_TOKEN": token, "JUPYTER_PREFER_ENV_PATH": "1"}
+    return {**os.environ, **ours, "COURSE_POLL": "", "JUPYTER_TOKEN": token, "JUPYTER_PREFER_ENV_PATH": "1"}
 
 
 def wait_for(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -227,17 +241,23 @@ class Lab:
 
 
 @pytest.fixture
-def lab(server: Server, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    name = re.sub(r"\W+", "-", request.node.name).strip("-")
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.route(ELSEWHERE, lambda route: route.abort())
-    page = context.new_page()
-    yield Lab(server, page, name)
+def lab(server: Server, page: Page, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    yield Lab(server, page, name_of(request))
+    server.end_kernels()
+
+
+@pytest.fixture
+def page(browser: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
+    page = browser.new_page()
+    yield page
     if request.node.stash.get(FAILED, False):
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
-    context.close()
-    server.end_kernels()
+        page.screenshot(path=SCREENSHOTS / f"{name_of(request)}.png", full_page=True)
+    page.close()
+
+
+def name_of(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W+", "-", request.node.name).strip("-")
 
 
 FAILED: pytest.StashKey[bool] = pytest.StashKey()

@@ -17,7 +17,7 @@ RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 @pytest.fixture
 def cards(lab: Any) -> Any:
     """Open a notebook with a card in each cell, where nothing has been answered yet, and run it."""
-    shutil.rmtree(lab.server.folder / "notebooks" / ".course", ignore_errors=True)
+    shutil.rmtree(lab.server.answers, ignore_errors=True)
     path = f"notebooks/{lab.workspace}.ipynb"
     lab.write(path, *(f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS))
 
@@ -63,6 +63,7 @@ def test_cards_with_the_mouse(cards: Any) -> None:
     an_order_is_dragged(notebook.page, notebook.output(ORDER))
     an_order_is_moved_with_buttons(notebook.output(ORDER))
     a_card_without_anywidget_works_with_buttons(notebook.output(PLAIN))
+    a_text_is_run_and_ticked_off(notebook.page, notebook.output(TEXT))
     what_was_decided_is_there_when_the_notebook_is_opened_anew(notebook.output(NUMBER), cards)
 
 
@@ -103,6 +104,16 @@ def a_card_without_anywidget_works_with_buttons(card: Locator) -> None:
     button(card, "Commit to this answer").click()
     button(card, "Run it").click()
     expect(feedback(card)).to_contain_text("split → update → backward", timeout=RUN)
+
+
+def a_text_is_run_and_ticked_off(page: Page, card: Locator) -> None:
+    card.get_by_role("textbox", name="Your answer:").click()
+    page.keyboard.insert_text("Shares of 3, 3, 2 and 2.")
+    button(card, "Commit to this answer").click()
+    button(card, "Run it").click()
+    expect(feedback(card)).to_contain_text("A good answer:", timeout=RUN)
+    card.get_by_role("checkbox").last.click()
+    expect(card.get_by_role("checkbox").last).to_be_checked()
 
 
 def what_was_decided_is_there_when_the_notebook_is_opened_anew(card: Locator, cards: Any) -> None:

@@ -1,60 +1,72 @@
-"""The explorers of what is calculated: a key and a mouse move the picture, and the lessons store one."""
+"""What takes long: an explorer says so, and its Stop button works, in the middle of a run and between two."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
-from tests.browser.test_lessons import MOVE, STDERR, drag, press
+from tests.browser.hands import MOVE, drag, press, says
 
-STATUS = ".jp-OutputArea-output .widget-html [role=status]"
-LESSONS = {"one_machine": "01_one_machine_is_not_enough", "refresh": "08_planning"}
+EXPLORER = """
+import time
+from course_lib import Span, Timeline, launch
+from course_lib.figures import gantt
+from course_lib.widgets.controls import Slider
+from course_lib.widgets.live import LiveExplorer, View
+
+seconds, missing = Slider("seconds", (0, 1, 300), 0), []
+picture = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
+
+def look():
+    launch(lambda rank: time.sleep(seconds.value), 2)
+    missing[:] = [0.2] * (60 * seconds.value)
+    return View(f"took {seconds.value} s", picture, picture)
+
+def more():
+    if not missing:
+        return None
+    time.sleep(missing.pop())
+    return View(f"{len(missing)} missing", picture, picture)
+
+LiveExplorer([seconds], look, more, lambda: len(missing))
+"""
+
+LEFT = re.compile(r"more to run, about \d+ s left")
 
 
-@pytest.fixture
-def explorer(lab: Any, request: pytest.FixtureRequest) -> Page:
-    """A notebook with the explorer named by the test's parameter, and nothing else."""
-    lab.write("notebooks/explorer.ipynb", f"from course_lib.widgets import {request.param} as m\nm.explorer()")
-    notebook = lab.open("notebooks/explorer.ipynb")
+def test_a_long_run_shows_how_long_yet_and_can_be_stopped(lab: Any) -> None:
+    lab.write("notebooks/long.ipynb", EXPLORER)
+    notebook = lab.open("notebooks/long.ipynb")
     notebook.run_all()
     page: Page = notebook.page
-    assert page.locator(STDERR).all_inner_texts() == []
-    return page
+    stop = page.get_by_role("button", name="Stop", exact=True)
+    expect(stop).to_be_hidden()
+    in_the_middle_of_a_run(page, stop)
+    between_two_runs(page, stop)
 
 
-def wait_for(page: Page, words: str) -> None:
-    """Until the explorer's sentences say so."""
-    page.locator(STATUS).filter(has_text=words).wait_for(timeout=MOVE)
+def in_the_middle_of_a_run(page: Page, stop: Any) -> None:
+    drag(page, "seconds", 1.0)
+    expect(stop).to_be_visible(timeout=MOVE)
+    page.get_by_role("progressbar", name="Running").wait_for()
+    stop.click()
+    expect(page.get_by_role("alert")).to_contain_text("Stopped. Move a control to go on.", timeout=MOVE)
 
 
-@pytest.mark.parametrize("explorer", ["one_machine"], indirect=True)
-def test_a_larger_model_does_not_fit_and_a_smaller_one_does(explorer: Page) -> None:
-    wait_for(explorer, "6.7B does not fit")
-    press(explorer, "model", "ArrowLeft")
-    wait_for(explorer, "2.7B fits")
-    drag(explorer, "device", 0.0)
-    wait_for(explorer, "2.7B does not fit")
-    explorer.get_by_text("Does 2.7B fit into one laptop-CPU?").wait_for(timeout=MOVE)
-
-
-@pytest.mark.parametrize("explorer", ["refresh"], indirect=True)
-def test_a_refresh_is_planned_anew_at_every_move(explorer: Page) -> None:
-    wait_for(explorer, "times as fast as before")
-    press(explorer, "nodes", "ArrowRight")
-    explorer.get_by_text("A step on 64 B200-180GB").wait_for(timeout=MOVE)
-    drag(explorer, "network", 0.0)
-    explorer.get_by_text("A step on 64 B200-180GB with Ethernet 25").wait_for(timeout=MOVE)
-    assert explorer.locator(STATUS).count() == 1
-
-
-@pytest.mark.parametrize("module", LESSONS)
-def test_a_lesson_shows_its_explorer_before_anything_is_run(lab: Any, module: str) -> None:
-    page = lab.open(f"notebooks/{LESSONS[module]}.ipynb").page
-    pictures = page.locator(".jp-CodeCell").filter(has_text=f"{module}.explorer()").locator("img")
-    pictures.last.scroll_into_view_if_needed()
-    assert pictures.count() == 2
-    for picture in pictures.all():
-        assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 0")
-        assert picture.get_attribute("alt")
+def between_two_runs(page: Page, stop: Any) -> None:
+    """With the keyboard alone."""
+    press(page, "seconds", "ArrowLeft")
+    says(page, "took 1 s")
+    expect(page.get_by_role("progressbar")).to_have_attribute("aria-label", LEFT, timeout=MOVE)
+    page.keyboard.press("Tab")
+    expect(stop).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(stop).to_have_attribute("aria-disabled", "true", timeout=MOVE)
+    expect(stop).to_be_focused()
+    says(page, "missing")
+    left = page.get_by_role("status").inner_text()
+    press(page, "seconds", "ArrowLeft")
+    says(page, "took 0 s")
+    assert int(left.split()[0]) > 0

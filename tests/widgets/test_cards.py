@@ -156,6 +156,38 @@ def test_a_run_that_does_not_end_well_says_so_and_can_be_repeated() -> None:
     assert (card.main.label, card.main.enabled) == (RUN, True)
 
 
+def test_a_run_that_is_stopped_can_be_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card("Q4")
+    assert card.field is not None
+    card.field.widget.chosen = [1]
+    press(card.main)
+    with monkeypatch.context() as patch:
+        patch.setattr(Question, "run", stop)
+        press(card.main)
+    assert "Stopped. Press the button to run it again." in card.status.value
+    assert (card.main.label, card.running.words) == (RUN, "")
+    press(card.main)
+    assert card.main.label == AGAIN
+
+
+def stop(question: Question, answer: str) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_while_it_runs_it_says_so_and_the_second_time_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card("Q4")
+    assert card.field is not None
+    card.field.widget.chosen = [1]
+    said: list[tuple[str, float]] = []
+    card.running.observe(lambda change: said.append((card.running.words, card.running.seconds)), "words")
+    for _ in range(2):
+        for _ in (DECIDE, RUN, AGAIN):
+            press(card.main)
+    began = [seconds for words, seconds in said if words == "Running it on real ranks"]
+    assert began[0] == 0 < began[1] < 10
+    assert card.running.words == ""
+
+
 def test_other_numbers_are_asked_for_with_a_button() -> None:
     card = Card("Q4")
     assert card.other.label == OTHER
@@ -250,6 +282,7 @@ def test_plain_options_let_go_of_each_other_unless_several_may_be_chosen() -> No
 
 
 def test_both_kinds_of_controls_have_the_same_names() -> None:
+    assert callable(plain_answers.Running.begin) and callable(plain_answers.Running.end)
     for name in ("Options", "OrderList", "Button"):
         ours = set(getattr(answers, name).class_own_traits()) - {"_esm", "_css", "texts", "label", "several"}
         assert ours <= set(getattr(plain_answers, name).class_traits())

@@ -12,7 +12,7 @@ import pytest
 from course_lib import Span, Timeline
 from course_lib.figures import Timing
 from course_lib.ranks import Deadlock
-from course_lib.widgets import data_parallel
+from course_lib.widgets import live
 from course_lib.widgets.data_parallel import BATCH_SIZES, CURVE, DataParallelExplorer, Measured, Setting, describe
 
 SETTING = Setting(ranks=4, batch_size=32, link_speed=5, overlap=True)
@@ -49,16 +49,16 @@ def explorer(monkeypatch: pytest.MonkeyPatch) -> DataParallelExplorer:
 
 
 def rows(explorer: DataParallelExplorer) -> int:
-    return len(set(re.findall(r">rank \d+<", explorer.places["step"].value)))
+    return len(set(re.findall(r">rank \d+<", explorer.explorer.below.value)))
 
 
 def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     explorer = DataParallelExplorer(ranks=2, batch_size=16)
-    before = explorer.places["step"].value
+    before = explorer.explorer.below.value
     explorer.ranks.value = 3
     assert rows(explorer) == 3
-    assert explorer.places["step"].value != before
-    assert explorer.places["sentences"].value.count("3 ranks, 16 samples, paced: ") == 1
+    assert explorer.explorer.below.value != before
+    assert explorer.explorer.sentences.value.count("3 ranks, 16 samples, paced: ") == 1
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,8 @@ def test_each_control_changes_its_part_of_the_run(
 
 
 def test_controls_and_pictures_say_what_they_are(explorer: DataParallelExplorer) -> None:
-    assert [slider.label for slider in explorer.controls[:3]] == ["ranks", "batch size", "link speed"]
-    assert explorer.overlap.description
-    for picture in (explorer.places["curve"], explorer.places["losses"], explorer.places["step"]):
+    assert [control.label for control in explorer.explorer.controls] == ["ranks", "batch size", "link speed", "overlap"]
+    for picture in (explorer.explorer.beside, explorer.explorer.under, explorer.explorer.below):
         assert "paced" in picture.value
         assert "aria-label" in picture.value
 
@@ -84,16 +83,16 @@ def test_the_curve_has_one_rank_the_ideal_and_every_number_of_ranks_to_be_compar
     explorer: DataParallelExplorer,
 ) -> None:
     for ranks in CURVE:
-        assert f"paced: {ranks} rank" in explorer.places["curve"].value
-    assert ">ideal<" in explorer.places["curve"].value
+        assert f"paced: {ranks} rank" in explorer.explorer.beside.value
+    assert ">ideal<" in explorer.explorer.beside.value
 
 
 def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
-    monkeypatch.setattr(data_parallel, "PAUSE", 0.0)
-    monkeypatch.setattr(data_parallel, "BREATH", 0.0)
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "BREATH", 0.0)
 
     async def move() -> None:
         explorer.link_speed.value = 10
@@ -104,18 +103,18 @@ def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
     asyncio.run(move())
     # The last one has the ranks of the next move ready.
     assert [setting.ranks for setting in called] == [4, 2, 8, 4]
-    assert "paced: 8 rank" in explorer.places["curve"].value
+    assert "paced: 8 rank" in explorer.explorer.beside.value
 
 
 def test_a_new_move_puts_the_rest_of_the_curve_off(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
-    monkeypatch.setattr(data_parallel, "PAUSE", 3600.0)
+    monkeypatch.setattr(live, "PAUSE", 3600.0)
 
     async def move() -> asyncio.TimerHandle:
         explorer.link_speed.value = 10
-        first = explorer._timer
+        first = explorer.explorer._timer
         explorer.link_speed.value = 2
         assert first is not None
         return first
@@ -132,23 +131,25 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
 
     instead_of_running(monkeypatch, fail)
     explorer.overlap.value = False
-    assert "role='alert'" in explorer.places["sentences"].value
-    assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.places["sentences"].value
+    assert "role='alert'" in explorer.explorer.sentences.value
+    assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.explorer.sentences.value
     instead_of_running(monkeypatch, perfect)
     explorer.overlap.value = True
-    assert "4 ranks, 32 samples, paced" in explorer.places["sentences"].value
+    assert "4 ranks, 32 samples, paced" in explorer.explorer.sentences.value
 
 
-@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt("the Stop button")])
+@pytest.mark.parametrize(
+    ("error", "words"), [(ValueError("a bug"), "ValueError: a bug"), (KeyboardInterrupt(), "Stopped. Move a control")]
+)
 def test_nothing_kills_it(
-    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
 ) -> None:
     def fail(setting: Setting) -> Timeline:
         raise error
 
     instead_of_running(monkeypatch, fail)
     explorer.ranks.value = 5
-    assert str(error) in explorer.places["sentences"].value
+    assert words in explorer.explorer.sentences.value
 
 
 def test_it_can_even_begin_with_a_run_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +173,8 @@ def test_a_picture_that_stays_the_same_is_not_sent_again(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[str] = []
-    explorer.places["step"].observe(lambda change: changed.append(change.name), "value")
-    explorer.complete_curve()
+    explorer.explorer.below.observe(lambda change: changed.append(change.name), "value")
+    explorer.explorer.complete()
     assert changed == []
 
 

@@ -25,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
 
 
 def said(explorer: TensorParallelExplorer) -> str:
-    return explorer.places["sentences"].value
+    return explorer.explorer.sentences.value
 
 
 def test_a_move_runs_paced_ranks_and_draws_what_they_did() -> None:
@@ -34,8 +34,8 @@ def test_a_move_runs_paced_ranks_and_draws_what_they_did() -> None:
     explorer.ranks.value = 2
     assert "2 ranks, columns, rows, hidden size 32, paced: " in said(explorer)
     assert "8.19 kB in 2 all-reduces: no cut needs less" in said(explorer)
-    assert "modelled" in explorer.places["step"].value
-    assert "paced" in explorer.places["cut"].value
+    assert "modelled" in explorer.explorer.below.value
+    assert "paced" in explorer.explorer.beside.value
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_what_is_predicted_is_the_formula() -> None:
 
 def test_controls_have_labels_and_pictures_have_words(quick: list[Setting]) -> None:
     explorer = TensorParallelExplorer()
-    assert [slider.label for slider in explorer.controls[:3]] == ["ranks", "hidden size", "cut of A, B"]
-    assert explorer.sequence_parallel.description
-    for name in ("cut", "step"):
-        assert "aria-label" in explorer.places[name].value
+    labels = [control.label for control in explorer.explorer.controls]
+    assert labels == ["ranks", "hidden size", "cut of A, B", "sequence"]
+    for place in (explorer.explorer.beside, explorer.explorer.below):
+        assert "aria-label" in place.value
 
 
 def test_where_no_widget_runs_there_are_pictures_and_the_sentences(quick: list[Setting]) -> None:

@@ -1,0 +1,73 @@
+"""What a student's hands and eyes do on a page: move a control with a key or the mouse, read, look at a picture.
+
+`where` is the page, or a part of it, such as one cell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, expect
+
+RUN = 600  # seconds that a whole lesson may take on a busy machine
+MOVE = 60_000  # milliseconds that a move may take there
+STDERR = ".jp-Notebook [data-mime-type='application/vnd.jupyter.stderr']"
+OURS = ".jp-OutputArea-output"  # everything that the course adds to a page
+BAD = ("serious", "critical")
+
+
+def cell(page: Page, text: str) -> Locator:
+    """The code cell that has this text in it."""
+    return page.locator(".jp-CodeCell").filter(has=page.locator(".jp-InputArea").filter(has_text=text))
+
+
+def press(where: Page | Locator, name: str, key: str, times: int = 1) -> None:
+    """Focus the control with this name, and press a key."""
+    control = slider(where, name)
+    control.focus()
+    for _ in range(times):
+        control.press(key)
+
+
+def slider(where: Page | Locator, name: str) -> Locator:
+    return where.get_by_role("slider", name=name, exact=True)
+
+
+def drag(where: Page | Locator, name: str, share: float) -> None:
+    """Take a slider by its handle and let go at this share of its length."""
+    control = slider(where, name)
+    control.scroll_into_view_if_needed()
+    mouse = control.page.mouse
+    box = control.bounding_box()
+    assert box is not None
+    low, high, now = (int(control.evaluate(f"slider => slider.{what}")) for what in ("min || 0", "max", "value"))
+    handle, track, middle = box["height"], box["width"] - box["height"], box["y"] + box["height"] / 2
+    mouse.move(box["x"] + handle / 2 + track * (now - low) / (high - low), middle)
+    mouse.down()
+    mouse.move(box["x"] + handle / 2 + track * share, middle, steps=5)
+    mouse.up()
+
+
+def says(where: Page | Locator, words: str) -> None:
+    """Wait until the explorer's sentences have these words."""
+    expect(where.locator(".widget-html [role=status]").filter(has_text=words)).to_be_visible(timeout=MOVE)
+
+
+def pictures(where: Page | Locator) -> Locator:
+    return where.locator(".widget-html svg[role=img]")
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds seriously wrong in what the course adds, in the light and in the dark theme."""
+    found: list[str] = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.locator(f"body[data-jp-theme-light={'true' if scheme == 'light' else 'false'}]").wait_for()
+        results: Any = Axe().run(page, OURS).response
+        for violation in results["violations"]:
+            if violation["impact"] in BAD:
+                places = [node["html"][:200] for node in violation["nodes"][:3]]
+                found.append(f"{scheme}: {violation['help']}, {len(violation['nodes'])} times: {places}")
+    page.emulate_media(color_scheme="light")
+    return found

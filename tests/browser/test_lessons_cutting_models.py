@@ -1,0 +1,59 @@
+"""Lessons 03 to 05 as a student goes through them: a model is cut between its layers, inside them, and into stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import expect
+
+from tests.browser.hands import MOVE, cell, drag, pictures, press, says, slider
+from tests.browser.test_lessons import go_through
+
+
+def test_layerwise_model_parallelism(lab: Any) -> None:
+    page = go_through(lab, "03_layerwise_model_parallelism")
+    explorer = cell(page, "LayerWiseExplorer()")
+    says(explorer, "4 units")
+    press(explorer, "units", "ArrowLeft")
+    says(explorer, "3 units")
+    drag(explorer, "cut", 1.0)
+    expect(slider(explorer, "cut")).to_have_attribute("aria-valuetext", "by bytes")
+    expect(pictures(explorer).last).to_contain_text("paced (emulated device speed): 3 ranks")
+
+
+def test_tensor_parallelism(lab: Any) -> None:
+    page = go_through(lab, "04_tensor_parallelism")
+    explorer = cell(page, "TensorParallelExplorer()")
+    press(explorer, "ranks", "ArrowLeft")
+    says(explorer, "2 ranks, columns, rows, hidden size 64, paced")
+    drag(explorer, "cut of A, B", 0.5)
+    says(explorer, "2 ranks, rows, columns, hidden size 64, paced")
+    explorer.locator("svg[aria-label*='hold A by rows and B by columns']").wait_for(timeout=MOVE)
+    press(explorer, "cut of A, B", "ArrowRight")
+    says(explorer, "Wrong: gradient of x is off by")
+
+
+def test_pipeline_parallelism(lab: Any) -> None:
+    page = go_through(lab, "05_pipeline_parallelism")
+    a_schedule_is_run_beside_what_was_predicted(cell(page, "PipelineExplorer()"))
+    the_size_of_micro_batches_has_a_minimum(cell(page, "MicroBatchExplorer()"))
+
+
+def a_schedule_is_run_beside_what_was_predicted(explorer: Any) -> None:
+    says(explorer, "4 stages, 8 micro-batches, gpipe, paced")
+    press(explorer, "schedule", "ArrowRight")
+    says(explorer, "4 stages, 8 micro-batches, 1f1b, paced")
+    expect(pictures(explorer).first).to_contain_text("at most 1")
+    drag(explorer, "stages", 0.0)
+    says(explorer, "2 stages, 8 micro-batches, 1f1b, paced")
+    for heading in ("paced (emulated device speed): 2 ranks", "modelled (calculated, not run): 2 ranks"):
+        expect(pictures(explorer).last).to_contain_text(heading)
+
+
+def the_size_of_micro_batches_has_a_minimum(explorer: Any) -> None:
+    says(explorer, "Micro-batches of 4 samples, 8 of them on 4 stages")
+    drag(explorer, "micro-batch", 1.0)
+    says(explorer, "Micro-batches of 32 samples, 1 of them on 4 stages")
+    press(explorer, "memory", "ArrowLeft", times=2)
+    says(explorer, "memory for 8")
+    expect(pictures(explorer).first).to_contain_text("32 ✗")

@@ -1,0 +1,96 @@
+"""`course.py present`, as a room sees it: large type, one section after the other, questions without answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, surroundings, wait_for
+from tests.browser.hands import MOVE, cell
+
+
+@pytest.fixture
+def stage(chromium: str, tmp_path: Path) -> Iterator[Server]:
+    """JupyterLab with the options that course.py gives it for lesson 02."""
+    course = load_course()
+    options = course.stage(tmp_path / "stage", course.chosen_lesson(["2"]))
+    started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), tmp_path / "stage")
+    words = [*options, "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
+    words.append(f"--ServerApp.port={started.url.rsplit(':', 1)[1]}")
+    variables = {**surroundings(tmp_path, started.token), "COURSE_POLL": "1"}
+    with open(tmp_path / "log.txt", "wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "jupyterlab", *words], env=variables, stdout=log, stderr=log)
+        try:
+            wait_for(started, process, tmp_path / "log.txt")
+            yield started
+        finally:
+            started.end_kernels()
+            process.terminate()
+            process.wait(20)
+
+
+def load_course() -> Any:
+    spec = importlib.util.spec_from_file_location("course", ROOT / "course.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def open_lesson(page: Page, stage: Server) -> None:
+    """At the address that JupyterLab itself goes to. There is no status bar to say that the kernel is ready."""
+    page.goto(f"{stage.url}/?token={stage.token}", timeout=PATIENCE)
+    page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=PATIENCE)
+    deadline = time.monotonic() + PATIENCE / 1000
+    while [kernel["execution_state"] for kernel in stage.call("GET", "kernels")] != ["idle"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_lesson_is_projected_section_by_section(stage: Server, page: Page) -> None:
+    open_lesson(page, stage)
+    it_is_large_and_nothing_else_is_there(page)
+    sections_unfold_with_one_key(page)
+    a_card_shows_the_question_and_runs_every_answer(page)
+
+
+def it_is_large_and_nothing_else_is_there(page: Page) -> None:
+    text = page.locator(".jp-Notebook .jp-RenderedMarkdown p").first
+    assert text.evaluate("text => parseFloat(getComputedStyle(text).fontSize)") >= 20
+    for bar in ("#jp-main-statusbar", ".jp-cell-toolbar", ".jp-NotebookPanel-toolbar button", ".jp-SideBar"):
+        expect(page.locator(bar).locator("visible=true")).to_have_count(0)
+
+
+def sections_unfold_with_one_key(page: Page) -> None:
+    heading = page.get_by_role("heading", name="1. Many hands")
+    text = page.get_by_text("A model learns from a minibatch", exact=False)
+    expect(heading).to_be_visible()
+    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_hidden()
+    page.locator(".jp-Notebook .jp-Cell").first.click()
+    page.keyboard.press("PageDown")
+    page.keyboard.press("PageDown")
+    expect(text).to_be_visible()
+    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_visible()
+    expect(page.get_by_role("heading", name="2. Is it still the same training?")).to_be_in_viewport()
+
+
+def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
+    for _ in range(2):
+        page.keyboard.press("PageDown")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.press("Shift+Enter")
+    card = cell(page, 'Card("Q4")')
+    expect(card.get_by_role("button", name="Run it", exact=True)).to_be_visible(timeout=MOVE)
+    assert card.get_by_role("radio").count() == 0
+    assert card.get_by_role("group", name="What came of it").count() == 0
+    card.get_by_role("button", name="Run it", exact=True).click()
+    expect(card.get_by_role("group", name="What came of it")).to_have_count(4, timeout=MOVE)

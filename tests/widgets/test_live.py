@@ -1,0 +1,135 @@
+"""What every explorer with real ranks does while something runs: it says for how long yet, and it can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from course_lib import Span, Timeline
+from course_lib.figures import gantt
+from course_lib.widgets import live
+from course_lib.widgets.controls import Slider, Switch
+from course_lib.widgets.live import LiveExplorer, View
+
+PICTURE = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
+
+
+class Pieces:
+    """An explorer of something that comes in pieces, of which each move asks for three."""
+
+    def __init__(self, knows_how_many: bool = True) -> None:
+        self.number = Slider("number", (1, 2, 3), 1)
+        self.missing = 0
+        self.said: list[tuple[str, float]] = []
+        left = (lambda: self.missing) if knows_how_many else None
+        self.explorer = LiveExplorer([self.number, Switch("more", True)], self.look, self.more, left)
+        self.explorer.running.observe(lambda _: self.said.append(self.now), "words")
+        self.missing = 3
+
+    @property
+    def now(self) -> tuple[str, float]:
+        return self.explorer.running.words, self.explorer.running.seconds
+
+    def look(self) -> View:
+        return View(f"number {self.number.value}, {self.missing} missing", PICTURE, PICTURE)
+
+    def more(self) -> View | None:
+        if not self.missing:
+            return None
+        self.missing -= 1
+        time.sleep(0.01)
+        return self.look()
+
+
+def moved(pieces: Pieces, during: Callable[[], None] = lambda: None, turns: int = 50) -> None:
+    """Move a control in an event loop, as in a kernel, and call `during` in every turn of it."""
+
+    async def move() -> None:
+        pieces.number.value = 2
+        for _ in range(turns):
+            during()
+            await asyncio.sleep(0)
+
+    asyncio.run(move())
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> Pieces:
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "BREATH", 0.0)
+    return Pieces()
+
+
+def test_long_work_says_how_much_there_is_to_do_and_for_how_long(pieces: Pieces) -> None:
+    moved(pieces)
+    assert [words for words, _ in pieces.said if "more" in words][-1] == "1 more to run"
+    *_, seconds = [seconds for words, seconds in pieces.said if words == "2 more to run"]
+    assert 0.02 <= seconds < 1
+    assert pieces.now == ("", 0)
+    assert pieces.missing == 0
+
+
+def test_work_of_unknown_length_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "BREATH", 0.0)
+    pieces = Pieces(knows_how_many=False)
+    moved(pieces)
+    assert ("Running on", 0) in pieces.said
+    assert pieces.now == ("", 0)
+
+
+def test_a_stop_takes_effect_between_two_pieces(pieces: Pieces) -> None:
+    def press_stop() -> None:
+        if pieces.missing == 2:
+            pieces.explorer.running.clicks += 1
+
+    moved(pieces, press_stop)
+    assert pieces.missing == 2
+    assert pieces.now == ("", 0)
+    assert "number 2" in pieces.explorer.sentences.value
+
+
+def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces) -> None:
+    def interrupted() -> View:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+        raise AssertionError("nobody stopped it")
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a kernel has it between its messages
+    try:
+        pieces.explorer._look = interrupted
+        pieces.number.value = 3
+    finally:
+        assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
+    assert "Stopped. Move a control to go on." in pieces.explorer.sentences.value
+    assert pieces.now == ("", 0)
+    pieces.explorer._look = pieces.look
+    pieces.number.value = 2
+    assert "number 2" in pieces.explorer.sentences.value
+
+
+def test_it_also_works_in_a_thread_that_no_interrupt_reaches(pieces: Pieces) -> None:
+    def move() -> None:
+        pieces.number.value = 2
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    thread.join()
+    assert "number 2" in pieces.explorer.sentences.value
+
+
+def test_what_is_running_is_said_before_it_runs(pieces: Pieces) -> None:
+    said: list[str] = []
+    pieces.explorer._look = lambda: (said.append(pieces.now[0]), pieces.look())[1]
+    pieces.number.value = 2
+    assert said == ["Running"]
+
+
+def test_names_of_all_controls_are_stored(pieces: Pieces) -> None:
+    assert "Run this cell for the controls: number, more." in pieces.explorer._repr_mimebundle_()["text/html"]
