@@ -12,10 +12,11 @@ A collective is drawn as its ring: each rank sends to the next, and the last to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.figures.axis import data_size, percent
+from course_lib.figures.axis import data_size
 from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
 from course_lib.figures.palette import INK, LINES, PAPER, Style
 from course_lib.figures.picture import Picture
@@ -31,7 +32,7 @@ AXES = ("dp", "pp", "tp")
 NAMES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "dp": "data (dp)", "all": "all ranks"}
 LOOKS = dict(zip(("tp", "pp", "dp"), LINES, strict=False))
 STEPS = {"dp": (0.62, -0.46), "pp": (0.0, 0.8), "tp": (1.15, 0.0)}  # to the next rank on an axis, right and down
-BULGES = {"dp": (0.35, 0.45), "pp": (-0.6, 0.0), "tp": (0.0, -0.6)}  # of the line that closes a ring
+BULGE, HIGHEST = 0.3, 70.0  # of a line that closes a ring: share of its length, and pixels at most
 RADIUS, PITCH, EDGE = 13.0, 100.0, 58.0  # pixels: of a rank, most for a step, and around the block
 THIN, WIDE = 1.5, 12.0  # pixels: of the lines for next to nothing and for the most
 ROW, INDENT, COLUMNS = 20.0, 40.0, (0.62, 0.9)
@@ -90,7 +91,7 @@ class _Block(NamedTuple):
         reach = [sum((n - 1) * abs(STEPS[axis][i]) for axis, n in zip(AXES, mesh, strict=True)) for i in (0, 1)]
         pitch = min(PITCH, (width - 2 * EDGE) / max(reach[0], 1e-9), 3.2 * PITCH / max(reach[1], 1e-9))
         up = (mesh[0] - 1) * -STEPS["dp"][1] * pitch
-        bulge = 0.3 * pitch if mesh[2] > 2 else 0.0  # of the highest rings
+        bulge = min(BULGE * (mesh[2] - 1) * STEPS["tp"][0] * pitch, HIGHEST) / 2 if mesh[2] > 2 else 0.0
         return cls(mesh, (width - reach[0] * pitch) / 2, y + up + bulge + 2 * RADIUS, pitch)
 
     def place(self, rank: int) -> tuple[float, float]:
@@ -139,8 +140,11 @@ def _line(block: _Block, axis: str, one: int, other: int) -> str:
     (x1, y1), (x2, y2) = block.place(one), block.place(other)
     if block.neighbors(axis, one, other):
         return f"M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}"
-    right, down = (part * block.pitch for part in BULGES[axis])
-    return f"M{x1:.1f},{y1:.1f}Q{(x1 + x2) / 2 + right:.1f},{(y1 + y2) / 2 + down:.1f} {x2:.1f},{y2:.1f}"
+    # To the side: above tensor ranks, and else where the block ends.
+    right, down = (y1 - y2, x2 - x1) if axis != "tp" else (0.0, x1 - x2)
+    bulge = min(BULGE, HIGHEST / math.hypot(right, down))
+    right, down = (x1 + x2) / 2 + bulge * right, (y1 + y2) / 2 + bulge * down
+    return f"M{x1:.1f},{y1:.1f}Q{right:.1f},{down:.1f} {x2:.1f},{y2:.1f}"
 
 
 def _label(sheet: Sheet, block: _Block, axis: str, lines: Mapping[tuple[int, int], int]) -> None:
@@ -150,8 +154,10 @@ def _label(sheet: Sheet, block: _Block, axis: str, lines: Mapping[tuple[int, int
     pair = next(pair for pair in lines if pair[0] == first and block.neighbors(axis, *pair))
     (x1, y1), (x2, y2) = map(block.place, pair)
     right, down, anchor = {"dp": (14, 16, "start"), "pp": (-12, 4, "end"), "tp": (0, 22, "middle")}[axis]
-    text = data_size(lines[pair])
-    sheet.text((x1 + x2) / 2 + right, (y1 + y2) / 2 + down, text, text_anchor=anchor, font_size=11, **HALO)
+    x, y = (x1 + x2) / 2 + right, (y1 + y2) / 2 + down
+    if axis == "dp" and block.mesh[0] > 2:  # a curve is there
+        x, y = x1 + right, y1 + RADIUS + 12
+    sheet.text(x, y, data_size(lines[pair]), text_anchor=anchor, font_size=11, **HALO)
 
 
 def _draw_rank(sheet: Sheet, rank: int, place: tuple[float, float], machine: Style) -> None:
@@ -186,20 +192,14 @@ def _draw_table(sheet: Sheet, sent: Sent, predicted: Mapping[str, int] | None, y
         count = total(sent, axis)
         sheet.text(columns[0], y + 12, data_size(count), text_anchor="end")
         if predicted is not None:
-            sheet.text(columns[1], y + 12, _difference(count, predicted[axis]), text_anchor="end")
+            text = "the same" if predicted[axis] == count else data_size(predicted[axis])
+            sheet.text(columns[1], y + 12, text, text_anchor="end")
     return y + ROW + 4
 
 
 def total(sent: Sent, axis: str) -> int:
     """Bytes that all ranks together send on an axis."""
     return sum(sent.get(axis, {}).values())
-
-
-def _difference(count: int, predicted: int) -> str:
-    if count == predicted:
-        return "the same"
-    off = f" ({percent(abs(count / predicted - 1))} off)" if predicted else ""
-    return data_size(predicted) + off
 
 
 def _summary(mesh: Sizes, sent: Sent, predicted: Mapping[str, int] | None, origin: str) -> str:
