@@ -4,6 +4,7 @@ gantt(run.timeline)                                  what every rank did, and wh
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
 lost_time({"4 ranks": attribute(run.timeline)})      where the rest of the time went
 who_holds_what(run.pieces, run.traffic, 4)           how matrices are cut, and what travels between the ranks
+mesh_map((2, 2, 2), step.sent)                       who talks to whom on a mesh of ranks, and how much
 in_flight(run.timeline)                              how many micro-batches' activations every rank holds
 micro_batch_sizes(steps)                             how long a step takes with micro-batches of each size
 
@@ -20,6 +21,7 @@ from course_lib.figures.gantt_chart import gantt
 from course_lib.figures.in_flight import held, in_flight
 from course_lib.figures.limits import limits
 from course_lib.figures.losses import lost_time
+from course_lib.figures.mesh_map import mesh_map
 from course_lib.figures.micro_batch_chart import SizedStep, micro_batch_sizes
 from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map
@@ -41,6 +43,7 @@ __all__ = [
     "limits",
     "lost_time",
     "memory_by_part",
+    "mesh_map",
     "micro_batch_sizes",
     "plan_map",
     "roofline",

@@ -39,5 +39,12 @@ CATALOG = {
         Entry("pipelining_gain", "Just as much to compute", "05_pipeline_parallelism", "open_cases"),
         Entry("tune_a_pipeline", "Nobody dares to change it", "05_pipeline_parallelism", "open_cases"),
         Entry("Q9", "Fast, and then it ends badly", "06_mixed_precision", "precision"),
+        Entry("which_axis_across", "Two machines", "07_combining_mechanisms", "strategies"),
+        Entry("evaluate_strategy", "Three good reasons", "07_combining_mechanisms", "strategies"),
+        Entry("optimize_efficiency", "It fits, and is slow", "08_planning", "strategies"),
+        Entry("more_replicas", "From 64 to 1,024", "08_planning", "strategies"),
+        Entry("same_plan", "New devices, old plan", "08_planning", "strategies"),
+        Entry("which_offer", "Where does the money go?", "08_planning", "strategies"),
+        Entry("infrastructure", "Three managers, three offers", "08_planning", "strategies"),
     )
 }

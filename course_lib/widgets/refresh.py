@@ -20,25 +20,12 @@ from functools import lru_cache
 from course_lib.figures import memory_by_part, step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.figures.words import plan_in_words
-from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
+from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.search import legal_plans
+from course_lib.questions.strategies import BATCH, MODEL
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.explorer import WIDTH, Explorer, View
 
-# Llama Team 2024, "The Llama 3 Herd of Models", table 3: the 70B model.
-MODEL = ModelSpec(
-    layers=80,
-    hidden=8192,
-    heads=64,
-    kv_heads=8,
-    ffn_hidden=28672,
-    sequence=8192,
-    vocab=128256,
-    gated_mlp=True,
-    tied_embeddings=False,
-    flash_attention=True,
-)
-BATCH = 256
 DEVICES = ("A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")
 NETWORKS = ("Ethernet 25", "Ethernet 100", "InfiniBand HDR", "InfiniBand NDR")
 NODES = (4, 8, 16)

@@ -2,8 +2,9 @@
 # # Combining mechanisms
 #
 # **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, in 16 bits if
-# you like, and find out who has to talk to whom, how much, and what is easily counted twice.<br>
-# **Time:** 40 minutes.<br>
+# you like, arrange the ranks in ten ways, and find out who has to talk to whom, how much, and what is easily counted
+# twice.<br>
+# **Time:** 45 minutes.<br>
 # **You need:** the lessons on data, tensor and pipeline parallelism and on [mixed precision](06_mixed_precision.ipynb).
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
@@ -173,42 +174,50 @@ for rank, groups in enumerate(by_rank):
 #
 # ## 4. How much each axis sends
 #
-# *Predict:* which of the three axes sends the most bytes in a step, and which the least? Every message of the run is
-# in its timeline, and in this run each axis uses operations of its own: tensor ranks all-reduce, stages send, and
-# replicas exchange gradients (all-to-all) and updated parameters (all-gather).
+# *Predict:* which of the three axes sends the most bytes in a step, and which the least? And with four times as many
+# samples?
+#
+# Every message of a run is in its timeline, so there is nothing to estimate: `Arrangement` trains one step on such a
+# mesh and adds up, for every two ranks, what went from one to the other.
 
 # %%
-AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
+from course_lib.questions.meshes import Arrangement
 
-def train_on(rank, samples, steps):
-    part = make_part((2, 2, 2))
-    optimizer = make_optimizer(part, torch.optim.Adam, lr=3e-3)
-    for inputs, targets in islice(data.minibatches(problems, samples), steps):
-        train_step(part, optimizer, inputs, targets)
-
-def sent(samples, steps):
-    """The operations of rank 0 and their bytes, a list for each axis."""
-    spans = launch(train_on, world_size=8, args=(samples, steps)).timeline.of(0)
-    transfers = [span for span in spans if span.kind == "transfer" and span.bytes > 100]  # not the loss
-    return {axis: [span.bytes for span in transfers if AXIS_OF.get(span.name) == axis] for axis in AXES}
-
-def per_step(samples):
-    """Operations and bytes of a step by axis: what two steps sent more than one."""
-    one, two = sent(samples, steps=1), sent(samples, steps=2)
-    return {axis: (len(two[axis]) - len(one[axis]), sum(two[axis]) - sum(one[axis])) for axis in AXES}
-
-counted = {samples: per_step(samples) for samples in (64, 256)}
-for samples, by_axis in counted.items():
-    for axis, (operations, number) in by_axis.items():
-        print(f"{samples:3} samples   {axis}: {operations:2} operations, {number:9,} bytes sent by rank 0 in a step")
+for samples in (64, 256):
+    step = Arrangement((2, 2, 2), samples=samples).run()
+    counts = {axis: sum(step.sent[axis].values()) for axis in ("tp", "pp", "dp")}
+    print(f"{samples:3} samples:", "   ".join(f"{axis} {number:9,} bytes" for axis, number in counts.items()))
 
 # %% [markdown]
-# Tensor parallelism sends by far the most, and the most often: twice forward and twice backward in every layer, for
-# every micro-batch, and nobody can go on without the result. The pipeline sends the same hidden states, but only where
-# two stages meet. Replicas send as many bytes as there are gradients and parameters, once in a step, *however many
-# samples there are*: with more samples, the other two grow, and this one does not.
+# Tensor parallelism sends by far the most: twice forward and twice backward in every layer, for every micro-batch, and
+# nobody can go on without the result. The pipeline sends the same hidden states, but only where two stages meet.
+# Replicas send as many bytes as there are gradients and parameters, once in a step, *however many samples there are*:
+# with more samples, the other two grow, and this one does not.
 #
-# ## 5. In 16 bits
+# ## 5. Arrange them yourself
+#
+# Now you choose. Each move trains one step on eight real ranks, which stand for eight devices in two machines of four.
+# Inside a machine links are fast, between the two there is a slow one. The lines on the map are as wide as what is sent
+# over them, and under it stands what the planner (the last lesson) said beforehand.
+#
+# 1. Walk through all arrangements. Which sends the most bytes, and which the fewest? Is it the fewest bytes that make
+#    the shortest step?
+# 2. Take 1 x 1 x 8. What do the ranks do for most of the time? Then 2 x 1 x 4 and 1 x 2 x 4: which lines cross from one
+#    machine to the other now?
+# 3. Take 1 x 8 x 1, which sends next to nothing. Who waits, and for what? Which two controls help?
+# 4. Halve the bits. Which lines become thinner, and what does the picture say of the weights?
+
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets.mesh import MeshExplorer
+
+MeshExplorer()
+
+# %% [markdown]
+# No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains, and
+# replicas, which wait for nobody until the end, save no memory. (In 16 bits only the bytes change here; on a GPU the
+# computing would be faster too.) Whatever you choose, the updated weights are those of one process.
+#
+# ## 6. In 16 bits
 #
 # Mixed precision goes with all of this. The parameters are bfloat16 or float16, what is passed on between stages and
 # tensor ranks too; gradients are added up in float32, and the float32 masters are shared out over the replicas with
@@ -247,42 +256,59 @@ print("loss scale afterwards, by rank:", [scale for _, scale in results])
 # All skip, and all halve their scale. Had the others gone on, the replicas would have been different models from here
 # on. Every rank has to know before it updates, so one number, whether all is finite, goes around all eight.
 #
-# ## 6. Where do the slow links go?
+# ## 7. Where do the slow links go?
 #
 # ### Question: two machines
 #
-# Your eight ranks are on two machines of four. Inside a machine links are fast, between them slow. Which axis has to
-# stay inside the machines?
-#
-# - **a** tensor parallelism
-# - **b** pipeline parallelism
-# - **c** data parallelism
-# - **d** it makes no difference
-#
-# Choose one. The next cell takes the operations and bytes that you have just measured, and lets each axis in turn be
-# the one that reaches across, over a link of which it knows two numbers.
+# You have seen the answer on the map, if you looked for it. Decide, and let the axis of your choice reach across.
 
 # %%
-bandwidth, latency = 1e6, 0.001  # of the slow link: bytes per second, and seconds before a message moves
-for option, axis in zip("abc", ("tp", "pp", "dp"), strict=True):
-    operations, number = counted[256][axis]
-    seconds = number / bandwidth + operations * latency
-    print(f"{option}: with {axis} across, rank 0 is on the slow link for {seconds:.2f} s of every step (modelled)")
+from course_lib.widgets.cards import Card
+
+Card("which_axis_across")
 
 # %% [markdown]
-# It is **a**, by far. That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are
-# neighbors on it have neighboring numbers, and neighboring numbers share a machine.
+# That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are neighbors on it have
+# neighboring numbers, and neighboring numbers share a machine.
 #
 # The other two are close, and large runs put both across. The pipeline's bytes grow with the minibatch, and a stage
 # waits for each message unless another micro-batch is there to work on. The replicas' bytes do not grow, and nobody
 # needs them before the update.
 #
-# ## What to take with you
+# ### Case: a strategy with three good reasons
+#
+# Answer in a few sentences, as you would to a colleague. Then four arrangements are run, and you compare with a good
+# answer, point by point.
+
+# %%
+Card("evaluate_strategy")
+
+# %% [markdown]
+# ## What you know now
 #
 # - Data, pipeline and tensor parallelism cut three different things, so one mesh has an axis for each.
-# - Every arrangement is the same training. Memory and links decide between them.
+# - Every arrangement is the same training. Memory, idle time and links decide between them.
 # - What is on several ranks has to be added up in all places, and counted in one.
 # - The axis that talks most gets the fastest links.
+# - With float16, all ranks skip an update or none does.
 #
-# Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC21, is
-# where this way to combine the three was worked out, up to thousands of GPUs.
+# ### When it stops being true
+#
+# - **The bytes are not the time.** Replicas send while others compute, tensor ranks cannot. Two arrangements that send
+#   as much can differ by a factor of two.
+# - **Two axes are full.** Tensor ranks end with the heads of the model and with the devices of a machine, stages with
+#   its layers, replicas with the samples of a minibatch. Very large runs therefore add axes: positions of a long
+#   sequence (context parallelism), or experts.
+# - **Stages are not equal.** Here each has as many layers. An output layer with a large vocabulary makes the last one
+#   the slowest, and all others wait for it.
+#
+# ### Further reading
+#
+# - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC21,
+#   arXiv:2104.04473: how the three are combined, up to thousands of GPUs.
+# - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20: what replicas
+#   share out.
+# - Llama Team 2024, *The Llama 3 Herd of Models*, arXiv:2407.21783, section 3.3: four axes on 16,384 GPUs, and why they
+#   stand in this order.
+#
+# **Next:** [planning](08_planning.ipynb), which finds an arrangement for a thousand GPUs before anybody pays for them.

@@ -4,7 +4,7 @@
 # **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
 # before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** the lessons on [data parallelism](02_data_parallelism.ipynb), tensor and pipeline parallelism.
+# **You need:** the lesson on [combining mechanisms](07_combining_mechanisms.ipynb) and those before it.
 #
 # Everything here is **modelled**: calculated, not run, unless a cell says otherwise. So half-way through we ask
 # whether you should believe it. Decide on an answer before you run the next cell, even if it is a guess. (This page
@@ -21,7 +21,7 @@
 from textwrap import fill
 
 from course_lib.planner import Cluster, Plan, estimate
-from course_lib.widgets.refresh import BATCH, MODEL
+from course_lib.questions.strategies import BATCH, MODEL
 
 cluster = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 print(f"{MODEL.parameters / 1e9:.1f} billion parameters, {cluster.devices} devices, {BATCH} samples in a minibatch")
@@ -117,6 +117,17 @@ roofline(plans, title="What the links allow, and what the plans make of it")
 # holds it back, and the less a faster device would gain. Far to the right of the slope, a link is not noticed at all.
 # With `tp=16` both points have moved towards their slopes, and down.
 #
+# ### Case: it fits, and is slow
+#
+# Somebody has made the other choice, and it is yours to mend. Answer in a few sentences; then the planner goes through
+# the changes one by one, and you compare with a good answer, point by point.
+
+# %%
+from course_lib.widgets.cards import Card
+
+Card("optimize_efficiency")
+
+# %% [markdown]
 # ## 3. The bubble, played
 #
 # For its pipeline the planner plays the schedule, action by action, with the times of the stages. *Predict:* four
@@ -230,51 +241,30 @@ print(fill(best.why, 100))
 
 # %% [markdown]
 # ### Question: from 64 to 1,024
-#
-# Your colleague takes the plan that is best on 64 GPUs and only raises the number of replicas, until 1,024 GPUs work
-# on the same minibatch. What will the speed-up look like?
-#
-# - **a** it follows the ideal: replicas do not wait for each other
-# - **b** it bends away, because the pipelines get fewer micro-batches, and gradients cost the same
-# - **c** it falls, because there is more to send with every replica
-#
-# Choose one. Then look:
 
 # %%
-from course_lib.figures import Timing, speed_up
-
-before = search(MODEL, cluster, BATCH).best
-steps = []
-for nodes in (8, 16, 32, 64, 128):
-    more = Cluster("A100-80GB", nodes)
-    replicas = replace(before.plan, dp=more.devices // (before.plan.tp * before.plan.pp))
-    steps.append(Timing.planned(estimate(MODEL, more, replicas, BATCH), "more replicas"))
-    steps.append(Timing.planned(search(MODEL, more, BATCH).best, "planned anew"))
-speed_up(steps, title="The same minibatch on more and more GPUs")
+Card("more_replicas")
 
 # %% [markdown]
-# It is **b**. The minibatch is shared by more pipelines, so each has fewer micro-batches, and more of its time is
-# bubble. A search at every size finds better plans: *the best plan for 64 is not the best plan for 1,024*.
+# A search at every size finds better plans. *The best plan for 64 is not the best plan for 1,024.*
 #
 # ## 6. New hardware
 #
-# The next generation is here: an H100 has over three times the peak of an A100. *Predict:* how much faster will the
-# same plan be, on as many H100, with the network as it is?
+# The next generation is here.
+#
+# ### Question: new devices, old plan
 
 # %%
-h100 = Cluster("H100-80GB", nodes=8)
-carried = estimate(MODEL, h100, before.plan, BATCH)
-print(f"peak:   {h100.spec.peak['bf16'] / cluster.spec.peak['bf16']:.2f} times")
-print(f"memory: {h100.spec.bandwidth / cluster.spec.bandwidth:.2f} times the bandwidth, the same size")
-print(f"NVLink: {h100.inside_link.bandwidth / cluster.inside_link.bandwidth:.2f} times")
-print(f"step:   {before.step_time.total / carried.step_time.total:.2f} times as fast")
+Card("same_plan")
 
 # %% [markdown]
 # Less than the peak promises. Devices got faster by more than their memory and links did, so everything that is not a
 # matrix product takes a larger share:
 
 # %%
-anew = search(MODEL, h100, BATCH).best
+before = search(MODEL, cluster, BATCH).best
+h100 = Cluster("H100-80GB", nodes=8, between="InfiniBand HDR")
+carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, BATCH).best
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
@@ -282,35 +272,16 @@ step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planne
 #
 # ### Question: where does the money go?
 #
-# You can afford one of these for the 64 A100. Which gives the most?
-#
-# - **a** the network twice as fast
-# - **b** twice as many A100, on the same network
-# - **c** as many H100, on the same network
-# - **d** half as many B200, on the same network
-#
-# Choose one, and let every offer be planned by a search of its own:
+# Every offer is planned by a search of its own.
 
 # %%
-offers = {
-    "a  network twice as fast": Cluster("A100-80GB", 8, between="InfiniBand NDR"),
-    "b  twice as many A100": Cluster("A100-80GB", 16),
-    "c  as many H100": Cluster("H100-80GB", 8),
-    "d  half as many B200": Cluster("B200-180GB", 4),
-}
-for name, offer in offers.items():
-    chosen = search(MODEL, offer, BATCH).best
-    peak = offer.devices * offer.spec.peak["bf16"] / (cluster.devices * cluster.spec.peak["bf16"])
-    gain = before.step_time.total / chosen.step_time.total
-    plan = f"dp={chosen.plan.dp} tp={chosen.plan.tp} pp={chosen.plan.pp} zero={chosen.plan.zero}"
-    print(f"{name:26} {peak:.2f} times the peak, {gain:.2f} times as fast, {chosen.mfu:.0%} MFU, with {plan}")
+Card("which_offer")
 
 # %% [markdown]
-# It is **d**, prices aside. The network (**a**) gains next to nothing, because the plan sends so little over it: that
-# is what the planning was for. The others bring more computing, and two of them gain less than the sum of their peaks
-# promises. Of those, the fewer and larger devices use more of their peak (**MFU**, the share of the peak that goes into
-# the model): fewer devices share the model, so there is less to send, and each has more memory. And every offer has a
-# plan of its own.
+# Try the other offers as well. The faster network gains next to nothing, because the plan sends so little over it: that
+# is what the planning was for. All that bring more computing gain less than the sum of their peaks promises, and each
+# has a plan of its own. Look at the **MFU**, the share of the peak that goes into the model: it falls when devices get
+# faster and all else does not.
 #
 # ## 7. What if
 #
@@ -325,6 +296,14 @@ for name, offer in offers.items():
 from course_lib.widgets import refresh
 
 refresh.explorer()
+
+# %% [markdown]
+# ### Case: three managers, three offers
+#
+# The last one is yours to decide, and to defend.
+
+# %%
+Card("infrastructure")
 
 # %% [markdown]
 # ## What you know now

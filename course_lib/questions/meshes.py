@@ -1,0 +1,187 @@
+"""Eight ranks as a mesh, on two machines of four: one training step of `hybrid`, for questions and for the explorer.
+
+    machine 0   rank 0  1  2  3             a fast link between the ranks of a machine, a slow one between machines
+    machine 1   rank 4  5  6  7
+
+Devices and links are paced. Bytes are counted in the trace, and the updated weights are compared with those of one
+process that has all samples and the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib import data
+from course_lib.mechanisms import hybrid, tensor_parallel
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.planner import ModelSpec, wire
+from course_lib.ranks import Link, Pace, launch
+from course_lib.schedules import SCHEDULES, Schedule
+from course_lib.timeline import Span, Timeline
+
+Sizes = tuple[int, int, int]
+
+CONFIG = GPTConfig(layers=8, hidden=32, heads=8)  # can be arranged in any way on eight ranks
+MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, CONFIG.vocab, tied_embeddings=False)
+SAMPLES, PER_MACHINE = 64, 4
+SECONDS, UPDATE = 0.00125, 0.002  # of a layer for a sample: forward, and each half of the backward; of the optimizer
+INSIDE, BETWEEN = Link(0.00005, 100e6), Link(0.0002, 20e6)  # machines
+AXES = ("dp", "pp", "tp")
+AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
+# So large that an update is nearly all gradient: what is wrong with that cannot hide behind the weights.
+RATE = 1000.0
+# Far more than the rounding of 8 layers, far less than what a mistake does.
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+
+
+class MeshStep(NamedTuple):
+    """A training step on a mesh.
+
+    sent: bytes by axis ("tp", "pp", "dp", and "all" for the loss, which goes around all ranks), source and target.
+    off: by which share of the largest number in its tensor an updated weight differs from one process's, at most.
+    """
+
+    timeline: Timeline
+    sent: dict[str, dict[tuple[int, int], int]]
+    off: float
+
+
+class Arrangement(NamedTuple):
+    """How ranks share the work. sizes: of dp, pp and tp.  between: the link between machines.
+
+    Equally: powers of two, no more stages than layers, no more replicas x micro-batches than samples.
+    """
+
+    sizes: Sizes
+    micro_batches: int = 4
+    name: str = "1f1b"
+    dtype: torch.dtype = torch.float32
+    between: Link = BETWEEN
+    samples: int = SAMPLES
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def words(self) -> str:
+        return " x ".join(f"{axis} {n}" for axis, n in zip(AXES, self.sizes, strict=True))
+
+    @property
+    def schedule(self) -> Schedule:
+        return SCHEDULES[self.name](self.sizes[1], self.micro_batches)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of each action, for the layers of a stage and the samples of a micro-batch, which are the same for all."""
+        dp, pp, tp = self.sizes
+        forward = SECONDS * (self.samples / dp / self.micro_batches) * (CONFIG.layers / pp) / tp
+        if any(action.op == "W" for action in self.schedule.actions[0]):
+            return dict.fromkeys(("forward", "backward", "weight_grad"), forward)
+        return {"forward": forward, "backward": 2 * forward, "weight_grad": 0.0}
+
+    @property
+    def pace(self) -> Pace:
+        return Pace({**self.seconds, "optimizer": UPDATE}, INSIDE, self.between, PER_MACHINE)
+
+    @property
+    def wire(self) -> wire.Hybrid:
+        """What the planner says of its bytes."""
+        return wire.Hybrid(MODEL, self.sizes, self.schedule, self.samples, size=self.dtype.itemsize)
+
+    def group(self, rank: int, axis: str) -> list[int]:
+        """The ranks that differ from this one in their place on this axis only, and this one."""
+        stride = math.prod(self.sizes[AXES.index(axis) + 1 :])
+        n = self.sizes[AXES.index(axis)]
+        first = rank - rank // stride % n * stride
+        return list(range(first, first + n * stride, stride))
+
+    def run(self) -> MeshStep:
+        """One training step on real ranks, with ZeRO-1, at the pace of the devices and links that they stand for."""
+        run = launch(_train, self.ranks, (self.sizes, self.schedule, self.dtype, self.samples), pace=self.pace)
+        step, (before, after) = _after_barrier(run.timeline), _one_process(self.samples)
+        off = max(_off(weights, before, after, self.sizes[2]) for weights in run.results)
+        return MeshStep(step, self._who_sent_what(step), off)
+
+    def is_right(self, step: MeshStep) -> bool:
+        """Whether the updated weights are those of one process, up to rounding."""
+        return step.off < ROUNDING[self.dtype]
+
+    def _who_sent_what(self, step: Timeline) -> dict[str, dict[tuple[int, int], int]]:
+        """Each axis has operations of its own, but for the last all-reduce, which is the loss's.
+
+        A collective counts as its ring: each rank sends to the next on its axis, and the last to the first.
+        """
+        sent: dict[str, dict[tuple[int, int], int]] = {axis: defaultdict(int) for axis in ("tp", "pp", "dp", "all")}
+        for rank in range(step.world_size):
+            moved = [span for span in step.of(rank) if span.kind == "transfer" and span.name in AXIS_OF]
+            loss = [span for span in moved if span.name == "all_reduce"][-1]
+            for span in moved:
+                axis = "all" if span is loss else AXIS_OF[span.name]
+                group = list(range(self.ranks)) if axis == "all" else self.group(rank, axis)
+                following = group[(group.index(rank) + 1) % len(group)]
+                sent[axis][rank, following if span.peer is None else span.peer] += span.bytes
+        return {axis: {pair: count for pair, count in by_pair.items() if count} for axis, by_pair in sent.items()}
+
+
+class Weight(NamedTuple):
+    """A parameter, or a tensor rank's share of it. dim: along which it is cut, if it is.  place: of the rank."""
+
+    name: str
+    dim: int | None
+    place: int
+    value: Tensor
+
+    def of(self, whole: Tensor, tp: int) -> Tensor:
+        """The same share of another tensor."""
+        return whole if self.dim is None else whole.tensor_split(tp, self.dim)[self.place]
+
+
+def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int) -> list[Weight]:
+    mesh = hybrid.Mesh(*sizes)
+    part = hybrid.Part(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
+    optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE)
+    inputs, targets = _minibatch(samples)
+    dist.barrier()
+    hybrid.train_step(part, optimizer, inputs, targets)
+    where, place = tensor_parallel.placements(part), mesh.place("tp")
+    return [Weight(name, where[name].dim, place, value.float()) for name, value in part.state_dict().items()]
+
+
+def _minibatch(samples: int) -> tuple[Tensor, Tensor]:
+    return data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
+
+
+@lru_cache(maxsize=4)
+def _one_process(samples: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of one process before and after the step, in 32 bits."""
+    model = TinyGPT(CONFIG)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    inputs, targets = _minibatch(samples)
+    data.answer_loss(model(inputs), targets).backward()
+    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    return before, model.state_dict()
+
+
+def _off(weights: list[Weight], before: dict[str, Tensor], after: dict[str, Tensor], tp: int) -> float:
+    moved = {name: (after[name] - before[name]).abs().max().item() for name in after}
+    least = 0.01 * max(moved.values())  # the gradient of a key's bias is nothing but rounding
+    return max(
+        (own.value - own.of(after[own.name], tp)).abs().max().item() / max(moved[own.name], least) for own in weights
+    )
+
+
+def _after_barrier(timeline: Timeline) -> Timeline:
+    """What every rank did after its last barrier."""
+    spans: list[Span] = []
+    for rank in range(timeline.world_size):
+        start = max(span.end for span in timeline.of(rank) if span.name == "barrier")
+        spans += [span for span in timeline.of(rank) if span.start >= start and span.name != "barrier"]
+    return Timeline(spans, timeline.world_size, timeline.origin)

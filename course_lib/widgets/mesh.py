@@ -1,0 +1,193 @@
+"""An explorer of a mesh: arrange eight ranks, and see who talks to whom, how much, and who waits.
+
+    | dp x pp x tp   ---o---   2 x 2 x 2    | the ranks as a block, lines   |
+    | micro-batches  ---o---   4            | as wide as what is sent, and  |
+    | schedule       -o-----   1f1b         | beside it what was predicted  |
+    | precision      o------   32 bits      |                               |
+    | what came of it, in words             |                               |
+    | what every rank did, paced, and below it on the same axis what was predicted |
+
+Each move trains one step on eight real ranks, on two emulated machines of four with a slow link between them. Bytes are
+counted in the trace, the updated weights are compared with those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from course_lib.figures import gantt, mesh_map
+from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures.mesh_map import total
+from course_lib.planner import simulate, wire
+from course_lib.questions.meshes import CONFIG, PER_MACHINE, UPDATE, Arrangement, MeshStep
+from course_lib.timeline import Span, Timeline
+from course_lib.widgets.controls import Slider
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared
+
+RANKS = 8
+MESHES = (
+    *((8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2)),
+    *((2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4), (1, 1, 8)),
+)
+MICRO_BATCHES = (1, 2, 4, 8)
+NAMES = ("gpipe", "1f1b", "zb_h1")
+PRECISIONS = {torch.float32: "32 bits", torch.bfloat16: "bfloat16"}
+BUCKETS = 2  # of the optimizer: what is cut, and what is whole
+AXIS_NAMES = {"tp": "tensor ranks", "pp": "stages", "dp": "replicas"}
+
+
+# What was predicted
+
+
+def predict(arrangement: Arrangement) -> Timeline:
+    """What the simulator says of the pipelines, with the all-reduces of tensor ranks at the end of each action, and
+    after it what the links take for the loss, the gradients and the updated weights.
+    """
+    replica = arrangement.sizes[1] * arrangement.sizes[2]
+    spans = [span for rank in range(replica) for span in _play(arrangement, rank)]
+    end = max(span.end for span in spans)
+    end += arrangement.pace.collective_seconds("all_reduce", wire.NUMBER, list(range(RANKS)))
+    copies = [span._replace(rank=span.rank + d * replica) for d in range(arrangement.sizes[0]) for span in spans]
+    tail = [span for rank in range(RANKS) for span in _update(arrangement, rank, end)]
+    return Timeline(copies + tail, RANKS, "modelled")
+
+
+def _play(arrangement: Arrangement, rank: int) -> Iterator[Span]:
+    """What a rank of the first replica does in its pipeline."""
+    pace, tp = arrangement.pace, arrangement.sizes[2]
+    homes = [stage * tp for stage in range(arrangement.sizes[1])]
+    hops = [pace.link_between([home, home + tp]).seconds(_hidden(arrangement)) for home in homes[:-1]]
+    talk = {kind: [_talk(arrangement, kind, stage) for stage in range(len(homes))] for kind in ("forward", "backward")}
+    seconds = arrangement.seconds
+    costs = {kind: [seconds[kind] + extra for extra in talk[kind]] for kind in talk}
+    played = simulate(arrangement.schedule, costs["forward"], costs["backward"], seconds["weight_grad"], [*hops, 0.0])
+    for span in played.of(rank // tp):
+        yield span._replace(rank=rank)
+        if span.kind in talk and talk[span.kind][rank // tp]:
+            yield Span(rank, "transfer", "all_reduce", span.end - talk[span.kind][rank // tp], span.end)
+
+
+def _hidden(arrangement: Arrangement) -> int:
+    """Bytes of a micro-batch's hidden states."""
+    return _tokens(arrangement) * CONFIG.hidden * arrangement.dtype.itemsize
+
+
+def _tokens(arrangement: Arrangement) -> int:
+    """Of a micro-batch."""
+    return arrangement.samples // arrangement.sizes[0] // arrangement.micro_batches * CONFIG.sequence
+
+
+def _talk(arrangement: Arrangement, kind: str, stage: int) -> float:
+    """Seconds that tensor ranks take for the all-reduces of an action: of hidden states two for each layer and one at
+    each end of the model, and for the loss one number for each token and then two.
+    """
+    is_first, is_last = stage == 0, stage == arrangement.sizes[1] - 1
+    number = 2 * CONFIG.layers // arrangement.sizes[1] + (is_first if kind == "forward" else is_last)
+    sizes = [_hidden(arrangement)] * number
+    if kind == "forward" and is_last:
+        sizes += [4 * _tokens(arrangement), 8 * _tokens(arrangement)]
+    group = arrangement.group(stage * arrangement.sizes[2], "tp")
+    return sum(arrangement.pace.collective_seconds("all_reduce", size, group) for size in sizes)
+
+
+def _update(arrangement: Arrangement, rank: int, start: float) -> Iterator[Span]:
+    """Replicas share out the gradients' sums, each updates its part, and hands it to the others."""
+    group = arrangement.group(rank, "dp")
+    link, sent = arrangement.pace.link_between(group), arrangement.wire.sent(rank)["dp"]
+    seconds = BUCKETS * (len(group) - 1) * link.latency + sent / 2 / link.bandwidth
+    updated = start + seconds + UPDATE
+    yield Span(rank, "optimizer", "", start + seconds, updated)
+    if seconds:
+        yield Span(rank, "transfer", "all_to_all", start, start + seconds)
+        yield Span(rank, "transfer", "all_gather", updated, updated + seconds)
+
+
+# What is seen
+
+
+def draw(arrangement: Arrangement, step: MeshStep, predicted: Timeline) -> View:
+    by_rank = [arrangement.wire.sent(rank) for rank in range(RANKS)]
+    in_all = {axis: sum(sent[axis] for sent in by_rank) for axis in wire.AXES}
+    origin = step.timeline.origin
+    return View(
+        describe(arrangement, step, predicted),
+        mesh_map(arrangement.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?"),
+        gantt(step.timeline, predicted, WIDTH, "What did every rank do?"),
+    )
+
+
+def describe(arrangement: Arrangement, step: MeshStep, predicted: Timeline) -> str:
+    """How long a step took and how far that was predicted, who sends most, and whether all of it is right."""
+    timeline = step.timeline
+    busy = sum(map(timeline.busy, range(RANKS))) / (RANKS * timeline.makespan)
+    what = f"{arrangement.micro_batches} micro-batches, {arrangement.name}, {PRECISIONS[arrangement.dtype]}"
+    return (
+        f"{arrangement.words}, {what}, {timeline.origin}: {duration(timeline.makespan)} for a step, "
+        f"{compared(timeline.makespan, predicted.makespan)}; the ranks computed for {percent(busy)} of it. "
+        f"{_most(step)} {_as_predicted(arrangement, step)} {_verdict(arrangement, step)}"
+    )
+
+
+def _most(step: MeshStep) -> str:
+    counts = {axis: total(step.sent, axis) for axis in AXIS_NAMES}
+    axis = max(counts, key=lambda axis: counts[axis])
+    everything = sum(counts.values())
+    share = percent(counts[axis] / everything)
+    return f"Most of the {data_size(everything)} is sent by {AXIS_NAMES[axis]}, {share}."
+
+
+def _as_predicted(arrangement: Arrangement, step: MeshStep) -> str:
+    """Rank by rank and axis by axis."""
+    off = [(rank, axis) for rank in range(RANKS) for axis in wire.AXES if not _agree(arrangement, step, rank, axis)]
+    if not off:
+        return "Every rank sent what was predicted, to the byte."
+    rank, axis = off[0]
+    return f"Rank {rank} did not send what was predicted on axis {axis}."
+
+
+def _agree(arrangement: Arrangement, step: MeshStep, rank: int, axis: str) -> bool:
+    sent = sum(count for (source, _), count in step.sent[axis].items() if source == rank)
+    return sent == arrangement.wire.sent(rank)[axis]
+
+
+def _verdict(arrangement: Arrangement, step: MeshStep) -> str:
+    if not arrangement.is_right(step):
+        return f"Wrong: the updated weights are {percent(step.off)} off those of one process."
+    if arrangement.dtype == torch.float32:
+        return "The updated weights are those of one process."
+    return f"The updated weights are those of one process, up to {percent(step.off)}: 16 bits round."
+
+
+class MeshExplorer:
+    """How eight ranks are arranged, micro-batches, schedule, and precision."""
+
+    def __init__(
+        self,
+        mesh: tuple[int, int, int] = (2, 2, 2),
+        micro_batches: int = 4,
+        schedule: str = "1f1b",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.mesh = Slider("dp x pp x tp", MESHES, mesh, [" x ".join(map(str, sizes)) for sizes in MESHES])
+        self.micro_batches = Slider("micro-batches", MICRO_BATCHES, micro_batches)
+        self.schedule = Slider("schedule", NAMES, schedule)
+        self.precision = Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values()))
+        controls = [self.mesh, self.micro_batches, self.schedule, self.precision]
+        self.explorer = LiveExplorer(controls, self.look)
+
+    @property
+    def arrangement(self) -> Arrangement:
+        return Arrangement(self.mesh.value, self.micro_batches.value, self.schedule.value, self.precision.value)
+
+    def look(self) -> View:
+        arrangement = self.arrangement
+        predicted, step = predict(arrangement), arrangement.run()
+        if step.timeline.makespan > 1.05 * predicted.makespan:  # a busy computer can only make it longer
+            step = min(step, arrangement.run(), key=lambda step: step.timeline.makespan)
+        return draw(arrangement, step, predicted)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return self.explorer._repr_mimebundle_()

@@ -1,0 +1,103 @@
+"""The map of a mesh, read back from its SVG."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib.figures import mesh_map
+from course_lib.figures.mesh_map import MACHINES, between
+from course_lib.figures.palette import INK
+from tests.figures.drawn import SVG, boxes, parsed, texts
+from tests.figures.test_palette import contrast
+
+CUBE = {
+    "tp": {(rank, rank ^ 1): 5000 for rank in range(8)},
+    "pp": {(rank, rank ^ 2): 500 for rank in range(8)},
+    "dp": {(rank, rank ^ 4): 1000 for rank in range(8)},
+    "all": {(rank, (rank + 1) % 8): 14 for rank in range(8)},
+}
+PREDICTED = {"tp": 40_000, "pp": 4000, "dp": 8000, "all": 112}
+
+
+def lines(svg: str) -> dict[str, float]:
+    """The width of each line between ranks, by what it says."""
+    found = {}
+    for path in parsed(svg).iter(f"{SVG}path"):
+        tip = path.find(f"{SVG}title")
+        if tip is not None:
+            found[tip.text or ""] = float(path.attrib["stroke-width"])
+    return found
+
+
+def test_every_two_ranks_that_talk_have_a_line_with_their_bytes() -> None:
+    drawn = lines(mesh_map((2, 2, 2), CUBE).svg)
+    assert len(drawn) == 12
+    assert "tensor (tp): 10,000 bytes between rank 0 and rank 1, both ways" in drawn
+    assert "pipeline (pp): 1,000 bytes between rank 5 and rank 7, both ways" in drawn
+    assert "data (dp): 2,000 bytes between rank 3 and rank 7, both ways" in drawn
+
+
+def test_a_line_is_the_wider_the_more_is_sent() -> None:
+    drawn = lines(mesh_map((2, 2, 2), CUBE).svg)
+    widths = [
+        next(width for tip, width in drawn.items() if tip.startswith(axis)) for axis in ("tensor", "data", "pipe")
+    ]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 3 * widths[1] > 3 * widths[2]
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2), (1, 4, 2)])
+def test_ranks_lie_on_the_sheet_and_apart(mesh: tuple[int, int, int]) -> None:
+    picture = mesh_map(mesh, {"tp": {}, "pp": {}, "dp": {}}, per_machine=4)
+    ranks = [box for box in boxes(picture.svg) if box.tip.startswith("rank ")]
+    assert [box.tip for box in ranks] == [f"rank {rank}, machine {rank // 4}" for rank in range(8)]
+    for box in ranks:
+        assert 0 <= box.x <= picture.sheet.width - box.width
+        assert 0 <= box.y <= picture.sheet.height - box.height
+    for number, one in enumerate(ranks):
+        for other in ranks[:number]:
+            assert abs(one.x - other.x) > one.width or abs(one.y - other.y) > one.height
+
+
+def test_axes_differ_without_color_and_machines_can_be_written_on() -> None:
+    drawn = parsed(mesh_map((2, 2, 2), CUBE).svg).iter(f"{SVG}path")
+    assert len({path.attrib["stroke-dasharray"] for path in drawn if "stroke-width" in path.attrib}) == 3
+    for machine in MACHINES:
+        assert contrast(INK, machine.fill) >= 4.5
+
+
+def test_what_was_predicted_stands_beside_what_was_sent() -> None:
+    words = texts(mesh_map((2, 2, 2), CUBE, PREDICTED).svg)
+    assert words.count("the same") == 4
+    off = mesh_map((2, 2, 2), CUBE, {**PREDICTED, "dp": 10_000})
+    assert "10 kB" in texts(off.svg)
+    assert off.summary.endswith("; not what was predicted.")
+
+
+def test_the_sentence_says_the_shape_and_the_bytes() -> None:
+    assert mesh_map((2, 2, 2), CUBE, PREDICTED, "paced").summary == (
+        "8 ranks as a block of dp 2 x pp 2 x tp 2; sent in a step (paced): tensor (tp) 40 kB, pipeline (pp) 4 kB, "
+        "data (dp) 8 kB; to the byte what was predicted."
+    )
+
+
+def test_the_numbers_are_those_of_each_rank() -> None:
+    rows = mesh_map((2, 2, 2), CUBE).rows
+    assert len(rows) == 32
+    assert rows[0] == {"axis": "tensor (tp)", "from rank": 0, "to rank": 1, "sent (bytes)": 5000}
+
+
+def test_a_ring_of_several_is_closed_by_a_curve() -> None:
+    ring = {"tp": {(rank, (rank + 1) % 4): 100 for rank in range(4)}}
+    data = [path.attrib["d"] for path in parsed(mesh_map((1, 1, 4), ring).svg).iter(f"{SVG}path")]
+    assert sum("Q" in one for one in data) == 1
+    assert len(data) == 4
+
+
+def test_both_ways_count_for_a_line() -> None:
+    assert between({(0, 1): 5, (1, 0): 7, (2, 1): 1, (3, 2): 0}) == {(0, 1): 12, (1, 2): 1}
+
+
+def test_the_zoomable_figure_has_the_same_bytes() -> None:
+    sent, predicted = mesh_map((2, 2, 2), CUBE, PREDICTED).to_plotly().data
+    assert list(sent.y) == list(predicted.y) == [40_000, 4000, 8000, 112]

@@ -1,0 +1,83 @@
+"""A step on a mesh of real ranks, held against one process and against what can be counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from course_lib.mechanisms import hybrid
+from course_lib.questions import meshes
+from course_lib.questions.meshes import CONFIG, SAMPLES, Arrangement
+
+HIDDEN = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of the hidden states of all samples
+
+
+@pytest.mark.parametrize(
+    "arrangement",
+    [
+        Arrangement((2, 2, 2)),
+        Arrangement((1, 2, 2), 2, "zb_h1"),
+        Arrangement((4, 1, 1), 2, "gpipe"),
+        Arrangement((1, 1, 2), 4, "1f1b", torch.bfloat16),
+    ],
+)
+def test_a_step_is_that_of_one_process_and_sends_what_was_predicted(arrangement: Arrangement) -> None:
+    step = arrangement.run()
+    assert arrangement.is_right(step)
+    for rank in range(arrangement.ranks):
+        sent = {axis: _sent_by(rank, by_pair) for axis, by_pair in step.sent.items()}
+        assert sent == arrangement.wire.sent(rank)
+        assert sum(sent.values()) == step.timeline.bytes_sent(rank)
+
+
+def _sent_by(rank: int, by_pair: dict[tuple[int, int], int]) -> int:
+    return sum(count for (source, _), count in by_pair.items() if source == rank)
+
+
+def test_ranks_talk_to_their_neighbors_on_an_axis_only() -> None:
+    sent = Arrangement((2, 2, 2)).run().sent
+    assert set(sent["tp"]) == {(rank, rank ^ 1) for rank in range(8)}
+    assert set(sent["pp"]) == {(rank, rank ^ 2) for rank in range(8)}
+    assert set(sent["dp"]) == {(rank, rank ^ 4) for rank in range(8)}
+    # Hidden states of one replica's samples down, and as many gradients up; 512 bytes say what they look like.
+    assert sent["pp"][0, 2] == HIDDEN // 2 + 512
+    assert sent["pp"][2, 0] == HIDDEN // 2
+
+
+def test_the_axes_of_a_mesh_are_those_of_the_mechanism() -> None:
+    arrangement = Arrangement((2, 2, 2))
+    assert [arrangement.group(5, axis) for axis in ("dp", "pp", "tp")] == [[1, 5], [5, 7], [4, 5]]
+    assert arrangement.words == "dp 2 x pp 2 x tp 2"
+
+
+def test_a_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meshes, "_train", _train_without_an_average)
+    arrangement = Arrangement((2, 1, 1))
+    step = arrangement.run()
+    assert not arrangement.is_right(step)
+    assert step.off > 0.3
+
+
+def _train_without_an_average(rank: int, *arguments: object) -> object:
+    """Each replica goes on with its own gradients, twice over."""
+    from course_lib.mechanisms import sharding
+
+    right = sharding.reduce_scatter
+    sharding.reduce_scatter = lambda flat, group: lambda: 2 * flat.chunk(2)[rank]  # type: ignore[assignment]
+    try:
+        return meshes._train(rank, *arguments)  # type: ignore[arg-type]
+    finally:
+        sharding.reduce_scatter = right
+
+
+def test_the_same_update_in_16_bits_is_off_by_rounding_alone() -> None:
+    step = Arrangement((1, 1, 2), dtype=torch.bfloat16).run()
+    assert 1e-3 < step.off < 0.2
+
+
+def test_the_rate_makes_an_update_far_larger_than_the_weights() -> None:
+    before, after = meshes._one_process(SAMPLES)
+    assert hybrid.AXES == meshes.AXES
+    assert max((after[name] - before[name]).abs().max() for name in after) > 10 * max(
+        weight.abs().max() for weight in before.values()
+    )

@@ -1,0 +1,111 @@
+"""Strategies: on real ranks, judged on steps whose times are calculated; and with the planner, which has no clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from course_lib import questions
+from course_lib.questions import strategies
+from course_lib.questions.catalog import CATALOG
+from course_lib.questions.meshes import Arrangement, MeshStep
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.strategies import ACROSS, LARGER, MODEL, QUESTIONS
+from course_lib.timeline import Span, Timeline
+from course_lib.widgets.mesh import predict
+
+
+def calculated(arrangement: Arrangement) -> MeshStep:
+    """In place of a run: what a computer that is never busy would measure."""
+    sent = {axis: {(0, 1): 100} for axis in ("tp", "pp", "dp", "all")}
+    if arrangement.ranks < 8:
+        return MeshStep(Timeline([Span(0, "forward", "", 0.0, 1.0)], arrangement.ranks, "paced"), sent, 0.0)
+    return MeshStep(Timeline(predict(arrangement).spans, 8, "paced"), sent, 0.0)
+
+
+@pytest.fixture
+def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arrangement, "run", calculated)
+
+
+def run(name: str, answer: str) -> Outcome:
+    form: Any = questions.load(name).form
+    return form.run(form.read(answer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "happened"),
+    [
+        ("a", False, "dp 1 x pp 2 x tp 4: the slow link hardly costs a thing"),
+        ("b", False, "dp 2 x pp 1 x tp 4: the slow link hardly costs a thing"),
+        ("c", True, "dp 1 x pp 1 x tp 8: the slow link makes a step much longer"),
+        ("d", False, "with each axis in turn across: it makes a difference"),
+    ],
+)
+def test_tensor_ranks_must_not_reach_across(textbook: None, answer: str, right: bool, happened: str) -> None:
+    outcome = run("which_axis_across", answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert happened in outcome.happened
+
+
+def test_an_axis_reaches_across_on_real_ranks() -> None:
+    outcome = run("which_axis_across", "c")
+    assert "Run on 8 ranks" in outcome.happened
+    assert len(outcome.pictures) == 2
+    assert all(len({rank // 4 for rank in Arrangement(sizes).group(0, axis)}) == 2 for axis, sizes in ACROSS.items())
+
+
+def test_a_strategy_is_evaluated_as_the_model_answer_says(textbook: None) -> None:
+    outcome = run("evaluate_strategy", "I do not know yet.")
+    assert outcome.shown
+    assert "all arrangements update the weights as one process does, and the slowest is dp 1 x pp 1 x tp 8" in (
+        outcome.happened
+    )
+    assert outcome.measured[0].count("each rank holds") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "rights"),
+    [("more_replicas", [False, False, True, False]), ("which_offer", [False, False, True, False])],
+)
+def test_the_planner_judges_each_option(name: str, rights: list[bool]) -> None:
+    outcomes = [run(name, letter) for letter in "abcd"]
+    assert [outcome.right for outcome in outcomes] == rights
+    assert all(outcome.shown for outcome in outcomes)
+    assert len({outcome.happened for outcome in outcomes}) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "why"),
+    [("2.4", True, "Less than the peak"), ("3.17 x", False, "ratio of the peaks"), ("1.64", False, "memory alone")],
+)
+def test_the_same_plan_gains_less_than_the_peak(answer: str, right: bool, why: str) -> None:
+    outcome = run("same_plan", answer)
+    assert outcome.right == right
+    assert why in outcome.why
+
+
+@pytest.mark.parametrize("name", ["optimize_efficiency", "infrastructure"])
+def test_the_planner_says_what_the_model_answer_says(name: str) -> None:
+    outcome = run(name, "I do not know yet.")
+    assert outcome.right is None
+    assert outcome.shown
+    assert outcome.happened.startswith("The planner says (modelled): ")
+
+
+def test_the_figures_of_model_answers_are_those_of_the_planner() -> None:
+    ((_, answer),) = questions.load("optimize_efficiency").form.explanations()
+    happened = run("optimize_efficiency", "?").happened
+    for figure in ("174 s", "125 s", "93 s", "78 s", "65% MFU"):
+        assert figure in happened
+        assert figure.removesuffix(" s") in answer
+    ((_, answer),) = questions.load("infrastructure").form.explanations()
+    assert f"{16 * LARGER.parameters / 1e12:.1f} TB" in answer
+    assert 70e9 < MODEL.parameters < 71e9 < 405e9 < LARGER.parameters < 406e9
+    for site, figure in (("64 H100, fast network", 80), ("32 B200, fast network", 180)):
+        assert strategies.SITES[site].devices * figure * 1e9 < 16 * LARGER.parameters
+
+
+def test_strategies_are_in_the_catalog() -> None:
+    assert {name for name, entry in CATALOG.items() if entry.home == "strategies"} == set(QUESTIONS)

@@ -1,0 +1,168 @@
+"""The explorer of a mesh, moved without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.planner import wire
+from course_lib.questions.meshes import Arrangement, MeshStep
+from course_lib.ranks import Deadlock
+from course_lib.timeline import Timeline
+from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
+
+BOX = Arrangement((2, 2, 2))
+
+
+def as_predicted(arrangement: Arrangement, off: float = 0.0) -> MeshStep:
+    """In place of a run: what a computer that is never busy would measure."""
+    sent: dict[str, dict[tuple[int, int], int]] = {axis: {} for axis in wire.AXES}
+    for rank in range(8):
+        for axis, count in arrangement.wire.sent(rank).items():
+            group = list(range(8)) if axis == "all" else arrangement.group(rank, axis)
+            sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
+    return MeshStep(Timeline(predict(arrangement).spans, 8, "paced"), sent, off)
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arrangement]]:
+    """The arrangements that are run; nothing really is."""
+    arrangements: list[Arrangement] = []
+
+    def replacement(arrangement: Arrangement) -> MeshStep:
+        arrangements.append(arrangement)
+        return as_predicted(arrangement)
+
+    monkeypatch.setattr(Arrangement, "run", replacement)
+    yield arrangements
+
+
+def sentences(shown: MeshExplorer) -> str:
+    return shown.explorer.sentences.value
+
+
+def test_a_move_runs_eight_real_ranks_beside_what_was_predicted() -> None:
+    shown = MeshExplorer()
+    assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, paced: " in sentences(shown)
+    before = shown.explorer.beside.value
+    shown.mesh.value = (4, 1, 2)
+    assert shown.explorer.beside.value != before
+    for words in (
+        "dp 4 x pp 1 x tp 2",
+        "Every rank sent what was predicted, to the byte.",
+        "The updated weights are those of one process.",
+    ):
+        assert words in sentences(shown)
+    for heading in ("paced (emulated device speed)", "modelled (calculated, not run)"):
+        assert heading in shown.explorer.below.value
+
+
+def test_a_prediction_is_close_to_a_real_run() -> None:
+    arrangement = Arrangement((2, 2, 2))
+    shortest = min(arrangement.run().timeline.makespan for _ in range(3))
+    assert shortest == pytest.approx(predict(arrangement).makespan, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "changed"),
+    [
+        ("mesh", (1, 4, 2), {"sizes": (1, 4, 2)}),
+        ("micro_batches", 8, {"micro_batches": 8}),
+        ("schedule", "gpipe", {"name": "gpipe"}),
+        ("precision", torch.bfloat16, {"dtype": torch.bfloat16}),
+    ],
+)
+def test_each_control_changes_its_part_of_the_run(
+    called: list[Arrangement], control: str, value: Any, changed: dict[str, Any]
+) -> None:
+    shown = MeshExplorer()
+    called.clear()
+    getattr(shown, control).value = value
+    assert called == [BOX._replace(**changed)]
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_every_setting_has_the_same_work(sizes: tuple[int, int, int]) -> None:
+    for micro_batches in MICRO_BATCHES:
+        for name in NAMES:
+            timeline = predict(Arrangement(sizes, micro_batches, name))
+            for rank in range(8):
+                assert timeline.busy(rank) == pytest.approx(64 * 8 * 3 * 0.00125 / 8 + 0.002)
+
+
+def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
+    times = {sizes: predict(Arrangement(sizes)).makespan for sizes in MESHES}
+    assert max(times, key=lambda sizes: times[sizes]) == (1, 1, 8)
+    # 240 ms of work; with 8 stages and 4 micro-batches 11 turns take the place of 4.
+    assert 0.24 * 11 / 4 < times[1, 8, 1] < 1.1 * 0.24 * 11 / 4
+    assert 0.24 < times[8, 1, 1] < 1.5 * 0.24
+
+
+def test_half_the_bits_are_half_the_bytes(called: list[Arrangement]) -> None:
+    wide, narrow = (Arrangement((2, 2, 2), dtype=dtype).wire for dtype in PRECISIONS)
+    for axis in ("dp", "tp"):
+        assert narrow.sent(0)[axis] == pytest.approx(wide.sent(0)[axis] / 2, rel=0.05)
+
+
+def test_what_is_wrong_is_said(called: list[Arrangement], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = MeshExplorer()
+    monkeypatch.setattr(Arrangement, "run", lambda arrangement: as_predicted(arrangement, off=0.5))
+    shown.micro_batches.value = 2
+    assert "Wrong: the updated weights are 50% off those of one process." in sentences(shown)
+    lost = as_predicted(BOX)
+    lost.sent["dp"][3, 7] -= 1
+    monkeypatch.setattr(Arrangement, "run", lambda arrangement: lost)
+    shown.micro_batches.value = 4
+    assert "Rank 3 did not send what was predicted on axis dp." in sentences(shown)
+
+
+def test_in_16_bits_the_rounding_is_said(called: list[Arrangement], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arrangement, "run", lambda arrangement: as_predicted(arrangement, off=0.03))
+    assert "those of one process, up to 3%: 16 bits round." in sentences(MeshExplorer(dtype=torch.bfloat16))
+
+
+def test_a_run_that_took_too_long_is_run_again(called: list[Arrangement], monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = iter([1.5, 1.0])
+
+    def stretched(arrangement: Arrangement) -> MeshStep:
+        step, factor = as_predicted(arrangement), next(factors)
+        spans = [span._replace(start=factor * span.start, end=factor * span.end) for span in step.timeline.spans]
+        return step._replace(timeline=Timeline(spans, 8, "paced"))
+
+    monkeypatch.setattr(Arrangement, "run", stretched)
+    assert "as predicted, within 1%" in sentences(MeshExplorer())
+
+
+def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
+    called: list[Arrangement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = MeshExplorer()
+
+    def fail(arrangement: Arrangement) -> MeshStep:
+        raise Deadlock("Nobody can move.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Arrangement, "run", fail)
+        shown.mesh.value = (8, 1, 1)
+    assert "role='alert'" in sentences(shown)
+    assert "Nobody can move." in sentences(shown)
+    shown.mesh.value = (1, 8, 1)
+    assert "dp 1 x pp 8 x tp 1" in sentences(shown)
+
+
+def test_controls_and_pictures_say_what_they_are(called: list[Arrangement]) -> None:
+    shown = MeshExplorer()
+    labels = [control.label for control in shown.explorer.controls]
+    assert labels == ["dp x pp x tp", "micro-batches", "schedule", "precision"]
+    for place in (shown.explorer.beside, shown.explorer.below):
+        assert "paced" in place.value
+        assert "aria-label" in place.value
+
+
+def test_where_no_widget_runs_there_are_pictures_and_the_sentences(called: list[Arrangement]) -> None:
+    bundle = MeshExplorer()._repr_mimebundle_()
+    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
+    assert bundle["text/plain"] in bundle["text/html"]
