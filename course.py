@@ -136,20 +136,21 @@ def test(arguments: argparse.Namespace) -> int:
 
 def test_steps() -> dict[str, list[str]]:
     cores = os.cpu_count() or 1
-    workers = ["-n", str(min(4, cores)), "--dist", "loadfile"]
-    more_workers = ["-n", str(min(4, 2 * cores)), "--dist", "loadfile"]  # ranks wait more than they compute
+    few, many = (["-n", str(n), "--dist", "loadfile"] for n in (min(4, cores), min(4, 2 * cores)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
     nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
+    others = ["--ignore=tests/faults", "--ignore=tests/browser"]
     return {
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
-        "tests": ["-m", "pytest", "tests", "-m", "not alone and not browser", *more_workers],
-        "alone": ["-m", "pytest", "tests", "-m", "alone"],
-        "notebooks": ["-m", "pytest", *nbval, sanitize, *workers, *notebooks],
-        "browser": ["-m", "pytest", "tests/browser", "-n", "2", "--dist", "loadfile"],
+        "tests": ["-m", "pytest", "tests", *others, "-m", "not alone", *many],  # ranks wait more than they compute
+        "faults": ["-m", "pytest", "tests/faults", *many],
+        "alone": ["-m", "pytest", "tests", *others, "-m", "alone"],
+        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, *notebooks],
+        "browser": ["-m", "pytest", "tests/browser", *few],
     }
 
 

@@ -25,6 +25,8 @@ import psutil
 from course_lib.ranks import diagnosis, messages, server, start
 from course_lib.ranks.board import Board
 
+ROOM = 16  # ranks that wait for one purpose at most, so that going from one number of them to another costs no fork
+
 
 @dataclass
 class _Worker:
@@ -83,9 +85,9 @@ class Pool:
         their_lifeline.close()
         return _Worker(process, line, lifeline)
 
-    def fits(self, world_size: int, uses_gpu: bool) -> bool:
-        """Whether it can run this many ranks now: a pool does not survive a fork of the notebook's kernel."""
-        same = (self.world_size, self.uses_gpu, self.owner) == (world_size, uses_gpu, os.getpid())
+    def fits(self, uses_gpu: bool) -> bool:
+        """Whether it can be used now: a pool does not survive a fork of the notebook's kernel."""
+        same = (self.uses_gpu, self.owner) == (uses_gpu, os.getpid())
         return same and self.is_alive and all(worker.process.is_alive() for worker in self.workers)
 
     def kill(self) -> None:
@@ -163,47 +165,61 @@ def _remove_own(path: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-_pools: dict[str, Pool] = {}
+_pools: dict[tuple[str, int], Pool] = {}  # by purpose and size; the one used last comes last
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
-    """The pool kept for a purpose, forked anew if the last one does not fit.
+    """The pool of this size kept for a purpose, forked anew if there is none that can be used.
 
     It is killed afterwards unless the body has found it tidy.
     """
     with _lock:
-        pool = _pools.get(purpose)
-        if pool is None or not pool.fits(world_size, uses_gpu):
-            discard(purpose)
-            pool = _pools[purpose] = Pool(world_size, uses_gpu)
+        pool = _pools.pop((purpose, world_size), None)
+        if pool is None or not pool.fits(uses_gpu):
+            if pool is not None:
+                pool.kill()
+            _make_room(purpose, 0 if uses_gpu else ROOM - world_size)
+            pool = Pool(world_size, uses_gpu)
+        _pools[purpose, world_size] = pool
         pool.is_tidy = False
         try:
             yield pool
         finally:
             if not pool.is_tidy:
-                discard(purpose)
+                _discard((purpose, world_size))
             _Retirement.postpone()
 
 
+def _make_room(purpose: str, room: int) -> None:
+    """Let those pools of a purpose go that were used least recently, until only so many ranks are left."""
+    for key in [key for key in _pools if key[0] == purpose]:
+        if sum(size for other, size in _pools if other == purpose) > room:
+            _discard(key)
+
+
 def size_of(purpose: str) -> int | None:
-    """How many ranks wait for this purpose; None if there are none."""
-    pool = _pools.get(purpose)
-    return pool.world_size if pool and pool.fits(pool.world_size, pool.uses_gpu) else None
+    """How many ranks wait in the pool last used for this purpose; None if there are none."""
+    last = [pool for key, pool in _pools.items() if key[0] == purpose][-1:]
+    return last[0].world_size if last and last[0].fits(last[0].uses_gpu) else None
 
 
 def discard(purpose: str) -> None:
-    pool = _pools.pop(purpose, None)
-    if pool is not None:
-        pool.kill()
+    """Let the workers of a purpose go."""
+    with _lock:
+        _make_room(purpose, 0)
 
 
 def discard_all() -> None:
     """Let all workers go; the next launch forks new ones."""
     with _lock:
-        for purpose in list(_pools):
-            discard(purpose)
+        for key in list(_pools):
+            _discard(key)
+
+
+def _discard(key: tuple[str, int]) -> None:
+    _pools.pop(key).kill()
 
 
 class _Retirement:

@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -303,6 +304,39 @@ def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:
     first, second = launch(process, 2).results, launch(process, 2).results
     assert first == second
     assert len({os.getpid(), *first}) == 3
+
+
+def test_ranks_of_another_number_wait_too_up_to_sixteen() -> None:
+    def process(rank: int) -> int:
+        return os.getpid()
+
+    def last_is_alive(pids: list[int]) -> bool:
+        return psutil.pid_exists(pids[-1])
+
+    discard_all()
+    two, four, eight = (launch(process, n).results for n in (2, 4, 8))
+    assert launch(process, 2).results == two
+    assert launch(process, 8).results == eight
+    launch(process, 5)
+    assert not last_is_alive(four)  # unused for longest
+    assert launch(process, 2).results == two
+    launch(process, 16)
+    assert not last_is_alive(two)
+    assert not last_is_alive(eight)
+
+
+def test_a_failure_costs_only_the_ranks_that_had_part_in_it() -> None:
+    def process(rank: int, fails: bool) -> int:
+        if fails and not rank:
+            raise ValueError("while the others wait")
+        dist.barrier()
+        return os.getpid()
+
+    two, four = (launch(process, n, (False,)).results for n in (2, 4))
+    with pytest.raises(RankFailed):
+        launch(process, 4, (True,))
+    assert launch(process, 2, (False,)).results == two
+    assert not set(launch(process, 4, (False,)).results) & set(four)
 
 
 def test_the_kernel_need_not_import_torch(tmp_path: Path) -> None:
