@@ -147,7 +147,7 @@ def test_steps() -> dict[str, list[str]]:
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
         "tests": ["-m", "pytest", "tests", *others, "-m", "not alone", *many],  # ranks wait more than they compute
-        "faults": ["-m", "pytest", "tests/faults", *many],
+        "faults": ["-m", "pytest", "tests/faults", *few],
         "alone": ["-m", "pytest", "tests", *others, "-m", "alone"],
         "notebooks": ["-m", "pytest", *nbval, sanitize, *few, *notebooks],
         "browser": ["-m", "pytest", "tests/browser", *few],
