@@ -583,6 +583,19 @@ def test_gradients_of_several_backward_passes_add_up() -> None:
     assert launch(gradients, 2, device="cpu").results[0] == [0.5 + 1.5 + 2.5] * 2
 
 
+def test_gradients_that_are_thrown_away_leave_nothing_behind() -> None:
+    def weights(rank: int) -> list[float]:
+        a, b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+        optimizer = ShardedOptimizer([a, b], torch.optim.SGD, gradients="sharded", lr=1.0)
+        (2 * a).backward()  # half of a bucket
+        optimizer.zero_grad()
+        (b * (2 * a)).backward()  # b's gradient comes first
+        optimizer.step()
+        return [float(a), float(b)]
+
+    assert launch(weights, 2, device="cpu").results == [[-1.0, -1.0]] * 2
+
+
 def test_shares_may_differ_and_one_may_be_empty() -> None:
     sizes = [(3, 5), (1, 6), (4, 4), (0, 3)]
 
