@@ -137,13 +137,13 @@ def _draw_bars(sheet: Sheet, plot: Plot, shares: Mapping[int, float], holds: For
 
 def _draw_edges(sheet: Sheet, plot: Plot, shares: Mapping[int, float], holds: Format) -> None:
     """Where the format ends, and how much lies beyond."""
-    shares = lost(shares, holds)
+    share_of = lost(shares, holds)
     for exponent, name, anchor, aside in ((holds.lowest, "zero", "end", -6), (holds.highest, "infinite", "start", 6)):
         if not plot.x.low < exponent < plot.x.high:
             continue
         x, _ = plot.at(exponent, 0)
         sheet.line(x, plot.top, x, plot.bottom, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
-        text = f"{percent(shares[name])} {name}"
+        text = f"{percent(share_of[name])} {name}"
         sheet.text(x + aside, plot.top + 16, text, text_anchor=anchor, font_weight="bold", **HALO)
     left = plot.at(max(holds.lowest, plot.x.low), 0)[0]
     right = plot.at(min(holds.highest, plot.x.high), 0)[0]

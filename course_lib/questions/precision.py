@@ -153,7 +153,12 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
     moments = [number for state in optimizer.optimizer.state.values() for number in state.values() if number.dim()]
     masters = [weight for weight in optimizer.parameters if weight not in set(weights)]
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    parts = {"weights": weights, "gradients": gradients, "AdamW": moments, "master weights": masters}
+    parts: dict[str, list[Any]] = {
+        "weights": weights,
+        "gradients": gradients,
+        "AdamW": moments,
+        "master weights": masters,
+    }
     n = sum(weight.numel() for weight in weights)
     return {name: sum(tensor.nbytes for tensor in tensors) // n for name, tensors in parts.items()}
 
@@ -224,12 +229,15 @@ def _overflow(what: str) -> Outcome:
 def _train_with_overflow(rank: int, what: str) -> Tensor:
     """Four steps of equal replicas; before the third update, a gradient on rank 3 is not finite."""
     model = TinyGPT(CONFIG, dtype=torch.float16)
-    groups = None if what == "together" else []  # of ranks to agree with; None stands for everyone
-    scaler = LossScaler(2.0**10, groups=groups)
-    master = MasterWeights(model.parameters(), torch.optim.AdamW, None if what == "nobody" else scaler, lr=1e-3)
+    groups: list[dist.ProcessGroup] | None = (
+        None if what == "together" else []
+    )  # of ranks to agree with; None stands for everyone
+    scaler = None if what == "nobody" else LossScaler(2.0**10, groups=groups)
+    master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
     problems, _ = data.train_test_split()
     for step, (inputs, targets) in enumerate(islice(data.minibatches(problems, BATCH), 4)):
-        scaler.scale(data.answer_loss(model(inputs).float(), targets)).backward()
+        loss = data.answer_loss(model(inputs).float(), targets)
+        (scaler.scale(loss) if scaler else loss).backward()
         if step == 2 and rank == 3:
             for weight in model.blocks[0].parameters():
                 weight.grad = torch.full_like(weight, 0.0 if what == "zero" else torch.inf)
