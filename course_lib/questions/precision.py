@@ -219,9 +219,8 @@ def _overflow(what: str) -> Outcome:
     replicas = launch(_train_with_overflow, 4, (what,)).results
     broken = not all(replica.isfinite().all() for replica in replicas)
     equal = all(torch.equal(replica, replicas[0]) for replica in replicas)
-    said = (
-        f"Run on 4 ranks, with an overflow on rank 3: afterwards the replicas are {'equal' if equal else 'different'}"
-    )
+    verdict = "equal" if equal else "different"
+    said = f"Run on 4 ranks, with an overflow on rank 3: afterwards the replicas are {verdict}"
     said += ", and the weights of rank 3 are no numbers." if broken else "."
     return Outcome(equal and not broken, said, shown=equal is (what == "together") and broken is (what == "nobody"))
 
@@ -229,10 +228,9 @@ def _overflow(what: str) -> Outcome:
 def _train_with_overflow(rank: int, what: str) -> Tensor:
     """Four steps of equal replicas; before the third update, a gradient on rank 3 is not finite."""
     model = TinyGPT(CONFIG, dtype=torch.float16)
-    groups: list[dist.ProcessGroup] | None = (
-        None if what == "together" else []
-    )  # of ranks to agree with; None stands for everyone
-    scaler = None if what == "nobody" else LossScaler(2.0**10, groups=groups)
+    groups: list[dist.ProcessGroup] = []  # of ranks to agree with: none at all
+    agreed = LossScaler(2.0**10, groups=None if what == "together" else groups)
+    scaler = None if what == "nobody" else agreed
     master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
     problems, _ = data.train_test_split()
     for step, (inputs, targets) in enumerate(islice(data.minibatches(problems, BATCH), 4)):

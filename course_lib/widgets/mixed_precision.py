@@ -3,7 +3,7 @@
     | format        ----o  float16       | how large the gradients are, and which |
     | loss scale    o----  none          | of them the format turns into zeros    |
     | weights kept  ----o  in 32 bits    |                                        |
-    | learning rate ---o-  0.003         |                                        |
+    | learning      ---o-  rate 0.003    |                                        |
     | what came of it, in words          |                                        |
     | the loss of this training while it goes on, beside the same one in float32  |
 
@@ -204,7 +204,7 @@ class MixedPrecisionExplorer:
         self.master = Slider(
             "weights", (False, True), has_master_weights, ("in the format only", "master copy in 32 bits")
         )
-        self.rate = Slider("learning rate", RATES, learning_rate)
+        self.rate = Slider("learning", RATES, learning_rate, [f"rate {rate:.5f}".rstrip("0") for rate in RATES])
         self._in_32_bits: dict[Setting, Training] = {}
         self.explorer = LiveExplorer([self.format, self.scale, self.master, self.rate], self.look, self.more)
 

@@ -148,7 +148,7 @@ def test_each_control_changes_its_part(control: str, value: Any, changed: dict[s
 
 def test_pictures_and_controls_say_what_they_are() -> None:
     shown = MixedPrecisionExplorer().explorer
-    assert [control.label for control in shown.controls] == ["format", "loss scale", "weights", "learning rate"]
+    assert [control.label for control in shown.controls] == ["format", "loss scale", "weights", "learning"]
     for place in (shown.beside, shown.below):
         assert "measured (real clock)" in place.value
     bundle = shown._repr_mimebundle_()
