@@ -143,7 +143,7 @@ def _draw_edges(sheet: Sheet, plot: Plot, shares: Mapping[int, float], holds: Fo
             continue
         x, _ = plot.at(exponent, 0)
         sheet.line(x, plot.top, x, plot.bottom, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
-        text = f"{percent(share_of[name])} {name}"
+        text = f"{percent(share_of[name])} {name}".replace("under ", "<")
         sheet.text(x + aside, plot.top + 16, text, text_anchor=anchor, font_weight="bold", **HALO)
     left = plot.at(max(holds.lowest, plot.x.low), 0)[0]
     right = plot.at(min(holds.highest, plot.x.high), 0)[0]

@@ -43,7 +43,7 @@ TOKENS = 140e9  # twenty for each parameter
 MACHINES = {
     "one H100": (Cluster("H100-80GB", 1, 1), Plan()),
     "one H200": (Cluster("H200-141GB", 1, 1), Plan()),
-    "eight H100": (Cluster("H100-80GB", 1, 8), Plan(dp=8, zero=3)),
+    "each of eight H100": (Cluster("H100-80GB", 1, 8), Plan(dp=8, zero=3)),
 }
 
 
@@ -58,9 +58,8 @@ def _two_limits() -> Outcome:
     )
     said = f"The planner says (modelled): {'; '.join(lines)}."
     measured = f"Run on this computer: a small model of 8 layers holds {data_size(small)} before any activation."
-    picture = memory_by_part(
-        {name: e.memory for name, e in planned.items()}, one.capacity, title="What one device holds"
-    )
+    alone_or_shared = {name: e.memory for name, e in planned.items() if e is not larger}
+    picture = memory_by_part(alone_or_shared, one.capacity, title="What an H100 holds, alone and with seven others")
     right = not one.fits and larger.fits and eight.fits and larger.tokens_per_second < eight.tokens_per_second / 4
     return Outcome(None, said, shown=right, measured=(measured,), pictures=(picture,))
 
