@@ -133,6 +133,7 @@ from itertools import islice
 from course_lib.mechanisms.ablations import share_moved, train
 
 small = GPTConfig(layers=1, hidden=32, heads=2)
+torch.set_num_threads(1)  # so small a model is no faster with more
 
 def moved(lr, dtype):
     model = TinyGPT(small, dtype=dtype)
