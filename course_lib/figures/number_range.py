@@ -35,17 +35,10 @@ AXIS = (-40, 36)  # powers of two that are always drawn, so that pictures can be
 FEW = 0.001  # a share too small to be seen, which makes no axis longer
 
 
-def number_range(
-    shares: Mapping[int, float],
-    holds: Format,
-    width: int = 560,
-    title: str | None = None,
-    axis: tuple[int, int] = AXIS,
-) -> Picture:
+def number_range(shares: Mapping[int, float], holds: Format, width: int = 560, title: str | None = None) -> Picture:
     """Draw how large numbers are beside the range of a format, and how many of them it loses.
 
     shares: for each e the share of numbers with 2^e <= |number| < 2^(e + 1), from `ablations.exponents`.
-    axis: the powers of two to draw; more where there are numbers outside, but for a stray few.
 
     Raises ValueError if there is nothing to draw.
     """
@@ -57,7 +50,7 @@ def number_range(
     y = draw_title(sheet, title)
     y = draw_origins(sheet, {"measured"}, y)
     y = draw_legend(sheet, FATES, y)
-    sheet.height = _draw(sheet, shares, holds, axis, y + 16)
+    sheet.height = _draw(sheet, shares, holds, y + 16)
     rows = [_row(exponent, share, holds) for exponent, share in sorted(shares.items())]
     return Picture(sheet, _summary(shares, holds), rows, lambda: _plotly(shares, holds, title))
 
@@ -104,9 +97,9 @@ def _seen(shares: Mapping[int, float]) -> list[int]:
     return sorted(exponent for exponent, share in shares.items() if share >= FEW)
 
 
-def _draw(sheet: Sheet, shares: Mapping[int, float], holds: Format, axis: tuple[int, int], top: float) -> float:
+def _draw(sheet: Sheet, shares: Mapping[int, float], holds: Format, top: float) -> float:
     seen = _seen(shares)
-    across = Scale(min(axis[0], seen[0]), max(axis[1], seen[-1] + 1))
+    across = Scale(min(AXIS[0], seen[0]), max(AXIS[1], seen[-1] + 1))
     highest = 1.25 * max(shares.values())  # with room above the bars for what is written there
     plot = Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, across, Scale(0, highest))
     with sheet.group(fill="currentColor", fill_opacity=0.1):

@@ -2,7 +2,7 @@
 
     | format        ----o  float16       | how large the gradients are, and which |
     | loss scale    o----  none          | of them the format turns into zeros    |
-    | weights kept  ----o  in 32 bits    |                                        |
+    | weights       ----o  master copy   |                                        |
     | learning      ---o-  rate 0.003    |                                        |
     | what came of it, in words          |                                        |
     | the loss of this training while it goes on, beside the same one in float32  |
