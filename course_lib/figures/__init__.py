@@ -7,6 +7,8 @@ who_holds_what(run.pieces, run.traffic, 4)           how matrices are cut, and w
 mesh_map((2, 2, 2), step.sent)                       who talks to whom on a mesh of ranks, and how much
 in_flight(run.timeline)                              how many micro-batches' activations every rank holds
 micro_batch_sizes(steps)                             how long a step takes with micro-batches of each size
+loss_curves({"float32": losses})                     how the loss of each training falls
+number_range(exponents(gradients), Format.of(dtype)) how large numbers are, and which a format loses
 
 memory_by_part({"plan": estimate.memory}, capacity)  what lies in a device's memory; devices(estimate): of each
 step_time_by_part({"plan": estimate})                what the time of a step goes into
@@ -20,9 +22,11 @@ from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
 from course_lib.figures.in_flight import held, in_flight
 from course_lib.figures.limits import limits
+from course_lib.figures.loss_curves import loss_at_end, loss_curves
 from course_lib.figures.losses import lost_time
 from course_lib.figures.mesh_map import mesh_map
 from course_lib.figures.micro_batch_chart import SizedStep, micro_batch_sizes
+from course_lib.figures.number_range import number_range
 from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map
 from course_lib.figures.roofline import roofline
@@ -41,10 +45,13 @@ __all__ = [
     "held",
     "in_flight",
     "limits",
+    "loss_at_end",
+    "loss_curves",
     "lost_time",
     "memory_by_part",
     "mesh_map",
     "micro_batch_sizes",
+    "number_range",
     "plan_map",
     "roofline",
     "speed_up",

@@ -3,9 +3,11 @@
     left out          what happens                                                  seen with
     master weights    an update below half a weight's last digit rounds away        running_sum, share_moved, train
     32-bit sums       a sum stalls at 256 (bfloat16) or 2048 (float16) ones         running_sum
-    loss scaling      gradients below 2^-25 become zero in float16                  exponents, share_vanishing, train
+    loss scaling      gradients below 2^-25 become zero in float16                  exponents, Format, share_vanishing,
+                                                                                    train
 
-The first two are the same thing: what is added is too small beside what is there.
+The first two are the same thing: what is added is too small beside what is there. `RoundedWeights` is an optimizer
+that has only 16 bits for everything.
 
 Micikevicius et al. 2018, "Mixed Precision Training", ICLR, sections 3.1 and 3.2, figures 2 and 3.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +52,25 @@ def exponents(gradients: Iterable[Tensor]) -> dict[int, float]:
     return {exponent: found[exponent] / len(flat) for exponent in sorted(found)}
 
 
+class Format(NamedTuple):
+    """How far a floating-point format reaches, in powers of two.
+
+    Numbers up to 2^lowest become zero (above, they are rounded to the smallest there is, 2^(lowest + 1)), those from
+    2^highest on infinite. (So do some just below, within half a last digit.)
+    """
+
+    name: str
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Format:
+        """Raises TypeError for a dtype that is not floating-point."""
+        info = torch.finfo(dtype)
+        smallest = info.smallest_normal * info.eps
+        return cls(str(dtype).removeprefix("torch."), round(math.log2(smallest)) - 1, math.frexp(info.max)[1])
+
+
 def share_vanishing(gradients: Iterable[Tensor], dtype: torch.dtype, scale: float = 1.0) -> float:
     """The share of numbers other than zero, 0 to 1, that dtype turns into zero once they are scaled."""
     flat = torch.cat([gradient.detach().flatten() for gradient in gradients]).double()
@@ -78,3 +99,44 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
     return losses
+
+
+class RoundedWeights:
+    """`MasterWeights` without them: an optimizer on the 16-bit weights themselves, with gradients and sums in 16 bits.
+
+    scaler: unscales in 32 bits and skips steps that overflow, but what it has unscaled goes back into 16 bits.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer_cls: Callable[..., Any],
+        scaler: LossScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.optimizer = optimizer_cls(self.parameters, **kwargs)
+        self.scaler = scaler
+
+    def step(self) -> bool:
+        """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it did update."""
+        is_finite = self.scaler is None or self._unscale(self.scaler)
+        if is_finite:
+            self.optimizer.step()
+        self.zero_grad()
+        return is_finite
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def _unscale(self, scaler: LossScaler) -> bool:
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        wide = [gradient.float() for gradient in gradients]
+        copies = [torch.empty_like(gradient) for gradient in wide]
+        for copy, gradient in zip(copies, wide, strict=True):
+            copy.grad = gradient
+        is_finite = scaler.unscale(copies)
+        for gradient, unscaled in zip(gradients, wide, strict=True):
+            gradient.copy_(unscaled)
+        return is_finite

@@ -18,6 +18,7 @@ CATALOG = {
     entry.name: entry
     for entry in (
         Entry("Q5", "Too large for the best device", "01_one_machine_is_not_enough", "memory"),
+        Entry("one_machine", "One machine, and a colleague", "01_one_machine_is_not_enough", "open_cases"),
         Entry("Q4", "What does each worker get?", "02_data_parallelism", "replicas"),
         Entry("Q1", "Eight gradients, and then?", "02_data_parallelism", "replicas"),
         Entry("bytes_sent", "How much does each rank send?", "02_data_parallelism", "scaling"),
@@ -38,7 +39,12 @@ CATALOG = {
         Entry("pipeline_efficiency", "Busy for 40% of the time", "05_pipeline_parallelism", "open_cases"),
         Entry("pipelining_gain", "Just as much to compute", "05_pipeline_parallelism", "open_cases"),
         Entry("tune_a_pipeline", "Nobody dares to change it", "05_pipeline_parallelism", "open_cases"),
+        Entry("bytes_per_weight", "What is kept in 32 bits costs memory", "06_mixed_precision", "precision"),
+        Entry("one_overflow", "An overflow on one rank", "06_mixed_precision", "precision"),
         Entry("Q9", "Fast, and then it ends badly", "06_mixed_precision", "precision"),
+        Entry("why_mixed_precision", "Another attempt at 16 bits", "06_mixed_precision", "efficiency"),
+        Entry("diagnose_efficiency", "Fast, idle, and learning nothing", "06_mixed_precision", "efficiency"),
+        Entry("optimize_training", "Eight micro-batches, eight exchanges", "06_mixed_precision", "efficiency"),
         Entry("which_axis_across", "Two machines", "07_combining_mechanisms", "strategies"),
         Entry("evaluate_strategy", "Three good reasons", "07_combining_mechanisms", "strategies"),
         Entry("optimize_efficiency", "It fits, and is slow", "08_planning", "strategies"),

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from course_lib import data
 from course_lib.experiments import pipeline_step, training_step
-from course_lib.figures import Timing, attribute, gantt, held, lost_time, speed_up
-from course_lib.figures.axis import data_size, percent
+from course_lib.figures import Timing, attribute, gantt, held, lost_time, memory_by_part, speed_up
+from course_lib.figures.axis import data_size, long_time, memory_size, percent
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import TinyGPT
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from course_lib.questions import memory
 from course_lib.questions.forms import Form, FreeText
 from course_lib.questions.outcome import Outcome
@@ -26,11 +27,60 @@ from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
 
 
-def _case(text: str, experiment: Callable[[], Outcome], answer: str, *checklist: str) -> Family[None]:
+def case(text: str, experiment: Callable[[], Outcome], answer: str, *checklist: str) -> Family[None]:
+    """A question that is answered in words. checklist: what a good answer has in it."""
+
     def ask(_: None) -> tuple[str, Form]:
         return text, FreeText(experiment, answer, checklist)
 
     return Family(None, ask)
+
+
+# Computational bottlenecks of a single machine
+
+SEVEN = ModelSpec(layers=32, hidden=4096, heads=32, sequence=2048, vocab=50257, flash_attention=True)
+TOKENS = 140e9  # twenty for each parameter
+MACHINES = {
+    "one H100": (Cluster("H100-80GB", 1, 1), Plan()),
+    "one H200": (Cluster("H200-141GB", 1, 1), Plan()),
+    "each of eight H100": (Cluster("H100-80GB", 1, 8), Plan(dp=8, zero=3)),
+}
+
+
+def _two_limits() -> Outcome:
+    ((small, _),) = memory.train(1, 8, 4, False)
+    planned = {name: estimate(SEVEN, cluster, plan, 256) for name, (cluster, plan) in MACHINES.items()}
+    one, larger, eight = planned.values()
+    lines = (
+        f"{name}: {memory_size(e.memory.total)} of {memory_size(e.capacity)}, {'fits' if e.fits else 'does not fit'}; "
+        f"{long_time(TOKENS / e.tokens_per_second)} of training"
+        for name, e in planned.items()
+    )
+    said = f"The planner says (modelled): {'; '.join(lines)}."
+    measured = f"Run on this computer: a small model of 8 layers holds {data_size(small)} before any activation."
+    alone_or_shared = {name: e.memory for name, e in planned.items() if e is not larger}
+    picture = memory_by_part(alone_or_shared, one.capacity, title="What an H100 holds, alone and with seven others")
+    right = not one.fits and larger.fits and eight.fits and larger.tokens_per_second < eight.tokens_per_second / 4
+    return Outcome(None, said, shown=right, measured=(measured,), pictures=(picture,))
+
+
+ALONE = case(
+    "A company has one H100 with 80 GB, and wants to train a language model of 6.7 billion parameters with Adam, in "
+    "mixed precision, on 140 billion tokens. It runs out of memory in the first step. A colleague proposes an H200, "
+    "which multiplies as fast and has 141 GB, and then all would be well. Which limits does a single machine have, in "
+    "numbers? Is the colleague right?",
+    _two_limits,
+    "Memory: 16 bytes for each parameter (weights, gradients, and what Adam keeps in 32 bits) are 107 GB, more than "
+    "80, before a single activation; so it stops at once. On the H200 it fits. Computing: 6 FLOPs for each parameter "
+    "and token are 5.6e21. Either device does at most 9.9e14 in a second, so the training takes 65 days if every "
+    "single one of these is used, and real trainings use about half: more than four months. So the colleague is right "
+    "about the one limit and has not seen the other. Only more devices move both: each of eight holds an eighth, "
+    "and they are done in about three weeks. The price is what travels between them.",
+    "16 bytes for each parameter: 107 GB, more than 80.",
+    "6 FLOPs for each parameter and token: months on one device, even with all the memory in the world.",
+    "Memory stops the training at once, computing only makes it long.",
+    "Several devices move both limits, and have to talk to each other.",
+)
 
 
 # Ideal speed-up
@@ -48,7 +98,7 @@ def _speed_up() -> Outcome:
     )
 
 
-IDEAL = _case(
+IDEAL = case(
     "A step takes 3.2 seconds on one worker. With data parallelism on 8 workers it takes 0.56 seconds. Your manager "
     "asks why it is not 8 times as fast, and whether a ninth worker should be bought. What do you answer?",
     _speed_up,
@@ -98,10 +148,9 @@ def _flaw() -> Outcome:
     return Outcome(None, said, shown=same and differ)
 
 
-FLAW = _case(
+FLAW = case(
     "A colleague has written this for 8 workers. The loss falls, the replicas are equal to the last bit, and there is "
-    "no "
-    "error. Still, it is no better than one worker. What is wrong, how do you prove it, and what do you change?\n\n"
+    "no error. Still, it is no better than one worker. What is wrong, how do you prove it, and what do you change?\n\n"
     "```\n"
     "torch.manual_seed(0)\n"
     "model = TinyGPT()\n"
@@ -153,7 +202,7 @@ def _mean_gradient(rank: int, minibatch: tuple[Tensor, Tensor], is_weighted: boo
     return _vector(model)
 
 
-DISTRIBUTION = _case(
+DISTRIBUTION = case(
     "10 samples are left at the end of the data, and 4 workers train with data parallelism. How do you distribute the "
     "samples, what does each worker do with its share, and what has to be different from a minibatch of 12?",
     _shares,
@@ -181,7 +230,7 @@ def _partition() -> Outcome:
     return Outcome(None, said, measured=(measured,))
 
 
-PARTITION = _case(
+PARTITION = case(
     "A model of 20 billion parameters is to be trained with Adam in 32-bit numbers. You have 32 devices with 80 GB "
     "each. A colleague proposes data parallelism on all of them. Why can that not work, what else does, and what does "
     "it cost?",
@@ -209,7 +258,7 @@ def _pipelines() -> Outcome:
     return Outcome(None, "Run on 4 ranks, with 2 and with 8 micro-batches.", measured=(measured,), pictures=pictures)
 
 
-EFFICIENCY = _case(
+EFFICIENCY = case(
     "A pipeline of 4 stages runs with 2 micro-batches, and a monitor shows the devices busy for 40% of the time. "
     "Explain the 40%, say what 8 micro-batches would make of it, and why nobody takes 1,000.",
     _pipelines,
@@ -229,14 +278,14 @@ EFFICIENCY = _case(
 DEVICE = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on one device
 
 
-def _flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
+def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
     """The same batch, in so many micro-batches, through the same layers."""
     pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in DEVICE.items()})
     return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)
 
 
 def _gain() -> Outcome:
-    whole, cut = _flow("naive", 4, 1), _flow("gpipe", 4, 8)
+    whole, cut = flow("naive", 4, 1), flow("gpipe", 4, 8)
     measured = (
         f"Busy: {percent(1 - whole.idle_fraction())} of the time before, {percent(1 - cut.idle_fraction())} with "
         f"micro-batches (in theory 25% and 73%), which is {whole.makespan / cut.makespan:.1f} times as fast."
@@ -246,7 +295,7 @@ def _gain() -> Outcome:
     return Outcome(None, said, measured=(measured,), pictures=(picture,))
 
 
-GAIN = _case(
+GAIN = case(
     "Four devices hold the layers of a model, in order. A whole batch passes through them, and each device computes "
     "for 1 second of a step that takes 4. You propose 8 micro-batches. A colleague objects: each device will have "
     "exactly as much to compute as before, so nothing can be gained. What do you answer, and how long will a step be?",
@@ -267,7 +316,7 @@ GAIN = _case(
 
 
 def _tuned() -> Outcome:
-    steps = [_flow("gpipe", 4, 4), _flow("1f1b", 4, 16), _flow("interleaved_1f1b", 4, 16, 2)]
+    steps = [flow("gpipe", 4, 4), flow("1f1b", 4, 16), flow("interleaved_1f1b", 4, 16, 2)]
     names = ("gpipe, 4 micro-batches", "1f1b, 16 micro-batches", "interleaved_1f1b, 16 micro-batches")
     # A micro-batch is smaller where there are more of them, and so is what it leaves to be held.
     most = [max(one.most for one in held(step)) / m for step, m in zip(steps, (4, 16, 16), strict=True)]
@@ -280,7 +329,7 @@ def _tuned() -> Outcome:
     return Outcome(None, said, measured=(f"{'; '.join(lines)}.",), pictures=(picture,))
 
 
-TUNED = _case(
+TUNED = case(
     "A model of 48 layers is trained on 8 devices, 6 layers on each, with GPipe and 8 micro-batches of 8 samples. The "
     "devices are idle for more than half of the time, the last device computes longer than the others, as it "
     "also holds the output layer, and memory is nearly full, so nobody dares to change anything. What do you change, "
@@ -301,6 +350,7 @@ TUNED = _case(
 )
 
 QUESTIONS: dict[str, Family] = {
+    "one_machine": ALONE,
     "ideal_speed_up": IDEAL,
     "find_the_flaw": FLAW,
     "data_distribution": DISTRIBUTION,

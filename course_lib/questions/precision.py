@@ -1,4 +1,4 @@
-"""Q9: training in 16 bits is fast and ends badly. Each suspect is taken away, on a real training."""
+"""Questions about 16 bits: why a training ends badly (Q9), what is kept in 32 bits, and who skips a step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
 from random import Random
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +16,13 @@ from torch import Tensor
 from course_lib import data
 from course_lib.figures.axis import number
 from course_lib.mechanisms import batches
+from course_lib.mechanisms.ablations import RoundedWeights
+from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Option
+from course_lib.questions.forms import Choice, Form, Number, Option, Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
+from course_lib.questions.units import BYTES, Slip
 from course_lib.ranks import launch
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
@@ -134,4 +138,113 @@ def _without(run: Run, suspect: str) -> Outcome:
     return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"), measured=(measured,))
 
 
-QUESTIONS: dict[str, Family] = {"Q9": Family(Run(), _ask_cause, _draw_run)}
+# What is kept in 32 bits costs memory
+
+
+def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeights]) -> dict[str, int]:
+    """What AdamW's training holds for each weight, by what it is, when a backward pass has just ended."""
+    model = TinyGPT(CONFIG, dtype=dtype)
+    optimizer: Any = keeps(model.parameters(), torch.optim.AdamW)
+    inputs, targets = data.examples([(37, 48)])
+    for _ in range(2):  # the first step makes AdamW's numbers
+        optimizer.step()
+        data.answer_loss(model(inputs).float(), targets).backward()
+    weights = list(model.parameters())
+    moments = [number for state in optimizer.optimizer.state.values() for number in state.values() if number.dim()]
+    masters = [weight for weight in optimizer.parameters if weight not in set(weights)]
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    parts: dict[str, list[Any]] = {
+        "weights": weights,
+        "gradients": gradients,
+        "AdamW": moments,
+        "master weights": masters,
+    }
+    n = sum(weight.numel() for weight in weights)
+    return {name: sum(tensor.nbytes for tensor in tensors) // n for name, tensors in parts.items()}
+
+
+def _ask_bytes(_: None) -> tuple[str, Form]:
+    text = (
+        "Count the bytes for each weight: the weight, its gradient, and the two numbers that AdamW keeps for it. In "
+        "float32 they are 16. How many are they in mixed precision, where weight and gradient have 16 bits, and the "
+        "optimizer works on master weights, all in 32 bits?"
+    )
+    why = (
+        "2 for the weight, 2 for its gradient, 8 for AdamW's two numbers, and 4 for the master weight: as many as "
+        "before. What becomes smaller is everything else, activations above all, and messages."
+    )
+    slips = (
+        Slip(1 / 2, "That would be everything in 16 bits, without master weights: small, and it stops learning."),
+        Slip(3 / 4, "You left out the master weights: they are one more copy, of 4 bytes."),
+    )
+    return text, Number(BYTES, _count_bytes, why, slips, tolerance=0.0)
+
+
+def _count_bytes() -> Reading:
+    parts = bytes_per_weight(torch.float16, MasterWeights)
+    listed = ", ".join(f"{name} {size}" for name, size in parts.items())
+    total = sum(parts.values())
+    return Reading(total, f"Counted on a small model, in bytes for each weight: {listed}; together {total}.")
+
+
+# An overflow on one rank
+
+
+def _ask_overflow(_: None) -> tuple[str, Form]:
+    text = (
+        "Four ranks train with loss scaling. In one step a gradient overflows, but on rank 3 alone. (So it may be "
+        "where ranks hold different parts of a model or of its optimizer.) What should follow?"
+    )
+    alone = (
+        "From then on rank 3 has other weights. And with another scale, its gradients do not even have the same unit "
+        "as the others': averaging them makes nonsense of both."
+    )
+    together = "The ranks agree first, with an all-reduce of a single number. One skipped step costs next to nothing."
+    nobody = "One `inf` in a gradient is enough to break the weight, and soon all that is computed with it."
+    zero = (
+        "No number breaks. But rank 3 takes another step than the others, and its weights are no longer theirs: a "
+        "gradient with a hole is not the gradient."
+    )
+    return text, Choice(
+        (
+            Option("rank 3 skips this update and halves its scale", partial(_overflow, "alone"), alone),
+            Option("nobody skips: it is one number among thousands", partial(_overflow, "nobody"), nobody),
+            Option("all ranks skip this update and halve their scales", partial(_overflow, "together"), together),
+            Option("rank 3 puts zero where it overflowed, and all go on", partial(_overflow, "zero"), zero),
+        )
+    )
+
+
+def _overflow(what: str) -> Outcome:
+    replicas = launch(_train_with_overflow, 4, (what,)).results
+    broken = not all(replica.isfinite().all() for replica in replicas)
+    equal = all(torch.equal(replica, replicas[0]) for replica in replicas)
+    verdict = "equal" if equal else "different"
+    said = f"Run on 4 ranks, with an overflow on rank 3: afterwards the replicas are {verdict}"
+    said += ", and the weights of rank 3 are no numbers." if broken else "."
+    return Outcome(equal and not broken, said, shown=equal is (what == "together") and broken is (what == "nobody"))
+
+
+def _train_with_overflow(rank: int, what: str) -> Tensor:
+    """Four steps of equal replicas; before the third update, a gradient on rank 3 is not finite."""
+    model = TinyGPT(CONFIG, dtype=torch.float16)
+    groups: list[dist.ProcessGroup] = []  # of ranks to agree with: none at all
+    agreed = LossScaler(2.0**10, groups=None if what == "together" else groups)
+    scaler = None if what == "nobody" else agreed
+    master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
+    problems, _ = data.train_test_split()
+    for step, (inputs, targets) in enumerate(islice(data.minibatches(problems, BATCH), 4)):
+        loss = data.answer_loss(model(inputs).float(), targets)
+        (scaler.scale(loss) if scaler else loss).backward()
+        if step == 2 and rank == 3:
+            for weight in model.blocks[0].parameters():
+                weight.grad = torch.full_like(weight, 0.0 if what == "zero" else torch.inf)
+        master.step()
+    return torch.cat([weight.detach().flatten() for weight in master.parameters])
+
+
+QUESTIONS: dict[str, Family] = {
+    "Q9": Family(Run(), _ask_cause, _draw_run),
+    "bytes_per_weight": Family(None, _ask_bytes),
+    "one_overflow": Family(None, _ask_overflow),
+}

@@ -3,7 +3,7 @@
 #
 # **What you do:** count every byte that a training step holds, on a real model, and let the model grow until it no
 # longer fits the best device there is. Then find out how long you would have to wait for it anyway.<br>
-# **Time:** 35 minutes.<br>
+# **Time:** 40 minutes.<br>
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
@@ -164,17 +164,19 @@ limits(alone, TOKENS, width=850, title="Which of eight models can one A100 train
 # %% [markdown]
 # Look at the left half: above the dashed line nothing fits. (The right half comes in a moment.)
 #
-# ### Question: the best single device
+# ### Question: too large for the best device
 #
-# You are to train the model with 13 billion parameters, and you get the device with the most memory of all in the
-# planner's catalogue. It runs out of memory in the first steps. Which bottleneck makes you distribute the training?
-#
-# - **a** computing: the device multiplies too slowly
-# - **b** memory: what training holds is more than a device has
-# - **c** the network: the links to other devices are too slow
-# - **d** the data: the minibatch is too large for one device
-#
-# Choose one. If it is the bottleneck, then taking it away must make the model fit. Here each is taken away:
+# Choose an answer and commit to it. Then it is run, whichever it is: if it is the limit, then taking it away must
+# make the model fit. Try the others as well; each shows something else. *Other numbers* asks the same of another model.
+
+# %%
+from course_lib.widgets.cards import Card
+
+Card("Q5")
+
+# %% [markdown]
+# That was a small model, really trained. Here is the same for the model with 13 billion parameters, by the planner, on
+# the device with the most memory in its catalogue:
 
 # %%
 best = "B200-180GB"
@@ -187,14 +189,13 @@ def try_with(what, devices=1, plan=one_by_one, batch=256, **changes):
     print(f"{what:35} {planned.memory.total / GiB:4.0f} GiB of {planned.capacity / GiB:.0f}, {verdict}")
 
 try_with("as it is")
-try_with("a: every FLOP of the peak reached", matmul=1.0)
-try_with("b: two devices, half of it on each", devices=2, plan=Plan(tp=2))
-try_with("c: the fastest network", between="InfiniBand NDR")
-try_with("d: a minibatch of a single sample", batch=1)
+try_with("every FLOP of the peak reached", matmul=1.0)
+try_with("a minibatch of a single sample", batch=1)
+try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 
 # %% [markdown]
-# It is **b**. Neither a faster device nor a faster link makes anything smaller, and one device has nobody to talk to
-# anyway. The minibatch (**d**) was already taken one sample at a time, and what is left is the sixteen bytes.
+# Neither a faster device nor fewer data make anything smaller, and one device has nobody to talk to. The minibatch was
+# taken one sample at a time from the start, and what is left is the sixteen bytes.
 #
 # ## 5. And if it did fit?
 #
@@ -295,6 +296,15 @@ for name, way in ways.items():
 # has a price: shares have to be put together again, over links that are slower than memory. In the end you combine
 # them.
 #
+# ### Case: one machine, and a colleague
+#
+# The two limits in one story. Answer in a few sentences, as you would to the colleague. Then the numbers are worked
+# out, and you compare with a good answer, point by point.
+
+# %%
+Card("one_machine")
+
+# %% [markdown]
 # ## What you know now
 #
 # - Training holds parameters, gradients, optimizer state and activations. The first three are 16 bytes for each

@@ -2,8 +2,9 @@
 # # Mixed precision
 #
 # **What you do:** train in 16 bits, watch it go wrong in three different ways, and put each of them right.<br>
-# **Time:** 40 minutes.<br>
-# **You need:** [Start here](00_start_here.ipynb) and [Data parallelism](02_data_parallelism.ipynb).
+# **Time:** 45 minutes. The last two cases can wait for another day.<br>
+# **You need:** [Data parallelism](02_data_parallelism.ipynb); for the last two cases
+# [Pipeline parallelism](05_pipeline_parallelism.ipynb).
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
 # them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
@@ -132,6 +133,7 @@ from itertools import islice
 from course_lib.mechanisms.ablations import share_moved, train
 
 small = GPTConfig(layers=1, hidden=32, heads=2)
+torch.set_num_threads(1)  # so small a model is no faster with more
 
 def moved(lr, dtype):
     model = TinyGPT(small, dtype=dtype)
@@ -166,25 +168,15 @@ curves = {
     bfloat16_master: losses(torch.bfloat16, True),
 }
 
-# %%
-import plotly.graph_objects as go
-
-
-def end(curve):
-    return sum(curve[-20:]) / 20
-
-def draw(curves, title):
-    figure = go.Figure(layout={"title": f"{title} (measured)", "xaxis_title": "step", "yaxis_title": "loss"})
-    for (name, curve), dash in zip(curves.items(), ("solid", "dot", "dash", "dashdot"), strict=False):
-        figure.add_scatter(y=curve, name=name, line={"dash": dash})
-        print(f"{name}: from {curve[0]:.1f} to {end(curve):.1f}")
-    figure.show()
-
 # %% tags=["nbval-ignore-output"]
-draw(curves, "The same training, three times")
+from course_lib.figures import loss_curves
+
+loss_curves(curves, title="The same training, three times")
 
 # %%
-progress = {name: curve[0] - end(curve) for name, curve in curves.items()}
+from course_lib.figures import loss_at_end
+
+progress = {name: curve[0] - loss_at_end(curve) for name, curve in curves.items()}
 print("bfloat16 alone gets less than a quarter as far:", progress["bfloat16"] < progress["float32"] / 4)
 print("with master weights it is like float32:", abs(progress[bfloat16_master] / progress["float32"] - 1) < 0.05)
 
@@ -202,40 +194,18 @@ print("with master weights it is like float32:", abs(progress[bfloat16_master] /
 #
 # ### Question: what is kept in 32 bits costs memory
 #
-# Count the bytes for each weight: the weight, its gradient, AdamW's two numbers, and the master weight where there is
-# one. How many are they in float32, and how many in mixed precision with all sums in float32?
-#
-# - **a** 16 and 8: half
-# - **b** 16 and 16: the same
-# - **c** 16 and 12
-#
-# Choose one, then count:
+# Commit to a number, with its unit. Then it is counted.
 
 # %%
-def bytes_per_weight(dtype, has_master_weights):
-    model = TinyGPT(small, dtype=dtype)
-    make = partial(torch.optim.AdamW, lr=1e-3)
-    optimizer = MasterWeights(model.parameters(), make) if has_master_weights else make(model.parameters())
-    masters = optimizer.parameters if has_master_weights else []
-    state = optimizer.optimizer.state if has_master_weights else optimizer.state
-    inputs, targets = next(data.minibatches(problems, 8))
-    data.answer_loss(model(inputs).float(), targets).backward()
-    gradients = [weight.grad for weight in model.parameters()]
-    optimizer.step()
-    moments = [tensor for of_weight in state.values() for tensor in of_weight.values() if tensor.dim()]
-    parts = {"weights": model.parameters(), "gradients": gradients, "AdamW": moments, "master weights": masters}
-    n = sum(weight.numel() for weight in model.parameters())
-    return {name: sum(tensor.nbytes for tensor in tensors) // n for name, tensors in parts.items()}
+from course_lib.widgets.cards import Card
 
-for name, arguments in {"float32": (torch.float32, False), "mixed": (torch.float16, True)}.items():
-    parts = bytes_per_weight(*arguments)
-    print(f"{name:8} {parts}, together {sum(parts.values())}")
+Card("bytes_per_weight")
 
 # %% [markdown]
-# It is **b**. What becomes smaller is everything else: the activations, which are most of the memory in a long
-# sequence or a large batch, and the gradients on their way to other ranks. (While micro-batches are being collected,
-# their sum in float32 takes 4 bytes more.) The masters need not be whole on each rank: that is one of the things that
-# sharded data parallelism cuts up.
+# So what becomes smaller is everything else: the activations, which are most of the memory in a long sequence or a
+# large batch, and the gradients on their way to other ranks. (While micro-batches are being collected, their sum in
+# float32 takes 4 bytes more.) The masters need not be whole on each rank: that is one of the things that sharded data
+# parallelism cuts up.
 #
 # ## 4. Gradients that vanish
 #
@@ -245,7 +215,7 @@ for name, arguments in {"float32": (torch.float32, False), "mixed": (torch.float
 # $2^{-25}$ is zero. *Predict:* how much of the gradient is lost?
 
 # %%
-from course_lib.mechanisms.ablations import exponents, share_vanishing
+from course_lib.mechanisms.ablations import share_vanishing
 
 MICRO_BATCHES = 2**16
 
@@ -266,17 +236,14 @@ print(f"of a backward pass in float16, {zeros(gradients(torch.float16, scale=1))
 
 # %% [markdown]
 # More is lost on the way than at its end: what vanishes in the last layer is missing in all layers before it. Here is
-# how large the numbers are. Each line is a power of two, its bar the share of numbers that large, and `zero` says what
-# float16 makes of them:
+# how large the numbers of the finished gradient are, and what float16 would make of them:
 
 # %% tags=["nbval-ignore-output"]
-def histogram(gradients):
-    for exponent, share in exponents(gradients).items():
-        if share > 0.001:
-            kept = "    " if exponent >= -25 else "zero"
-            print(f"2^{exponent:<4} {kept} {'#' * round(200 * share)}")
+from course_lib.figures import number_range
+from course_lib.mechanisms.ablations import Format, exponents
 
-histogram(exact)
+float16 = Format.of(torch.float16)
+number_range(exponents(exact), float16, title="How large are the gradients?")
 
 # %% [markdown]
 # The gradients are not too different from each other for float16. They just lie too low, and above them is a lot of
@@ -285,8 +252,8 @@ histogram(exact)
 
 # %% tags=["nbval-ignore-output"]
 scaled = gradients(torch.float32, scale=2**16)
-histogram(scaled)
-print(f"\nof the finished gradient, float16 now loses {share_vanishing(scaled, torch.float16):.1%}")
+print(f"of the finished gradient, float16 now loses {share_vanishing(scaled, torch.float16):.1%}")
+number_range(exponents(scaled), float16, title="With the loss multiplied by 65,536")
 
 # %% [markdown]
 # This is **loss scaling**. Every gradient is proportional to the loss, so one multiplication moves them all, and a
@@ -316,10 +283,10 @@ curves = {
 }
 
 # %% tags=["nbval-ignore-output"]
-draw(curves, "One ingredient after the other")
+loss_curves(curves, title="One ingredient after the other")
 
 # %%
-progress = {name: curve[0] - end(curve) for name, curve in curves.items()}
+progress = {name: curve[0] - loss_at_end(curve) for name, curve in curves.items()}
 print("float16 alone: its loss is", curves["float16"][-1], "after", len(curves["float16"]) - 1, "step")
 print("master weights, no scaling: less than a quarter as far:",
       progress["float16, master weights"] < progress["float32"] / 4)
@@ -360,88 +327,47 @@ for used, is_taken in trajectory(scale=2.0**30, steps=40):
 #
 # ### Question: an overflow on one rank
 #
-# Four ranks train with loss scaling. In one step there is an overflow, but on rank 3 alone. (That happens where ranks
-# hold different parts of a model, or of its optimizer.) What should follow?
-#
-# - **a** rank 3 skips this update and halves its scale, the others go on
-# - **b** all ranks skip this update and halve their scales
-# - **c** nobody skips: one `inf` among thousands of numbers does no harm
-#
-# Choose one. Here four replicas try all three:
+# Each option is tried by four replicas, which begin equal and compute the same.
 
 # %%
-def one_overflow(rank, option):
-    model = TinyGPT(small, dtype=torch.float16)
-    asks = {"a": [], "b": None}  # groups of ranks to agree with: none at all; None stands for everyone
-    scaler = LossScaler(2.0**10, groups=asks[option]) if option in asks else None
-    master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
-    for step, (inputs, targets) in enumerate(islice(data.minibatches(problems, 64), 4)):
-        loss = data.answer_loss(model(inputs).float(), targets)
-        (scaler.scale(loss) if scaler else loss).backward()
-        if step == 2 and rank == 3:
-            next(model.parameters()).grad.fill_(torch.inf)
-        master.step()
-    return torch.cat([copy.detach().flatten() for copy in master.parameters])
-
-for option in "abc":
-    replicas = launch(one_overflow, world_size=4, args=(option,)).results
-    broken = [rank for rank, replica in enumerate(replicas) if not replica.isfinite().all()]
-    equal = all(torch.equal(replica, replicas[0]) for replica in replicas)
-    print(option, "replicas are", "equal" if equal else "different", f"and broken on rank {broken}" if broken else "")
+Card("one_overflow")
 
 # %% [markdown]
-# It is **b**. Whoever skips alone has other weights from then on, and with another scale its gradients do not even
-# have the same unit as the others': averaging them makes nonsense of both. So the ranks agree first, with an
-# all-reduce of a single number. (And **c** is what loss scaling never does: one `inf` is enough.)
+# This is why the scaler of every rank asks the others before it decides, with an all-reduce of a single number.
 #
-# ## 6. Fast, and ends badly
+# ## 6. Turn the knobs
 #
-# ### Question: errors that pile up
+# Now mix it yourself. Every move begins a real training, like the one in part 4, and its loss grows while it goes on,
+# beside the same training in float32. Move on whenever you have seen enough: the old run ends where it is, and a new
+# one begins. Above it are the gradients of the first step, where the loss scale has put them. Try these:
 #
-# A training run uses 16-bit and 32-bit numbers together. It is fast, and the first thousand steps look right. Then
-# it learns more and more slowly, and ends far from what float32 reached. Small errors seem to pile up. The likeliest
-# cause?
-#
-# - **a** the forward and backward pass are computed in 16 bits
-# - **b** the updates are added to weights of 16 bits
-# - **c** gradients travel between ranks in 16 bits
-# - **d** the loss is multiplied by 1024
-#
-# Choose one. Each option now trains on two ranks, with everything else in 32 bits:
+# 1. It begins with float16, which learns nothing. Which is the smallest loss scale that helps? What happens at the
+#    largest?
+# 2. Choose the dynamic scale, and watch the gradients. Where do they come to rest?
+# 3. bfloat16, no loss scale, and no master copy. Is it any good at a learning rate of 0.003? And at 0.00001?
+# 4. Take the master copy away in float16, with the best loss scale. Why does the scale not help?
+# 5. Is there anything that a loss scale changes in bfloat16 or float32?
 
-# %%
-from course_lib.mechanisms import batches
+# %% tags=["nbval-ignore-output"]
+from course_lib.widgets.mixed_precision import MixedPrecisionExplorer
 
-
-def suspect(rank, option, steps=200):
-    model = TinyGPT(small, seed=0, dtype=torch.bfloat16 if option in "ab" else torch.float32)
-    scaler = LossScaler(1024, dynamic=False) if option == "d" else None
-    make = partial(torch.optim.AdamW, lr=1e-5)
-    optimizer = make(model.parameters()) if option == "b" else MasterWeights(model.parameters(), make, scaler)
-    all_reduce = all_reduce_in(torch.bfloat16 if option == "c" else torch.float32)
-    curve = []
-    for batch in islice(data.minibatches(problems, 64), steps):
-        inputs, targets = batches.split(batch, 2)[rank]
-        loss = data.answer_loss(model(inputs).float(), targets)
-        curve.append(loss.item())
-        (scaler.scale(loss) if scaler else loss).backward()
-        for weight in model.parameters():
-            weight.grad = all_reduce(weight.grad) / 2
-        optimizer.step()
-        optimizer.zero_grad()
-    return curve[0] - end(curve)
-
-# %%
-(float32, _) = launch(suspect, 2, args=("none",)).results
-for option in "abcd":
-    (reached, _) = launch(suspect, 2, args=(option,)).results
-    print(option, "as far as float32" if abs(reached / float32 - 1) < 0.05 else "stays far behind")
+MixedPrecisionExplorer()
 
 # %% [markdown]
-# It is **b**. An error in one gradient (**a**, **c**) is small, different in every step, and forgotten with it. The
-# weights are the one thing that lives through all steps: what is rounded away there is lost for good, and more is
-# lost the smaller the updates become. (**d** changes no digit.) The rule of thumb: *compute and send in 16 bits,
-# remember and add up in 32.*
+# The third one is the treacherous one. With a large learning rate bfloat16 alone looks fine, and learning rates fall
+# as a training goes on.
+#
+# ### Question: fast, and then it ends badly
+#
+# Each option trains on real ranks, with everything else left as it is.
+
+# %%
+Card("Q9")
+
+# %% [markdown]
+# An error in a product or in one gradient is small, different in every step, and forgotten with it. The weights are
+# the one thing that lives through all steps: what is rounded away there is lost for good, and more is lost the smaller
+# the updates become. The rule of thumb: *compute and send in 16 bits, remember and add up in 32.*
 #
 # ## 7. All of it, on four ranks
 #
@@ -449,6 +375,7 @@ for option in "abcd":
 # *Predict:* how many bytes does each of four ranks send in two hundred steps, compared with float32?
 
 # %%
+from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
 
 
@@ -464,7 +391,7 @@ def whole_training(rank, dtype, steps=200):
         scaler.scale(loss).backward()
         replica.finish()
         skipped += not master.step()
-    return curve[0] - end(curve), skipped
+    return curve[0] - loss_at_end(curve), skipped
 
 runs = {dtype: launch(whole_training, world_size=4, args=(dtype,)) for dtype in (torch.float32, torch.float16)}
 for dtype, run in runs.items():
@@ -478,23 +405,22 @@ print("as far as float32:", abs(in_16[0][0] / in_32[0][0] - 1) < 0.1)
 # %% [markdown]
 # Half the bytes, and just as good. (What is not halved are the few bytes that count samples and ask for overflows.)
 #
-# ### Case: rationale for mixed precision
+# ## 8. Three cases
 #
-# A team trains a language model in float32 on eight GPUs. It runs out of memory with more than four sequences for each
-# GPU; a third of each step goes into exchanging gradients; and a colleague has tried to convert everything to
-# float16, which gave `nan` after a few steps. The team asks you whether 16 bits are worth another attempt.
-#
-# Write down, in four sentences: what will be smaller and by how much, what will be faster, what must stay in 32 bits,
-# and why the colleague's attempt failed. Every part of the answer has been run on this page:
-#
-# - **Smaller:** activations and messages, by half (part 7). Not the sum of weights, gradients and optimizer
-#   (part 3), so that memory for *longer or more sequences* is won, not for a *larger model*.
-# - **Faster:** matrix products, on hardware that has circuits for 16 bits, and the exchange of gradients.
-# - **In 32 bits:** master weights (part 3), the optimizer's numbers (part 4), sums over micro-batches and ranks
-#   (part 2), and the loss.
-# - **The attempt:** AdamW's squares of gradients vanish in float16 (part 4). With bfloat16 it would not have been
-#   `nan`, but a run that stalls, which is harder to notice (parts 3 and 6).
-#
+# Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
+# answer, point by point. The last two ask for what you know of
+# [pipelines](05_pipeline_parallelism.ipynb) and of [data parallelism](02_data_parallelism.ipynb) as well.
+
+# %%
+Card("why_mixed_precision")
+
+# %%
+Card("diagnose_efficiency")
+
+# %%
+Card("optimize_training")
+
+# %% [markdown]
 # ## What you know now
 #
 # - Compute and send in 16 bits; remember and add up in 32.
@@ -516,3 +442,5 @@ print("as far as float32:", abs(in_16[0][0] / in_32[0][0] - 1) < 0.1)
 # - Kalamkar et al. 2019, *A Study of BFLOAT16 for Deep Learning Training*, arXiv:1905.12322.
 # - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20: the 16 bytes
 #   for each weight, and how to shard them.
+#
+# **Next:** [combining mechanisms](07_combining_mechanisms.ipynb).

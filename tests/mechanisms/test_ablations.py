@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from course_lib import data
-from course_lib.mechanisms.ablations import exponents, running_sum, share_moved, share_vanishing, train
+from course_lib.mechanisms.ablations import RoundedWeights, exponents, running_sum, share_moved, share_vanishing, train
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 
@@ -145,3 +145,42 @@ def test_vanishing_is_counted_among_numbers_that_are_there() -> None:
     numbers = torch.tensor([0.0, 2.0**-26, 2.0**-25, 2.0**-24, 1.0])
     assert share_vanishing([numbers], F16) == 0.5
     assert share_vanishing([numbers], F16, scale=2.0) == 0.25
+
+
+def weights_with(gradient: float, dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+    weight.grad = torch.full_like(weight, gradient)
+    return [weight]
+
+
+def test_rounded_weights_are_what_the_plain_optimizer_makes_of_them() -> None:
+    problems, _ = data.train_test_split()
+
+    def trained(keeps: Any) -> list[Tensor]:
+        model = TinyGPT(CONFIG, dtype=BF16)
+        optimizer = keeps(model.parameters(), lr=1e-3)
+        train(model, islice(data.minibatches(problems, 64), 3), data.answer_loss, optimizer)
+        return list(model.parameters())
+
+    plain, rounded = (
+        trained(torch.optim.AdamW),
+        trained(lambda weights, lr: RoundedWeights(weights, torch.optim.AdamW, lr=lr)),
+    )
+    assert all(torch.equal(one, other) for one, other in zip(plain, rounded, strict=True))
+
+
+def test_what_is_unscaled_goes_back_into_16_bits_and_may_vanish_there() -> None:
+    (kept,), (lost,) = weights_with(2.0**-4, F16), weights_with(2.0**-12, F16)
+    for weight in (kept, lost):
+        assert RoundedWeights([weight], torch.optim.SGD, LossScaler(2.0**16, dynamic=False), lr=1.0).step()
+    assert kept.tolist() == [-(2.0**-20)] * 3
+    assert lost.tolist() == [0.0] * 3  # 2^-28 is too small
+
+
+def test_rounded_weights_skip_a_step_that_overflows() -> None:
+    (weight,) = weights_with(math.inf, F16)
+    scaler = LossScaler(2.0**16)
+    assert not RoundedWeights([weight], torch.optim.SGD, scaler, lr=1.0).step()
+    assert weight.tolist() == [0.0] * 3
+    assert weight.grad is None
+    assert scaler.scale_factor == 2.0**15

@@ -40,7 +40,7 @@ def test_options_and_events_differ_from_each_other(name: str) -> None:
 
 
 def test_what_is_not_in_the_catalog_is_refused() -> None:
-    with pytest.raises(ValueError, match="name='Q99' is not a question; choose one of Q5, Q4, Q1"):
+    with pytest.raises(ValueError, match="name='Q99' is not a question; choose one of Q5, one_machine, Q4"):
         questions.load("Q99")
 
 

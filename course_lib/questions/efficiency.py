@@ -1,0 +1,320 @@
+"""Open cases about trainings that are too slow, and what 16 bits do about it: each with a run behind it."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib import data
+from course_lib.figures import attribute, gantt, loss_at_end, loss_curves, lost_time
+from course_lib.figures.axis import data_size, duration, number, percent
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.ablations import RoundedWeights, share_moved
+from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.mechanisms.ledger import Bytes, Ledger
+from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights, all_reduce_in
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.questions.open_cases import case, flow
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.question import Family
+from course_lib.ranks import Link, Pace, launch
+from course_lib.timeline import Timeline, compute
+
+CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
+
+
+# Rationale for mixed precision
+
+
+class Recipe(NamedTuple):
+    """What a training computes in, and what its optimizer keeps."""
+
+    dtype: torch.dtype
+    keeps: type[MasterWeights] | type[RoundedWeights]
+    is_scaled: bool
+
+
+RECIPES = {
+    "float32": Recipe(torch.float32, RoundedWeights, False),
+    "everything in float16": Recipe(torch.float16, RoundedWeights, False),
+    "mixed": Recipe(torch.float16, MasterWeights, True),
+}
+
+
+class Trained(NamedTuple):
+    """What rank 0 has to tell. losses: of each step.  sent: bytes, in all steps.
+
+    activations: bytes at the fullest moment.  states: bytes of weights, gradients and optimizer, then, per parameter.
+    """
+
+    losses: list[float]
+    sent: int
+    activations: int
+    states: float
+
+    @property
+    def progress(self) -> float:
+        return self.losses[0] - loss_at_end(self.losses)
+
+
+def train(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
+    """Data parallelism with AdamW, on real ranks, until the end or until the loss is not a number."""
+    run = launch(_train, workers, (recipe, steps))
+    losses, held, parameters = run.results[0]
+    states = max(one.parameters + one.gradients + one.optimizer for one in held)
+    activations = max(one.activations for one in held)
+    return Trained(losses, run.timeline.bytes_sent(0), activations, states / parameters)
+
+
+def _train(rank: int, recipe: Recipe, steps: int) -> tuple[list[float], list[Bytes], int]:
+    replica = DataParallel(TinyGPT(CONFIG, dtype=recipe.dtype))
+    scaler = LossScaler() if recipe.is_scaled else None
+    optimizer: Any = recipe.keeps(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
+    losses: list[float] = []
+    with Ledger(replica.module, optimizer.optimizer) as ledger:
+        for batch in islice(data.minibatches(data.train_test_split()[0], 64), steps):
+            inputs, targets = batches.split(batch, dist.get_world_size())[rank]
+            loss = data.answer_loss(replica(inputs).float(), targets)
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]):  # on all ranks at once, as their weights are the same
+                break
+            (scaler.scale(loss) if scaler else loss).backward()
+            replica.finish()
+            optimizer.step()
+    return losses, [sample.held for sample in ledger.samples], sum(p.numel() for p in replica.parameters())
+
+
+def _recipes() -> Outcome:
+    trained = {name: train(recipe) for name, recipe in RECIPES.items()}
+    before, naive, mixed = trained.values()
+    is_broken = not math.isfinite(naive.losses[-1])
+    said = (
+        f"Run on 4 ranks, {len(before.losses)} steps. Mixed against float32: activations of "
+        f"{data_size(mixed.activations)} against {data_size(before.activations)}; each rank sends "
+        f"{data_size(mixed.sent)} against {data_size(before.sent)}; weights, gradients and optimizer take "
+        f"{mixed.states:.0f} bytes for each parameter against {before.states:.0f}. With everything in float16, the "
+        f"loss is {'not a number' if is_broken else 'still a number'} after {len(naive.losses) - 1} step."
+    )
+    right = is_broken and mixed.activations < 0.6 * before.activations and mixed.sent < 0.55 * before.sent
+    ends = ", ".join(f"{name} {number(loss_at_end(one.losses))}" for name, one in trained.items() if one is not naive)
+    picture = loss_curves({name: one.losses for name, one in trained.items()}, title="The same training, three times")
+    right = right and mixed.states >= before.states and abs(mixed.progress / before.progress - 1) < 0.1
+    return Outcome(None, said, shown=right, measured=(f"Loss at the end: {ends}.",), pictures=(picture,))
+
+
+RATIONALE = case(
+    "A team trains a language model in float32 on eight GPUs with data parallelism. It runs out of memory with more "
+    "than four sequences for each GPU; a third of each step goes into exchanging gradients; and a colleague has tried "
+    "to convert everything to float16, which gave `nan` after a few steps. Are 16 bits worth another attempt? Say what "
+    "becomes smaller and by how much, what becomes faster, what has to stay in 32 bits, and why the attempt failed.",
+    _recipes,
+    "Yes. Smaller by half: activations and messages. So about eight sequences fit where four did, and the exchange "
+    "takes a sixth of the old step in place of a third. Not smaller: weights, gradients and optimizer together, 16 "
+    "bytes for each parameter before and 2 + 2 + 12 after (with float32 gradients for a moment, even 18). 16 bits make "
+    "room for more sequences, not for a larger model. Faster: matrix products, on hardware with circuits for 16 bits. "
+    "In 32 bits stay the master weights, since small updates round away in 16; the optimizer's numbers; sums over "
+    "micro-batches and ranks; and the loss, scaled so that no gradient becomes zero. The attempt failed because Adam "
+    "divides by the root of a mean of squared gradients. In float16 squares become zero first, and so does the small "
+    "number that is added to them: 0 / 0. With everything in bfloat16 there would be no `nan`, but a training that "
+    "stalls, which is harder to notice.",
+    "Activations and messages become half as large.",
+    "Weights, gradients and optimizer together do not.",
+    "Master weights, the optimizer's numbers and sums stay in 32 bits, and there is a reason for each.",
+    "The nan came from what float16 turns into zero, above all Adam's squares.",
+)
+
+
+# Diagnosing and improving training efficiency
+
+
+def added_up(dtype: torch.dtype, micro_batches: int = 64) -> float:
+    """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
+    return launch(_add_up, 1, (dtype, micro_batches)).results[0]
+
+
+def _add_up(rank: int, dtype: torch.dtype, micro_batches: int) -> float:
+    model = TinyGPT(CONFIG, dtype=torch.bfloat16)
+    whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
+    exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
+    for inputs, targets in batches.micro_batches(whole, micro_batches):
+        gradients = torch.autograd.grad(data.answer_loss(model(inputs).float(), targets), list(model.parameters()))
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        exact, total = exact + flat.double(), total + flat.to(dtype)
+    return ((total - exact).norm() / exact.norm()).item()
+
+
+def moved(keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
+    """The share of weights, or of master weights, that a step at a learning rate of 0.00001 moves in bfloat16."""
+    return launch(_move, 1, (keeps,)).results[0]
+
+
+def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
+    model = TinyGPT(CONFIG, dtype=torch.bfloat16)
+    optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
+    before = [weight.detach().clone() for weight in optimizer.parameters]
+    inputs, targets = next(data.minibatches(data.train_test_split()[0], 64))
+    data.answer_loss(model(inputs).float(), targets).backward()
+    optimizer.step()
+    return share_moved(before, optimizer.parameters)
+
+
+def _two_faults() -> Outcome:
+    whole, cut = flow("naive", 4, 1), flow("1f1b", 4, 16)
+    rounded, master = moved(RoundedWeights), moved(MasterWeights)
+    off = {dtype: added_up(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    is_better = whole.idle_fraction() > cut.idle_fraction() + 0.4
+    is_rescued = rounded < 0.2 < 0.9 < master
+    said = (
+        f"Run: in 16 micro-batches four devices are {'far less' if is_better else 'as'} idle than with the whole "
+        f"batch. In bfloat16, a step with a small learning rate moves {'few' if is_rescued else 'as many'} of the "
+        f"weights; a master copy in 32 bits {'moves nearly everywhere' if is_rescued else 'moves as little'}."
+    )
+    measured = (
+        f"Idle: {percent(whole.idle_fraction())} and {percent(cut.idle_fraction())} (in theory 75% and 16%).",
+        f"Moved: {percent(rounded)} of the weights in bfloat16, {percent(master)} of the master weights.",
+        f"A gradient of 64 micro-batches is off by {off[torch.bfloat16]:.0e} of its length when added up in bfloat16, "
+        f"by {off[torch.float32]:.0e} in float32.",
+    )
+    right = is_better and is_rescued and off[torch.bfloat16] > 100 * off[torch.float32]
+    picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
+    return Outcome(None, said, shown=right, measured=measured, pictures=(picture,))
+
+
+DIAGNOSIS = case(
+    "The layers of a model lie on four devices, in order. In each step a batch of 64 sequences passes through as a "
+    "whole, and a monitor shows every device busy for 25% of the time. Last week somebody converted the model to "
+    "bfloat16, weights and optimizer included. Since then a step takes little more than half as long, and the loss, "
+    "which fell before, hardly moves. There is no error. A colleague proposes 64 micro-batches of one sequence each, "
+    "whose gradients add up in `.grad`. What is wrong, how do you prove it, what do you change in which order, and "
+    "what do you think of the proposal?",
+    _two_faults,
+    "There are two faults that have nothing to do with each other. The loss: each update is smaller than half of a "
+    "weight's last digit in bfloat16 and rounds away. The proof: compare the weights before and after a step, and "
+    "count how many have moved; then go on from the same weights in float32, and the loss falls. The remedy: master "
+    "weights and an optimizer in 32 bits. That comes first, as a fast training that learns nothing is worth nothing; "
+    "going back to float32 would give away what was won. The idle devices: one of four computes at a time, 25%, and "
+    "the picture of a step shows it. With m micro-batches it is m of m + 3 turns: 84% with 16, 96% with 64. So the "
+    "proposal is right about micro-batches and has two flaws. `.grad` of bfloat16 weights adds up in bfloat16, where "
+    "small addends are lost: add up in 32 bits. And a single sequence may be too little work for a device; measure "
+    "16 and 32 before you take 64.",
+    "Two independent faults are named: weights kept in 16 bits, and one busy device at a time.",
+    "There is a proof for each: weights that do not move, and a timeline.",
+    "Learning is put right before speed.",
+    "Micro-batches: 16 make 84% of 25%, and the gain of more is small.",
+    "Gradients of many micro-batches are added up in 32 bits.",
+)
+
+
+# Optimizing language-model training efficiency
+
+MICRO_BATCHES = 8
+
+
+class Way(NamedTuple):
+    """How to take a step. is_each: exchange after each micro-batch.  speed: of a device, against one in float32."""
+
+    is_each: bool
+    dtype: torch.dtype
+    speed: float
+
+    def run(self) -> tuple[Timeline, Tensor]:
+        """One paced step on 4 ranks, the faster of two, and the gradient that comes of it."""
+        pace = Pace({"forward": 0.006 / self.speed, "backward": 0.012 / self.speed}, Link(0.0005, 1.8e6))
+        runs = [launch(_step, 4, (self,), pace=pace) for _ in range(2)]
+        # Whatever else the computer does can only slow a step down.
+        return min((_since_barrier(run.timeline) for run in runs), key=lambda step: step.makespan), runs[0].results[0]
+
+
+WAYS = {
+    "8 exchanges in float32": Way(True, torch.float32, 1.0),
+    "1 exchange in float32": Way(False, torch.float32, 1.0),
+    "1 exchange, mixed precision": Way(False, torch.bfloat16, 2.0),
+}
+
+
+def _step(rank: int, way: Way) -> Tensor:
+    """Micro-batches of 4 samples; gradients add up in 32 bits and travel in way.dtype."""
+    model = TinyGPT(CONFIG, dtype=way.dtype)
+    minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(16 * MICRO_BATCHES)])
+    share = batches.split(minibatch, dist.get_world_size())[rank]
+    all_reduce = all_reduce_in(way.dtype, torch.float32)
+    total = torch.zeros(sum(weight.numel() for weight in model.parameters()))
+    pieces = batches.micro_batches(share, MICRO_BATCHES)
+    _gradient(model, 0, *pieces[0])  # what is done for the first time takes longer; this is not looked at
+    dist.barrier()
+    for i, micro_batch in enumerate(pieces):
+        own = _gradient(model, i, *micro_batch)
+        total += all_reduce(own) if way.is_each else own
+    return total if way.is_each else all_reduce(total)
+
+
+def _gradient(model: TinyGPT, i: int, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Of micro-batch number i, in float32."""
+    with compute("forward", micro_batch=i, work=len(inputs)):
+        loss = data.answer_loss(model(inputs).float(), targets) / MICRO_BATCHES / dist.get_world_size()
+    with compute("backward", micro_batch=i, work=len(inputs)):
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.cat([gradient.flatten().float() for gradient in gradients])
+
+
+def _since_barrier(timeline: Timeline) -> Timeline:
+    """What the ranks did after they had all met."""
+    met = max(span.end for span in timeline.spans if span.name == "barrier")
+    return Timeline([span for span in timeline.spans if span.start >= met], timeline.world_size, timeline.origin)
+
+
+def _ways() -> Outcome:
+    runs = {name: way.run() for name, way in WAYS.items()}
+    each, once, mixed = (timeline for timeline, _ in runs.values())
+    first, second, rounded = (gradient for _, gradient in runs.values())
+    off, off_mixed = (((one - first).norm() / first.norm()).item() for one in (second, rounded))
+    verdict = "the same, up to rounding" if off < 1e-5 else "another one"
+    said = (
+        f"Run on 4 ranks with 8 micro-batches each. A rank that exchanges once sends {data_size(once.bytes_sent(0))} "
+        f"where it sent {data_size(each.bytes_sent(0))}, and the gradient is {verdict}. In 16 bits it sends "
+        f"{data_size(mixed.bytes_sent(0))}."
+    )
+    lines = [f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items()]
+    measured = (f"{'; '.join(lines)}.", f"In mixed precision the gradient differs by {percent(off_mixed)}.")
+    pictures = (
+        lost_time({name: attribute(timeline) for name, (timeline, _) in runs.items()}, title="Where the time goes"),
+        gantt(mixed, each, title="One exchange in mixed precision, and below it eight in float32"),
+    )
+    right = each.bytes_sent(0) == 8 * once.bytes_sent(0) == 16 * mixed.bytes_sent(0) and off < 1e-5
+    right = right and off_mixed < 0.05 and each.makespan > once.makespan > mixed.makespan
+    return Outcome(None, said, shown=right, measured=measured, pictures=pictures)
+
+
+OPTIMIZATION = case(
+    "A language model is trained in float32 with data parallelism on 8 GPUs. A GPU has room for 4 sequences at a time, "
+    "and a minibatch has 256. So in each step a GPU computes 8 micro-batches, one after the other, and after each of "
+    "them the gradients are averaged over all GPUs. A step takes 2 seconds: 1.2 of computing and 0.8 of exchanging "
+    "gradients. What do you change, in which order, and how long will a step be? What must not be done in 16 bits? "
+    "And if the model is to become so large that it no longer fits a GPU, what are the micro-batches good for then?",
+    _ways,
+    "First, exchange once in a step. The gradients of the 8 micro-batches add up on each GPU, and only their sum "
+    "travels: 0.1 s in place of 0.8, so 1.3 s, and the gradient is the same. This costs one line, `no_sync`. "
+    "Then mixed precision: messages are half as large, 0.05 s, and on hardware with circuits for 16 bits products are "
+    "at least twice as fast, 0.6 s. Together 0.65 s, three times as fast as before. Activations are half as large, so "
+    "there is room for 8 sequences and only 4 micro-batches, which use a device better. Last, hide the exchange behind "
+    "the backward pass of the last micro-batch. Not in 16 bits: the sum over micro-batches, which would lose small "
+    "addends, the master weights and the optimizer's numbers; float16 needs loss scaling on top. If the model no "
+    "longer fits, its layers go on several GPUs, and then the micro-batches are what flows through that pipeline: 8 of "
+    "them keep 4 stages busy for 8 of 11 turns.",
+    "One exchange in a step in place of eight: 1.3 s, with the same gradient.",
+    "Mixed precision halves messages and at least halves computing: about 0.65 s.",
+    "Sums over micro-batches, master weights and the optimizer stay in 32 bits.",
+    "Micro-batches can flow through a pipeline when the model is cut.",
+    "The order goes from what costs nothing to what has to be watched.",
+)
+
+QUESTIONS: dict[str, Family] = {
+    "why_mixed_precision": RATIONALE,
+    "diagnose_efficiency": DIAGNOSIS,
+    "optimize_training": OPTIMIZATION,
+}

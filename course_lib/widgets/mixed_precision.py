@@ -1,0 +1,231 @@
+"""An explorer of mixed precision: choose what is done in how many bits, and watch a real training live or die.
+
+    | format        ----o  float16       | how large the gradients are, and which |
+    | loss scale    o----  none          | of them the format turns into zeros    |
+    | weights       ----o  master copy   |                                        |
+    | learning      ---o-  rate 0.003    |                                        |
+    | what came of it, in words          |                                        |
+    | the loss of this training while it goes on, beside the same one in float32  |
+
+The training is one process's share of a large run: its minibatch is said to be one of 65,536 micro-batches, so that
+its gradients are as small as those of a run with millions of tokens to a minibatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+
+from course_lib import data
+from course_lib.figures import loss_at_end, loss_curves, number_range
+from course_lib.figures.axis import number, percent
+from course_lib.figures.number_range import lost, power
+from course_lib.mechanisms.ablations import Format, RoundedWeights, exponents
+from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.widgets.controls import Slider
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
+
+CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
+SAMPLES, STEPS = 64, 150
+MICRO_BATCHES = 2**16  # of one minibatch, by each of which the loss is divided
+PIECE = 10  # steps between two pictures
+FORMATS = ("float32", "bfloat16", "float16")
+SCALES = {"none": 1.0, "2⁸": 2.0**8, "2¹⁶": 2.0**16, "2⁴⁰": 2.0**40, "dynamic": None}
+HIGHEST, GROWTH = 2.0**40, 20  # where a dynamic scale begins, and the good steps after which it is doubled
+RATES = (1e-5, 1e-4, 1e-3, 3e-3)
+
+
+class Setting(NamedTuple):
+    """What the controls say. scale: of the loss; None for a dynamic one."""
+
+    format: str
+    scale: float | None
+    has_master_weights: bool
+    learning_rate: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.format)
+
+    @property
+    def in_32_bits(self) -> Setting:
+        """What it is compared with."""
+        return Setting("float32", 1.0, False, self.learning_rate)
+
+
+class Training:
+    """A real training that goes on some steps at a time.
+
+    losses: of each step so far.  skipped: how many steps were, because a gradient overflowed.
+    zeros: the share of the first step's gradients that the backward pass made zero.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.losses: list[float] = []
+        self.skipped, self.zeros = 0, 0.0
+        self._model = TinyGPT(CONFIG, dtype=setting.dtype)
+        self._scaler = LossScaler(setting.scale or HIGHEST, dynamic=setting.scale is None, growth_interval=GROWTH)
+        keeps = MasterWeights if setting.has_master_weights else RoundedWeights
+        make = partial(torch.optim.AdamW, lr=setting.learning_rate, eps=1e-15)
+        self._optimizer = keeps(self._model.parameters(), make, self._scaler)
+        self._minibatches = data.minibatches(data.train_test_split()[0], SAMPLES)
+
+    @property
+    def scale(self) -> float:
+        return self._scaler.scale_factor
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.losses) and not math.isfinite(self.losses[-1])
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_broken or len(self.losses) == STEPS
+
+    def go_on(self) -> None:
+        """A piece further."""
+        with one_thread():
+            for _ in range(PIECE):
+                if not self.is_over:
+                    self._step()
+
+    def _step(self) -> None:
+        loss = self._loss()
+        self.losses.append(MICRO_BATCHES * loss.item())
+        if self.is_broken:
+            return
+        self._scaler.scale(loss).backward()
+        if len(self.losses) == 1:
+            gradients = torch.cat([gradient.flatten() for gradient in gradients_of(self._model)])
+            self.zeros = (gradients == 0).double().mean().item()
+        self.skipped += not self._optimizer.step()
+
+    def _loss(self) -> torch.Tensor:
+        inputs, targets = next(self._minibatches)
+        return data.answer_loss(self._model(inputs).float(), targets) / MICRO_BATCHES
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A model this small is no faster with more, and on a busy computer far slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def gradients_of(model: TinyGPT) -> list[torch.Tensor]:
+    return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+@lru_cache(maxsize=1)
+def first_gradients() -> dict[int, float]:
+    """How large the gradients of the first step are, in float32 and without a scale."""
+    model = TinyGPT(CONFIG)
+    inputs, targets = next(data.minibatches(data.train_test_split()[0], SAMPLES))
+    (data.answer_loss(model(inputs), targets) / MICRO_BATCHES).backward()
+    return exponents(gradients_of(model))
+
+
+def scaled(shares: Mapping[int, float], scale: float) -> dict[int, float]:
+    """The same numbers multiplied by a power of two: no digit changes, only their size."""
+    up = round(math.log2(scale))
+    return {exponent + up: share for exponent, share in shares.items()}
+
+
+def draw(setting: Setting, training: Training, in_32_bits: Training) -> View:
+    """How far the trainings have come. in_32_bits: the same one in float32."""
+    curves = {"float32": in_32_bits.losses, name_of(setting): training.losses}
+    sizes = scaled(first_gradients(), training.scale)
+    return View(
+        describe(setting, training, in_32_bits),
+        number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
+        loss_curves(curves, STEPS, WIDTH, "Does it learn?"),
+    )
+
+
+def name_of(setting: Setting) -> str:
+    return f"{setting.format}, as set"
+
+
+def describe(setting: Setting, training: Training, in_32_bits: Training) -> str:
+    """What the format does to the gradients, how far the training has come, and how that compares."""
+    shares = lost(scaled(first_gradients(), training.scale), Format.of(setting.dtype))
+    scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
+    text = (
+        f"{setting.format} with {scale}{', for now' * (setting.scale is None)}: of the finished gradient "
+        f"{percent(shares['zero'])} vanish and {percent(shares['infinite'])} overflow; after a backward pass in "
+        f"{setting.format}, {percent(training.zeros)} are zeros. "
+    )
+    return text + _progress(training, in_32_bits)
+
+
+def _progress(training: Training, in_32_bits: Training) -> str:
+    steps = len(training.losses)
+    if training.is_broken:
+        return f"After {steps - 1} step{'' if steps == 2 else 's'} the loss is not a number, and nothing is left."
+    text = f"Step {steps} of {STEPS}, measured: loss {number(loss_at_end(training.losses))}"
+    if training.skipped:
+        text += f", {training.skipped} steps skipped because of an overflow"
+    reference = in_32_bits.losses[:steps]
+    text += f"; float32 {number(loss_at_end(reference))}."
+    if steps == PIECE:  # too early to tell
+        return text
+    share = (training.losses[0] - loss_at_end(training.losses)) / (reference[0] - loss_at_end(reference))
+    return f"{text} It has come {_share_in_words(share)}."
+
+
+def _share_in_words(share: float) -> str:
+    if share > 0.9:
+        return "as far as float32" if share > 0.97 else "nearly as far as float32"
+    return f"{percent(share)} of the way of float32" if share > 0.01 else "nowhere"
+
+
+class MixedPrecisionExplorer:
+    """Format, loss scale, master weights and learning rate; the training goes on until the next move."""
+
+    def __init__(
+        self,
+        format: str = "float16",
+        scale: float | None = 1.0,
+        has_master_weights: bool = True,
+        learning_rate: float = 3e-3,
+    ) -> None:
+        self.format = Slider("format", FORMATS, format)
+        self.scale = Slider("loss scale", tuple(SCALES.values()), scale, tuple(SCALES))
+        self.master = Slider(
+            "weights", (False, True), has_master_weights, ("in the format only", "master copy in 32 bits")
+        )
+        self.rate = Slider("learning", RATES, learning_rate, [f"rate {rate:.5f}".rstrip("0") for rate in RATES])
+        self._in_32_bits: dict[Setting, Training] = {}
+        self.explorer = LiveExplorer([self.format, self.scale, self.master, self.rate], self.look, self.more)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.format.value, self.scale.value, self.master.value, self.rate.value)
+
+    def look(self) -> View:
+        """Begin anew, whatever was going on."""
+        self.training = Training(self.setting)
+        self.reference = self._in_32_bits.setdefault(self.setting.in_32_bits, Training(self.setting.in_32_bits))
+        return self._go_on()
+
+    def more(self) -> View | None:
+        """A piece of both trainings."""
+        return None if self.training.is_over and self.reference.is_over else self._go_on()
+
+    def _go_on(self) -> View:
+        self.training.go_on()
+        self.reference.go_on()
+        return draw(self.setting, self.training, self.reference)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return self.explorer._repr_mimebundle_()

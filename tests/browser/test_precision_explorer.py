@@ -1,0 +1,42 @@
+"""The explorer of mixed precision in a real JupyterLab: its loss curve grows, and a move begins a new one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Page
+
+from tests.browser.test_lessons import MOVE, STDERR, drag, press
+
+EXPLORER = "from course_lib.widgets import mixed_precision\nmixed_precision.MixedPrecisionExplorer()"
+
+
+def wait_for(page: Page, words: str) -> None:
+    """Until the explorer's sentences say so."""
+    page.locator(".widget-html [role=status]").filter(has_text=words).wait_for(timeout=MOVE)
+
+
+def points(page: Page) -> int:
+    """Of the curve at the setting, the last one in the picture of losses."""
+    curve = page.locator("svg[aria-label^='Loss over'] path[fill=none]").last
+    return (curve.get_attribute("d") or "").count("L") + 1
+
+
+def test_a_move_begins_a_training_whose_curve_grows(lab: Any) -> None:
+    lab.write("notebooks/precision.ipynb", EXPLORER)
+    notebook = lab.open("notebooks/precision.ipynb")
+    notebook.run_all()
+    page = notebook.page
+    assert page.locator(STDERR).all_inner_texts() == []
+    wait_for(page, "float16 with no loss scale")
+    press(page, "loss scale", "ArrowRight", times=2)
+    wait_for(page, "float16 with a loss scale of 2¹⁶")
+    begun = points(page)
+    wait_for(page, "as far as float32")
+    wait_for(page, "Step 150 of 150")
+    assert begun < points(page)
+    drag(page, "weights", 0.0)
+    wait_for(page, "the loss is not a number")
+    assert page.locator("svg[aria-label^='Loss over']").get_by_text("✗ float16").count() == 1
+    drag(page, "format", 0.5)
+    wait_for(page, "bfloat16 with a loss scale of 2¹⁶: of the finished gradient 0% vanish")

@@ -1,0 +1,161 @@
+"""The explorer of mixed precision, moved without a browser. Its trainings are real, and short."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib import data
+from course_lib.mechanisms.ablations import train
+from course_lib.model import TinyGPT
+from course_lib.widgets import live, mixed_precision
+from course_lib.widgets.mixed_precision import CONFIG, MICRO_BATCHES, MixedPrecisionExplorer, Setting, Training
+
+SCALED, TOO_LARGE = 2.0**16, 2.0**40
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trainings of few steps, on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(mixed_precision, "STEPS", 40)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(setting: Setting) -> Training:
+    training = Training(setting)
+    while not training.is_over:
+        training.go_on()
+    return training
+
+
+def said(shown: MixedPrecisionExplorer) -> str:
+    return shown.explorer.sentences.value
+
+
+def test_a_training_is_the_one_that_plain_torch_does() -> None:
+    model = TinyGPT(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-15)
+    minibatches = islice(data.minibatches(data.train_test_split()[0], 64), 40)
+    losses = train(model, minibatches, lambda *given: data.answer_loss(*given) / MICRO_BATCHES, optimizer)
+    assert trained(Setting("float32", 1.0, False, 3e-3)).losses == [loss * MICRO_BATCHES for loss in losses]
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+def test_a_loss_scale_changes_no_digit_where_the_range_is_wide(format: str) -> None:
+    plain, scaled = (trained(Setting(format, scale, True, 3e-3)).losses for scale in (1.0, SCALED))
+    assert plain == scaled
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (Setting("float16", 1.0, True, 3e-3), "of the way of float32"),
+        (Setting("float16", SCALED, True, 3e-3), "as far as float32"),
+        (Setting("float16", TOO_LARGE, True, 3e-3), "40 steps skipped because of an overflow"),
+        (Setting("float16", None, True, 3e-3), "as far as float32"),
+        (Setting("float16", SCALED, False, 3e-3), "After 1 step the loss is not a number"),
+    ],
+)
+def test_what_is_left_out_is_seen(setting: Setting, words: str) -> None:
+    assert words in said(MixedPrecisionExplorer(*setting))
+
+
+def test_small_updates_need_master_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_precision, "STEPS", 150)
+    shown = MixedPrecisionExplorer("bfloat16", 1.0, False, 1e-5)
+    assert re.search(r"It has come (nowhere|\d% of the way of float32)", said(shown))
+    shown.master.value = True
+    shown.explorer.complete()
+    assert "as far as float32" in said(shown)
+
+
+def test_a_dynamic_scale_comes_down_until_nothing_overflows() -> None:
+    training = trained(Setting("float16", None, True, 3e-3))
+    assert 0 < training.skipped < 20
+    assert 2.0**20 < training.scale < TOO_LARGE
+
+
+def test_the_sentences_say_what_vanishes_and_what_overflows() -> None:
+    shown = MixedPrecisionExplorer()
+    assert "float16 with no loss scale: of the finished gradient 16% vanish and 0% overflow" in said(shown)
+    shown.scale.value = TOO_LARGE
+    assert "float16 with a loss scale of 2⁴⁰: of the finished gradient 0% vanish and" in said(shown)
+    assert "and 0% overflow" not in said(shown)
+    shown.format.value = "bfloat16"
+    assert "0% vanish and 0% overflow; after a backward pass in bfloat16, 0% are zeros" in said(shown)
+
+
+def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PAUSE", 0)
+    monkeypatch.setattr(live, "BREATH", 0)
+
+    async def until(steps: int, training: Training) -> None:
+        for _ in range(100):  # far more turns of the loop than there are pieces
+            if len(training.losses) < steps:
+                await asyncio.sleep(0)
+
+    async def watch() -> None:
+        shown = MixedPrecisionExplorer()
+        assert shown.training.is_over
+        shown.scale.value = SCALED
+        begun, picture = shown.training, shown.explorer.below.value
+        assert len(begun.losses) == 10
+        await until(20, begun)
+        assert shown.explorer.below.value != picture
+        shown.format.value = "bfloat16"
+        await until(40, shown.training)
+        assert len(shown.training.losses) == 40
+        assert len(begun.losses) == 20  # nobody went on with it
+
+    asyncio.run(watch())
+
+
+def test_float32_is_trained_once_for_each_learning_rate() -> None:
+    shown = MixedPrecisionExplorer()
+    reference = shown.reference
+    shown.format.value = "bfloat16"
+    assert shown.reference is reference
+    shown.rate.value = 1e-3
+    assert shown.reference is not reference
+    shown.rate.value = 3e-3
+    assert shown.reference is reference
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "changed"),
+    [
+        ("format", "bfloat16", {"format": "bfloat16"}),
+        ("scale", None, {"scale": None}),
+        ("master", False, {"has_master_weights": False}),
+        ("rate", 1e-5, {"learning_rate": 1e-5}),
+    ],
+)
+def test_each_control_changes_its_part(control: str, value: Any, changed: dict[str, Any]) -> None:
+    shown = MixedPrecisionExplorer()
+    getattr(shown, control).value = value
+    assert shown.setting == Setting("float16", 1.0, True, 3e-3)._replace(**changed)
+
+
+def test_pictures_and_controls_say_what_they_are() -> None:
+    shown = MixedPrecisionExplorer().explorer
+    assert [control.label for control in shown.controls] == ["format", "loss scale", "weights", "learning"]
+    for place in (shown.beside, shown.below):
+        assert "measured (real clock)" in place.value
+    bundle = shown._repr_mimebundle_()
+    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
+    assert "nan" not in bundle["text/plain"]
+
+
+def test_losses_are_those_of_whole_minibatches() -> None:
+    losses = trained(Setting("float32", 1.0, False, 3e-3)).losses
+    assert losses[0] == pytest.approx(math.log(12), rel=0.25)  # nothing learned yet: one of twelve characters
