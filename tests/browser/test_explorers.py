@@ -19,8 +19,11 @@ from course_lib.widgets.live import LiveExplorer, View
 seconds, missing = Slider("seconds", (0, 1, 300), 0), []
 picture = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
 
+def wait(rank, length):
+    time.sleep(length)
+
 def look():
-    launch(lambda rank: time.sleep(seconds.value), 2)
+    launch(wait, 2, args=(seconds.value,), timeout=600)
     missing[:] = [0.2] * (60 * seconds.value)
     return View(f"took {seconds.value} s", picture, picture)
 
@@ -59,7 +62,7 @@ def between_two_runs(page: Page, stop: Any) -> None:
     """With the keyboard alone."""
     press(page, "seconds", "ArrowLeft")
     says(page, "took 1 s")
-    expect(page.get_by_role("progressbar")).to_have_attribute("aria-label", LEFT, timeout=MOVE)
+    page.get_by_role("progressbar", name=LEFT).wait_for(timeout=MOVE)
     page.keyboard.press("Tab")
     expect(stop).to_be_focused()
     page.keyboard.press("Enter")
