@@ -394,10 +394,10 @@ def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: An
     before = (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes()
     lessons.stage(tmp_path / "stage", "02_data_parallelism")
     cells = json.loads((tmp_path / "stage" / "notebooks" / "02_data_parallelism.ipynb").read_bytes())["cells"]
-    assert [cell["source"] for cell in cells] == ["# Title\n", "## 1. One\ntext\n", "### Question", "1"]
+    assert [cell["source"] for cell in cells] == ["# Title", "## 1. One", "text", "### Question", "1"]
     folded = [cell["metadata"].get("jp-MarkdownHeadingCollapsed", False) for cell in cells]
-    assert folded == [False, True, True, False]
-    assert len({cell["id"] for cell in cells}) == 4
+    assert folded == [False, True, False, True, False]
+    assert len({cell["id"] for cell in cells}) == 5
     assert cells[-1]["outputs"] == [] and cells[-1]["execution_count"] is None
     assert (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes() == before
 
