@@ -84,10 +84,8 @@ def sections_unfold_with_one_key(page: Page) -> None:
 
 
 def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
-    for _ in range(2):
-        page.keyboard.press("PageDown")
-    page.keyboard.press("Shift+Enter")
-    page.keyboard.press("Shift+Enter")
+    for key in ("PageDown", "PageDown", "Shift+Enter", "Shift+Enter", "Shift+Enter"):
+        page.keyboard.press(key)
     card = cell(page, 'Card("Q4")')
     expect(card.get_by_role("button", name="Run it", exact=True)).to_be_visible(timeout=MOVE)
     assert card.get_by_role("radio").count() == 0
