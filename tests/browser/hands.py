@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 RUN = 600  # seconds that a whole lesson may take on a busy machine
-MOVE = 15_000  # milliseconds that a move may take there
+MOVE = 60_000  # milliseconds that a move may take there
 STDERR = ".jp-Notebook [data-mime-type='application/vnd.jupyter.stderr']"
 OURS = ".jp-OutputArea-output"  # everything that the course adds to a page
 BAD = ("serious", "critical")
@@ -62,7 +62,7 @@ def violations(page: Page) -> list[str]:
     """What axe-core finds seriously wrong in what the course adds, in the light and in the dark theme."""
     found: list[str] = []
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         page.locator(f"body[data-jp-theme-light={'true' if scheme == 'light' else 'false'}]").wait_for(state="attached")
         results: Any = Axe().run(page, OURS).response
         for violation in results["violations"]:
