@@ -41,7 +41,7 @@ PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "course.json"  # written last, removed first: while it is missing, .venv is half-made
 STATE = ROOT / ".course"
-SETTINGS, OVERRIDES = ROOT / "sources" / "jupyterlab", "overrides.json"
+SETTINGS = ROOT / "sources" / "jupyterlab"
 
 OLDEST, NEWEST = (3, 10), (3, 13)
 TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
@@ -209,26 +209,25 @@ def stage(folder: Path, lesson: str) -> list[str]:
         page = json.loads(file.read_text(encoding="utf-8"))
         page["cells"] = [part for cell in page["cells"] for part in projected(cell)]
         file.write_text(json.dumps(page), encoding="utf-8")
-    usual, own = (json.loads((place / OVERRIDES).read_text()) for place in (SETTINGS, SETTINGS / "present"))
-    settings = {name: {**usual.get(name, {}), **own.get(name, {})} for name in usual | own}
-    shutil.copytree(SETTINGS / "present", folder / "lab")  # its workspace says that there are no side bars
-    (folder / "lab" / OVERRIDES).write_text(json.dumps(settings))
+    shutil.copytree(SETTINGS / "present", folder / "lab")
+    shutil.copy(SETTINGS / "overrides.json", folder / "lab")
     return [
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/doc/tree/notebooks/{lesson}.ipynb",
         f"--LabApp.app_settings_dir={folder / 'lab'}",
+        f"--LabApp.user_settings_dir={folder / 'lab'}",
         f"--LabApp.workspaces_dir={folder / 'lab'}",
     ]
 
 
 def projected(cell: dict[str, Any]) -> list[dict[str, Any]]:
-    """A cell as a room should see it: code without its results, text in one folded cell for each heading."""
+    """A cell as a room should see it: code without its results, and each heading in a cell of its own, folded."""
     if cell["cell_type"] == "code":
         return [{**cell, "outputs": [], "execution_count": None}]
     parts = []
-    for number, text in enumerate(re.split(r"^(?=##+ )", "".join(cell["source"]), flags=re.MULTILINE)):
+    for number, text in enumerate(re.split(r"^(##+ .*)$", "".join(cell["source"]), flags=re.MULTILINE)):
         folded = {"jp-MarkdownHeadingCollapsed": text.startswith("##")}
-        part = {"id": f"{cell['id']}-{number}", "source": text, "metadata": {**cell["metadata"], **folded}}
+        part = {"id": f"{cell['id']}-{number}", "source": text.strip(), "metadata": {**cell["metadata"], **folded}}
         parts.append({**cell, **part})
     return [part for part in parts if part["source"]]
 

@@ -394,10 +394,10 @@ def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: An
     before = (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes()
     lessons.stage(tmp_path / "stage", "02_data_parallelism")
     cells = json.loads((tmp_path / "stage" / "notebooks" / "02_data_parallelism.ipynb").read_bytes())["cells"]
-    assert [cell["source"] for cell in cells] == ["# Title\n", "## 1. One\ntext\n", "### Question", "1"]
+    assert [cell["source"] for cell in cells] == ["# Title", "## 1. One", "text", "### Question", "1"]
     folded = [cell["metadata"].get("jp-MarkdownHeadingCollapsed", False) for cell in cells]
-    assert folded == [False, True, True, False]
-    assert len({cell["id"] for cell in cells}) == 4
+    assert folded == [False, True, False, True, False]
+    assert len({cell["id"] for cell in cells}) == 5
     assert cells[-1]["outputs"] == [] and cells[-1]["execution_count"] is None
     assert (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes() == before
 
@@ -405,9 +405,10 @@ def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: An
 def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any, tmp_path: Path) -> None:
     options = lessons.stage(tmp_path / "stage", "02_data_parallelism")
     assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
-    settings = json.loads((tmp_path / "stage" / "lab" / "overrides.json").read_bytes())
-    assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
-    assert settings["@jupyterlab/apputils-extension:themes"]["overrides"]["content-font-size1"] == "20px"
+    lab = tmp_path / "stage" / "lab"
+    assert (lab / "overrides.json").read_bytes() == (lessons.SETTINGS / "overrides.json").read_bytes()
+    themes = json.loads((lab / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").read_bytes())
+    assert themes["overrides"]["content-font-size1"] == "20px"
 
 
 @pytest.mark.parametrize("words", [["tset"], [], ["lab", "--nonsense"]])

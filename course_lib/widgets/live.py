@@ -113,10 +113,10 @@ class LiveExplorer:
             pass
 
     def stop(self) -> None:
-        """Look at nothing more until the next move."""
+        """Look at nothing more until the next move. What has been seen stays."""
         if self._timer is not None:
             self._timer.cancel()
-        self.running.end()
+        self._fail(f"{self.view.sentences if self.view else ''} Stopped. Move a control to go on.".strip())
 
     def _look_once(self) -> None:
         self._show("look", self._look)
@@ -165,7 +165,7 @@ class LiveExplorer:
         try:
             action()
         except KeyboardInterrupt:
-            self._fail("Stopped. Move a control to go on.")
+            self.stop()
         except Exception as error:
             reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             self._fail(f"This could not be run. {reason} Move a control to try again.")

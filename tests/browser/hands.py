@@ -62,8 +62,8 @@ def violations(page: Page) -> list[str]:
     """What axe-core finds seriously wrong in what the course adds, in the light and in the dark theme."""
     found: list[str] = []
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        page.locator(f"body[data-jp-theme-light={'true' if scheme == 'light' else 'false'}]").wait_for()
+        page.emulate_media(color_scheme=scheme)
+        page.locator(f"body[data-jp-theme-light={'true' if scheme == 'light' else 'false'}]").wait_for(state="attached")
         results: Any = Axe().run(page, OURS).response
         for violation in results["violations"]:
             if violation["impact"] in BAD:

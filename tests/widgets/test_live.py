@@ -71,7 +71,7 @@ def test_long_work_says_how_much_there_is_to_do_and_for_how_long(pieces: Pieces)
     assert [words for words, _ in pieces.said if "more" in words][-1] == "1 more to run"
     *_, seconds = [seconds for words, seconds in pieces.said if words == "2 more to run"]
     assert 0.02 <= seconds < 1
-    assert pieces.now == ("", 0)
+    assert pieces.now == ("", 0.0)
     assert pieces.missing == 0
 
 
@@ -81,7 +81,7 @@ def test_work_of_unknown_length_says_that_it_goes_on(monkeypatch: pytest.MonkeyP
     pieces = Pieces(knows_how_many=False)
     moved(pieces)
     assert ("Running on", 0) in pieces.said
-    assert pieces.now == ("", 0)
+    assert pieces.now == ("", 0.0)
 
 
 def test_a_stop_takes_effect_between_two_pieces(pieces: Pieces) -> None:
@@ -91,7 +91,7 @@ def test_a_stop_takes_effect_between_two_pieces(pieces: Pieces) -> None:
 
     moved(pieces, press_stop)
     assert pieces.missing == 2
-    assert pieces.now == ("", 0)
+    assert pieces.now == ("", 0.0)
     assert "number 2" in pieces.explorer.sentences.value
 
 
@@ -108,7 +108,7 @@ def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces)
     finally:
         assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
     assert "Stopped. Move a control to go on." in pieces.explorer.sentences.value
-    assert pieces.now == ("", 0)
+    assert pieces.now == ("", 0.0)
     pieces.explorer._look = pieces.look
     pieces.number.value = 2
     assert "number 2" in pieces.explorer.sentences.value
@@ -126,7 +126,12 @@ def test_it_also_works_in_a_thread_that_no_interrupt_reaches(pieces: Pieces) -> 
 
 def test_what_is_running_is_said_before_it_runs(pieces: Pieces) -> None:
     said: list[str] = []
-    pieces.explorer._look = lambda: (said.append(pieces.now[0]), pieces.look())[1]
+
+    def look() -> View:
+        said.append(pieces.now[0])
+        return pieces.look()
+
+    pieces.explorer._look = look
     pieces.number.value = 2
     assert said == ["Running"]
 
