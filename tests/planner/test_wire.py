@@ -276,7 +276,8 @@ def config_of(special: str) -> GPTConfig:
 
 
 def schedule_of(mesh: tuple[int, int, int], name: str) -> Schedule:
-    return SCHEDULES[name](mesh[1] * (2 if name in TWO_STAGES_PER_RANK else 1), 2)
+    # dualpipev fills its stages from both ends.
+    return SCHEDULES[name](mesh[1] * (2 if name in TWO_STAGES_PER_RANK else 1), 4 if name == "dualpipev" else 2)
 
 
 def hybrid_steps(rank: int, cases: list[Case]) -> Any:

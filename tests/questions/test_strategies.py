@@ -9,24 +9,15 @@ import pytest
 from course_lib import questions
 from course_lib.questions import strategies
 from course_lib.questions.catalog import CATALOG
-from course_lib.questions.meshes import Arrangement, MeshStep
+from course_lib.questions.meshes import Arrangement
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.strategies import ACROSS, LARGER, MODEL, QUESTIONS
-from course_lib.timeline import Span, Timeline
-from course_lib.widgets.mesh import predict
-
-
-def calculated(arrangement: Arrangement) -> MeshStep:
-    """In place of a run: what a computer that is never busy would measure."""
-    sent = {axis: {(0, 1): 100} for axis in ("tp", "pp", "dp", "all")}
-    if arrangement.ranks < 8:
-        return MeshStep(Timeline([Span(0, "forward", "", 0.0, 1.0)], arrangement.ranks, "paced"), sent, 0.0)
-    return MeshStep(Timeline(predict(arrangement).spans, 8, "paced"), sent, 0.0)
+from tests.widgets.test_mesh import as_predicted
 
 
 @pytest.fixture
 def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arrangement, "run", calculated)
+    monkeypatch.setattr(Arrangement, "run", as_predicted)
 
 
 def run(name: str, answer: str) -> Outcome:
