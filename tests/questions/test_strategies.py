@@ -94,8 +94,8 @@ def test_the_figures_of_model_answers_are_those_of_the_planner() -> None:
     ((_, answer),) = questions.load("infrastructure").form.explanations()
     assert f"{16 * LARGER.parameters / 1e12:.1f} TB" in answer
     assert 70e9 < MODEL.parameters < 71e9 < 405e9 < LARGER.parameters < 406e9
-    for site, figure in (("64 H100, fast network", 80), ("32 B200, fast network", 180)):
-        assert strategies.SITES[site].devices * figure * 1e9 < 16 * LARGER.parameters
+    for site, gigabytes in (("64 H100, fast network", 80), ("32 B200, fast network", 180)):
+        assert strategies.SITES[site].devices * gigabytes * 1e9 < 16 * LARGER.parameters
 
 
 def test_strategies_are_in_the_catalog() -> None:
