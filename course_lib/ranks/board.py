@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -186,14 +187,19 @@ class Board:
 
     def operations(self, rank: int) -> list[Operation]:
         """The rank's last operations of this run, oldest first, at most RING."""
-        posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
-        numbers = range(max(1, posted - RING + 1), posted + 1)
-        found = [self._read(rank, number) for number in numbers]
-        return [op for op, number in zip(found, numbers, strict=True) if op.number == number]
+        return list(self._newest_first(rank))[::-1]
 
     def partner(self, op: Operation, rank: int, other: int) -> Operation | None:
         """The operation of rank `other` that belongs to `op` of `rank`, if it is on the board."""
-        return next((theirs for theirs in reversed(self.operations(other)) if belong(op, rank, theirs, other)), None)
+        return next((theirs for theirs in self._newest_first(other) if belong(op, rank, theirs, other)), None)
+
+    def _newest_first(self, rank: int) -> Iterator[Operation]:
+        """One by one: most who look need only the last few of hundreds."""
+        posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
+        for number in range(posted, max(0, posted - RING), -1):
+            op = self._read(rank, number)
+            if op.number == number:
+                yield op
 
     def _read(self, rank: int, number: int) -> Operation:
         values = dict(zip(_ON_BOARD, _OPERATION.unpack_from(self.memory, _place(rank, number)), strict=True))

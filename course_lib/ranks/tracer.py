@@ -146,7 +146,7 @@ class Tracer:
         """Collectives of a rank share its links, so each starts when the one before it is over."""
         if not op.arrival:
             for earlier in self.operations[: op.number - 1]:
-                if earlier.family == "collective" and not earlier.arrival:
+                if not earlier.arrival and earlier.family == "collective":
                     self._collective_release(earlier, pace)
             partners = (self.board.partner(op, self.rank, rank) for rank in op.member_ranks() if rank != self.rank)
             start = max([op.posted, self.link_free, *(partner.posted for partner in partners if partner)])

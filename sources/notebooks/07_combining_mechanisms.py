@@ -214,8 +214,9 @@ MeshExplorer()
 
 # %% [markdown]
 # No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains, and
-# replicas, which wait for nobody until the end, save no memory. (In 16 bits only the bytes change here; on a GPU the
-# computing would be faster too.) Whatever you choose, the updated weights are those of one process.
+# replicas, which wait for nobody until the end, share out no memory but the optimizer's. (In 16 bits only the bytes
+# change here; on a GPU the computing would be faster too.) Whatever you choose, the updated weights are those of one
+# process.
 #
 # ## 6. In 16 bits
 #

@@ -199,8 +199,9 @@ print(validate.report(comparisons))
 # %% [markdown]
 # The naive way is right near the row that it was adjusted to (on A100 that is a model of 39 billion parameters), and
 # drifts away from there: larger matrices are multiplied at a better rate, bubbles and traffic come and go. One
-# constant cannot know that. `python -m course_lib.planner.validate` prints all rows, with the source of each figure
-# and the place in it.
+# constant cannot know that. The planner is furthest off for BLOOM, which ran on another machine and with other
+# software than the row that set the number for its device. `python -m course_lib.planner.validate` prints all rows,
+# with the source of each figure and the place in it.
 #
 # A few percent off is good enough to choose between plans that are twenty percent apart. It is not good enough to
 # choose between two that are two percent apart: there you measure.
@@ -228,7 +229,7 @@ plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
 # %% [markdown]
 # The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. As
 # far as the planner can tell, all others are a mistake, whatever you care about. *Predict:* the fastest plan that fits,
-# against the slowest that fits: two times, ten times, a hundred times?
+# against the slowest that fits: twice as fast, five times, fifty times?
 
 # %%
 from course_lib.figures.words import plan_in_words

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from tests.browser.test_lessons import MOVE, STDERR, drag, press
+from playwright.sync_api import Page, expect
 
-MAP = ".jp-OutputArea-output .widget-html svg[aria-label^='8 ranks as a block of {}']"
+from tests.browser.hands import MOVE, STDERR, drag, pictures, press, says
 
 
 def test_ranks_are_arranged_by_keyboard_and_by_mouse(lab: Any) -> None:
     lab.write("notebooks/mesh.ipynb", "from course_lib.widgets.mesh import MeshExplorer\nMeshExplorer()")
     notebook = lab.open("notebooks/mesh.ipynb")
     notebook.run_all()
-    page = notebook.page
+    page: Page = notebook.page
     assert page.locator(STDERR).all_inner_texts() == []
-    page.locator(MAP.format("dp 2 x pp 2 x tp 2")).wait_for(timeout=MOVE)
+    shows(page, "dp 2 x pp 2 x tp 2")
     press(page, "dp x pp x tp", "ArrowRight")
-    page.locator(MAP.format("dp 2 x pp 1 x tp 4")).wait_for(timeout=MOVE)
+    shows(page, "dp 2 x pp 1 x tp 4")
     drag(page, "dp x pp x tp", 0.0)
-    page.locator(MAP.format("dp 8 x pp 1 x tp 1")).wait_for(timeout=MOVE)
-    status = page.get_by_role("status")
-    status.filter(has_text="dp 8 x pp 1 x tp 1, 4 micro-batches, 1f1b, 32 bits, paced").wait_for(timeout=MOVE)
+    shows(page, "dp 8 x pp 1 x tp 1")
     press(page, "precision", "ArrowRight")
-    status.filter(has_text="bfloat16, paced").wait_for(timeout=MOVE)
-    assert status.filter(has_text="Every rank sent what was predicted, to the byte.").count() == 1
+    says(page, "dp 8 x pp 1 x tp 1, 4 micro-batches, 1f1b, bfloat16, paced")
+    says(page, "Every rank sent what was predicted, to the byte.")
+
+
+def shows(page: Page, words: str) -> None:
+    """Wait for the map of this mesh."""
+    expect(pictures(page).first).to_have_attribute(
+        "aria-label", re.compile(f"^8 ranks as a block of {words};"), timeout=MOVE
+    )

@@ -276,7 +276,8 @@ def config_of(special: str) -> GPTConfig:
 
 
 def schedule_of(mesh: tuple[int, int, int], name: str) -> Schedule:
-    return SCHEDULES[name](mesh[1] * (2 if name in TWO_STAGES_PER_RANK else 1), 2)
+    # dualpipev fills its stages from both ends.
+    return SCHEDULES[name](mesh[1] * (2 if name in TWO_STAGES_PER_RANK else 1), 4 if name == "dualpipev" else 2)
 
 
 def hybrid_steps(rank: int, cases: list[Case]) -> Any:
@@ -293,8 +294,8 @@ def hybrid_steps(rank: int, cases: list[Case]) -> Any:
         dist.barrier()
         hybrid.train_step(part, optimizer, inputs, targets, scaler, 1.0 if "clips" in special else None)
         dist.barrier()
-        shares = (tokens.tensor_split(sizes[0])[mesh.place("dp")] for tokens in (inputs, targets))
-        pipeline.run_schedule(part.schedule, part.stages, *shares, part.loss_fn(1.0), mesh.group("pp"))
+        x, y = (tokens.tensor_split(sizes[0])[mesh.place("dp")] for tokens in (inputs, targets))
+        pipeline.run_schedule(part.schedule, part.stages, x, y, part.loss_fn(1.0), mesh.group("pp"))
         held = ledger.count(part, optimizer.inner)
         dist.barrier()
         found.append((held.parameters, held.gradients, held.optimizer))

@@ -9,24 +9,15 @@ import pytest
 from course_lib import questions
 from course_lib.questions import strategies
 from course_lib.questions.catalog import CATALOG
-from course_lib.questions.meshes import Arrangement, MeshStep
+from course_lib.questions.meshes import Arrangement
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.strategies import ACROSS, LARGER, MODEL, QUESTIONS
-from course_lib.timeline import Span, Timeline
-from course_lib.widgets.mesh import predict
-
-
-def calculated(arrangement: Arrangement) -> MeshStep:
-    """In place of a run: what a computer that is never busy would measure."""
-    sent = {axis: {(0, 1): 100} for axis in ("tp", "pp", "dp", "all")}
-    if arrangement.ranks < 8:
-        return MeshStep(Timeline([Span(0, "forward", "", 0.0, 1.0)], arrangement.ranks, "paced"), sent, 0.0)
-    return MeshStep(Timeline(predict(arrangement).spans, 8, "paced"), sent, 0.0)
+from tests.widgets.test_mesh import as_predicted
 
 
 @pytest.fixture
 def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arrangement, "run", calculated)
+    monkeypatch.setattr(Arrangement, "run", as_predicted)
 
 
 def run(name: str, answer: str) -> Outcome:
@@ -50,7 +41,7 @@ def test_tensor_ranks_must_not_reach_across(textbook: None, answer: str, right: 
 
 
 def test_an_axis_reaches_across_on_real_ranks() -> None:
-    outcome = run("which_axis_across", "c")
+    outcome = run("which_axis_across", "a")
     assert "Run on 8 ranks" in outcome.happened
     assert len(outcome.pictures) == 2
     assert all(len({rank // 4 for rank in Arrangement(sizes).group(0, axis)}) == 2 for axis, sizes in ACROSS.items())
@@ -103,8 +94,8 @@ def test_the_figures_of_model_answers_are_those_of_the_planner() -> None:
     ((_, answer),) = questions.load("infrastructure").form.explanations()
     assert f"{16 * LARGER.parameters / 1e12:.1f} TB" in answer
     assert 70e9 < MODEL.parameters < 71e9 < 405e9 < LARGER.parameters < 406e9
-    for site, figure in (("64 H100, fast network", 80), ("32 B200, fast network", 180)):
-        assert strategies.SITES[site].devices * figure * 1e9 < 16 * LARGER.parameters
+    for site, gigabytes in (("64 H100, fast network", 80), ("32 B200, fast network", 180)):
+        assert strategies.SITES[site].devices * gigabytes * 1e9 < 16 * LARGER.parameters
 
 
 def test_strategies_are_in_the_catalog() -> None:

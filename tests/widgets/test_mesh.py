@@ -11,7 +11,7 @@ import torch
 from course_lib.planner import wire
 from course_lib.questions.meshes import Arrangement, MeshStep
 from course_lib.ranks import Deadlock
-from course_lib.timeline import Timeline
+from course_lib.timeline import COMPUTE_KINDS, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
 
 BOX = Arrangement((2, 2, 2))
@@ -44,8 +44,10 @@ def sentences(shown: MeshExplorer) -> str:
     return shown.explorer.sentences.value
 
 
-def test_a_move_runs_eight_real_ranks_beside_what_was_predicted() -> None:
-    shown = MeshExplorer()
+def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as at_first:
+        at_first.setattr(Arrangement, "run", as_predicted)
+        shown = MeshExplorer()
     assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, paced: " in sentences(shown)
     before = shown.explorer.beside.value
     shown.mesh.value = (4, 1, 2)
@@ -60,10 +62,16 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted() -> None:
         assert heading in shown.explorer.below.value
 
 
-def test_a_prediction_is_close_to_a_real_run() -> None:
-    arrangement = Arrangement((2, 2, 2))
-    shortest = min(arrangement.run().timeline.makespan for _ in range(3))
-    assert shortest == pytest.approx(predict(arrangement).makespan, rel=0.1)
+@pytest.mark.parametrize("arrangement", [BOX, Arrangement((1, 4, 2), 2, "zb_h1")])
+def test_no_real_run_is_shorter_than_predicted(arrangement: Arrangement) -> None:
+    # How much longer it is depends on what else the computer has to do.
+    timeline, predicted = arrangement.run().timeline, predict(arrangement)
+    assert timeline.makespan > 0.95 * predicted.makespan
+    for rank in range(8):
+        done, planned = (
+            [span.kind for span in of.of(rank) if span.kind in COMPUTE_KINDS] for of in (timeline, predicted)
+        )
+        assert done == planned
 
 
 @pytest.mark.parametrize(
