@@ -88,6 +88,10 @@ class Training:
     def is_over(self) -> bool:
         return self.is_broken or len(self.losses) == STEPS
 
+    @property
+    def pieces_left(self) -> int:
+        return 0 if self.is_over else math.ceil((STEPS - len(self.losses)) / PIECE)
+
     def go_on(self) -> None:
         """A piece further."""
         with one_thread():
@@ -206,7 +210,8 @@ class MixedPrecisionExplorer:
         )
         self.rate = Slider("learning", RATES, learning_rate, [f"rate {rate:.5f}".rstrip("0") for rate in RATES])
         self._in_32_bits: dict[Setting, Training] = {}
-        self.explorer = LiveExplorer([self.format, self.scale, self.master, self.rate], self.look, self.more)
+        controls = [self.format, self.scale, self.master, self.rate]
+        self.explorer = LiveExplorer(controls, self.look, self.more, self.left)
 
     @property
     def setting(self) -> Setting:
@@ -220,7 +225,11 @@ class MixedPrecisionExplorer:
 
     def more(self) -> View | None:
         """A piece of both trainings."""
-        return None if self.training.is_over and self.reference.is_over else self._go_on()
+        return self._go_on() if self.left() else None
+
+    def left(self) -> int:
+        """How many pieces there are to come."""
+        return max(self.training.pieces_left, self.reference.pieces_left)
 
     def _go_on(self) -> View:
         self.training.go_on()

@@ -6,14 +6,9 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from tests.browser.test_lessons import MOVE, STDERR, drag, press
+from tests.browser.hands import STDERR, drag, press, says
 
 EXPLORER = "from course_lib.widgets import mixed_precision\nmixed_precision.MixedPrecisionExplorer()"
-
-
-def wait_for(page: Page, words: str) -> None:
-    """Until the explorer's sentences say so."""
-    page.locator(".widget-html [role=status]").filter(has_text=words).wait_for(timeout=MOVE)
 
 
 def points(page: Page) -> int:
@@ -28,15 +23,15 @@ def test_a_move_begins_a_training_whose_curve_grows(lab: Any) -> None:
     notebook.run_all()
     page = notebook.page
     assert page.locator(STDERR).all_inner_texts() == []
-    wait_for(page, "float16 with no loss scale")
+    says(page, "float16 with no loss scale")
     press(page, "loss scale", "ArrowRight", times=2)
-    wait_for(page, "float16 with a loss scale of 2¹⁶")
+    says(page, "float16 with a loss scale of 2¹⁶")
     begun = points(page)
-    wait_for(page, "as far as float32")
-    wait_for(page, "Step 150 of 150")
+    says(page, "as far as float32")
+    says(page, "Step 150 of 150")
     assert begun < points(page)
     drag(page, "weights", 0.0)
-    wait_for(page, "the loss is not a number")
+    says(page, "the loss is not a number")
     assert page.locator("svg[aria-label^='Loss over']").get_by_text("✗ float16").count() == 1
     drag(page, "format", 0.5)
-    wait_for(page, "bfloat16 with a loss scale of 2¹⁶: of the finished gradient 0% vanish")
+    says(page, "bfloat16 with a loss scale of 2¹⁶: of the finished gradient 0% vanish")
