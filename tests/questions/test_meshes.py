@@ -18,7 +18,7 @@ HIDDEN = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of the hidden st
         Arrangement((2, 2, 2)),
         Arrangement((1, 2, 2), 2, "zb_h1"),
         Arrangement((4, 1, 1), 2, "gpipe"),
-        Arrangement((1, 1, 2), 4, "1f1b", torch.bfloat16),
+        Arrangement((2, 1, 2), 4, "1f1b", torch.bfloat16),
     ],
 )
 def test_a_step_is_that_of_one_process_and_sends_what_was_predicted(arrangement: Arrangement) -> None:
