@@ -39,8 +39,8 @@ AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": 
 # what is wrong with a gradient cannot hide behind the weights.
 RATE = 1000.0
 # In 32 bits, one rounding for each number of the longest sum, which adds up what all tokens say of a weight (measured:
-# 0.000001). In 16 bits, twice what was measured: 0.02, and 0.15 where eight tensor ranks add up, seven times rounded.
-# An addend that is missing or counted twice is off by more than either.
+# 0.000001). In 16 bits, twice what was measured: 0.02, and 0.15 where eight tensor ranks add up, seven times rounded;
+# small mistakes show in 32 bits only.
 ROUNDING = {torch.float32: SAMPLES * CONFIG.sequence * torch.finfo(torch.float32).eps / 2, torch.bfloat16: 0.3}
 
 
