@@ -100,9 +100,15 @@ def data_parallel(sizes: Sequence[int], n: int, bucket_mb: float = 25, size: int
     return sum(all_reduce((sum(bucket) + 1) * size, n) for bucket in buckets(sizes, bucket_mb, size))
 
 
-def sharded_optimizer(sizes: Sequence[int], n: int, bucket_mb: float = 25, size: int = 4) -> int:
-    """ShardedOptimizer, whether gradients are freed early or not."""
-    return sum(2 * (n - 1) * share(sum(bucket), n) * size for bucket in buckets(sizes, bucket_mb, size))
+def sharded_optimizer(
+    sizes: Sequence[int], n: int, bucket_mb: float = 25, size: int = 4, gradient_size: int | None = None
+) -> int:
+    """ShardedOptimizer, whether gradients are freed early or not.
+
+    gradient_size: bytes of a number in a gradient, where it is not that of a parameter.
+    """
+    numbers = sum((n - 1) * share(sum(bucket), n) for bucket in buckets(sizes, bucket_mb, size))
+    return numbers * (size + (gradient_size or size))
 
 
 def fully_sharded(model: ModelSpec, n: int, size: int = 4) -> int:
@@ -290,7 +296,7 @@ class Hybrid:
     def _data(self, p: int, t: int) -> int:
         n, kinds = self.mesh[0], self._kinds(p, t).values()
         if self.zero:
-            return sum(sharded_optimizer(sizes, n, 10, self.size) for sizes in kinds)
+            return sum(sharded_optimizer(sizes, n, 10, self.size, self._sum_size) for sizes in kinds)
         return average_gradients([numbers for sizes in kinds for numbers in sizes], n, self._sum_size)
 
     def _pipeline(self, d: int, p: int, t: int) -> int:

@@ -35,10 +35,13 @@ SECONDS, UPDATE = 0.00125, 0.002  # of a layer for a sample: forward, and each h
 INSIDE, BETWEEN = Link(0.00005, 100e6), Link(0.0002, 20e6)  # machines
 AXES = ("dp", "pp", "tp")
 AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
-# So large that an update is nearly all gradient: what is wrong with that cannot hide behind the weights.
+# The largest gradient is about 1, as the largest weight is. So an update is a thousand times what was there before, and
+# what is wrong with a gradient cannot hide behind the weights.
 RATE = 1000.0
-# Far more than the rounding of 8 layers, far less than what a mistake does.
-ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+# In 32 bits, one rounding for each number of the longest sum, which adds up what all tokens say of a weight (measured:
+# 0.000001). In 16 bits, twice what was measured: 0.02, and 0.15 where eight tensor ranks add up, seven times rounded;
+# small mistakes show in 32 bits only.
+ROUNDING = {torch.float32: SAMPLES * CONFIG.sequence * torch.finfo(torch.float32).eps / 2, torch.bfloat16: 0.3}
 
 
 class MeshStep(NamedTuple):

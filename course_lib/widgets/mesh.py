@@ -95,14 +95,16 @@ def _talk(arrangement: Arrangement, kind: str, stage: int) -> float:
 
 def _update(arrangement: Arrangement, rank: int, start: float) -> Iterator[Span]:
     """Replicas share out the gradients' sums, each updates its part, and hands it to the others."""
-    group = arrangement.group(rank, "dp")
+    group, size = arrangement.group(rank, "dp"), arrangement.dtype.itemsize
     link, sent = arrangement.pace.link_between(group), arrangement.wire.sent(rank)["dp"]
-    seconds = BUCKETS * (len(group) - 1) * link.latency + sent / 2 / link.bandwidth
-    updated = start + seconds + UPDATE
-    yield Span(rank, "optimizer", "", start + seconds, updated)
-    if seconds:
-        yield Span(rank, "transfer", "all_to_all", start, start + seconds)
-        yield Span(rank, "transfer", "all_gather", updated, updated + seconds)
+    gradients = sent * 4 / (4 + size)  # added up in 32 bits, whatever the weights have
+    latency = BUCKETS * (len(group) - 1) * link.latency
+    summed = start + latency + gradients / link.bandwidth
+    updated = summed + UPDATE
+    yield Span(rank, "optimizer", "", summed, updated)
+    if len(group) > 1:
+        yield Span(rank, "transfer", "all_to_all", start, summed)
+        yield Span(rank, "transfer", "all_gather", updated, updated + latency + (sent - gradients) / link.bandwidth)
 
 
 # What is seen

@@ -73,9 +73,9 @@ for name, one in variants.items():
 step_time_by_part(variants, title="And what does it cost in time?")
 
 # %% [markdown]
-# Recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing: it sends the same
-# bytes in other pieces, and shares out work that every tensor rank did on its own. Often memory is paid for with time,
-# but the price differs from one trade to the next.
+# Recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing in all: it sends more,
+# since what was shared out is gathered once more in the backward pass, but it also shares out work that every tensor
+# rank did on its own. Often memory is paid for with time, but the price differs from one trade to the next.
 #
 # ## 2. Who talks to whom, and over which link
 #

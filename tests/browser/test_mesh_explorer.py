@@ -17,12 +17,10 @@ def test_ranks_are_arranged_by_keyboard_and_by_mouse(lab: Any) -> None:
     page: Page = notebook.page
     assert page.locator(STDERR).all_inner_texts() == []
     shows(page, "dp 2 x pp 2 x tp 2")
-    press(page, "dp x pp x tp", "ArrowRight")
-    shows(page, "dp 2 x pp 1 x tp 4")
-    drag(page, "dp x pp x tp", 0.0)
-    shows(page, "dp 8 x pp 1 x tp 1")
-    press(page, "precision", "ArrowRight")
-    says(page, "dp 8 x pp 1 x tp 1, 4 micro-batches, 1f1b, bfloat16, paced")
+    press(page, "dp x pp x tp", "ArrowLeft")
+    shows(page, "dp 2 x pp 4 x tp 1")
+    drag(page, "precision", 1.0)
+    says(page, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, paced")
     says(page, "Every rank sent what was predicted, to the byte.")
 
 

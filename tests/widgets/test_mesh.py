@@ -15,6 +15,7 @@ from course_lib.timeline import COMPUTE_KINDS, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
 
 BOX = Arrangement((2, 2, 2))
+UPDATES = ("all_to_all", "all_gather")
 
 
 def as_predicted(arrangement: Arrangement, off: float = 0.0) -> MeshStep:
@@ -109,10 +110,18 @@ def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
     assert 0.24 < times[8, 1, 1] < 1.5 * 0.24
 
 
-def test_half_the_bits_are_half_the_bytes(called: list[Arrangement]) -> None:
-    wide, narrow = (Arrangement((2, 2, 2), dtype=dtype).wire for dtype in PRECISIONS)
-    for axis in ("dp", "tp"):
-        assert narrow.sent(0)[axis] == pytest.approx(wide.sent(0)[axis] / 2, rel=0.05)
+def test_half_the_bits_are_half_the_bytes_but_for_gradients() -> None:
+    wide, narrow = (Arrangement((2, 2, 2), dtype=dtype) for dtype in PRECISIONS)
+    assert narrow.wire.sent(0)["tp"] == pytest.approx(wide.wire.sent(0)["tp"] / 2, rel=0.05)
+    assert narrow.wire.sent(0)["dp"] == wide.wire.sent(0)["dp"] * 3 / 4
+    gradients, weights = ([_moved(predict(one), name) for one in (wide, narrow)] for name in UPDATES)
+    assert gradients[1] == pytest.approx(gradients[0])
+    assert weights[1] == pytest.approx(weights[0] / 2, rel=0.05)
+
+
+def _moved(timeline: Timeline, name: str) -> float:
+    """Seconds that rank 0 takes for this operation."""
+    return sum(span.end - span.start for span in timeline.of(0) if span.name == name)
 
 
 def test_what_is_wrong_is_said(called: list[Arrangement], monkeypatch: pytest.MonkeyPatch) -> None:
