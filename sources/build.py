@@ -108,19 +108,23 @@ def run(notebook: NotebookNode, source: Path, folder: Path) -> None:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellControlSignal
 
-    client = NotebookClient(
-        notebook,
-        kernel_name=METADATA["kernelspec"]["name"],
-        timeout=CELL_TIMEOUT,
-        resources={"metadata": {"path": str(folder)}},
-        record_timing=False,
-        store_widget_state=False,
-        coalesce_streams=True,
-    )
-    try:
-        client.execute()
-    except (CellControlSignal, RuntimeError) as error:
-        raise BuildError(f"{source.name}: {error}") from None
+    for is_second_try in (False, True):
+        client = NotebookClient(
+            notebook,
+            kernel_name=METADATA["kernelspec"]["name"],
+            timeout=CELL_TIMEOUT,
+            resources={"metadata": {"path": str(folder)}},
+            record_timing=False,
+            store_widget_state=False,
+            coalesce_streams=True,
+        )
+        try:
+            client.execute()
+            break
+        except (CellControlSignal, RuntimeError) as error:
+            # A port that is chosen for a kernel may be somebody else's by the time it starts.
+            if is_second_try or "died before replying" not in str(error):
+                raise BuildError(f"{source.name}: {error}") from None
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from course_lib.experiments import steady
 from course_lib.figures import gantt
 from course_lib.figures.axis import percent
 from course_lib.questions.forms import Choice, Form, Option, Ordering
@@ -140,8 +141,10 @@ def _ask_moment(case: Moment) -> tuple[str, Form]:
 
 def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
     """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
-    order = fill_and_drain(case.stages, case.next_of_first + 2)
-    timeline = min((play(order, case.stages) for _ in range(2)), key=lambda one: one.makespan)  # the less disturbed one
+    micro_batches = case.next_of_first + 2
+    order = fill_and_drain(case.stages, micro_batches)
+    undisturbed = (micro_batches + case.stages - 1) * sum(SECONDS.values())
+    timeline = steady(lambda: play(order, case.stages), undisturbed, attempts=5)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, kind, micro_batch)
     # A hair after the moment, so that what ends then is over and what begins then has begun.

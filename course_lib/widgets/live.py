@@ -22,22 +22,11 @@ import ipywidgets as widgets
 from course_lib.figures import Picture
 from course_lib.figures.axis import percent
 from course_lib.ranks import RunError
-from course_lib.timeline import Timeline
 from course_lib.widgets.running import Running, interruptible
 
 PAUSE = 0.6  # seconds without a move before more is looked at
 BREATH = 0.05  # seconds in which a move can come between two pieces of it
 WIDTH, HALF = 850, 420  # pixels
-
-
-def steady(run: Callable[[], Timeline], predicted: float, attempts: int = 3) -> Timeline:
-    """A paced run, once more if it took over 2% longer than predicted: a busy computer can only make it longer."""
-    shortest = run()
-    for _ in range(attempts - 1):
-        if shortest.makespan < 1.02 * predicted:
-            break
-        shortest = min(shortest, run(), key=lambda timeline: timeline.makespan)
-    return shortest
 
 
 def compared(seconds: float, predicted: float) -> str:

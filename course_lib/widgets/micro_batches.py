@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any, NamedTuple
 
-from course_lib.experiments import pipeline_step
+from course_lib.experiments import pipeline_step, steady
 from course_lib.figures import SizedStep, gantt, micro_batch_sizes
 from course_lib.figures.axis import duration, number
 from course_lib.figures.micro_batch_chart import best
@@ -25,7 +25,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared, steady
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared
 
 MINIBATCH = 32  # samples
 SIZES = (1, 2, 4, 8, 16, 32)

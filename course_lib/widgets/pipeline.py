@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from course_lib.experiments import pipeline_step
+from course_lib.experiments import pipeline_step, steady
 from course_lib.figures import gantt, held, in_flight
 from course_lib.figures.axis import duration, number, percent
 from course_lib.planner import simulate
@@ -22,7 +22,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared, steady
+from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared
 
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from course_lib.experiments import steady
 from course_lib.figures import SizedStep
 from course_lib.ranks import Deadlock
 from course_lib.timeline import Timeline
 from course_lib.widgets import live, micro_batches, pipeline
-from course_lib.widgets.live import compared, steady
+from course_lib.widgets.live import compared
 from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
 from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, Setting
 
