@@ -71,3 +71,19 @@ def violations(page: Page) -> list[str]:
                 found.append(f"{scheme}: {violation['help']}, {len(violation['nodes'])} times: {places}")
     page.emulate_media(color_scheme="light")
     return found
+
+
+def go_through(lab: Any, lesson: str) -> Page:
+    """Run a whole lesson, and see that nothing failed and that everyone can read what came of it."""
+    notebook = lab.open(f"notebooks/{lesson}.ipynb")
+    notebook.run_all(RUN)
+    page: Page = notebook.page
+    assert page.locator(STDERR).all_inner_texts() == []
+    assert unrun(page) == 0
+    assert violations(page) == []
+    return page
+
+
+def unrun(page: Page) -> int:
+    """How many code cells have no number, because a cell before them failed."""
+    return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:").count()

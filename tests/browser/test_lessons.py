@@ -6,25 +6,9 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.browser.hands import MOVE, RUN, STDERR, cell, drag, pictures, press, says, violations
-
-
-def go_through(lab: Any, lesson: str) -> Page:
-    """Run a whole lesson, and see that nothing failed and that everyone can read what came of it."""
-    notebook = lab.open(f"notebooks/{lesson}.ipynb")
-    notebook.run_all(RUN)
-    page: Page = notebook.page
-    assert page.locator(STDERR).all_inner_texts() == []
-    assert unrun(page) == 0
-    assert violations(page) == []
-    return page
-
-
-def unrun(page: Page) -> int:
-    """How many code cells have no number, because a cell before them failed."""
-    return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:").count()
+from tests.browser.hands import MOVE, RUN, STDERR, cell, drag, go_through, pictures, press, says, unrun, violations
 
 
 def test_the_first_page_shows_a_deadlock_and_goes_on(lab: Any) -> None:
