@@ -74,14 +74,24 @@ def violations(page: Page) -> list[str]:
 
 
 def go_through(lab: Any, lesson: str) -> Page:
-    """Run a whole lesson, and see that nothing failed and that everyone can read what came of it."""
+    """Open a lesson, run all of it, and see that nothing failed and that everyone can read what came of it."""
     notebook = lab.open(f"notebooks/{lesson}.ipynb")
-    notebook.run_all(RUN)
     page: Page = notebook.page
+    stored_pictures_are_there(page, (lab.server.folder / f"notebooks/{lesson}.ipynb").read_text(encoding="utf-8"))
+    notebook.run_all(RUN)
     assert page.locator(STDERR).all_inner_texts() == []
     assert unrun(page) == 0
     assert violations(page) == []
     return page
+
+
+def stored_pictures_are_there(page: Page, notebook: str) -> None:
+    """Before anything is run, those of the explorers too. notebook: what is in its file."""
+    stored = page.locator(f"{OURS} img")
+    expect(stored).to_have_count(notebook.count("<img "), timeout=MOVE)
+    for picture in stored.all():
+        assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 0")
+        assert picture.get_attribute("alt")
 
 
 def unrun(page: Page) -> int:
