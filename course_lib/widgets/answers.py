@@ -170,6 +170,8 @@ _STYLE = """
 .course-answer fieldset { border: 0; margin: 0; padding: 0; min-width: 0; }
 .course-answer legend, .course-answer p { padding: 0; margin: 4px 0; color: inherit; }
 .course-answer label { display: flex; gap: 8px; padding: 4px 0; align-items: baseline; }
+.course-answer input[type=radio] + span { white-space: pre-wrap; }
+.course-answer input[type=radio] + span::first-letter { font-weight: bold; }
 .course-answer input { accent-color: var(--jp-brand-color1, #1976d2); margin: 0; }
 .course-answer ol { list-style: none; margin: 4px 0; padding: 0; counter-reset: place; }
 .course-answer ol { touch-action: none; user-select: none; }

@@ -74,9 +74,9 @@ export default { render };
 
 _STYLE = """
 .course-slider label { display: flex; align-items: center; gap: 8px; height: 30px; color: var(--jp-ui-font-color1); }
-.course-slider span:first-child { width: 80px; }
+.course-slider span:first-child { width: 7.2em; white-space: nowrap; }
 .course-slider input { accent-color: var(--jp-brand-color1); }
-.course-slider input[type=range] { width: 200px; }
+.course-slider input[type=range] { width: 150px; }
 """
 
 

@@ -182,8 +182,8 @@ class LiveExplorer:
 
     def _arrange(self) -> Any:
         left = widgets.VBox([*self.controls, self.running, self.sentences, self.under])
-        # Side by side, or below each other on a narrow page.
-        top = widgets.HBox([left, self.beside], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-end"))
+        # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
+        top = widgets.HBox([left, self.beside], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"))
         return widgets.VBox([top, self.below])
 
     def _picture(self) -> dict[str, str]:

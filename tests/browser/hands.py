@@ -71,3 +71,29 @@ def violations(page: Page) -> list[str]:
                 found.append(f"{scheme}: {violation['help']}, {len(violation['nodes'])} times: {places}")
     page.emulate_media(color_scheme="light")
     return found
+
+
+def go_through(lab: Any, lesson: str) -> Page:
+    """Open a lesson, run all of it, and see that nothing failed and that everyone can read what came of it."""
+    notebook = lab.open(f"notebooks/{lesson}.ipynb")
+    page: Page = notebook.page
+    stored_pictures_are_there(page, (lab.server.folder / f"notebooks/{lesson}.ipynb").read_text(encoding="utf-8"))
+    notebook.run_all(RUN)
+    assert page.locator(STDERR).all_inner_texts() == []
+    assert unrun(page) == 0
+    assert violations(page) == []
+    return page
+
+
+def stored_pictures_are_there(page: Page, notebook: str) -> None:
+    """Before anything is run, those of the explorers too. notebook: what is in its file."""
+    stored = page.locator(f"{OURS} img")
+    expect(stored).to_have_count(notebook.count("<img "), timeout=MOVE)
+    for picture in stored.all():
+        assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 0")
+        assert picture.get_attribute("alt")
+
+
+def unrun(page: Page) -> int:
+    """How many code cells have no number, because a cell before them failed."""
+    return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:").count()

@@ -5,26 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.browser.hands import MOVE, RUN, STDERR, cell, drag, pictures, press, says, violations
-
-
-def go_through(lab: Any, lesson: str) -> Page:
-    """Run a whole lesson, and see that nothing failed and that everyone can read what came of it."""
-    notebook = lab.open(f"notebooks/{lesson}.ipynb")
-    notebook.run_all(RUN)
-    page: Page = notebook.page
-    assert page.locator(STDERR).all_inner_texts() == []
-    assert unrun(page) == 0
-    assert violations(page) == []
-    return page
-
-
-def unrun(page: Page) -> int:
-    """How many code cells have no number, because a cell before them failed."""
-    return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:").count()
+from tests.browser.hands import MOVE, RUN, STDERR, cell, drag, go_through, pictures, press, says, unrun, violations
 
 
 def test_the_first_page_shows_a_deadlock_and_goes_on(lab: Any) -> None:
@@ -63,21 +46,3 @@ def test_data_parallelism(lab: Any) -> None:
         before = step.inner_html()
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
-
-
-@pytest.mark.parametrize(
-    ("lesson", "explorer", "number"),
-    [
-        ("01_one_machine_is_not_enough", "one_machine.explorer()", 2),
-        ("02_data_parallelism", "DataParallelExplorer()", 3),
-        ("08_planning", "refresh.explorer()", 2),
-    ],
-)
-def test_pictures_are_there_before_anything_is_run(lab: Any, lesson: str, explorer: str, number: int) -> None:
-    page = lab.open(f"notebooks/{lesson}.ipynb").page
-    stored = cell(page, explorer).locator("img")
-    stored.last.scroll_into_view_if_needed()
-    assert stored.count() == number
-    for picture in stored.all():
-        assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 0")
-        assert picture.get_attribute("alt")

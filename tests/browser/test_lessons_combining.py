@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.browser.hands import MOVE, cell, drag, press, says
-from tests.browser.test_lessons import go_through
+from tests.browser.hands import MOVE, cell, drag, go_through, press, says
 
 
 def test_mixed_precision(lab: Any) -> None:

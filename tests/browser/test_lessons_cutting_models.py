@@ -6,8 +6,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.browser.hands import MOVE, cell, drag, pictures, press, says, slider
-from tests.browser.test_lessons import go_through
+from tests.browser.hands import MOVE, cell, drag, go_through, pictures, press, says, slider
 
 
 def test_layerwise_model_parallelism(lab: Any) -> None:
