@@ -233,17 +233,10 @@ class TracedGroup(dist.ProcessGroup):
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
         op = Operation(0, self.members, 0, self.hash, name=name)
         if tensors:
-            first = tensors[0]
-            op.dtype, op.shape, op.elements, op.bytes = (
-                _dtype(first.dtype),
-                _shape(first.shape),
-                first.numel(),
-                first.nbytes,
-            )
-            for other in tensors[1:]:
-                op.elements += other.numel()
-                op.bytes += other.nbytes
-                op.shape = f"{len(tensors)} tensors"
+            op.dtype = _dtype(tensors[0].dtype)
+            op.shape = _shape(tensors[0].shape) if len(tensors) == 1 else f"{len(tensors)} tensors"
+            op.elements = sum(tensor.numel() for tensor in tensors)
+            op.bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # sparse ones have no nbytes
         return op
 
     def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:

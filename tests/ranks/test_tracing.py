@@ -659,3 +659,14 @@ def test_an_operation_that_takes_no_time_is_in_the_timeline_too() -> None:
 
     timeline = launch(alone, 1, pace=Pace(device=0.01)).timeline
     assert [(span.name, span.kind, span.duration) for span in timeline.spans] == [("barrier", "transfer", 0.0)]
+
+
+def test_a_sparse_tensor_is_added_up_and_costs_what_the_dense_one_would() -> None:
+    def total(rank: int) -> list[list[float]]:
+        own = (torch.eye(2) * (rank + 1)).to_sparse()
+        dist.all_reduce(own)
+        return own.to_dense().tolist()
+
+    run = launch(total, 2)
+    assert run.results == [[[3.0, 0.0], [0.0, 3.0]]] * 2
+    assert run.timeline.bytes_sent(0) == 4 * 4
