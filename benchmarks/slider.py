@@ -40,10 +40,10 @@ MODELLED = {  # module, and moves to settings that were not shown before
     "one_machine": [("model", "ArrowRight"), ("device", "ArrowRight"), ("at a time", "ArrowRight")] * 2,
     "refresh": [("nodes", "ArrowRight"), ("network", "ArrowRight"), ("devices", "ArrowLeft"), ("nodes", "ArrowLeft")],
 }
-WATCH = """() => {  // pictures come one by one, and those that did not change do not come; QUIET ms later all are there
+WATCH = """() => {  // pictures come one by one, and only those that changed; after a quiet moment all are there
     window.picture = new Promise((done, give_up) => {
         let moved, painted, last;
-        const quiet = QUIET, patience = 20000;
+        const quiet = 150, patience = 20000;  // milliseconds
         document.addEventListener("change", () => { moved = performance.now(); }, {capture: true, once: true});
         const observer = new MutationObserver(() => requestAnimationFrame(() => requestAnimationFrame(() => {
             painted = performance.now();
@@ -54,7 +54,7 @@ WATCH = """() => {  // pictures come one by one, and those that did not change d
             observer.observe(place, {childList: true, subtree: true});
         setTimeout(() => give_up(new Error("no new picture came")), patience);
     });
-}""".replace("QUIET", "150")
+}"""
 
 
 def main() -> int:

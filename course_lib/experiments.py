@@ -189,6 +189,15 @@ def last_steps(timeline: Timeline, n: int = 1) -> list[Timeline]:
     return [Timeline(step, timeline.world_size, timeline.origin) for step in steps]
 
 
+def after_barrier(timeline: Timeline) -> Timeline:
+    """What every rank did after the last barrier at which all met."""
+    spans: list[Span] = []
+    for rank in range(timeline.world_size):
+        met = max(span.end for span in timeline.of(rank) if span.name == "barrier")
+        spans += [span for span in timeline.of(rank) if span.start >= met and span.name != "barrier"]
+    return Timeline(spans, timeline.world_size, timeline.origin)
+
+
 def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
     # Stages of next to nothing, so that eight ranks on two cores keep up with the devices they stand for.
     stages = {stage: nn.Linear(TINY, TINY) for stage in schedule.stages_of(rank)}

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
+from course_lib.experiments import after_barrier
 from course_lib.figures import attribute, gantt, loss_at_end, loss_curves, lost_time
 from course_lib.figures.axis import data_size, duration, number, percent
 from course_lib.mechanisms import batches
@@ -227,7 +228,7 @@ class Way(NamedTuple):
         pace = Pace({"forward": 0.006 / self.speed, "backward": 0.012 / self.speed}, Link(0.0005, 1.8e6))
         runs = [launch(_step, 4, (self,), pace=pace) for _ in range(2)]
         # Whatever else the computer does can only slow a step down.
-        return min((_since_barrier(run.timeline) for run in runs), key=lambda step: step.makespan), runs[0].results[0]
+        return min((after_barrier(run.timeline) for run in runs), key=lambda step: step.makespan), runs[0].results[0]
 
 
 WAYS = {
@@ -260,12 +261,6 @@ def _gradient(model: TinyGPT, i: int, inputs: Tensor, targets: Tensor) -> Tensor
     with compute("backward", micro_batch=i, work=len(inputs)):
         gradients = torch.autograd.grad(loss, list(model.parameters()))
     return torch.cat([gradient.flatten().float() for gradient in gradients])
-
-
-def _since_barrier(timeline: Timeline) -> Timeline:
-    """What the ranks did after they had all met."""
-    met = max(span.end for span in timeline.spans if span.name == "barrier")
-    return Timeline([span for span in timeline.spans if span.start >= met], timeline.world_size, timeline.origin)
 
 
 def _ways() -> Outcome:

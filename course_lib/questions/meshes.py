@@ -19,12 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
+from course_lib.experiments import after_barrier
 from course_lib.mechanisms import hybrid, tensor_parallel
+from course_lib.mechanisms.hybrid import AXES
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec, wire
 from course_lib.ranks import Link, Pace, launch
 from course_lib.schedules import SCHEDULES, Schedule
-from course_lib.timeline import Span, Timeline
+from course_lib.timeline import Timeline
 
 Sizes = tuple[int, int, int]
 
@@ -33,7 +35,6 @@ MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, C
 SAMPLES, PER_MACHINE = 64, 4
 SECONDS, UPDATE = 0.00125, 0.002  # of a layer for a sample: forward, and each half of the backward; of the optimizer
 INSIDE, BETWEEN = Link(0.00005, 100e6), Link(0.0002, 20e6)  # machines
-AXES = ("dp", "pp", "tp")
 AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
 # The largest gradient is about 1, as the largest weight is. So an update is a thousand times what was there before, and
 # what is wrong with a gradient cannot hide behind the weights.
@@ -109,7 +110,7 @@ class Arrangement(NamedTuple):
     def run(self) -> MeshStep:
         """One training step on real ranks, with ZeRO-1, at the pace of the devices and links that they stand for."""
         run = launch(_train, self.ranks, (self.sizes, self.schedule, self.dtype, self.samples), pace=self.pace)
-        step, (before, after) = _after_barrier(run.timeline), _one_process(self.samples)
+        step, (before, after) = after_barrier(run.timeline), _one_process(self.samples)
         off = max(_off(weights, before, after, self.sizes[2]) for weights in run.results)
         return MeshStep(step, self._who_sent_what(step), off)
 
@@ -179,12 +180,3 @@ def _off(weights: list[Weight], before: dict[str, Tensor], after: dict[str, Tens
     return max(
         (own.value - own.of(after[own.name], tp)).abs().max().item() / max(moved[own.name], least) for own in weights
     )
-
-
-def _after_barrier(timeline: Timeline) -> Timeline:
-    """What every rank did after its last barrier."""
-    spans: list[Span] = []
-    for rank in range(timeline.world_size):
-        start = max(span.end for span in timeline.of(rank) if span.name == "barrier")
-        spans += [span for span in timeline.of(rank) if span.start >= start and span.name != "barrier"]
-    return Timeline(spans, timeline.world_size, timeline.origin)
