@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
 from course_lib.figures import Timing, gantt, mesh_map, speed_up, step_time_by_part
 from course_lib.figures.axis import duration, percent
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
-from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Reading
+from course_lib.questions.forms import Choice, Form, Number, Option, Reading
 from course_lib.questions.meshes import INSIDE, PER_MACHINE, Arrangement, MeshStep
+from course_lib.questions.open_cases import case
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import TIMES, Slip
@@ -30,13 +30,6 @@ MODEL = ModelSpec(
 )
 BATCH = 256
 NODES = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
-
-
-def _case(text: str, experiment: Callable[[], Outcome], answer: str, *checklist: str) -> Family[None]:
-    def ask(_: None) -> tuple[str, Form]:
-        return text, FreeText(experiment, answer, checklist)
-
-    return Family(None, ask)
 
 
 # Which axis has to stay inside a machine? Each option lets one axis, and no other, reach across.
@@ -136,7 +129,7 @@ def _evaluated(arrangement: Arrangement, step: MeshStep) -> str:
     )
 
 
-EVALUATE = _case(
+EVALUATE = case(
     "A team trains on two machines of four devices, with a slow link between them. Their strategy is tensor "
     "parallelism over all eight devices. They give three reasons: it is exact, it divides the memory by eight, and no "
     "device is ever idle for lack of micro-batches. A step takes far longer than a computation of its FLOPs says. "
@@ -181,7 +174,7 @@ def _ladder() -> Outcome:
     return Outcome(None, f"The planner says (modelled): {lines}.", shown=shown, pictures=(picture,))
 
 
-EFFICIENCY = _case(
+EFFICIENCY = case(
     "A model of 70 billion parameters is trained on 8 nodes of 8 A100 with 80 GB each; the network between nodes is a "
     "twelfth as fast as the links inside. Somebody made it fit in a hurry, with 16 tensor ranks, 4 stages, and all "
     "activations computed again in the backward pass. Now little more than a third of the memory is in use, and the "
@@ -396,7 +389,7 @@ def _fits(site: Cluster, model: ModelSpec) -> bool:
     return any(one.fits for one in search(model, site, BATCH))
 
 
-INFRASTRUCTURE = _case(
+INFRASTRUCTURE = case(
     "Your company will train models of 70 billion parameters all year, and perhaps one of 405 billion after that. You "
     "are offered 64 H100 or 32 B200 with a fast network, or 128 A100 with a slow one (25 Gbit/s for each), for about "
     "the same money. One manager counts FLOPs, another wants the fastest network, a third the most devices. How do you "
