@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from tests.browser.hands import MOVE, cell, drag, go_through, press, says
+from playwright.sync_api import Locator, expect
+
+from tests.browser.hands import MOVE, cell, drag, go_through, pictures, press, says
 
 
 def test_mixed_precision(lab: Any) -> None:
-    go_through(lab, "06_mixed_precision")
+    page = go_through(lab, "06_mixed_precision")
+    a_move_begins_a_training_whose_curve_grows(cell(page, "MixedPrecisionExplorer()"))
+
+
+def a_move_begins_a_training_whose_curve_grows(explorer: Locator) -> None:
+    losses = explorer.locator("svg[aria-label^='Loss over']")
+    says(explorer, "float16 with no loss scale")
+    press(explorer, "loss scale", "ArrowRight", times=2)
+    says(explorer, "float16 with a loss scale of 2¹⁶")
+    begun = points(losses)
+    says(explorer, "as far as float32")
+    says(explorer, "Step 150 of 150")
+    assert begun < points(losses)
+    drag(explorer, "weights", 0.0)
+    says(explorer, "the loss is not a number")
+    assert losses.get_by_text("✗ float16").count() == 1
+    drag(explorer, "format", 0.5)
+    says(explorer, "bfloat16 with a loss scale of 2¹⁶: of the finished gradient 0% vanish")
+
+
+def points(losses: Locator) -> int:
+    """Of the curve at the setting, the last one in the picture of losses."""
+    curve = losses.locator("path[fill=none]").last
+    return (curve.get_attribute("d") or "").count("L") + 1
 
 
 def test_combining_mechanisms(lab: Any) -> None:
-    go_through(lab, "07_combining_mechanisms")
+    page = go_through(lab, "07_combining_mechanisms")
+    ranks_are_arranged_anew(cell(page, "MeshExplorer()"))
+
+
+def ranks_are_arranged_anew(explorer: Locator) -> None:
+    shows_mesh(explorer, "dp 2 x pp 2 x tp 2")
+    press(explorer, "dp x pp x tp", "ArrowLeft")
+    shows_mesh(explorer, "dp 2 x pp 4 x tp 1")
+    drag(explorer, "precision", 1.0)
+    says(explorer, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, paced")
+    says(explorer, "Every rank sent what was predicted, to the byte.")
+
+
+def shows_mesh(explorer: Locator, words: str) -> None:
+    """Wait for the map of this mesh."""
+    label = re.compile(f"^8 ranks as a block of {words};")
+    expect(pictures(explorer).first).to_have_attribute("aria-label", label, timeout=MOVE)
 
 
 def test_planning(lab: Any) -> None:
