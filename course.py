@@ -409,8 +409,11 @@ def pip(lock: IO[str], *words: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """The variables for everything that runs in .venv: `python` is ours, other installations stay out."""
-    foreign = {"PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__"}
+    """The variables for everything that runs in .venv: `python` is ours, other installations stay out.
+
+    Bytecode is written even where it is not wanted elsewhere: else every rank compiles what it imports, in every run.
+    """
+    foreign = {"PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__", "PYTHONDONTWRITEBYTECODE"}
     return {
         **{name: value for name, value in os.environ.items() if name not in foreign},
         "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",

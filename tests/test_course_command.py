@@ -361,8 +361,9 @@ def test_a_browser_is_opened_only_where_somebody_sees_it(
 
 def test_other_installations_stay_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     variables = module.environment()
-    assert "PYTHONPATH" not in variables
+    assert {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(variables)
     assert variables["PATH"].split(os.pathsep)[0] == str(module.BIN)
 
 

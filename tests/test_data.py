@@ -7,12 +7,9 @@ from collections.abc import Collection
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import data, launch
-from course_lib.mechanisms import batches
-from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.model import TinyGPT
 
 
@@ -113,30 +110,27 @@ def test_an_untrained_model_is_right_about_as_often_as_chance() -> None:
 
 
 def learn(rank: int) -> list[str]:
-    """Train together until nine in ten unseen sums are right; what could be watched meanwhile, line by line."""
+    """Train until nine in ten unseen sums are right; what could be watched meanwhile, line by line."""
     problems, unseen = data.train_test_split()
-    replica = DataParallel(TinyGPT(seed=rank))
-    optimizer = torch.optim.AdamW(replica.parameters(), lr=3e-3, betas=(0.9, 0.99))
+    model = TinyGPT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 100))
     lines = []
-    for step, batch in enumerate(itertools.islice(data.minibatches(problems, 64), 1500), start=1):
-        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
-        data.answer_loss(replica(inputs), targets).backward()
-        replica.finish()
+    minibatches = itertools.islice(data.minibatches(problems, 64), 1500)
+    for step, (inputs, targets) in enumerate(minibatches, start=1):
+        data.answer_loss(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
         warm_up.step()
         if step % 100 == 0:
-            share = data.share_right(replica, unseen)
-            lines.append(f"step {step}: {share:.1%} right, for instance {data.complete(replica, unseen[:1])[0]}")
+            share = data.share_right(model, unseen)
+            lines.append(f"step {step}: {share:.1%} right, for instance {data.complete(model, unseen[:1])[0]}")
             if share > 0.9:
                 break
     return lines
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_a_tiny_model_learns_to_add_numbers_that_it_has_never_seen_added(world_size: int) -> None:
-    run = launch(learn, world_size, timeout=300, device="cpu")
-    assert all(lines == run.results[0] for lines in run.results)
-    last = run.results[0][-1]
-    assert float(last.split()[2].rstrip("%")) > 90, "\n".join(run.results[0])
+def test_a_tiny_model_learns_to_add_numbers_that_it_has_never_seen_added() -> None:
+    """On one rank. On four, lesson 02 does it, where it is checked as well."""
+    (lines,) = launch(learn, 1, timeout=300, device="cpu").results
+    assert float(lines[-1].split()[2].rstrip("%")) > 90, "\n".join(lines)

@@ -9,7 +9,7 @@ import pytest
 
 from course_lib.questions import markup
 from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, Reading
-from course_lib.questions.outcome import UNSHOWN, Feedback, Outcome
+from course_lib.questions.outcome import ATTEMPTS, UNSHOWN, Feedback, Outcome
 from course_lib.questions.units import BYTES, Slip
 
 
@@ -64,6 +64,15 @@ def test_a_text_is_for_the_student_to_compare() -> None:
     assert "- names a remedy" in outcome.why
     with pytest.raises(ValueError, match="answer is empty"):
         TEXT.read("  ")
+
+
+def test_a_run_that_a_busy_machine_disturbed_is_repeated() -> None:
+    runs = iter([Outcome(True, "disturbed", shown=False), Outcome(True, "ran"), Outcome(True, "not needed")])
+    assert FreeText(lambda: next(runs), "This is it.", ()).run("my answer").happened == "ran"
+    never = iter([Outcome(True, "not shown", shown=False)] * ATTEMPTS)
+    option = Option("one", lambda: next(never), "not one")
+    assert not Choice((option,)).run("a").shown
+    assert next(never, None) is None
 
 
 def test_a_room_sees_every_option_and_no_judgement_of_an_answer() -> None:
