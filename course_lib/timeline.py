@@ -227,7 +227,9 @@ def _trace_event(span: Span, thread: int) -> dict[str, object]:
 class Recorder(Protocol):
     """What `compute` reports to. The runtime of the ranks provides one; elsewhere there is none."""
 
-    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float) -> None: ...
+    def begin(
+        self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
+    ) -> None: ...
 
     def reach(self, fraction: float) -> None: ...
 
@@ -250,22 +252,25 @@ def compute(
     micro_batch: int | None = None,
     stage: int | None = None,
     work: float = 1.0,
+    includes: str = "",
 ) -> Iterator[None]:
     """Mark the enclosed code as compute of this kind on this rank's timeline.
 
     work: how much of it there is, in whatever unit the `Pace` of the run gives seconds for (samples,
         layers, FLOPs). Only a paced run looks at it. Without a recorder (one process, torchrun)
         the mark does nothing.
+    includes: another kind that is computed within. A `Pace` that has seconds for it adds them.
 
     Raises ValueError for a kind that is not one of COMPUTE_KINDS.
     """
-    if kind not in COMPUTE_KINDS:
-        raise ValueError(f"kind={kind!r} is not a kind of compute; choose one of {', '.join(COMPUTE_KINDS)}")
+    for what, given in (("kind", kind), ("includes", includes or kind)):
+        if given not in COMPUTE_KINDS:
+            raise ValueError(f"{what}={given!r} is not a kind of compute; choose one of {', '.join(COMPUTE_KINDS)}")
     if _recorder is None:
         yield
         return
     recorder = _recorder
-    recorder.begin(kind, name, micro_batch, stage, work)
+    recorder.begin(kind, name, micro_batch, stage, work, includes)
     try:
         yield
     finally:

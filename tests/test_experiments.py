@@ -35,6 +35,7 @@ def test_every_rank_sends_its_gradients_once_around_the_ring(overlap: bool) -> N
         assert 0 <= extra < 100  # the number of samples travels too
 
 
+@pytest.mark.alone
 def test_with_overlap_gradients_leave_before_the_backward_pass_is_over() -> None:
     step = training_step(2, batch_size=32, pace=PACE, overlap=True)
     (backward,) = (span for span in step.of(0) if span.kind == "backward")

@@ -177,8 +177,10 @@ class Diary:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float) -> None:
-        self.told.append(("begin", kind, name, micro_batch, stage, work))
+    def begin(
+        self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
+    ) -> None:
+        self.told.append(("begin", kind, name, micro_batch, stage, work, includes))
 
     def reach(self, fraction: float) -> None:
         self.told.append(("reach", fraction))
@@ -196,9 +198,9 @@ def diary(monkeypatch: pytest.MonkeyPatch) -> Diary:
 
 
 def test_a_mark_tells_the_recorder_what_begins_how_far_it_is_and_that_it_ended(diary: Diary) -> None:
-    with compute("backward", "block 3", micro_batch=0, stage=2, work=1.5):
+    with compute("backward", "block 3", micro_batch=0, stage=2, work=1.5, includes="weight_grad"):
         reach(0.5)
-    assert diary.told == [("begin", "backward", "block 3", 0, 2, 1.5), ("reach", 0.5), "end"]
+    assert diary.told == [("begin", "backward", "block 3", 0, 2, 1.5, "weight_grad"), ("reach", 0.5), "end"]
 
 
 def test_a_mark_ends_although_the_code_in_it_raises(diary: Diary) -> None:
@@ -220,4 +222,6 @@ def test_only_compute_can_be_marked(kind: str) -> None:
         pytest.raises(ValueError, match=f"kind='{kind}' is not a kind of compute; choose one of forward"),
         compute(kind),
     ):
+        pass
+    with pytest.raises(ValueError, match=f"includes='{kind}' is not a kind"), compute("forward", includes=kind):
         pass

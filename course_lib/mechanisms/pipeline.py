@@ -59,7 +59,8 @@ def run_schedule(
     Returns the mean loss over the minibatch on the rank of the last stage, None on the others. It and the gradients
     are exactly the whole minibatch's: a micro-batch counts by its number of samples. A loss that is not finite is
     returned as it is. A parameter that several ranks hold (a tied embedding) gets on each the part of its gradient
-    that arose there. In the timeline F is "forward", B and I "backward", W "weight_grad".
+    that arose there. In the timeline F is "forward", B and I "backward", W "weight_grad"; a pace that has seconds for
+    "weight_grad" adds them to those of a B, which is both.
 
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
@@ -117,7 +118,7 @@ class _Rank:
     def backward(self, stage: int, k: int) -> None:
         gradients = self._gradients(stage, k)
         inputs, outputs = self.held.pop((stage, k))
-        with self._mark("backward", stage, k):
+        with self._mark("backward", stage, k, includes="weight_grad"):
             if outputs:
                 torch.autograd.backward(outputs, gradients)
         self._send_back(stage, k, inputs, [tensor.grad for tensor in inputs])
@@ -133,8 +134,8 @@ class _Rank:
         with self._mark("weight_grad", stage, k):
             self.unfinished.pop((stage, k)).accumulate()
 
-    def _mark(self, kind: str, stage: int, k: int) -> AbstractContextManager[None]:
-        return compute(kind, micro_batch=k, stage=stage, work=self.work[stage])
+    def _mark(self, kind: str, stage: int, k: int, includes: str = "") -> AbstractContextManager[None]:
+        return compute(kind, micro_batch=k, stage=stage, work=self.work[stage], includes=includes)
 
     def _loss(self, output: Any, k: int) -> Tensor:
         """The loss of a micro-batch; its share of the minibatch's is added up on the way."""

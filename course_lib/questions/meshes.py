@@ -83,17 +83,15 @@ class Arrangement(NamedTuple):
         return SCHEDULES[self.name](self.sizes[1], self.micro_batches)
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """Of each action, for the layers of a stage and the samples of a micro-batch, which are the same for all."""
+    def seconds(self) -> float:
+        """Of a forward action and of each half of a backward one. Stages and micro-batches are all alike."""
         dp, pp, tp = self.sizes
-        forward = SECONDS * (self.samples / dp / self.micro_batches) * (CONFIG.layers / pp) / tp
-        if any(action.op == "W" for action in self.schedule.actions[0]):
-            return dict.fromkeys(("forward", "backward", "weight_grad"), forward)
-        return {"forward": forward, "backward": 2 * forward, "weight_grad": 0.0}
+        return SECONDS * (self.samples / dp / self.micro_batches) * (CONFIG.layers / pp) / tp
 
     @property
     def pace(self) -> Pace:
-        return Pace({**self.seconds, "optimizer": UPDATE}, INSIDE, self.between, PER_MACHINE)
+        device = {**dict.fromkeys(("forward", "backward", "weight_grad"), self.seconds), "optimizer": UPDATE}
+        return Pace(device, INSIDE, self.between, PER_MACHINE)
 
     @property
     def wire(self) -> wire.Hybrid:

@@ -93,10 +93,11 @@ class Pace:
         if not isinstance(self.devices_per_node, int) or self.devices_per_node < 1:
             raise ValueError(f"devices_per_node={self.devices_per_node!r} must be a whole number of at least 1")
 
-    def compute_seconds(self, kind: str, work: float) -> float | None:
+    def compute_seconds(self, kind: str, work: float, includes: str = "") -> float | None:
         """How long the emulated device takes for this work; None if this kind is not paced."""
-        per_unit = self.device.get(kind) if isinstance(self.device, Mapping) else self.device
-        return None if per_unit is None else per_unit * work
+        if not isinstance(self.device, Mapping):
+            return None if self.device is None else self.device * work
+        return (self.device[kind] + self.device.get(includes, 0.0)) * work if kind in self.device else None
 
     @property
     def slack(self) -> float:

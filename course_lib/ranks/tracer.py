@@ -60,10 +60,12 @@ class Tracer:
 
     # What `course_lib.timeline.compute` reports
 
-    def begin(self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float) -> None:
+    def begin(
+        self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
+    ) -> None:
         self.steps += 1
         self.board.touch(self.rank)
-        seconds = self.pace.compute_seconds(kind, work) if self.pace else None
+        seconds = self.pace.compute_seconds(kind, work, includes) if self.pace else None
         start = clock() if seconds is None else self.now()
         self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, start, self.blocked_seconds))
 

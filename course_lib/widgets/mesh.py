@@ -62,8 +62,8 @@ def _play(arrangement: Arrangement, rank: int) -> Iterator[Span]:
     hops = [pace.link_between([home, home + tp]).seconds(_hidden(arrangement)) for home in homes[:-1]]
     talk = {kind: [_talk(arrangement, kind, stage) for stage in range(len(homes))] for kind in ("forward", "backward")}
     seconds = arrangement.seconds
-    costs = {kind: [seconds[kind] + extra for extra in talk[kind]] for kind in talk}
-    played = simulate(arrangement.schedule, costs["forward"], costs["backward"], seconds["weight_grad"], [*hops, 0.0])
+    costs = {kind: [seconds + extra for extra in talk[kind]] for kind in talk}
+    played = simulate(arrangement.schedule, costs["forward"], costs["backward"], seconds, [*hops, 0.0])
     for span in played.of(rank // tp):
         yield span._replace(rank=rank)
         if span.kind in talk and talk[span.kind][rank // tp]:

@@ -59,9 +59,7 @@ class Setting(NamedTuple):
 
     def run(self) -> Timeline:
         """One pass forward and backward on real ranks, at the pace of the devices they stand for."""
-        splits_backward = any(action.op == "W" for action in self.schedule.actions[0])
-        backward = SECONDS if splits_backward else 2 * SECONDS
-        pace = Pace({"forward": SECONDS, "backward": backward, "weight_grad": SECONDS})
+        pace = Pace(dict.fromkeys(("forward", "backward", "weight_grad"), SECONDS))
         return pipeline_step(self.schedule, pace, self.layers, repeat=1)
 
     def predict(self) -> Timeline:

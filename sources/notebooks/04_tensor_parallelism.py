@@ -274,8 +274,8 @@ difference = max((four[name] - one[name]).abs().max().item() for name in one)
 print("the same as one process, up to rounding:", difference < 1e-9)
 
 # %% [markdown]
-# Now to the end, which takes half a minute. Two ranks are enough: more of them than your computer has cores would mostly
-# wait for their turn.
+# Now to the end, which takes half a minute. Two ranks are enough: more than your computer has cores would mostly wait
+# for their turn.
 
 # %%
 state, held = launch(train, world_size=2, args=(400,), timeout=300).results[0]

@@ -451,6 +451,7 @@ def test_a_frozen_block_is_freed_as_soon_as_its_backward_pass_is_done() -> None:
     assert launch(sizes, 2, device="cpu").results == [[0, 0]] * 2
 
 
+@pytest.mark.alone
 def test_gathers_and_reductions_are_hidden_behind_the_computation() -> None:
     def one_step(rank: int) -> None:
         sharded = FullySharded(build("plain", torch.float32, rank))

@@ -344,3 +344,15 @@ def test_launch_wants_a_pace_and_says_which_kind_of_thing_it_got() -> None:
 def test_a_link_adds_latency_and_bytes_over_bandwidth() -> None:
     assert Link(latency=0.5, bandwidth=100.0).seconds(50) == 1.0
     assert Link().seconds(10**12) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds"),
+    [({"backward": 0.02, "weight_grad": 0.01}, 0.06), ({"backward": 0.02}, 0.04), ({"weight_grad": 0.01}, None)],
+)
+def test_what_a_mark_includes_takes_its_own_time_too(device: dict[str, float], seconds: float | None) -> None:
+    assert Pace(device).compute_seconds("backward", 2.0, "weight_grad") == pytest.approx(seconds)
+
+
+def test_one_number_for_all_kinds_counts_once() -> None:
+    assert Pace(0.02).compute_seconds("backward", 2.0, "weight_grad") == 0.04
