@@ -5,13 +5,13 @@ The two take turns, step by step, so that whatever else the machine does hits bo
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from _turns import NOTE, Turns
 from torch import Tensor, nn
 
 from course_lib import data, launch
@@ -40,11 +40,13 @@ CASES = (
 def main() -> None:
     """Print the median step time of both, in milliseconds, and their ratio."""
     print(f"One training step on {WORLD_SIZE} ranks, median of {STEPS} steps each, taking turns")
-    print(f"{'model':<20}{'DataParallel':>15}{'DDP':>15}{'ratio':>10}    target: at most 1.00")
+    print(f"{'model':<20}{'DataParallel':>15}{'DDP':>15}{'ratio':>20}")
     for case in CASES:
         by_rank = launch(step_times, WORLD_SIZE, (case,), timeout=300).results
-        ours, theirs = (statistics.median(map(max, zip(*times, strict=True))) for times in zip(*by_rank, strict=True))
-        print(f"{case.name:<20}{ours * 1e3:>12.2f} ms{theirs * 1e3:>12.2f} ms{ours / theirs:>10.2f}")
+        turns = Turns.of(by_rank)
+        ours, theirs = turns.medians
+        print(f"{case.name:<20}{ours * 1e3:>12.2f} ms{theirs * 1e3:>12.2f} ms{turns.ratio:>20}", flush=True)
+    print(NOTE)
 
 
 def step_times(rank: int, case: Case) -> tuple[list[float], list[float]]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.pipelining as theirs
+from _turns import NOTE, Turns
 from torch import Tensor, nn
 
 from course_lib import data, launch
@@ -61,24 +62,24 @@ CASES = (
 
 def main() -> None:
     """Print the median step time of both, their ratio, and what each holds in memory."""
-    print(f"One step with {MICRO_BATCHES} micro-batches on {WORLD_SIZE} ranks, taking turns; target: a ratio of 1.00")
+    print(f"One step with {MICRO_BATCHES} micro-batches on {WORLD_SIZE} ranks, taking turns")
     for case in CASES:
         print(f"\n{case.name}, median of {case.steps} steps each")
-        print(f"{'schedule':<18}{'ours':>12}{'PyTorch':>12}{'ratio':>8}{'memory: ours':>16}{'PyTorch':>12}")
+        print(f"{'schedule':<18}{'ours':>12}{'PyTorch':>12}{'ratio':>18}{'memory: ours':>16}{'PyTorch':>12}")
         for name in SCHEDULES:
             print(row(name, launch(measure, WORLD_SIZE, (case, name), timeout=300).results), flush=True)
+    print(f"\n{NOTE}")
 
 
 def row(name: str, by_rank: list[tuple[list[list[float]], list[int]]]) -> str:
-    """A line of the table: a step takes as long as on its slowest rank."""
-    seconds = [
-        statistics.median(map(max, zip(*times, strict=True))) for times in zip(*(t for t, _ in by_rank), strict=True)
-    ]
+    """A line of the table."""
     held = [max(peaks) / MB for peaks in zip(*(p for _, p in by_rank), strict=True)]
-    if len(seconds) == 1:
-        return f"{name:<18}{seconds[0] * 1e3:>9.2f} ms{'none':>12}{'':>8}{held[0]:>13.2f} MB"
-    ratio = seconds[0] / seconds[1]
-    times = f"{seconds[0] * 1e3:>9.2f} ms{seconds[1] * 1e3:>9.2f} ms{ratio:>8.2f}"
+    if len(held) == 1:
+        ours = statistics.median(map(max, *(times[0] for times, _ in by_rank)))
+        return f"{name:<18}{ours * 1e3:>9.2f} ms{'none':>12}{'':>18}{held[0]:>13.2f} MB"
+    turns = Turns.of(times for times, _ in by_rank)
+    ours, theirs = turns.medians
+    times = f"{ours * 1e3:>9.2f} ms{theirs * 1e3:>9.2f} ms{turns.ratio:>18}"
     return f"{name:<18}{times}{held[0]:>13.2f} MB{held[1]:>9.2f} MB"
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from _turns import NOTE, Turns
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
@@ -58,22 +58,19 @@ class Measured(NamedTuple):
 def main() -> None:
     """Print the median step time and the peak memory of both, and their ratios."""
     print(f"One training step on {WORLD_SIZE} ranks, median of {STEPS} steps each, taking turns; peak memory of a rank")
-    print(f"{'model':<42}{'ours':>9}{'DTensor':>12}{'ratio':>8}{'ours':>11}{'DTensor':>10}{'ratio':>8}    target: 1.00")
+    print(f"{'model':<42}{'ours':>9}{'DTensor':>12}{'ratio':>18}{'ours':>11}{'DTensor':>10}{'ratio':>8}")
     for case in CASES:
         by_rank = launch(compare, WORLD_SIZE, (case,), timeout=300).results
-        (ours, our_peak), (theirs, their_peak) = (slowest(measured) for measured in zip(*by_rank, strict=True))
+        turns = Turns.of([measured.seconds for measured in both] for both in by_rank)
+        ours, theirs = turns.medians
+        our_peak, their_peak = (max(one.peak for one in way) for way in zip(*by_rank, strict=True))
         name = f"{case.name}{', sequence parallel' if case.sequence_parallel else ''}"
         print(
-            f"{name:<42}{ours * 1e3:>6.1f} ms{theirs * 1e3:>9.1f} ms{ours / theirs:>8.2f}"
+            f"{name:<42}{ours * 1e3:>6.1f} ms{theirs * 1e3:>9.1f} ms{turns.ratio:>18}"
             f"{our_peak / 1e6:>8.1f} MB{their_peak / 1e6:>7.1f} MB{our_peak / their_peak:>8.2f}",
             flush=True,
         )
-
-
-def slowest(by_rank: Iterable[Measured]) -> tuple[float, int]:
-    """The median over steps of the slowest rank's time, and the largest rank's memory."""
-    seconds, peaks = zip(*by_rank, strict=True)
-    return statistics.median(map(max, zip(*seconds, strict=True))), max(peaks)
+    print(NOTE)
 
 
 def compare(rank: int, case: Case) -> tuple[Measured, Measured]:

@@ -57,7 +57,7 @@ RANKS = tuple(
 )
 
 ORIGINS = {
-    "measured": "measured (real clock)",
+    "measured": "measured (in a real run)",
     "paced": "paced (emulated device speed)",
     "modelled": "modelled (calculated, not run)",
 }

@@ -139,12 +139,11 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
 def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) -> list[Span]:
     """Let each rank go on until it needs what is not there yet, and call it again when it is."""
     times = [_NOT_YET] * (2 * schedule.n_stages * schedule.n_micro_batches) + [0.0] * (2 * schedule.n_micro_batches)
-    free = [0.0] * schedule.n_ranks
-    position = [0] * schedule.n_ranks
+    free, position = [0.0] * schedule.n_ranks, [0] * schedule.n_ranks
     waiting: dict[int, int] = {}
     runnable = list(range(schedule.n_ranks))
     spans: list[Span] = []
-    # A million spans are made here: this is Span(...) without its function call.
+    # Millions of spans are made here, so there is one long loop, and Span(...) without its function call.
     add, new = spans.append, partial(tuple.__new__, Span)
     while runnable:
         rank = runnable.pop()
@@ -153,21 +152,23 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) 
             op, stage, micro_batch = actions[index]
             kind, name, seconds, needs, lag, peer, gives = steps[op][stage]
             needs += micro_batch
-            gives += micro_batch
             sent = times[needs]
             if paired and sent >= 0:
+                now -= seconds * (op == "b")  # it started with its F
                 if op == "f":
                     sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
-                elif op == "b":
-                    now -= seconds  # it started with its F
             if sent < 0:
-                waiting[needs] = rank
-                position[rank] = index
+                waiting[needs], position[rank] = rank, index
                 break
+            if sent > now:
+                add(new((rank, "wait", "recv", now, sent, None, None, 0, peer, False)))
+                now = sent
             if sent + lag > now:
-                now = _hold_up(spans, rank, now, sent, lag, peer)
+                add(new((rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False)))
+                now = sent + lag
             end = now + seconds
             add(new((rank, kind, name, now, end, micro_batch, stage, 0, None, False)))
+            gives += micro_batch
             times[gives] = now = end
             if gives in waiting:
                 runnable.append(waiting.pop(gives))
@@ -175,15 +176,6 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) 
     if waiting:
         validate(schedule)  # names who waits for what
     return spans
-
-
-def _hold_up(spans: list[Span], rank: int, now: float, sent: float, lag: float, peer: int | None) -> float:
-    """Note what keeps a rank from going on, and return when it can."""
-    if sent > now:
-        spans.append(Span(rank, "wait", "recv", now, sent, peer=peer))
-    if lag:
-        spans.append(Span(rank, "transfer", "recv", max(now, sent), sent + lag, peer=peer))
-    return sent + lag
 
 
 def _later(

@@ -30,7 +30,7 @@ from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared
 RANKS = 8
 MESHES = (
     *((8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2)),
-    *((2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4), (1, 1, 8)),
+    *((2, 1, 4), (1, 4, 2), (1, 2, 4), (1, 1, 8)),
 )
 MICRO_BATCHES = (1, 2, 4, 8)
 NAMES = ("gpipe", "1f1b", "zb_h1")

@@ -204,7 +204,7 @@ for samples in (64, 256):
 #    the shortest step?
 # 2. Take 1 x 1 x 8. What do the ranks do for most of the time? Then 2 x 1 x 4 and 1 x 2 x 4: which lines cross from one
 #    machine to the other now?
-# 3. Take 1 x 8 x 1, which sends next to nothing. Who waits, and for what? Which two controls help?
+# 3. Take 2 x 4 x 1, which sends little. Who waits, and for what? Which two controls help?
 # 4. Halve the bits. Which lines become thinner, and what does the picture say of the weights?
 
 # %% tags=["nbval-ignore-output"]

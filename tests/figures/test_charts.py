@@ -41,7 +41,7 @@ def test_each_label_and_origin_is_a_line_relative_to_itself() -> None:
     assert [row["line"] for row in picture.rows] == ["measured"] * 4 + ["overlap (modelled)"] * 4
     assert [row["speed-up"] for row in picture.rows][4:] == [1, 2, 4, 8]
     assert {"measured", "overlap (modelled)", "ideal"} <= set(texts(picture.svg))
-    assert {"measured (real clock)", "modelled (calculated, not run)"} <= set(texts(picture.svg))
+    assert {"measured (in a real run)", "modelled (calculated, not run)"} <= set(texts(picture.svg))
     assert picture.summary == (
         "Speed-up over the number of ranks: measured, 8 ranks are 4 times as fast as 1, 50% of the ideal; "
         "overlap (modelled), 8 ranks are 8 times as fast as 1, 100% of the ideal."
@@ -104,7 +104,7 @@ def test_the_zoomable_speed_up_has_the_same_points_and_the_ideal() -> None:
     measured, ideal = figure.data
     assert (list(measured.x), list(measured.y)) == ([1, 2, 4, 8], [1, 2, 3.2, 4])
     assert (list(ideal.x), list(ideal.y), ideal.name) == ([0, 8], [0, 8], "ideal")
-    assert "measured (real clock)" in figure.layout.title.text
+    assert "measured (in a real run)" in figure.layout.title.text
 
 
 FOUR = Shares(0.6, 0.25, 0.1, 0.05)
@@ -140,7 +140,7 @@ def test_the_sentence_names_the_worst_bar_and_its_largest_loss() -> None:
 def test_bars_of_different_origin_say_which_is_which() -> None:
     picture = lost_time({"4 ranks": FOUR, "8 ranks": attribute(gpipe(8, 8))})
     assert {"4 ranks (measured)", "8 ranks (modelled)"} <= set(texts(picture.svg))
-    assert {"measured (real clock)", "modelled (calculated, not run)"} <= set(texts(picture.svg))
+    assert {"measured (in a real run)", "modelled (calculated, not run)"} <= set(texts(picture.svg))
 
 
 def test_a_name_too_long_for_its_place_is_cut_but_stays_whole_in_the_table() -> None:

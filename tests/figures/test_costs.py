@@ -57,11 +57,11 @@ def test_whether_a_plan_fits_is_said_in_the_sentence_and_in_the_table() -> None:
 
 def test_what_a_ledger_has_counted_is_called_measured_and_what_is_planned_modelled() -> None:
     counted = memory_by_part({"here": Bytes(parameters=3000, gradients=3000, optimizer=6000)})
-    assert "measured (real clock)" in texts(counted.svg)
+    assert "measured (in a real run)" in texts(counted.svg)
     assert "modelled (calculated, not run)" in texts(memory_by_part({"wide": FAST.memory}).svg)
     assert counted.rows[0]["all"] == "11.7 KiB"
     both = texts(memory_by_part({"a": Bytes(parameters=3000), "b": FAST.memory}).svg)
-    assert {"a (measured)", "b (modelled)", "measured (real clock)", "modelled (calculated, not run)"} <= set(both)
+    assert {"a (measured)", "b (modelled)", "measured (in a real run)", "modelled (calculated, not run)"} <= set(both)
 
 
 def test_the_first_pipeline_rank_holds_the_most_activations() -> None:

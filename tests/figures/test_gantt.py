@@ -83,7 +83,7 @@ def test_the_legend_names_the_kinds_that_occur_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "words"), [("measured", "real clock"), ("paced", "emulated"), ("modelled", "not run")]
+    ("origin", "words"), [("measured", "in a real run"), ("paced", "emulated"), ("modelled", "not run")]
 )
 def test_the_picture_says_where_its_times_come_from(origin: str, words: str) -> None:
     picture = gantt(gpipe(2, 2, origin=origin))
@@ -271,7 +271,7 @@ def test_the_zoomable_figure_has_a_trace_for_each_kind_with_the_same_times() -> 
     assert (backward.text, backward.textposition) == (("0",), "inside")
     assert backward.hovertext[0].startswith("rank 0: backward, micro-batch 0; 20 ms")
     assert "<b>a &lt; b</b>" in figure.layout.title.text
-    assert "measured (real clock)" in figure.layout.title.text
+    assert "measured (in a real run)" in figure.layout.title.text
     assert list(figure.layout.yaxis.ticktext) == ["rank 0", "rank 1"]
 
 

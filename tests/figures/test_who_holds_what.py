@@ -59,7 +59,7 @@ def test_collectives_stand_on_their_lane_with_their_bytes() -> None:
     }
     backward, forward = sorted(stations, key=lambda box: -box.y)
     assert backward.x < forward.x
-    assert {"1.5 kB", "1.2 kB", "nothing", "measured (real clock)"} <= set(texts(picture.svg))
+    assert {"1.5 kB", "1.2 kB", "nothing", "measured (in a real run)"} <= set(texts(picture.svg))
 
 
 def test_the_sentence_says_cut_and_traffic() -> None:

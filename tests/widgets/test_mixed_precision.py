@@ -150,7 +150,7 @@ def test_pictures_and_controls_say_what_they_are() -> None:
     shown = MixedPrecisionExplorer().explorer
     assert [control.label for control in shown.controls] == ["format", "loss scale", "weights", "learning"]
     for place in (shown.beside, shown.below):
-        assert "measured (real clock)" in place.value
+        assert "measured (in a real run)" in place.value
     bundle = shown._repr_mimebundle_()
     assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
     assert "nan" not in bundle["text/plain"]
