@@ -168,7 +168,7 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     assert "role='alert'" in sentences(shown)
     assert "Nobody can move." in sentences(shown)
     shown.mesh.value = (1, 4, 2)
-    assert "dp 1 x pp 8 x tp 1" in sentences(shown)
+    assert "dp 1 x pp 4 x tp 2" in sentences(shown)
 
 
 def test_controls_and_pictures_say_what_they_are(called: list[Arrangement]) -> None:
