@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from course_lib import Link, Pace, Span, Timeline
-from course_lib.experiments import SMALL, last_steps, training_step
+from course_lib.experiments import SMALL, fastest, last_steps, training_step
 from course_lib.model import TinyGPT
 
 PACE = Pace(device={"forward": 0.001, "backward": 0.002}, link=Link(latency=0.0, bandwidth=20e6))
@@ -89,3 +89,27 @@ def test_a_barrier_that_took_no_time_before_a_step_is_no_part_of_it() -> None:
 def test_steps_that_a_run_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match="n=2 steps are not in this timeline; rank 0 has marked 1"):
         last_steps(Timeline(step_spans(0, 0.0), 1), 2)
+
+
+def lasting(seconds: float, origin: str = "paced") -> Timeline:
+    return Timeline([Span(0, "forward", "", 0.0, seconds)], 1, origin)
+
+
+@pytest.mark.parametrize(
+    ("origin", "seconds", "runs"),
+    [
+        ("paced", [1.0, 1.005], 2),
+        ("paced", [1.5, 1.3, 1.0, 1.001], 4),
+        ("paced", [1.6, 1.5, 1.4, 1.3, 1.2, 1.0], 6),
+        ("measured", [1.0, 1.5], 2),
+    ],
+)
+def test_paced_runs_are_repeated_until_the_two_fastest_agree(origin: str, seconds: list[float], runs: int) -> None:
+    left = iter([*seconds, 0.1])
+    step = fastest(lambda: lasting(next(left), origin), lambda step: step, repeat=2)
+    assert step.makespan == 1.0
+    assert len(list(left)) == len(seconds) + 1 - runs
+
+
+def test_one_run_is_one_run() -> None:
+    assert fastest(lambda: lasting(1.0), lambda step: step, repeat=1).makespan == 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from course_lib.experiments import steady
+from course_lib.experiments import fastest, steady
 from course_lib.figures import gantt
 from course_lib.figures.axis import percent
 from course_lib.questions.forms import Choice, Form, Option, Ordering
@@ -57,7 +57,7 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     order = [Event.read(name) for name in names]
     try:
         # Whatever else the computer does can only keep devices waiting.
-        timeline = min((play(order, case.devices) for _ in range(2)), key=Timeline.idle_fraction)
+        timeline = fastest(lambda: play(order, case.devices), lambda timeline: timeline, repeat=2)
     except Deadlock as error:
         return _stuck(case, order, error)
     except RankFailed as error:
