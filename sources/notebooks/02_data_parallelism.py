@@ -218,7 +218,7 @@ def train(rank, steps, dtype=torch.float32, batch_size=256):
 # %% [markdown]
 # The test is done in parallel too: each rank answers its share of the unseen sums, and an all-reduce adds up how many
 # are right. *Predict:* always answering `109`, the commonest sum, is right one time in 90. How good will the model be
-# after 400 steps?
+# after 300 steps?
 
 # %%
 def show_progress(rank, step, model):
@@ -230,7 +230,7 @@ def show_progress(rank, step, model):
         print(f"step {step:3}: {right.item() / len(unseen):4.0%} of unseen sums right; {answer}")
 
 # %% tags=["nbval-ignore-output"]
-run = launch(train, world_size=4, args=(400,), timeout=300)
+run = launch(train, world_size=4, args=(300,), timeout=300)
 
 # %% [markdown]
 # Four processes have taught one model to add. Three things you want to know of any such run:
@@ -265,7 +265,7 @@ difference = max((four[name] - one[name]).abs().max().item() for name in one)
 print("the same as one process, up to rounding:", difference < 1e-9)
 
 # %% [markdown]
-# **Who waited?** Here is the last of the 400 steps:
+# **Who waited?** Here is the last of the 300 steps:
 
 # %% tags=["nbval-ignore-output"]
 from course_lib.experiments import last_steps

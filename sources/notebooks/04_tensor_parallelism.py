@@ -278,7 +278,7 @@ print("the same as one process, up to rounding:", difference < 1e-9)
 # for their turn.
 
 # %%
-state, held = launch(train, world_size=2, args=(400,), timeout=300).results[0]
+state, held = launch(train, world_size=2, args=(300,), timeout=300).results[0]
 model = TinyGPT()
 model.load_state_dict(state)
 print("over 90% of unseen sums right:", data.share_right(model, unseen) > 0.9)
