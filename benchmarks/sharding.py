@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -98,6 +99,7 @@ def compare(rank: int, case: Case, *ways: Way) -> list[Cost]:
 
 def peak_bytes(way: Way, case: Case, batches: Iterator[tuple[Tensor, Tensor]]) -> int:
     """The most bytes of tensors during the fourth step, counted from before the model was built."""
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # or each use of the profiler is announced on the screen
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = way(TinyGPT(case.shape))

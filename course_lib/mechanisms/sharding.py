@@ -112,6 +112,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
         self._inner: torch.optim.Optimizer | None = None
         self._buckets: list[_Bucket] = []
+        self._room: dict[torch.dtype, Tensor] = {}  # for the gradients of the bucket that is on its way
         self._next = 0  # the bucket to be sent next: their order has to be the same on all ranks
         self._is_sent = self._is_finished = False
         super().__init__(params, kwargs)
@@ -167,6 +168,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._send_next()
         for bucket in self._buckets:
             bucket.receive()
+        self._room.clear()
         self._is_finished = True
 
     @torch.no_grad()
@@ -247,9 +249,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _send_next(self) -> None:
         self._buckets[self._next - 1].receive()  # one on its way at a time, or their copies would fill the memory
-        self._buckets[self._next].send(is_last_use=self.gradients == "sharded")
+        bucket = self._buckets[self._next]
+        bucket.send(self._room_for(bucket), is_last_use=self.gradients == "sharded")
         self._next = (self._next + 1) % len(self._buckets)
         self._is_sent = self._is_sent or self._next == 0
+
+    def _room_for(self, bucket: _Bucket) -> Tensor:
+        """Twice the length of a bucket: the gradients, and what arrives. gloo frees late what is made anew."""
+        dtype = bucket.gradients_dtype
+        if dtype not in self._room:
+            size = max(one.flat.numel() for one in self._buckets)
+            self._room[dtype] = bucket.flat.new_empty(2, size, dtype=dtype)
+        return self._room[dtype][:, : bucket.flat.numel()]
 
 
 class _Bucket:
@@ -272,22 +283,29 @@ class _Bucket:
     def has_master(self) -> bool:
         return self.shard.dtype != self.own.dtype
 
-    def joined_gradients(self) -> Tensor:
-        return self.layout.join([parameter.grad for parameter in self.parameters], like=self.flat)
+    @property
+    def gradients_dtype(self) -> torch.dtype:
+        """That of the parameters, or a wider one if their gradients are added up in it."""
+        given = [parameter.grad.dtype for parameter in self.parameters if parameter.grad is not None]
+        return functools.reduce(torch.promote_types, given, self.flat.dtype)
+
+    def joined_gradients(self, out: Tensor | None = None) -> Tensor:
+        return self.layout.join([parameter.grad for parameter in self.parameters], self.flat, out)
 
     def cut_gradients(self) -> None:
         gradient = self.layout.shard(self.joined_gradients(), self.rank)
         self.shard.grad = gradient.to(self.shard.dtype, copy=True)
 
-    def send(self, is_last_use: bool) -> None:
-        """Begin to average the gradients; free them if nobody needs them after that."""
+    def send(self, room: Tensor, is_last_use: bool) -> None:
+        """Begin to average the gradients; free them if nobody needs them after that. room: two flat tensors."""
         self.receive()
-        flat = self.joined_gradients()
+        own, arrived = room
+        self.joined_gradients(out=own)
         if is_last_use:
             self.missing = set(self.parameters)
             for parameter in self.parameters:
                 parameter.grad = None
-        self.arriving = reduce_scatter(flat, self.group)
+        self.arriving = reduce_scatter(own, self.group, arrived)
 
     def receive(self) -> None:
         if self.arriving is not None:

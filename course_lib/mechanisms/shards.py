@@ -46,14 +46,14 @@ class Layout:
     def padding(self) -> int:
         return self.n * self.shard_size - sum(self.sizes)
 
-    def join(self, tensors: Iterable[Tensor | None], like: Tensor) -> Tensor:
-        """Copy tensors of these shapes into one flat tensor [n x shard_size] of the dtype of `like`.
+    def join(self, tensors: Iterable[Tensor | None], like: Tensor, out: Tensor | None = None) -> Tensor:
+        """Copy tensors of these shapes into one flat tensor [n x shard_size], `out` if given.
 
-        None stands for zeros, and so does the padding.
+        None stands for zeros in the dtype of `like`, and so does the padding.
         """
         pairs = zip(tensors, self.sizes, strict=True)
         pieces = [like.new_zeros(size) if tensor is None else tensor.reshape(-1) for tensor, size in pairs]
-        return torch.cat([*pieces, like.new_zeros(self.padding)])
+        return torch.cat([*pieces, like.new_zeros(self.padding)], out=out)
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """The tensors again, as views of the flat one."""
@@ -71,14 +71,18 @@ class Layout:
         return self.split(flat)
 
 
-def reduce_scatter(flat: Tensor, group: dist.ProcessGroup | None) -> Callable[[], Tensor]:
+def reduce_scatter(
+    flat: Tensor, group: dist.ProcessGroup | None, arrived: Tensor | None = None
+) -> Callable[[], Tensor]:
     """Begin to sum a flat tensor [n x shard_size] over the group.
+
+    arrived: room for what the others send, as large as flat; None to make some.
 
     Returns a function that waits for it and returns this rank's shard of the sum, in float32 if `flat` has 16 bits.
     """
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
     # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
-    arrived, dtype = torch.empty_like(flat), master_dtype(flat.dtype)
+    arrived, dtype = torch.empty_like(flat) if arrived is None else arrived, master_dtype(flat.dtype)
     work = dist.all_to_all_single(arrived, flat, group=group, async_op=True)
 
     def finish() -> Tensor:
