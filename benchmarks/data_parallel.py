@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from _turns import NOTE, Turns
 from torch import Tensor, nn
 
+from benchmarks._turns import NOTE, Turns
 from course_lib import data, launch
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.model import GPTConfig, TinyGPT

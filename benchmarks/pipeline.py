@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.pipelining as theirs
-from _turns import NOTE, Turns
 from torch import Tensor, nn
 
+from benchmarks._turns import NOTE, Turns
 from course_lib import data, launch
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.schedules import SCHEDULES, Schedule

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from _turns import NOTE, Turns
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmarks._turns import NOTE, Turns
 from course_lib import data, launch
 from course_lib.mechanisms.sharding import FullySharded, ShardedOptimizer
 from course_lib.model import GPTConfig, TinyGPT

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from _turns import NOTE, Turns
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
 
+from benchmarks._turns import NOTE, Turns
 from course_lib import data, launch
 from course_lib.mechanisms.tensor_parallel import parallelize, sum_partial_gradients, vocab_parallel_cross_entropy
 from course_lib.model import GPTConfig, TinyGPT

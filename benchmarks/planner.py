@@ -1,0 +1,44 @@
+"""How long the planner takes: a million actions of a schedule, and all plans for 1,024 GPUs. On one core."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from course_lib.planner import Cluster, ModelSpec, search, simulate
+from course_lib.schedules import SCHEDULES
+
+TURNS = 5
+LIMIT = 2.0  # seconds, for each
+RANKS = 64
+SCHEDULE = SCHEDULES["1f1b"](RANKS, 7813)
+MODEL = ModelSpec(96, 12288, 96, 2048, 51200)  # GPT-3
+CLUSTER = Cluster("A100-80GB", nodes=128)
+BATCH = 1536
+
+
+def main() -> None:
+    """Print the median of both, and whether the target is met."""
+    torch.set_num_threads(1)
+    actions = sum(map(len, SCHEDULE.actions))
+    report(f"{actions:,} actions of 1f1b on {RANKS} ranks", lambda: simulate(SCHEDULE, 1.0, 2.0, 0, 0.1))
+    plans = len(search(MODEL, CLUSTER, BATCH))
+    report(f"{plans:,} plans for GPT-3 on {CLUSTER.devices:,} GPUs", lambda: search(MODEL, CLUSTER, BATCH))
+
+
+def report(what: str, call: Callable[[], object]) -> None:
+    seconds = []
+    for _ in range(TURNS):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    median = statistics.median(seconds)
+    met = "met" if median < LIMIT else "MISSED"
+    print(f"{what:<45}{median:>6.2f} s   target: under {LIMIT:.0f} s   {met}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
