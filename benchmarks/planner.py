@@ -24,7 +24,8 @@ def main() -> None:
     """Print the median of both, and whether the target is met."""
     torch.set_num_threads(1)
     actions = sum(map(len, SCHEDULE.actions))
-    report(f"{actions:,} actions of 1f1b on {RANKS} ranks", lambda: simulate(SCHEDULE, 1.0, 2.0, 0, 0.1))
+    report(f"{actions:,} actions of 1f1b on {RANKS} ranks", lambda: simulate(SCHEDULE, 1.0, 2.0))
+    report("... and as many transfers between them", lambda: simulate(SCHEDULE, 1.0, 2.0, transfer=0.1))
     plans = len(search(MODEL, CLUSTER, BATCH))
     report(f"{plans:,} plans for GPT-3 on {CLUSTER.devices:,} GPUs", lambda: search(MODEL, CLUSTER, BATCH))
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from course_lib.schedules import Action, Schedule, validate
@@ -144,7 +143,7 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) 
     runnable = list(range(schedule.n_ranks))
     spans: list[Span] = []
     # Millions of spans are made here, so there is one long loop, and Span(...) without its function call.
-    add, new = spans.append, partial(tuple.__new__, Span)
+    add, new = spans.append, tuple.__new__
     while runnable:
         rank = runnable.pop()
         now, actions = free[rank], schedule.actions[rank]
@@ -157,17 +156,17 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) 
                 now -= seconds * (op == "b")  # it started with its F
                 if op == "f":
                     sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
-            if sent < 0:
+            if sent > now:
+                add(new(Span, (rank, "wait", "recv", now, sent, None, None, 0, peer, False)))
+                now = sent
+            elif sent < 0:
                 waiting[needs], position[rank] = rank, index
                 break
-            if sent > now:
-                add(new((rank, "wait", "recv", now, sent, None, None, 0, peer, False)))
-                now = sent
-            if sent + lag > now:
-                add(new((rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False)))
+            if lag and sent + lag > now:
+                add(new(Span, (rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False)))
                 now = sent + lag
             end = now + seconds
-            add(new((rank, kind, name, now, end, micro_batch, stage, 0, None, False)))
+            add(new(Span, (rank, kind, name, now, end, micro_batch, stage, 0, None, False)))
             gives += micro_batch
             times[gives] = now = end
             if gives in waiting:
