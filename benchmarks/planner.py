@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.ranks import line
 from course_lib.planner import Cluster, ModelSpec, search, simulate
 from course_lib.schedules import SCHEDULES
 
@@ -37,9 +38,7 @@ def report(what: str, call: Callable[[], object]) -> None:
         made = call()
         seconds.append(time.perf_counter() - began)
         del made  # not in the next turn's time
-    median = statistics.median(seconds)
-    met = "met" if median < LIMIT else "MISSED"
-    print(f"{what:<45}{median:>6.2f} s   target: under {LIMIT:.0f} s   {met}", flush=True)
+    print(line(what, statistics.median(seconds), LIMIT, "s"), flush=True)
 
 
 if __name__ == "__main__":

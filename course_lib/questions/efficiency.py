@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -226,8 +227,12 @@ class Way(NamedTuple):
     def run(self) -> tuple[Timeline, Tensor]:
         """One paced step on 4 ranks, undisturbed, and the gradient that comes of it."""
         pace = Pace({"forward": 0.006 / self.speed, "backward": 0.012 / self.speed}, Link(0.0005, 1.8e6))
-        run = fastest(lambda: launch(_step, 4, (self,), pace=pace), lambda run: after_barrier(run.timeline), repeat=2)
-        return after_barrier(run.timeline), run.results[0]
+
+        def step() -> tuple[Timeline, Tensor]:
+            run = launch(_step, 4, (self,), pace=pace)
+            return after_barrier(run.timeline), run.results[0]
+
+        return fastest(step, itemgetter(0), repeat=2)
 
 
 WAYS = {

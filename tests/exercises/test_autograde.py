@@ -65,10 +65,11 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (course / "nbgrader_config.py").write_text("c = get_config()\nc.Execute.timeout = 300\n", encoding="utf-8")
     shutil.copytree(ROOT / "solutions" / NAME, course / "source" / NAME)
     nbgrader(course, "generate_assignment")
-    for student, answers in ANSWERS.items():
+    submissions = {student: filled_in(solutions() | answers) for student, answers in ANSWERS.items()}
+    for student, submission in {**submissions, "empty": notebook("exercises")}.items():
         folder = course / "submitted" / student / NAME
         folder.mkdir(parents=True)
-        nbformat.write(filled_in(solutions() | answers), folder / f"{NAME}.ipynb")
+        nbformat.write(submission, folder / f"{NAME}.ipynb")
     nbgrader(course, "autograde")
     return course
 
@@ -96,6 +97,10 @@ def test_a_half_right_one_gets_what_it_earned(course: Path) -> None:
         "check_average_gradients": (0, 3),
         "check_ring_all_reduce": (5, 5),
     }
+
+
+def test_an_empty_one_gets_nothing(course: Path) -> None:
+    assert [score for score, _ in scores(course, "empty").values()] == [0, 0, 0]
 
 
 def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path) -> None:
