@@ -19,7 +19,7 @@ from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Pace, launch
 from course_lib.schedules import Schedule
-from course_lib.timeline import COMPUTE_KINDS, Span, Timeline, compute
+from course_lib.timeline import COMPUTE_KINDS, Span, Timeline, compute, rehearsal
 
 # Small, so that sixteen ranks on two cores really compute in less time than the devices they stand for.
 SMALL = GPTConfig(layers=1, hidden=32, heads=2)
@@ -154,14 +154,15 @@ def _since(timeline: Timeline, start: float) -> Timeline:
 
 
 def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
-    """A step that makes buffers, one with the ledger, and one to be looked at."""
+    """A step that makes buffers, one with the ledger, and one for the timeline."""
     minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
     blocks = TinyGPT(config).blocks
     chain = LayerWise(blocks, costs=CUTS[cut](blocks))
     optimizer = torch.optim.AdamW(chain.parameters())
-    _train_chain(chain, optimizer, *minibatch)
-    with Ledger(chain, optimizer) as ledger:
+    with rehearsal():
         _train_chain(chain, optimizer, *minibatch)
+        with Ledger(chain, optimizer) as ledger:
+            _train_chain(chain, optimizer, *minibatch)
     dist.barrier()
     _train_chain(chain, optimizer, *minibatch)
     return ledger.peak.held
@@ -218,9 +219,9 @@ def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
     # Stages of next to nothing, so that eight ranks on two cores keep up with the devices they stand for.
     stages = {stage: nn.Linear(TINY, TINY) for stage in schedule.stages_of(rank)}
     minibatch = torch.randn(schedule.n_micro_batches, TINY)
-    # What is done for the first time takes longer. This is not looked at.
     first = Schedule([[action for action in row if action.micro_batch == 0] for row in schedule.actions])
-    run_schedule(first, stages, minibatch, minibatch, F.mse_loss)
+    with rehearsal():
+        run_schedule(first, stages, minibatch, minibatch, F.mse_loss)
     dist.barrier()
     run_schedule(schedule, stages, minibatch, minibatch, F.mse_loss, work={stage: layers[stage] for stage in stages})
 
@@ -233,15 +234,19 @@ def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig, repeat:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(batch_size)])
     inputs, targets = batches.split(minibatch, dist.get_world_size())[rank]
-    for step in range(repeat + 1):
-        # The first step makes buffers and counts shares. It is not looked at, so it need not keep the pace.
-        work = len(inputs) if step else 0
+
+    def step() -> None:
         dist.barrier()
-        with compute("forward", work=work):
+        with compute("forward", work=len(inputs)):
             loss = data.answer_loss(replica(inputs), targets)
-        with compute("backward", work=work):
+        with compute("backward", work=len(inputs)):
             loss.backward()
         replica.finish()
         with compute("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
+
+    with rehearsal():
+        step()  # makes buffers and counts shares
+    for _ in range(repeat):
+        step()

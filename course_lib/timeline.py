@@ -277,6 +277,17 @@ def compute(
         recorder.end()
 
 
+@contextlib.contextmanager
+def rehearsal() -> Iterator[None]:
+    """Neither note nor pace compute meanwhile: what is done for the first time takes longer, and nobody looks at it."""
+    recorder = _recorder
+    record_with(None)
+    try:
+        yield
+    finally:
+        record_with(recorder)
+
+
 def reach(fraction: float) -> None:
     """Say that this fraction (0 to 1) of the current compute mark's work is done.
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib import timeline as timeline_module
-from course_lib.timeline import COMPUTE_KINDS, KINDS, Span, Timeline, compute, reach, record_with
+from course_lib.timeline import COMPUTE_KINDS, KINDS, Span, Timeline, compute, reach, record_with, rehearsal
 
 WORLD_SIZE = 3
 
@@ -214,6 +214,16 @@ def test_marks_do_nothing_without_a_recorder(diary: Diary) -> None:
     with compute("forward"):
         reach(0.5)
     assert diary.told == []
+
+
+def test_marks_do_nothing_in_a_rehearsal_and_work_again_after_it_however_it_ends(diary: Diary) -> None:
+    with pytest.raises(ZeroDivisionError), rehearsal(), compute("forward"):
+        reach(0.5)
+        _ = 1 / 0
+    assert diary.told == []
+    with compute("backward"):
+        reach(0.5)
+    assert [told[0] for told in diary.told[:2]] == ["begin", "reach"]
 
 
 @pytest.mark.parametrize("kind", ["wait", "transfer", "Forward"])

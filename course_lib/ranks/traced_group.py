@@ -14,7 +14,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -149,7 +149,7 @@ _COLLECTIVES = {
 }
 
 
-_REDUCTIONS = {op: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
+_REDUCTIONS = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -235,17 +235,19 @@ class TracedGroup(dist.ProcessGroup):
         if tensors:
             op.dtype = _dtype(tensors[0].dtype)
             op.shape = _shape(tensors[0].shape) if len(tensors) == 1 else f"{len(tensors)} tensors"
-            op.elements = sum(tensor.numel() for tensor in tensors)
-            op.bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # sparse ones have no nbytes
+        for tensor in tensors:
+            elements = tensor.numel()
+            op.elements += elements
+            op.bytes += elements * tensor.element_size()  # sparse ones have no nbytes
         return op
 
     def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
         kind = _COLLECTIVES[method]
-        tensors = [] if kind.tensor is None else list(_flatten(args[kind.tensor]))
+        tensors = [] if kind.tensor is None else _flatten(args[kind.tensor])
         options = kwargs.get("opts") or (args[-1] if args else None)
         op = self._describe(kind.name, tensors)
         reduction = getattr(options, "reduceOp", None)
-        op.detail = "" if reduction is None else _REDUCTIONS[reduction.op]
+        op.detail = "" if reduction is None else _REDUCTIONS[reduction.op.value]
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
         op.peer = -1 if root is None else self.ranks[root]
@@ -286,12 +288,10 @@ def _shape(shape: torch.Size) -> str:
     return "x".join(map(str, shape))
 
 
-def _flatten(tensors: Any) -> Iterable[torch.Tensor]:
+def _flatten(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
-        yield tensors
-    else:
-        for item in tensors:
-            yield from _flatten(item)
+        return [tensors]
+    return [tensor for item in tensors for tensor in _flatten(item)]
 
 
 def _is_by_hand() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,11 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nbformat.write(submission, folder / f"{NAME}.ipynb")
     nbgrader(course, "autograde")
     return course
+
+
+def test_what_nbgrader_releases_is_the_exercise(course: Path) -> None:
+    released = course / "release" / NAME / f"{NAME}.ipynb"
+    assert filecmp.cmp(released, ROOT / "exercises" / NAME / f"{NAME}.ipynb", shallow=False)
 
 
 def scores(course: Path, student: str) -> dict[str, tuple[float, float]]:

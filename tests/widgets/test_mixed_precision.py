@@ -31,6 +31,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings as short as they can be, for what does not depend on how they end."""
+    monkeypatch.setattr(mixed_precision, "STEPS", mixed_precision.PIECE)
+
+
 def trained(setting: Setting) -> Training:
     training = Training(setting)
     while not training.is_over:
@@ -85,6 +91,7 @@ def test_a_dynamic_scale_comes_down_until_nothing_overflows() -> None:
     assert 2.0**20 < training.scale < TOO_LARGE
 
 
+@pytest.mark.usefixtures("one_piece")
 def test_the_sentences_say_what_vanishes_and_what_overflows() -> None:
     shown = MixedPrecisionExplorer()
     assert "float16 with no loss scale: of the finished gradient 16% vanish and 0% overflow" in said(shown)
@@ -120,6 +127,7 @@ def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(monkeypatc
     asyncio.run(watch())
 
 
+@pytest.mark.usefixtures("one_piece")
 def test_float32_is_trained_once_for_each_learning_rate() -> None:
     shown = MixedPrecisionExplorer()
     reference = shown.reference
@@ -140,12 +148,14 @@ def test_float32_is_trained_once_for_each_learning_rate() -> None:
         ("rate", 1e-5, {"learning_rate": 1e-5}),
     ],
 )
+@pytest.mark.usefixtures("one_piece")
 def test_each_control_changes_its_part(control: str, value: Any, changed: dict[str, Any]) -> None:
     shown = MixedPrecisionExplorer()
     getattr(shown, control).value = value
     assert shown.setting == Setting("float16", 1.0, True, 3e-3)._replace(**changed)
 
 
+@pytest.mark.usefixtures("one_piece")
 def test_pictures_and_controls_say_what_they_are() -> None:
     shown = MixedPrecisionExplorer().explorer
     assert [control.label for control in shown.controls] == ["format", "loss scale", "weights", "learning"]
