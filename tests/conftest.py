@@ -6,17 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-import cloudpickle
 import hypothesis
-
-import tests
 
 hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a bug
 hypothesis.settings.load_profile("course")
-
-
-# As in a notebook, functions travel to the ranks by value; these need not import a module of tests for every run.
-cloudpickle.register_pickle_by_value(tests)
 
 
 def pytest_configure() -> None:
