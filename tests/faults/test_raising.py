@@ -250,12 +250,12 @@ def test_ten_mistakes_in_a_row_do_not_use_up_file_descriptors(fault):
         return psutil.Process().num_fds() if hasattr(psutil.Process, "num_fds") else 0
 
     fault.of(RankFailed, raises)
-    fault.of(RankDied, dies)  # a pool that was given up is forgotten when the next one is made
+    fault.of(RankDied, dies)
     before = open_files()
     for _ in range(5):
         fault.of(RankFailed, raises)
         fault.of(RankDied, dies)
-    assert open_files() <= before
+        assert open_files() <= before
 
 
 def test_a_rank_that_raises_is_reported_though_another_computes_on(fault):
