@@ -37,7 +37,7 @@ def test_every_rank_sends_its_gradients_once_around_the_ring(overlap: bool) -> N
 
 @pytest.mark.alone
 def test_with_overlap_gradients_leave_before_the_backward_pass_is_over() -> None:
-    step = training_step(2, batch_size=32, pace=PACE, overlap=True)
+    step = training_step(2, batch_size=32, pace=PACE, overlap=True, repeat=5)
     (backward,) = (span for span in step.of(0) if span.kind == "backward")
     assert min(span.start for span in step.of(0) if span.kind == "transfer") < backward.end
 
