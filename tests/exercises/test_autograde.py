@@ -76,6 +76,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_nbgrader_releases_is_the_exercise(course: Path) -> None:
+    assert [source.stem for source in ROOT.glob("sources/exercises/*.py")] == [NAME]  # a new one has to come here too
     released = course / "release" / NAME / f"{NAME}.ipynb"
     assert filecmp.cmp(released, ROOT / "exercises" / NAME / f"{NAME}.ipynb", shallow=False)
 
