@@ -1,8 +1,8 @@
 """What every rank did, and when.
 
-A `Timeline` is a list of `Span`s. The same type holds a run on real processes ("measured"), a run
-whose device and links were emulated ("paced") and a simulation ("modelled"), so one picture and one
-set of numbers serve all three.
+A `Timeline` is a list of `Span`s. The same type holds a run on the real clock ("measured"), a run of real
+processes and messages on an emulated clock ("emulated") and a simulation without any ("modelled"), so one
+picture and one set of numbers serve all three.
 
     rank 0  |forward|backward|..wait..|transfer|optimizer|
     rank 1  |.forward.|.backward.|transfer|optimizer|
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "optimizer", "other")
 KINDS = (*COMPUTE_KINDS, "transfer", "wait")
-ORIGINS = ("measured", "paced", "modelled")
+ORIGINS = ("measured", "emulated", "modelled")
 RECEIVING = frozenset({"recv", "irecv", "recv_any_source"})
 
 
@@ -57,8 +57,9 @@ class Span(NamedTuple):
 class Timeline:
     """The spans of all ranks of one run; time zero is when the first rank began.
 
-    origin: "measured" (real clock), "paced" (real processes and messages, device speed emulated)
-        or "modelled" (formula or simulation). Every picture says which.
+    origin: "measured" (real clock), "emulated" (real processes and messages, emulated clock) or "modelled"
+        (formula or simulation). Every picture says which.
+    untimed: kinds of compute in it that take no time, since its pace has no seconds for them.
 
     Raises ValueError for another origin, and for a span of a rank outside 0 to world_size - 1.
     """
@@ -66,6 +67,7 @@ class Timeline:
     spans: list[Span]
     world_size: int
     origin: str = "measured"
+    untimed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.origin not in ORIGINS:
@@ -257,7 +259,7 @@ def compute(
     """Mark the enclosed code as compute of this kind on this rank's timeline.
 
     work: how much of it there is, in whatever unit the `Pace` of the run gives seconds for (samples,
-        layers, FLOPs). Only a paced run looks at it. Without a recorder (one process, torchrun)
+        layers, FLOPs). Only an emulated run looks at it. Without a recorder (one process, torchrun)
         the mark does nothing.
     includes: another kind that is computed within. A `Pace` that has seconds for it adds them.
 
@@ -277,22 +279,11 @@ def compute(
         recorder.end()
 
 
-@contextlib.contextmanager
-def rehearsal() -> Iterator[None]:
-    """Neither note nor pace compute meanwhile: what is done for the first time takes longer, and nobody looks at it."""
-    recorder = _recorder
-    record_with(None)
-    try:
-        yield
-    finally:
-        record_with(recorder)
-
-
 def reach(fraction: float) -> None:
     """Say that this fraction (0 to 1) of the current compute mark's work is done.
 
-    A paced run sleeps here until the emulated device would have come this far, so that something
-    started in the middle of a backward pass (a bucket's all-reduce) starts at the right moment.
+    An emulated clock moves to where its device would have come this far, so that something started in
+    the middle of a backward pass (a bucket's all-reduce) starts at the right moment.
     """
     if _recorder is not None:
         _recorder.reach(fraction)

@@ -32,7 +32,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Idle:
-    """Where the time of a paced training step went. best: the lowest possible share of idle time, 0 to 1."""
+    """Where the time of an emulated training step went. best: the lowest possible share of idle time, 0 to 1."""
 
     timeline: Timeline
     best: float
@@ -40,7 +40,7 @@ class Idle:
     def __str__(self) -> str:
         return (
             f"Idle {self.timeline.idle_fraction():.0%} of the time; the best possible is {self.best:.0%} "
-            f"({self.timeline.origin}: the links and the speed of the devices are emulated)."
+            f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
@@ -61,7 +61,7 @@ class Verdict:
     situation: what was tried, for instance "3 ranks, 10 samples".
     idea: the misconception that was recognized, by the name of its function in the bank; "" if none was.
     facts: what the run itself reported, label and text.  costs: the price, of a right function only.
-    remarks: what else is worth knowing.  idle: a paced training step with the function in it, if there was one.
+    remarks: what else is worth knowing.  idle: an emulated training step with the function in it, if there was one.
     """
 
     name: str

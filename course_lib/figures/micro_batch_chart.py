@@ -48,7 +48,7 @@ class SizedStep:
     held: int
     fits: bool = True
     measured: float | None = None
-    origin: str = "paced"
+    origin: str = "emulated"
 
     @property
     def modelled(self) -> float:

@@ -58,7 +58,7 @@ RANKS = tuple(
 
 ORIGINS = {
     "measured": "measured (in a real run)",
-    "paced": "paced (emulated device speed)",
+    "emulated": "emulated (real processes and messages, emulated clock)",
     "modelled": "modelled (calculated, not run)",
 }
 

@@ -20,7 +20,7 @@ class Shares:
 
     compute: computing. wait: held up until a peer arrived. transfer: held up by data on the move;
         what runs behind compute costs nothing and is not in here. rest: none of these.
-    origin: "measured", "paced" or "modelled".
+    origin: "measured", "emulated" or "modelled".
     """
 
     compute: float

@@ -22,7 +22,12 @@ def began(timeline: Timeline) -> float:
 
 def heading(timeline: Timeline) -> str:
     length = duration(timeline.makespan) if timeline.spans else "nothing was recorded"
-    return f"{ORIGINS[timeline.origin]}: {_ranks(timeline)}, {length}"
+    return f"{ORIGINS[timeline.origin]}: {_ranks(timeline)}, {length}{_untimed(timeline)}"
+
+
+def _untimed(timeline: Timeline) -> str:
+    names = " and ".join(STYLES[kind].label for kind in timeline.untimed)
+    return f"; {names} {'takes' if len(timeline.untimed) == 1 else 'take'} no time here" if names else ""
 
 
 def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
@@ -34,7 +39,7 @@ def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
         sentence += "nothing was recorded"
     if compare is not None:
         sentence += f"; below it {compare.origin}, {duration(compare.makespan)}{_difference(timeline, compare)}"
-    return sentence + "."
+    return f"{sentence}{_untimed(timeline)}."
 
 
 def span_in_words(span: Span, zero: float) -> str:

@@ -59,7 +59,7 @@ def run_schedule(
     Returns the mean loss over the minibatch on the rank of the last stage, None on the others. It and the gradients
     are exactly the whole minibatch's: a micro-batch counts by its number of samples. A loss that is not finite is
     returned as it is. A parameter that several ranks hold (a tied embedding) gets on each the part of its gradient
-    that arose there. In the timeline F is "forward", B and I "backward", W "weight_grad"; a B is paced as I and W.
+    that arose there. In the timeline F is "forward", B and I "backward", W "weight_grad"; a B takes as long as I and W.
 
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.

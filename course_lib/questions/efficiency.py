@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import islice
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
-from course_lib.experiments import after_barrier, fastest
 from course_lib.figures import attribute, gantt, loss_at_end, loss_curves, lost_time
 from course_lib.figures.axis import data_size, duration, number, percent
 from course_lib.mechanisms import batches
@@ -25,7 +23,7 @@ from course_lib.questions.open_cases import case, flow
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import Link, Pace, launch
-from course_lib.timeline import Timeline, compute, rehearsal
+from course_lib.timeline import Timeline, compute
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 
@@ -225,14 +223,10 @@ class Way(NamedTuple):
     speed: float
 
     def run(self) -> tuple[Timeline, Tensor]:
-        """One paced step on 4 ranks, undisturbed, and the gradient that comes of it."""
+        """One step on 4 ranks, and the gradient that comes of it."""
         pace = Pace({"forward": 0.006 / self.speed, "backward": 0.012 / self.speed}, Link(0.0005, 1.8e6))
-
-        def step() -> tuple[Timeline, Tensor]:
-            run = launch(_step, 4, (self,), pace=pace)
-            return after_barrier(run.timeline), run.results[0]
-
-        return fastest(step, itemgetter(0), repeat=2)
+        run = launch(_step, 4, (self,), pace=pace)
+        return run.timeline, run.results[0]
 
 
 WAYS = {
@@ -250,9 +244,6 @@ def _step(rank: int, way: Way) -> Tensor:
     all_reduce = all_reduce_in(way.dtype, torch.float32)
     total = torch.zeros(sum(weight.numel() for weight in model.parameters()))
     pieces = batches.micro_batches(share, MICRO_BATCHES)
-    with rehearsal():
-        _gradient(model, 0, *pieces[0])
-    dist.barrier()
     for i, micro_batch in enumerate(pieces):
         own = _gradient(model, i, *micro_batch)
         total += all_reduce(own) if way.is_each else own

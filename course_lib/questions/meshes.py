@@ -3,7 +3,7 @@
     machine 0   rank 0  1  2  3             a fast link between the ranks of a machine, a slow one between machines
     machine 1   rank 4  5  6  7
 
-Devices and links are paced. Bytes are counted in the trace, and the updated weights are compared with those of one
+Devices and links are emulated. Bytes are counted in the trace, and the updated weights are compared with those of one
 process that has all samples and the whole model.
 """
 

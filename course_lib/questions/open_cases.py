@@ -88,7 +88,7 @@ ALONE = case(
 
 def _speed_up() -> Outcome:
     pace = Pace({"forward": 0.002, "backward": 0.004, "optimizer": 0.004}, Link(0.0005, 2e6))
-    steps = [training_step(n, 64, pace, overlap=False, repeat=2) for n in (1, 2, 4, 8)]
+    steps = [training_step(n, 64, pace, overlap=False) for n in (1, 2, 4, 8)]
     pictures = (
         speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks"),
         lost_time({f"N = {step.world_size}": attribute(step) for step in steps}, title="Where the time goes"),

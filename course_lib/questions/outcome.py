@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from course_lib.figures import Picture
 from course_lib.questions.markup import inline, to_html, to_text
 
 RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # of the bar beside a feedback; its words say the same
-ATTEMPTS = 3
-UNSHOWN = f"({ATTEMPTS} runs did not show it; a busy machine can hide a difference. Run it again when it is less busy.)"
+UNSHOWN = "(This run did not show it.)"
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,6 @@ class Outcome:
     shown: bool = True
     measured: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
-
-
-def settled(experiment: Callable[[], Outcome]) -> Outcome:
-    """Of some runs, the first that shows what it is to show, or the last: a busy machine disturbs what takes time."""
-    for _ in range(ATTEMPTS):
-        outcome = experiment()
-        if outcome.shown:
-            break
-    return outcome
 
 
 @dataclass(frozen=True)

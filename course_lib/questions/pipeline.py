@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from course_lib.experiments import fastest, steady
 from course_lib.figures import gantt
 from course_lib.figures.axis import percent
 from course_lib.questions.forms import Choice, Form, Option, Ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.stages import SECONDS, Event, fill_and_drain, play, until_stuck
+from course_lib.questions.stages import Event, fill_and_drain, play, until_stuck
 from course_lib.ranks import Deadlock, RankFailed
 from course_lib.timeline import Span, Timeline
+
+ROUNDING = 1e-9  # of sums of times
 
 # Q8. The order that keeps both busiest
 
@@ -30,9 +31,6 @@ class Grid:
     def least_idle(self) -> float:
         """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
         return (self.devices - 1) / (self.micro_batches + self.devices - 1)
-
-
-NEARLY = 0.03  # a paced run's idle share is that close to theory; the next best order is twice as far away
 
 
 def _draw_grid(random: Random) -> Grid:
@@ -56,15 +54,14 @@ def _ask_busiest(case: Grid) -> tuple[str, Form]:
 def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     order = [Event.read(name) for name in names]
     try:
-        # Whatever else the computer does can only keep devices waiting.
-        timeline = fastest(lambda: play(order, case.devices), lambda timeline: timeline, repeat=2)
+        timeline = play(order, case.devices)
     except Deadlock as error:
         return _stuck(case, order, error)
     except RankFailed as error:
         return Outcome(False, f"It cannot be run: {error.__cause__}.", "A backward pass needs its own forward pass.")
     best = play(fill_and_drain(case.devices, case.micro_batches), case.devices)
     idle = timeline.idle_fraction()
-    right = idle < case.least_idle + NEARLY
+    right = idle < case.least_idle + ROUNDING
     said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
     why = _BUSY if right else "Look for a device that waits although it has something else to do: do that earlier."
     measured = f"Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
@@ -143,12 +140,10 @@ def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
     """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
     micro_batches = case.next_of_first + 2
     order = fill_and_drain(case.stages, micro_batches)
-    undisturbed = (micro_batches + case.stages - 1) * sum(SECONDS.values())
-    timeline = steady(lambda: play(order, case.stages), undisturbed, attempts=5)
+    timeline = play(order, case.stages)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, kind, micro_batch)
-    # A hair after the moment, so that what ends then is over and what begins then has begun.
-    now = finished + SECONDS["forward"] / 4
+    now = finished + ROUNDING  # what ends then is over, and what begins then has begun
     right = claimed.start <= now < claimed.end
     when = "just then" if right else "later" if claimed.start > now else "earlier"
     doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)

@@ -98,7 +98,7 @@ def _share_out(case: Sharing, splits_samples: bool, splits_model: bool) -> Outco
     once = "every sample once" if total == case.samples else f"every sample {total // case.samples} times"
     said = f"It runs: each worker computes {run.results[0]} samples, and together they compute {once}."
     passes = [span for span in run.timeline.spans if span.kind == "forward"]
-    picture = gantt(Timeline(passes, case.workers, "paced"), title="The forward passes of this answer")
+    picture = gantt(replace(run.timeline, spans=passes), title="The forward passes of this answer")
     return Outcome(total == case.samples, said, shown=not splits_model, pictures=(picture,))
 
 

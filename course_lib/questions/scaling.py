@@ -102,7 +102,7 @@ class Cluster:
         return Pace(kinds, inside, between, self.devices_per_node)
 
     def step(self, workers: int, pace: Pace) -> Timeline:
-        return training_step(workers, self.batch_size, pace, overlap=False, repeat=1 if workers == 1 else 3)
+        return training_step(workers, self.batch_size, pace, overlap=False)
 
 
 def _draw_cluster(random: Random) -> Cluster:

@@ -6,7 +6,7 @@ event waits for the message it needs and sends one to whoever needs its result; 
     F1@0    forward of micro-batch 1 on device 0      needs F1 of the device before
     B1@0    backward of micro-batch 1 on device 0     needs B1 of the device after, and F1 of the same device
 
-The devices' time is paced, and nothing else is: an order that cannot be done gets stuck for real.
+The devices' time is emulated, and nothing else is: an order that cannot be done gets stuck for real.
 """
 
 from __future__ import annotations

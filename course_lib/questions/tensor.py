@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from course_lib.experiments import after_barrier
 from course_lib.figures import who_holds_what
 from course_lib.mechanisms import cuts
 from course_lib.mechanisms import tensor_parallel as tp
@@ -23,10 +23,9 @@ from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import Quantity, Slip
 from course_lib.ranks import Pace, launch
-from course_lib.timeline import Span, Timeline
+from course_lib.timeline import Timeline
 
 POSITIONS = 32
-STEPS = 2  # of a paced run, of which the faster one counts
 WAYS = {
     "columns, rows": (("columns", "rows"), ""),
     "columns, columns": (("columns", "columns"), ""),
@@ -69,30 +68,15 @@ def run_cut(
     """
     if way not in WAYS:
         raise ValueError(f"way={way!r} is unknown; choose one of {', '.join(map(repr, WAYS))}")
-    run = launch(_run_cut, ranks, (*WAYS[way], hidden, sequence_parallel, STEPS if pace else 1), pace=pace)
+    run = launch(_run_cut, ranks, (*WAYS[way], hidden, sequence_parallel), pace=pace)
     pieces = run.results[0][0]
     off = {name: max(result[1][name] for result in run.results) for name in run.results[0][1]}
-    # Whatever else the computer does can only slow a step down.
-    step = min(_steps(run.timeline), key=lambda step: step.makespan)
+    step = after_barrier(run.timeline)
     return CutRun(pieces, _traffic(step, pieces), off, step)
 
 
-def _steps(timeline: Timeline) -> list[Timeline]:
-    """The steps of a run. Before each one, all ranks meet at a barrier."""
-    steps: dict[int, list[Span]] = defaultdict(list)
-    for rank in range(timeline.world_size):
-        number = 0
-        # On one rank a barrier takes no time, and the step begins at the same moment.
-        for span in sorted(timeline.of(rank), key=lambda span: (span.start, span.name != "barrier")):
-            if span.name == "barrier":
-                number += span.kind == "transfer"
-            else:
-                steps[number].append(span)
-    return [Timeline(spans, timeline.world_size, timeline.origin) for spans in steps.values()]
-
-
 def _run_cut(
-    rank: int, cut: tuple[str, str], mistake: str, hidden: int, sequence_parallel: bool, steps: int
+    rank: int, cut: tuple[str, str], mistake: str, hidden: int, sequence_parallel: bool
 ) -> tuple[list[Piece], dict[str, float]]:
     generator = torch.Generator().manual_seed(0)
     x, gradient = (torch.randn((1, POSITIONS, hidden), generator=generator) for _ in range(2))
@@ -101,10 +85,8 @@ def _run_cut(
     pieces = _mistaken(cuts.pieces(a, b, cut, sequence_parallel=sequence_parallel), mistake)
     own = _own_positions if sequence_parallel else _all
     y, of_x, *of_matrices = _one_process(a, b, x, gradient, cut)
-    for _ in range(steps):
-        a.grad = b.grad = None
-        dist.barrier()
-        got = (*cuts.train_step(pieces, own(x), own(gradient)), *_gradients(a, b, cut))
+    dist.barrier()
+    got = (*cuts.train_step(pieces, own(x), own(gradient)), *_gradients(a, b, cut))
     expected = (own(y), own(of_x), *of_matrices)
     names = ("y", "gradient of x", "gradient of A", "gradient of B")
     off = {name: _off(one, right) for name, one, right in zip(names, got, expected, strict=True)}

@@ -14,12 +14,12 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
 _HEADER = struct.Struct("<QQQ")  # state, events, operations posted
-_OPERATION = struct.Struct("<QIQIiqqQIIddddBB20s24s32s16s192s")
+_OPERATION = struct.Struct("<QIQIiqqQIIdddBB20s24s32s16s192s")
 _ENDED_AT = struct.calcsize("<QIQIiqqQIIdd")
 _BLOCKED_AT = struct.calcsize("<QIQIiqqQIId")
 SLOT = 64 + RING * _OPERATION.size
@@ -34,6 +34,19 @@ class State(enum.IntEnum):
     RAISED = 3
 
 
+class Moments(NamedTuple):
+    """One operation of one rank on the clock of its run, in seconds.
+
+    moving: when its data could begin to move, since all that it depends on had come.
+    blocked: when the rank began to wait for its end; None if it did not.
+    """
+
+    posted: float
+    moving: float
+    blocked: float | None = None
+    ended: float = 0.0
+
+
 @dataclass
 class Operation:
     """One call to a process group by one rank.
@@ -41,8 +54,7 @@ class Operation:
     order: how many of the same kind came before it on this rank: collectives are counted by group,
         messages by group, sender, receiver and tag. Equal orders on two ranks belong together.
     posted, blocked, ended: seconds when the call began, when the rank began to wait for its end, and
-        when it ended; 0.0 for not yet.
-    arrival: paced runs only, when the emulated link delivers a message.
+        when it ended; 0.0 for not yet. These are real, whatever the clock of the run.
     label: hash of the lines of the calls that led here; names: of the tensor's names there.
     """
 
@@ -59,7 +71,6 @@ class Operation:
     posted: float = 0.0
     blocked: float = 0.0
     ended: float = 0.0
-    arrival: float = 0.0
     is_async: bool = False
     handed_on: bool = False  # somebody waits on its future, where no trace can see
     name: str = ""
@@ -68,6 +79,7 @@ class Operation:
     dtype: str = ""
     line: str = ""  # "file:number" of the caller's own code
     sent: int = 0  # bytes on the wire; not on the board
+    emulated: Moments | None = None  # on the clock of a run with a pace; not on the board
 
     @property
     def family(self) -> str:
@@ -112,7 +124,7 @@ def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:
     return op.peer == other and theirs.peer == rank and theirs.order >= op.order
 
 
-_ON_BOARD = [f.name for f in fields(Operation)][:-1]
+_ON_BOARD = [f.name for f in fields(Operation)][:-2]
 _TEXTS = ("name", "detail", "shape", "dtype", "line")
 
 
@@ -167,7 +179,6 @@ class Board:
             op.posted,
             op.blocked,
             op.ended,
-            op.arrival,
             op.is_async,
             op.handed_on,
             op.name.encode(),

@@ -79,7 +79,11 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """How one rank's part of a run ended, with all it did. Times on the machine's monotonic clock."""
+    """How one rank's part of a run ended, with all it did.
+
+    started, ended: on the machine's monotonic clock; the marks are on the clock of the run.
+    untimed: kinds of marks that the run's pace has no seconds for.
+    """
 
     started: float
     ended: float
@@ -87,6 +91,7 @@ class Outcome:
     failure: Failure | None = None
     operations: list[Operation] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    untimed: set[str] = field(default_factory=set)
     unfinished: list[int] = field(default_factory=list)  # numbers of operations nobody waited for
     reusable: bool = True  # False when a thread or child process is left that a next run could meet
     has_new_groups: bool = False

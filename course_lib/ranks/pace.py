@@ -1,14 +1,4 @@
-"""Pace: real processes and real messages at an emulated speed.
-
-Eight ranks on two cores cannot compute at the same time, so a laptop cannot show what overlaps on eight
-devices. A paced run computes for real and then sleeps until the emulated device would have finished;
-a message is sent for real and delivered when the emulated link would have delivered it. Order,
-dependencies and results stay real; only the clock is arranged.
-
-Eight processes that wake up at the same moment on two cores are a millisecond or two late. What one is late, the next
-sleep is shorter, and times are noted as those of the emulated device, as long as no process is more than `SLACK`
-behind it. A machine that cannot keep up shows.
-"""
+"""Pace: how fast the devices and links are that a run stands for; `clock` has the rules by which its time passes."""
 
 from __future__ import annotations
 
@@ -32,9 +22,6 @@ _STEPS: dict[str, Any] = {
     "scatter": lambda n: (n - 1, 1.0),
     "barrier": lambda n: (2 * (n - 1), 0.0),
 }
-
-
-SLACK = 0.05  # seconds
 
 
 def _require_positive(name: str, value: Any, zero_is_fine: bool) -> None:
@@ -61,15 +48,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Pace:
-    """The emulated devices and links of a paced run.
+    """The devices and links that a run stands for: its processes, messages and results are real, its clock is emulated.
 
     device: seconds for one unit of `work` of a compute mark; one number for all kinds, or a mapping from
-        kind to number ({"forward": 0.02, "backward": 0.04}). Kinds left out run at real speed.
-        What is not marked takes no time, within SLACK.
-    link: between devices of one node; None leaves messages at real speed, within SLACK if `device` is given.
+        kind to number ({"forward": 0.02, "backward": 0.04}). Kinds left out, and what is not marked, take no time.
+    link: between devices of one node; None: messages take no time.
     inter_node: between nodes of `devices_per_node` devices each; None means the same as `link`.
 
-    Two cores can keep eight emulated devices honest if a paced operation lasts 10 to 50 ms.
+    The rules of the clock are in `course_lib.ranks.clock`.
 
     Raises ValueError for times or bandwidths that are not positive numbers and for unknown kinds.
     """
@@ -94,25 +80,24 @@ class Pace:
             raise ValueError(f"devices_per_node={self.devices_per_node!r} must be a whole number of at least 1")
 
     def compute_seconds(self, kind: str, work: float, includes: str = "") -> float | None:
-        """How long the emulated device takes for this work; None if this kind is not paced."""
+        """How long the emulated device takes for this work; None if nothing is said of this kind."""
         if not isinstance(self.device, Mapping):
             return None if self.device is None else self.device * work
         return (self.device[kind] + self.device.get(includes, 0.0)) * work if kind in self.device else None
 
-    @property
-    def slack(self) -> float:
-        """Seconds by which a process may be behind its emulated device; none where the process is the device."""
-        return 0.0 if self.device is None else SLACK
+    def node(self, rank: int) -> int:
+        return rank // self.devices_per_node
 
-    def link_between(self, ranks: list[int]) -> Link:
-        """The slowest link that these ranks use among themselves."""
-        nodes = {rank // self.devices_per_node for rank in ranks}
-        chosen = self.inter_node if len(nodes) > 1 and self.inter_node is not None else self.link
-        return chosen or Link()
+    def links_among(self, ranks: list[int]) -> list[Link]:
+        """The links that these ranks use among themselves: between nodes, inside one, or both; two ranks use one."""
+        inside = self.link or Link()
+        nodes = set(map(self.node, ranks))
+        between = [self.inter_node or inside] if len(nodes) > 1 else []
+        return [*between, inside] if len(ranks) > len(nodes) else between
 
     def collective_seconds(self, name: str, n_bytes: int, ranks: list[int]) -> float:
         """Time of a collective on n_bytes per rank once all have arrived, over the slowest link."""
         if len(ranks) == 1:
             return 0.0
         steps, share = _STEPS[name](len(ranks))
-        return steps * self.link_between(ranks).seconds(n_bytes * share)
+        return steps * max(link.seconds(n_bytes * share) for link in self.links_among(ranks))

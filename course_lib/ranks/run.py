@@ -51,7 +51,7 @@ class Run:
     @cached_property
     def timeline(self) -> Timeline:
         """What every rank did, and when."""
-        return make_timeline(self._outcomes, "paced" if self.pace else "measured")
+        return make_timeline(self._outcomes, is_emulated=self.pace is not None)
 
 
 def launch(
@@ -67,7 +67,7 @@ def launch(
     fn: any function, also one defined in a notebook cell; it may use variables from around it. The process
         group is up when it starts, every rank is seeded differently and uses one thread.
     timeout: seconds after which the run is ended.
-    pace: emulate the speed of devices and links, see `Pace`.
+    pace: the devices and links to stand for, on an emulated clock; see `Pace`.
     device: "cuda" for one GPU and NCCL for each rank, "cpu" for gloo; None takes GPUs if there are enough.
 
     Raises RankFailed, Deadlock (or Mismatch), RankTimeout, RankDied or Stopped, all RunErrors, each with a

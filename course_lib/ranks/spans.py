@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from course_lib.ranks.board import Operation
+from course_lib.ranks.board import Moments, Operation
 from course_lib.ranks.messages import Mark, Outcome
-from course_lib.timeline import Span, Timeline
+from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 
-def make_timeline(outcomes: list[Outcome], origin: str) -> Timeline:
+def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
     """All spans of a run; time zero is when the first rank began."""
-    zero = min(outcome.started for outcome in outcomes)
+    zero = 0.0 if is_emulated else min(outcome.started for outcome in outcomes)
     arrivals = _arrivals(outcomes)
     spans = []
     for rank, outcome in enumerate(outcomes):
         spans += [_compute_span(rank, mark, zero) for mark in outcome.marks]
         for op in outcome.operations:
             if op.ended and op.name != "new_group":
-                spans += _operation_spans(rank, op, max(arrivals[_key(rank, op)], op.posted), zero)
-    return Timeline(spans, len(outcomes), origin)
+                moments = op.emulated or _measured(op, arrivals[_key(rank, op)])
+                spans += _operation_spans(rank, op, moments, zero)
+    untimed = set().union(*(outcome.untimed for outcome in outcomes))
+    origin = "emulated" if is_emulated else "measured"
+    return Timeline(spans, len(outcomes), origin, tuple(kind for kind in COMPUTE_KINDS if kind in untimed))
 
 
 def _compute_span(rank: int, mark: Mark, zero: float) -> Span:
@@ -33,14 +36,19 @@ def _compute_span(rank: int, mark: Mark, zero: float) -> Span:
     return Span(rank, mark.kind, name, mark.start - zero, mark.end - zero, mark.micro_batch, mark.stage)
 
 
-def _operation_spans(rank: int, op: Operation, arrived: float, zero: float) -> list[Span]:
+def _measured(op: Operation, arrived: float) -> Moments:
     """`arrived`: when the last rank that this operation depends on was there."""
+    return Moments(op.posted, max(arrived, op.posted), op.blocked or op.ended, op.ended)
+
+
+def _operation_spans(rank: int, op: Operation, moments: Moments, zero: float) -> list[Span]:
     peer = op.peer if op.is_message else None
-    blocked = op.blocked or op.ended
+    _, moving, blocked, ended = moments
+    assert blocked is not None
     pieces = [
-        ("wait", blocked, min(arrived, op.ended), False),
-        ("transfer", arrived, min(blocked, op.ended), True),
-        ("transfer", max(blocked, min(arrived, op.ended)), op.ended, False),
+        ("wait", blocked, min(moving, ended), False),
+        ("transfer", moving, min(blocked, ended), True),
+        ("transfer", max(blocked, min(moving, ended)), ended, False),
     ]
     spans, n_bytes = [], op.sent
     for kind, start, end, background in pieces:
@@ -50,7 +58,7 @@ def _operation_spans(rank: int, op: Operation, arrived: float, zero: float) -> l
             span = Span(rank, kind, op.name, start - zero, end - zero, bytes=carried, peer=peer, background=background)
             spans.append(span)
     if n_bytes or not spans:  # over before anybody looked: it still happened, and cost its bytes
-        at = op.ended - zero
+        at = ended - zero
         spans.append(Span(rank, "transfer", op.name, at, at, bytes=n_bytes, peer=peer, background=True))
     return spans
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ class TracedWork(dist.Work):
         self.started = tracer.steps
         if _is_by_hand():
             tracer.unclaimed.add(op.number)
-        if op.is_async and not op.is_message:
+        if op.is_async and not op.is_message and not tracer.emulated:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
                 inner.get_future().add_done_callback(self._note_completion)
 
@@ -62,10 +61,10 @@ class TracedWork(dist.Work):
                 self._note_sender()
             if tracer.device is not None:
                 torch.cuda.current_stream().synchronize()
-        if tracer.pace is not None:
-            tracer.advance(tracer.release_time(op))
+        if tracer.emulated:
+            tracer.emulated.finish(op)
         tracer.finish(op)
-        if done and not tracer.pace:
+        if done:
             op.ended = done
         return True
 
@@ -77,6 +76,8 @@ class TracedWork(dist.Work):
         tracer.orders[key] += 1
 
     def is_completed(self) -> bool:
+        if self.tracer.emulated:
+            return self.wait()
         completed = self.inner is None or self.inner.is_completed()
         if completed and not self.op.is_message:
             self._claim()
@@ -86,18 +87,9 @@ class TracedWork(dist.Work):
         self._claim()
         self.op.handed_on = True
         self.tracer.board.write(self.tracer.rank, self.op)
-        if self.tracer.pace is None:
-            return self.inner.get_future()
-        future: torch.futures.Future = torch.futures.Future()
-        threading.Thread(target=self._complete_later, args=(future,), daemon=True).start()
-        return future
-
-    def _complete_later(self, future: torch.futures.Future) -> None:
-        self.inner.wait()
-        release = self.tracer.release_time(self.op)
-        self.tracer.advance(release)
-        self.op.ended = max(release, self.op.ended)
-        future.set_result(self.tensors)
+        if self.tracer.emulated:
+            self.tracer.emulated.wait_unseen(self)
+        return self.inner.get_future()
 
     def is_success(self) -> bool:
         return self.inner.is_success()

@@ -1,4 +1,4 @@
-"""What one rank has done in the current run: its operations, its marks, and the pace it must keep."""
+"""What one rank has done in the current run: its operations and its marks, on the real clock or an emulated one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from course_lib.ranks.board import Board, Operation
+from course_lib.ranks.clock import EmulatedClock, Entries
 from course_lib.ranks.messages import Mark
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.places import COURSE
@@ -23,40 +24,33 @@ _RANKS = os.path.dirname(__file__) + os.sep
 clock = time.perf_counter
 
 
-class _OpenMark(NamedTuple):
-    kind: str
-    name: str
-    micro_batch: int | None
-    stage: int | None
-    seconds: float | None
-    start: float
-    blocked_before: float
-
-
 class Tracer:
-    """What this rank has done in the current run, and the pace at which it may do it.
+    """What this rank has done in the current run.
 
-    In a paced run all times are those of the emulated rank. This process comes to them a little late (it shares the
-    cores with others), catches up by sleeping less, and may be up to `pace.slack` seconds behind.
+    directory: of its pool, where the ranks of an emulated run tell each other their times.
     """
 
-    def __init__(self, rank: int, board: Board) -> None:
-        self.rank = rank
-        self.board = board
+    def __init__(self, rank: int, board: Board, directory: str) -> None:
+        self.rank, self.board, self.directory = rank, board, directory
         self.device: torch.device | None = None
+        self.emulated: EmulatedClock | None = None
+        self.runs = 0
         self.reset(None)
 
     def reset(self, pace: Pace | None) -> None:
-        self.pace = pace
+        """Begin a run; every rank of a pool has begun as many before."""
+        self.runs += 1
+        if self.emulated:
+            self.emulated.entries.close()
+        self.emulated = None
+        if pace:
+            self.emulated = EmulatedClock(self.rank, pace, Entries(self.directory, self.rank, self.runs))
         self.operations: list[Operation] = []
         self.unclaimed: set[int] = set()  # numbers of operations that nobody waits for yet
         self.marks: list[Mark] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
-        self.blocked_seconds = 0.0
-        self.link_free = 0.0
-        self.emulated = 0.0  # how far the emulated rank has come
         self.orders: Counter[tuple] = Counter()
-        self._open: list[_OpenMark] = []
+        self._open: list[Mark] = []
 
     # What `course_lib.timeline.compute` reports
 
@@ -65,102 +59,51 @@ class Tracer:
     ) -> None:
         self.steps += 1
         self.board.touch(self.rank)
-        seconds = self.pace.compute_seconds(kind, work, includes) if self.pace else None
-        start = clock() if seconds is None else self.now()
-        self._open.append(_OpenMark(kind, name, micro_batch, stage, seconds, start, self.blocked_seconds))
+        if self.emulated:
+            self.emulated.begin(kind, work, includes)
+        self._open.append(Mark(kind, name, self.now(), 0.0, micro_batch, stage))
 
     def reach(self, fraction: float) -> None:
         self.steps += 1
-        if self._open:
-            self._compute_to(self._open[-1], fraction)
+        if self.emulated:
+            self.emulated.reach(fraction)
 
     def end(self) -> None:
         if self.device is not None:
             torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
-        self._compute_to(self._open[-1], 1.0)
-        end, mark = self.now(), self._open.pop()
-        self.emulated = end
-        self.marks.append(Mark(mark.kind, mark.name, mark.start, end, mark.micro_batch, mark.stage))
+        if self.emulated:
+            self.emulated.end()
+        self.marks.append(self._open.pop()._replace(end=self.now()))
         self.steps += 1
         self.board.touch(self.rank)
 
-    def _compute_to(self, mark: _OpenMark, fraction: float) -> None:
-        if mark.seconds is not None:
-            waited = self.blocked_seconds - mark.blocked_before
-            self.advance(mark.start + waited + fraction * mark.seconds)
-
-    # The clock
-
     def now(self) -> float:
-        """The time of this rank: in a paced run the emulated one, unless this process is too far behind it."""
-        real, pace = clock(), self.pace
-        if pace is None or (self._open and self._open[-1].seconds is None):
-            return real
-        return real if real - self.emulated > pace.slack else self.emulated
-
-    def advance(self, moment: float) -> None:
-        """Let the emulated rank come to this moment."""
-        sleep_until(moment)
-        self.emulated = max(self.emulated, moment)
+        """The time that the timeline shows."""
+        return self.emulated.now if self.emulated else clock()
 
     # What the process groups report
 
     def post(self, op: Operation, key: tuple, tensor: torch.Tensor | None = None) -> None:
+        if self.emulated:
+            self.emulated.come_by()
         self.steps += 1
         op.number = len(self.operations) + 1
         op.order = self.orders[key]
         self.orders[key] += 1
         op.line, op.label, op.names = _caller(tensor)
-        op.posted = self.now()
+        op.posted = clock()
         self.operations.append(op)
-        if self.pace and op.is_send:
-            self._send_off(op, self.pace)
+        if self.emulated and op.name != "new_group":
+            self.emulated.post(op)
         self.board.post(self.rank, op)
 
-    def _send_off(self, op: Operation, pace: Pace) -> None:
-        """A rank sends one message after the other: the next leaves when the last is on its way."""
-        link = pace.link_between([self.rank, op.peer])
-        self.link_free = max(op.posted, self.link_free) + op.bytes / link.bandwidth
-        op.arrival = self.link_free + link.latency
-
     def block(self, op: Operation, started: int) -> None:
-        op.blocked = op.posted if self.steps == started else self.now()
+        op.blocked = op.posted if self.steps == started else clock()
         self.board.mark_blocked(self.rank, op)
 
     def finish(self, op: Operation) -> None:
-        op.ended = self.now()
-        self.blocked_seconds += op.ended - op.blocked
+        op.ended = clock()
         self.board.mark_ended(self.rank, op)
-
-    def release_time(self, op: Operation) -> float:
-        """When the emulated links would have completed an operation that is really complete."""
-        pace = self.pace
-        if pace is None:
-            return 0.0
-        if op.is_send:
-            return op.arrival - pace.link_between([self.rank, op.peer]).latency
-        if op.is_message:
-            sent = self.board.partner(op, self.rank, op.peer)
-            return sent.arrival if sent else 0.0
-        return self._collective_release(op, pace)
-
-    def _collective_release(self, op: Operation, pace: Pace) -> float:
-        """Collectives of a rank share its links, so each starts when the one before it is over."""
-        if not op.arrival:
-            for earlier in self.operations[: op.number - 1]:
-                if not earlier.arrival and earlier.family == "collective":
-                    self._collective_release(earlier, pace)
-            partners = (self.board.partner(op, self.rank, rank) for rank in op.member_ranks() if rank != self.rank)
-            start = max([op.posted, self.link_free, *(partner.posted for partner in partners if partner)])
-            op.arrival = start + pace.collective_seconds(op.name, op.bytes, op.member_ranks())
-            self.link_free = op.arrival
-        return op.arrival
-
-
-def sleep_until(moment: float) -> None:
-    remaining = moment - clock()
-    if remaining > 0:
-        time.sleep(remaining)
 
 
 class _Origin(NamedTuple):

@@ -8,7 +8,7 @@
     | where the time went            |                     |
     | what every rank did in this step                     |
 
-Devices and links are paced, so that a laptop can show what eight devices would do.
+Devices and links are emulated, so that a laptop can show what eight devices would do.
 
 A move runs one step and draws it at once; the rest of the speed-up curve is measured when no move has followed.
 """

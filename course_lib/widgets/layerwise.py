@@ -5,9 +5,9 @@
     | vocabulary  o-----   12 words        | optimizer state, activations   |
     | cut         o-----   by number       |                                |
     | what came of it, in words            |                                |
-    | what every rank did, paced, and below it on the same axis what the simulator predicted |
+    | what every rank did, and below it on the same axis what the simulator predicted |
 
-Memory is measured, by a ledger on every rank. Time is paced: every block takes as long as any other.
+Memory is measured, by a ledger on every rank. Time is emulated: every block takes as long as any other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
     def run(self) -> LayerWiseStep:
         config = GPTConfig(layers=LAYERS, hidden=32, vocab=self.vocabulary)
         pace = Pace({"forward": FORWARD, "backward": BACKWARD})
-        return layerwise_step(self.units, self.samples, config, self.cut, pace)
+        return layerwise_step(self.units, self.samples, pace, config, self.cut)
 
 
 def predict(step: Timeline) -> Timeline:

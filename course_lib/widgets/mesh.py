@@ -5,7 +5,7 @@
     | schedule       -o-----   1f1b         | beside it what was predicted  |
     | precision      o------   32 bits      |                               |
     | what came of it, in words             |                               |
-    | what every rank did, paced, and below it on the same axis what was predicted |
+    | what every rank did, and below it on the same axis what was predicted |
 
 Each move trains one step on eight real ranks, on two emulated machines of four with a slow link between them. Bytes are
 counted in the trace, the updated weights are compared with those of one process.
@@ -23,6 +23,7 @@ from course_lib.figures.axis import data_size, duration, percent
 from course_lib.figures.mesh_map import total
 from course_lib.planner import simulate, wire
 from course_lib.questions.meshes import CONFIG, PER_MACHINE, UPDATE, Arrangement, MeshStep
+from course_lib.ranks import Link
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared
@@ -59,7 +60,7 @@ def _play(arrangement: Arrangement, rank: int) -> Iterator[Span]:
     """What a rank of the first replica does in its pipeline."""
     pace, tp = arrangement.pace, arrangement.sizes[2]
     homes = [stage * tp for stage in range(arrangement.sizes[1])]
-    hops = [pace.link_between([home, home + tp]).seconds(_hidden(arrangement)) for home in homes[:-1]]
+    hops = [pace.links_among([home, home + tp])[0].seconds(_hidden(arrangement)) for home in homes[:-1]]
     talk = {kind: [_talk(arrangement, kind, stage) for stage in range(len(homes))] for kind in ("forward", "backward")}
     seconds = arrangement.seconds
     costs = {kind: [seconds + extra for extra in talk[kind]] for kind in talk}
@@ -96,7 +97,8 @@ def _talk(arrangement: Arrangement, kind: str, stage: int) -> float:
 def _update(arrangement: Arrangement, rank: int, start: float) -> Iterator[Span]:
     """Replicas share out the gradients' sums, each updates its part, and hands it to the others."""
     group, size = arrangement.group(rank, "dp"), arrangement.dtype.itemsize
-    link, sent = arrangement.pace.link_between(group), arrangement.wire.sent(rank)["dp"]
+    link, *_ = [*arrangement.pace.links_among(group), Link()]
+    sent = arrangement.wire.sent(rank)["dp"]
     gradients = sent * 4 / (4 + size)  # added up in 32 bits, whatever the weights have
     latency = BUCKETS * (len(group) - 1) * link.latency
     summed = start + latency + gradients / link.bandwidth
@@ -186,10 +188,7 @@ class MeshExplorer:
 
     def look(self) -> View:
         arrangement = self.arrangement
-        predicted, step = predict(arrangement), arrangement.run()
-        if step.timeline.makespan > 1.05 * predicted.makespan:  # a busy computer can only make it longer
-            step = min(step, arrangement.run(), key=lambda step: step.timeline.makespan)
-        return draw(arrangement, step, predicted)
+        return draw(arrangement, arrangement.run(), predict(arrangement))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return self.explorer._repr_mimebundle_()

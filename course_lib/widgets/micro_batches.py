@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any, NamedTuple
 
-from course_lib.experiments import pipeline_step, steady
+from course_lib.experiments import pipeline_step
 from course_lib.figures import SizedStep, gantt, micro_batch_sizes
 from course_lib.figures.axis import duration, number
 from course_lib.figures.micro_batch_chart import best
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
         return {"forward": half + self.size * FORWARD, "backward": half + self.size * BACKWARD}
 
     def run(self) -> Timeline:
-        return pipeline_step(self.schedule, Pace(self.seconds), repeat=1)
+        return pipeline_step(self.schedule, Pace(self.seconds))
 
     def predict(self, measured: float | None = None) -> SizedStep:
         """What a step should cost, beside what it did where it was run."""
@@ -75,7 +75,7 @@ class Measured:
     def run(self, setting: Setting) -> Timeline:
         key = setting._replace(memory=0)
         if key not in self._timelines:
-            self._timelines[key] = steady(setting.run, setting.predict().modelled)
+            self._timelines[key] = setting.run()
         return self._timelines[key]
 
     def curve(self, setting: Setting) -> list[SizedStep]:

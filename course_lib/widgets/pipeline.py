@@ -5,16 +5,16 @@
     | schedule       -o----   gpipe         |                             |
     | cut            o-----   equal         |                             |
     | what came of it, in words             |                             |
-    | what every rank did, paced, and below it on the same axis what the simulator predicted |
+    | what every rank did, and below it on the same axis what the simulator predicted |
 
-Devices are paced, so that a laptop can show what eight of them would do.
+Devices are emulated, so that a laptop can show what eight of them would do.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from course_lib.experiments import pipeline_step, steady
+from course_lib.experiments import pipeline_step
 from course_lib.figures import gantt, held, in_flight
 from course_lib.figures.axis import duration, number, percent
 from course_lib.planner import simulate
@@ -58,9 +58,9 @@ class Setting(NamedTuple):
         return layers
 
     def run(self) -> Timeline:
-        """One pass forward and backward on real ranks, at the pace of the devices they stand for."""
+        """One pass forward and backward on real ranks, at the pace of the devices that they stand for."""
         pace = Pace(dict.fromkeys(("forward", "backward", "weight_grad"), SECONDS))
-        return pipeline_step(self.schedule, pace, self.layers, repeat=1)
+        return pipeline_step(self.schedule, pace, self.layers)
 
     def predict(self) -> Timeline:
         """The same as the simulator has it."""
@@ -110,7 +110,7 @@ class PipelineExplorer:
 
     def look(self) -> View:
         predicted = self.setting.predict()
-        return draw(self.setting, steady(self.setting.run, predicted.makespan), predicted)
+        return draw(self.setting, self.setting.run(), predicted)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return self.explorer._repr_mimebundle_()

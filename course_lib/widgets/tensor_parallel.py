@@ -6,8 +6,8 @@
     | who holds what, and where something travels        |
     | what every rank did, and below it what the formula says
 
-Devices and links are paced. Cuts that cost more really run, and so do mistakes: their numbers are compared with those
-of one process.
+Devices and links are emulated. Cuts that cost more really run, and so do mistakes: their numbers are compared with
+those of one process.
 """
 
 from __future__ import annotations

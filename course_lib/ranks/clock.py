@@ -1,0 +1,224 @@
+"""The emulated clock: real processes, messages and results, and a time that is computed instead of waited for.
+
+Eight ranks on two cores cannot show what eight devices do, however long one waits. So in a run with a `Pace` every
+rank carries a clock of its own, which starts at zero and moves by these rules alone:
+
+    compute      a mark takes the seconds that the pace has for its kind and work; what is not marked takes none,
+                 and neither does a mark that the pace has no seconds for (the timeline names its kind)
+    message      queues on the sender's outgoing link (it has one inside the node and one between nodes) behind the
+                 messages posted there before, occupies it for bytes / bandwidth, and arrives a latency later. It
+                 occupies nothing at the receiver. The sender is free once the link is, whether or not the receive
+                 has been posted
+    collective   begins when the last member has come and the group's collective before it is over, and takes what its
+                 algorithm takes on the slowest link between its members. One with a root keeps all members until its
+                 end. Collectives and messages do not slow each other down
+    wait         moves the clock to the end of what it waits for, if that is later. So does `is_completed()`, whose
+                 answer would otherwise depend on the machine. What waits out of sight, on `work.get_future()` as
+                 DistributedDataParallel does, counts as waiting at the end of the mark around it; outside of marks,
+                 before the next mark or operation
+
+Messages meet as they really do, in order for each sender, receiver, tag and group. So the same program gives the same
+timeline to the last bit on any machine, as long as it does not ask what the machine decides: the real time, or which
+sender's message an any-source receive takes first. Whichever it took, it has that message's time of arrival. (Where
+named receives of the same tag wait beside any-source ones, it may have that of another message of the same sender.)
+
+The message rule is that of LogGP (Alexandrov et al. 1995) with its overhead and gap at zero; running a program to find
+out how long it would take elsewhere is direct-execution simulation (Degomme et al. 2017, "Simulating MPI Applications:
+The SMPI Approach").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import IO, NamedTuple, Protocol
+
+from course_lib.ranks.board import Moments, Operation
+from course_lib.ranks.pace import Pace
+
+_POLL = 0.0002  # seconds between looks for a member that has not come yet
+
+
+class Entry(NamedTuple):
+    """What others need to know of an operation: of a message when it arrives, of a collective when its rank came.
+
+    peer: the receiver of a message; -1 for a collective.
+    """
+
+    group: int
+    peer: int
+    tag: int
+    order: int
+    bytes: int
+    posted: float
+    arrival: float
+
+
+_ENTRY = struct.Struct("<IiqQQdd")
+_Key = tuple[int, int, int, int]  # the first four of an entry
+
+
+class Entries:
+    """The times that ranks tell each other: a file for each rank, which it alone writes and which only grows.
+
+    A sender may be ten thousand messages ahead of its receiver. An entry is written before its operation really
+    begins, so it is there when the data are.
+    """
+
+    def __init__(self, directory: str, rank: int, run: int) -> None:
+        self.rank = rank
+        self._prefix = os.path.join(directory, f"times-{run}-")
+        self._own = open(f"{self._prefix}{rank}", "ab", buffering=0)  # noqa: SIM115  (closed with the run)
+        self._files: dict[int, IO[bytes]] = {}
+        self._rest: dict[int, bytes] = defaultdict(bytes)
+        self._known: dict[int, dict[_Key, Entry]] = defaultdict(dict)
+
+    def write(self, entry: Entry) -> None:
+        self._own.write(_ENTRY.pack(*entry))
+
+    def of_member(self, rank: int, op: Operation) -> Entry:
+        """When a rank came to a collective; waits for it, since a root may be done before the others have come."""
+        key = (op.group, -1, 0, op.order)
+        while key not in self._known[rank]:
+            if not self._read(rank):
+                time.sleep(_POLL)
+        return self._known[rank][key]
+
+    def of_message(self, sender: int, key: _Key) -> Entry:
+        """A message that is here. If it took the place of one that named its sender, the newest stands for it."""
+        known = self._known[sender]
+        while key not in known and self._read(sender):
+            pass
+        return known[key] if key in known else [entry for entry in known.values() if entry[:3] == key[:3]][-1]
+
+    def _read(self, rank: int) -> bool:
+        """Whether there was something new from this rank."""
+        if rank not in self._files:
+            self._files[rank] = open(f"{self._prefix}{rank}", "rb", buffering=0)  # noqa: SIM115  (closed with the run)
+        new = self._files[rank].read(1 << 16)
+        data = self._rest[rank] + new
+        whole = len(data) - len(data) % _ENTRY.size
+        self._rest[rank] = data[whole:]
+        for entry in map(Entry._make, _ENTRY.iter_unpack(data[:whole])):
+            if entry.peer in (-1, self.rank):
+                self._known[rank][entry[:4]] = entry
+        return bool(new)
+
+    def close(self) -> None:
+        """After the run: no other rank reads any more."""
+        for file in (self._own, *self._files.values()):
+            file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._own.name)
+
+
+class Waiting(Protocol):
+    """An operation that has begun, and that can be waited for."""
+
+    def wait(self) -> bool: ...
+
+
+@dataclass
+class _Mark:
+    """An open mark. begun: when it would have begun if nothing had blocked its rank inside it.
+
+    unseen: operations whose futures somebody took inside it.
+    """
+
+    seconds: float
+    begun: float
+    unseen: list[Waiting] = field(default_factory=list)
+
+
+class EmulatedClock:
+    """The clock of one rank in one run."""
+
+    def __init__(self, rank: int, pace: Pace, entries: Entries) -> None:
+        self.rank, self.pace, self.entries = rank, pace, entries
+        self.now = 0.0
+        self.untimed: set[str] = set()  # kinds of marks that the pace has no seconds for
+        self._marks = [_Mark(0.0, 0.0)]  # the innermost one last; the first stands for what is not marked
+        self._link_free = {True: 0.0, False: 0.0}  # by whether it is the one inside the node
+        self._collectives: dict[int, list[Operation]] = defaultdict(list)  # begun, by group
+        self._ends: dict[int, list[Moments]] = defaultdict(list)  # of those, as far as they are known
+
+    # Compute
+
+    def begin(self, kind: str, work: float, includes: str) -> None:
+        self.come_by()
+        seconds = self.pace.compute_seconds(kind, work, includes)
+        if seconds is None:
+            self.untimed.add(kind)
+        self._marks.append(_Mark(seconds or 0.0, self.now))
+
+    def reach(self, fraction: float) -> None:
+        mark = self._marks[-1]
+        self.now = max(self.now, mark.begun + fraction * mark.seconds)
+
+    def end(self) -> None:
+        self.reach(1.0)
+        self._settle(self._marks[-1])
+        self._marks.pop()
+
+    def come_by(self) -> None:
+        """The rank comes to a mark, an operation or its end: what it waits for out of sight, it has waited for."""
+        if len(self._marks) == 1:
+            self._settle(self._marks[0])
+
+    def wait_unseen(self, work: Waiting) -> None:
+        """Somebody has taken the future of this operation."""
+        self._marks[-1].unseen.append(work)
+
+    def _settle(self, mark: _Mark) -> None:
+        while mark.unseen:
+            mark.unseen.pop(0).wait()
+
+    # Operations
+
+    def post(self, op: Operation) -> None:
+        """An operation begins. Others can read its times before its data can reach them."""
+        op.emulated = Moments(self.now, self.now)
+        if op.is_send:
+            (link,) = self.pace.links_among([self.rank, op.peer])
+            inside = self.pace.node(self.rank) == self.pace.node(op.peer)
+            self._link_free[inside] = carried = max(self.now, self._link_free[inside]) + op.bytes / link.bandwidth
+            op.emulated = Moments(self.now, self.now, ended=carried)
+            self.entries.write(Entry(op.group, op.peer, op.tag, op.order, op.bytes, self.now, carried + link.latency))
+        elif not op.is_message:
+            self._collectives[op.group].append(op)
+            self.entries.write(Entry(op.group, -1, 0, op.order, op.bytes, self.now, 0.0))
+
+    def finish(self, op: Operation) -> None:
+        """The rank has waited for an operation, which is really complete."""
+        moments = self._moments(op)
+        op.emulated = moments._replace(posted=op.emulated.posted, blocked=self.now)  # type: ignore[union-attr]
+        held = max(0.0, moments.ended - self.now)
+        self.now += held
+        for mark in self._marks:
+            mark.begun += held
+
+    def _moments(self, op: Operation) -> Moments:
+        if not op.is_message:
+            return self._collective(op)
+        assert op.emulated is not None
+        if op.is_send:
+            return op.emulated
+        sent = self.entries.of_message(op.peer, (op.group, self.rank, op.tag, op.order))
+        return Moments(0.0, max(sent.posted, op.emulated.posted), ended=max(sent.arrival, op.emulated.posted))
+
+    def _collective(self, op: Operation) -> Moments:
+        """Collectives of a group come one after the other, so the earlier ones are looked at first."""
+        known, begun = self._ends[op.group], self._collectives[op.group]
+        while len(known) <= op.order:
+            one = begun[len(known)]
+            ranks = one.member_ranks()
+            came = [self.entries.of_member(rank, one) for rank in ranks]
+            moving = max(entry.posted for entry in came)
+            start = max(moving, known[-1].ended if known else 0.0)
+            seconds = self.pace.collective_seconds(one.name, max(entry.bytes for entry in came), ranks)
+            known.append(Moments(0.0, moving, ended=start + seconds))
+        return known[op.order]
