@@ -203,6 +203,8 @@ def train(rank, steps, dtype=torch.float32, batch_size=256):
     minibatches = islice(data.minibatches(problems, batch_size), steps)
     for step, batch in enumerate(minibatches, start=1):
         inputs, targets = batches.split(batch, dist.get_world_size())[rank]
+        if step == steps:
+            dist.barrier()  # all begin the last step together: there will be a picture of it
         with compute("forward"):
             loss = data.answer_loss(replica(inputs), targets)
         with compute("backward"):
@@ -265,12 +267,12 @@ difference = max((four[name] - one[name]).abs().max().item() for name in one)
 print("the same as one process, up to rounding:", difference < 1e-9)
 
 # %% [markdown]
-# **Who waited?** Here is the last of the 300 steps:
+# **Who waited?** Here is the last of 20 steps:
 
 # %% tags=["nbval-ignore-output"]
-from course_lib.experiments import last_steps
+from course_lib.experiments import after_barrier
 
-(last,) = last_steps(run.timeline)
+last = after_barrier(launch(train, world_size=4, args=(20,)).timeline)
 gantt(last, title="One training step of four ranks")
 
 # %% [markdown]
@@ -372,11 +374,12 @@ for step in (1, 5, 20, 80):
 # travel as well?
 #
 # Your computer has a few cores, so eight ranks on it cannot compute at the same time. Therefore this part is
-# **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a given
-# speed would be done, and messages arrive when a link of a given speed would deliver them. The devices here need 4 ms
-# for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. Links carry 2.5 MB per second, and
-# every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models larger by as
-# much. What counts is the ratio.)
+# **emulated**: the processes, their messages and gradients are real, but each rank carries a clock of its own. What it
+# computes moves that clock by the time that a device of a given speed would take, and a message by the time that a
+# link of a given speed would. So nobody has to wait, and the times are the same on every computer. The devices here
+# need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. Links carry 2.5 MB per
+# second, and every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models
+# larger by as much. What counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace
@@ -385,7 +388,7 @@ from course_lib.experiments import training_step
 device = {"forward": 0.004, "backward": 0.008, "optimizer": 0.004}
 pace = Pace(device, link=Link(latency=0.001, bandwidth=2.5e6))
 ranks = (1, 2, 4, 8)
-paced = [training_step(n, batch_size=64, pace=pace, overlap=False, repeat=3) for n in ranks]
+emulated = [training_step(n, batch_size=64, pace=pace, overlap=False) for n in ranks]
 
 # %% [markdown]
 # Beside it, what your computer does at its own speed, with a larger model. Two lines, and the ideal:
@@ -395,14 +398,14 @@ from course_lib.figures import Timing, attribute, lost_time, speed_up
 from course_lib.model import GPTConfig
 
 measured = [training_step(n, batch_size=512, config=GPTConfig(), repeat=5) for n in ranks]
-speed_up([Timing.of(step) for step in paced + measured], title="More ranks, more speed?")
+speed_up([Timing.of(step) for step in emulated + measured], title="More ranks, more speed?")
 
 # %% [markdown]
-# Both bend away from the ideal. The measured line does so as soon as there are more ranks than cores. The paced line
-# has a device for each rank, and still bends. Where does its time go?
+# Both bend away from the ideal. The measured line does so as soon as there are more ranks than cores. The
+# emulated line has a device for each rank, and still bends. Where does its time go?
 
-# %% tags=["nbval-ignore-output"]
-lost_time({f"N = {step.world_size}": attribute(step) for step in paced}, title="Where it goes")
+# %%
+lost_time({f"N = {step.world_size}": attribute(step) for step in emulated}, title="Where it goes")
 
 # %% [markdown]
 # The share of time spent on communication grows with every rank. Not because there is more of it, but because there
@@ -435,14 +438,14 @@ Card("Q3")
 # so the gradients of the last layers are ready while those of the first are still being computed. `DataParallel`
 # collects them in **buckets** and sends each as soon as it is full. That is called **overlap**.
 #
-# Every move of a control runs one real, paced step and draws it. Try these:
+# Every move of a control runs one step of emulated devices, on real ranks, and draws it. Try these:
 #
 # 1. Take 8 ranks and the slowest link. Which one of the other controls helps most?
 # 2. Switch overlap off and on, and watch the thin lane under each rank. It shows what travels in the background.
 # 3. Make the batch as small as it goes. Are 8 ranks faster than 4? Which term of the formula is to blame?
 # 4. How close to 8 times can you get with 8 ranks, and what is the slowest link that still gets you near it?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets.data_parallel import DataParallelExplorer
 
 DataParallelExplorer()

@@ -144,9 +144,8 @@ for way in WAYS:
 #
 # Every move of a control runs a forward and a backward pass on real ranks, and compares the numbers with those of one
 # process. The upper picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
-# blank. Above and below stand the collectives, with the bytes counted in the run. The lower picture is **paced**: each
-# rank takes as long as a device of a given speed would, and messages as long as on links of 1 MB per second. (A
-# thousandth or less of what real ones do; what counts is the ratio.) Under it stands what the formula says.
+# blank. Above and below stand the collectives, with the bytes counted in the run. The lower picture is **emulated**,
+# with links of 1 MB per second. (A thousandth or less of what real ones do; what counts is the ratio.) Under it stands what the formula says.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? (A matrix
@@ -155,7 +154,7 @@ for way in WAYS:
 # 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
 #    need this in part 8.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets.tensor_parallel import TensorParallelExplorer
 
 TensorParallelExplorer()
@@ -341,7 +340,7 @@ for sequence_parallel in (False, True):
 # decides. *Predict:* eight ranks in one node, or four in each of two nodes with a link between them that is ten times
 # slower. What becomes of the speed-up?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib import Link, Pace
 from course_lib.figures import Timing, speed_up
 
