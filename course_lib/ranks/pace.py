@@ -46,6 +46,9 @@ class Link:
         return self.latency + n_bytes / self.bandwidth
 
 
+_FREE = Link()
+
+
 @dataclass(frozen=True)
 class Pace:
     """The devices and links that a run stands for: its processes, messages and results are real, its clock is emulated.
@@ -90,7 +93,7 @@ class Pace:
 
     def links_among(self, ranks: list[int]) -> list[Link]:
         """The links that these ranks use among themselves: between nodes, inside one, or both; two ranks use one."""
-        inside = self.link or Link()
+        inside = self.link or _FREE
         nodes = set(map(self.node, ranks))
         between = [self.inter_node or inside] if len(nodes) > 1 else []
         return [*between, inside] if len(ranks) > len(nodes) else between

@@ -1,0 +1,689 @@
+"""The emulated clock, held against closed forms (LogGP, Alexandrov et al. 1995) and a second clock of a few lines.
+
+Every number here is exact: seconds are powers of two and bytes too, or the comparison allows for rounding alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import Process
+from typing import Any, NamedTuple
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from course_lib import Deadlock, Link, Pace, RankFailed, Span, Timeline, launch
+from course_lib.mechanisms.collectives import ring_all_reduce
+from course_lib.timeline import compute, reach
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
+
+MB = 2**20
+EXACT = {"rel": 1e-12}
+
+
+def of_kind(timeline: Timeline, rank: int, *kinds: str) -> list[Span]:
+    return [span for span in timeline.of(rank) if span.kind in kinds]
+
+
+def ends(timeline: Timeline, rank: int) -> float:
+    """Where this rank's clock stood last."""
+    return max(span.end for span in timeline.of(rank) if not span.background)
+
+
+def bytes_of(n: int) -> torch.Tensor:
+    return torch.zeros(int(n), dtype=torch.uint8)
+
+
+# Compute
+
+
+def one_mark(rank: int, kind: str, work: float) -> None:
+    with compute(kind, work=work):
+        time.sleep(0.01)  # what it really takes does not count
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "work", "expected"),
+    [
+        (0.125, "forward", 1.0, 0.125),
+        (0.125, "forward", 2.5, 0.3125),
+        ({"forward": 0.125, "backward": 0.25}, "backward", 1.0, 0.25),
+        ({"forward": 0.0}, "forward", 1.0, 0.0),
+    ],
+)
+def test_a_mark_takes_its_work_times_the_seconds_for_its_kind(
+    device: float | dict[str, float], kind: str, work: float, expected: float
+) -> None:
+    timeline = launch(one_mark, 1, (kind, work), pace=Pace(device)).timeline
+    assert [(span.kind, span.start, span.end) for span in timeline.spans] == [(kind, 0.0, expected)]
+    assert (timeline.origin, timeline.untimed) == ("emulated", ())
+
+
+@pytest.mark.parametrize("device", [{"forward": 2.0}, None])
+def test_a_mark_of_which_the_pace_says_nothing_takes_no_time_and_the_timeline_says_so(device: Any) -> None:
+    timeline = launch(one_mark, 1, ("optimizer", 1.0), pace=Pace(device)).timeline
+    assert (timeline.makespan, timeline.untimed) == (0.0, ("optimizer",))
+
+
+def test_what_is_not_marked_takes_no_time() -> None:
+    def between_marks(rank: int) -> None:
+        for _ in range(2):
+            time.sleep(0.01)
+            with compute("forward"):
+                pass
+
+    timeline = launch(between_marks, 1, pace=Pace(0.5)).timeline
+    assert [(span.start, span.end) for span in timeline.spans] == [(0.0, 0.5), (0.5, 1.0)]
+
+
+def test_a_measured_run_is_on_the_real_clock_as_before() -> None:
+    run = launch(one_mark, 1, ("forward", 1.0))
+    assert run.timeline.origin == "measured"
+    assert 0.01 <= run.timeline.makespan <= run.seconds
+
+
+def test_a_mark_inside_another_is_part_of_it() -> None:
+    def nested(rank: int, work: float) -> None:
+        with compute("backward"), compute("other", work=work):
+            pass
+
+    assert launch(nested, 1, (1.0,), pace=Pace({"backward": 0.5, "other": 0.125})).timeline.makespan == 0.5
+    assert launch(nested, 1, (8.0,), pace=Pace({"backward": 0.5, "other": 0.125})).timeline.makespan == 1.0
+
+
+def test_time_blocked_inside_a_mark_is_added_to_its_compute() -> None:
+    def blocked_inside(rank: int) -> None:
+        if rank == 0:
+            with compute("forward"):
+                dist.recv(torch.zeros(1), 1)
+        else:
+            with compute("other"):
+                pass
+            dist.send(torch.zeros(1), 0)
+
+    timeline = launch(blocked_inside, 2, pace=Pace({"forward": 0.25, "other": 1.0}, Link(latency=0.5))).timeline
+    (mark,) = of_kind(timeline, 0, "forward")
+    assert (mark.start, mark.end) == (0.0, 1.75)
+    assert (timeline.waiting(0), timeline.transferring(0), timeline.busy(0)) == (1.0, 0.5, 0.25)
+
+
+def test_reach_lets_something_begin_in_the_middle_of_a_mark() -> None:
+    def buckets(rank: int) -> None:
+        works = []
+        with compute("backward"):
+            for fraction in (0.25, 0.75):
+                reach(fraction)
+                works.append(dist.all_reduce(torch.ones(4), async_op=True))
+        for work in works:
+            work.wait()
+
+    timeline = launch(buckets, 2, pace=Pace(1.0, Link(latency=0.0625))).timeline
+    for rank in (0, 1):
+        sent = [(span.start, span.end, span.background) for span in of_kind(timeline, rank, "transfer")]
+        assert sent == [(0.25, 0.375, True), (0.75, 0.875, True)]
+        assert ends(timeline, rank) == 1.0
+
+
+# Messages
+
+
+def send_once(rank: int, n_bytes: int, source: int, destination: int) -> None:
+    if rank == source:
+        dist.send(bytes_of(n_bytes), destination)
+    if rank == destination:
+        dist.recv(bytes_of(n_bytes), source)
+
+
+@pytest.mark.parametrize(
+    ("link", "n_bytes", "free", "there"),
+    [
+        (Link(latency=0.25), 4, 0.0, 0.25),
+        (Link(bandwidth=4 * MB), MB, 0.25, 0.25),
+        (Link(latency=0.5, bandwidth=4 * MB), MB, 0.25, 0.75),
+        (Link(), MB, 0.0, 0.0),
+    ],
+)
+def test_a_sender_is_free_when_its_link_is_and_the_message_is_there_a_latency_later(
+    link: Link, n_bytes: int, free: float, there: float
+) -> None:
+    timeline = launch(send_once, 2, (n_bytes, 0, 1), pace=Pace(link=link)).timeline
+    assert (ends(timeline, 0) if free else 0.0, ends(timeline, 1) if there else 0.0) == (free, there)
+    assert timeline.bytes_sent(0) == n_bytes
+
+
+def test_a_send_is_free_whether_or_not_the_receive_has_been_posted() -> None:
+    def late_receiver(rank: int) -> None:
+        if rank == 0:
+            dist.send(bytes_of(MB), 1)
+        else:
+            with compute("forward"):
+                pass
+            dist.recv(bytes_of(MB), 0)
+
+    timeline = launch(late_receiver, 2, pace=Pace(8.0, Link(bandwidth=MB))).timeline
+    assert (ends(timeline, 0), ends(timeline, 1)) == (1.0, 8.0)
+    assert timeline.waiting(0) == timeline.waiting(1) == 0.0
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_four_messages_leave_one_after_the_other_whatever_is_waited_for_first(backwards: bool) -> None:
+    def four(rank: int) -> None:
+        call = dist.isend if rank == 0 else dist.irecv
+        works = [call(bytes_of(MB), 1 - rank) for _ in range(4)]
+        for work in reversed(works) if backwards else works:
+            work.wait()
+
+    timeline = launch(four, 2, pace=Pace(link=Link(latency=1.0, bandwidth=10 * MB))).timeline
+    for rank, latency in ((0, 0.0), (1, 1.0)):
+        came = sorted({span.end for span in of_kind(timeline, rank, "transfer")})
+        assert came == pytest.approx([latency + seconds for seconds in (0.1, 0.2, 0.3, 0.4)], **EXACT)
+
+
+def test_a_rank_has_one_link_inside_its_node_and_one_between_nodes() -> None:
+    def to_two(rank: int) -> None:
+        if rank == 0:
+            for work in [dist.isend(bytes_of(MB), to) for to in (1, 2, 1, 2)]:
+                work.wait()
+        elif rank < 3:
+            for _ in range(2):
+                dist.recv(bytes_of(MB), 0)
+
+    pace = Pace(link=Link(bandwidth=4 * MB), inter_node=Link(bandwidth=MB), devices_per_node=2)
+    timeline = launch(to_two, 4, pace=pace).timeline
+    assert [ends(timeline, rank) for rank in range(3)] == [2.0, 0.5, 2.0]
+
+
+def test_two_senders_do_not_queue_at_one_receiver() -> None:
+    def both_to_zero(rank: int) -> None:
+        if rank:
+            dist.send(bytes_of(MB), 0)
+        else:
+            for source in (1, 2):
+                dist.recv(bytes_of(MB), source)
+
+    timeline = launch(both_to_zero, 3, pace=Pace(link=Link(bandwidth=MB))).timeline
+    assert [ends(timeline, rank) for rank in range(3)] == [1.0, 1.0, 1.0]
+
+
+def test_without_a_link_between_nodes_the_one_inside_counts() -> None:
+    pace = Pace(link=Link(latency=0.25), devices_per_node=1)
+    assert launch(send_once, 2, (4, 0, 1), pace=pace).timeline.makespan == 0.25
+
+
+def test_messages_are_told_apart_by_tag_and_by_group() -> None:
+    def out_of_order(rank: int) -> None:
+        pair = dist.new_group([1, 2])
+        if rank == 1:
+            works = []
+            for group, tag in ((None, 1), (None, 2), (pair, 1)):
+                with compute("forward"):
+                    pass
+                works.append(dist.isend(torch.zeros(1), 2, group=group, tag=tag))
+            for work in works:
+                work.wait()
+        if rank == 2:
+            early = dist.irecv(torch.zeros(1), 1, group=pair, tag=1)
+            for tag in (2, 1):
+                dist.recv(torch.zeros(1), 1, tag=tag)
+            early.wait()
+
+    timeline = launch(out_of_order, 3, pace=Pace(1.0, Link(latency=0.25))).timeline
+    held = [(span.start, span.end) for span in timeline.of(2) if not span.background]
+    assert held == [(0.0, 2.0), (2.0, 2.25), (2.25, 3.0), (3.0, 3.25)]
+
+
+def test_a_message_has_the_time_of_its_own_partner_ten_thousand_messages_later() -> None:
+    def far_ahead(rank: int, n: int) -> float:
+        number = torch.zeros(1)
+        if rank == 0:
+            works = []
+            for k in range(n):
+                with compute("forward"):
+                    works.append(dist.isend(torch.full((1,), float(k)), 1))
+            for work in works:
+                work.wait()
+        else:
+            for _ in range(n):
+                dist.recv(number, 0)
+        return number.item()
+
+    n = 10_000
+    run = launch(far_ahead, 2, (n,), pace=Pace(1.0, Link(latency=0.25)))
+    assert run.results[1] == n - 1
+    came = [span.end for span in of_kind(run.timeline, 1, "transfer")]
+    assert came == [k + 0.25 for k in range(n)]
+
+
+def test_an_isend_does_not_hold_up_compute() -> None:
+    def overlapping(rank: int) -> None:
+        if rank == 0:
+            work = dist.isend(bytes_of(MB), 1)
+            with compute("forward"):
+                pass
+            work.wait()
+        else:
+            dist.recv(bytes_of(MB), 0)
+
+    timeline = launch(overlapping, 2, pace=Pace(0.5, Link(bandwidth=MB))).timeline
+    assert of_kind(timeline, 0, "forward")[0].duration == 0.5
+    assert timeline.makespan == 1.0  # one and a half, if they came one after the other
+
+
+def test_an_any_source_receive_has_the_time_of_the_message_that_it_took() -> None:
+    def from_anybody(rank: int) -> list[int]:
+        if rank:
+            with compute("forward", work=rank):
+                pass
+            dist.send(torch.zeros(1), 0)
+            return []
+        return [dist.recv(torch.zeros(1)) for _ in range(2)]
+
+    for _ in range(3):  # which comes first is the machine's choice
+        run = launch(from_anybody, 3, pace=Pace(1.0, Link(latency=0.25)))
+        first = run.results[0][0]
+        held = [span for span in of_kind(run.timeline, 0, "wait", "transfer") if not span.background]
+        assert (held[0].start, held[1].end, ends(run.timeline, 0)) == (0.0, first + 0.25, 2.25)
+
+
+# Collectives
+
+
+def all_reduce(rank: int) -> None:
+    dist.all_reduce(torch.zeros(30_000))
+
+
+def all_gather(rank: int) -> None:
+    n = dist.get_world_size()
+    dist.all_gather([torch.zeros(10_000) for _ in range(n)], torch.zeros(10_000))
+
+
+def reduce_scatter(rank: int) -> None:
+    n = dist.get_world_size()
+    dist.reduce_scatter(torch.zeros(10_000), [torch.zeros(10_000) for _ in range(n)])
+
+
+def all_to_all(rank: int) -> None:
+    dist.all_to_all_single(torch.zeros(30_000), torch.zeros(30_000))
+
+
+def broadcast(rank: int) -> None:
+    dist.broadcast(torch.zeros(30_000), 0)
+
+
+def reduce(rank: int) -> None:
+    dist.reduce(torch.zeros(30_000), 0)
+
+
+def gather(rank: int) -> None:
+    n = dist.get_world_size()
+    dist.gather(torch.zeros(10_000), [torch.zeros(10_000) for _ in range(n)] if rank == 0 else None)
+
+
+def scatter(rank: int) -> None:
+    n = dist.get_world_size()
+    dist.scatter(torch.zeros(10_000), [torch.zeros(10_000) for _ in range(n)] if rank == 0 else None)
+
+
+def barrier(rank: int) -> None:
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("collective", "steps", "bytes_in_a_step"),
+    [
+        (all_reduce, 4, 40_000),
+        (all_gather, 2, 40_000),
+        (reduce_scatter, 2, 40_000),
+        (all_to_all, 2, 40_000),
+        (broadcast, 2, 120_000),
+        (reduce, 2, 120_000),
+        (gather, 2, 40_000),
+        (scatter, 2, 40_000),
+        (barrier, 4, 0),
+    ],
+)
+def test_a_collective_takes_the_steps_of_its_algorithm_on_all_its_members(
+    collective: Callable[[int], None], steps: int, bytes_in_a_step: int
+) -> None:
+    """On three ranks a ring has two steps, an all-reduce two rings, and a tree two levels (Thakur et al. 2005)."""
+    timeline = launch(collective, 3, pace=Pace(link=Link(latency=0.03, bandwidth=1e6))).timeline
+    expected = steps * (0.03 + bytes_in_a_step / 1e6)
+    assert [ends(timeline, rank) for rank in range(3)] == pytest.approx([expected] * 3, **EXACT)
+    assert all(timeline.transferring(rank) == pytest.approx(expected, **EXACT) for rank in range(3))
+
+
+@pytest.mark.parametrize("collective", [all_reduce, broadcast, gather, barrier])
+def test_a_collective_begins_when_the_last_member_has_come(collective: Callable[[int], None]) -> None:
+    def one_late(rank: int) -> None:
+        with compute("forward", work=float(rank == 2)):
+            pass
+        collective(rank)
+
+    timeline = launch(one_late, 3, pace=Pace(1.0, Link(latency=0.25))).timeline
+    assert [timeline.waiting(rank) for rank in range(3)] == [1.0, 1.0, 0.0]
+    assert len({ends(timeline, rank) for rank in range(3)}) == 1
+
+
+def test_a_collective_over_two_nodes_takes_the_slowest_link_it_uses() -> None:
+    def seconds(inside: float, between: float) -> float:
+        pace = Pace(link=Link(latency=inside), inter_node=Link(latency=between), devices_per_node=2)
+        return launch(all_reduce, 3, pace=pace).timeline.makespan
+
+    assert seconds(0.0, 0.25) == seconds(0.125, 0.25) == 4 * 0.25
+    assert seconds(0.5, 0.25) == 4 * 0.5
+
+
+def test_collectives_of_a_group_come_one_after_the_other_and_other_groups_do_not_mind() -> None:
+    def two_groups(rank: int) -> None:
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        works = [
+            dist.all_reduce(bytes_of(MB), group=group, async_op=True) for group in [halves[rank // 2]] * 2 + [None]
+        ]
+        for work in works:
+            work.wait()
+
+    timeline = launch(two_groups, 4, pace=Pace(link=Link(bandwidth=MB))).timeline
+    # On two ranks a megabyte takes two times half a second, on four six times a quarter of one.
+    assert {span.end for span in of_kind(timeline, 0, "transfer")} == {1.0, 1.5, 2.0}
+
+
+def test_collectives_and_messages_do_not_slow_each_other_down() -> None:
+    def both(rank: int) -> None:
+        works = [dist.all_reduce(bytes_of(MB), async_op=True)]
+        works.append((dist.isend if rank == 0 else dist.irecv)(bytes_of(MB), 1 - rank))
+        for work in works:
+            work.wait()
+
+    assert launch(both, 2, pace=Pace(link=Link(bandwidth=MB))).timeline.makespan == 1.0
+
+
+def test_a_root_stays_until_all_have_come_and_a_member_that_never_comes_is_a_deadlock() -> None:
+    def without_the_last(rank: int) -> None:
+        if rank < 2:
+            dist.broadcast(torch.zeros(1), 0)
+
+    with pytest.raises(Deadlock, match="rank 2 has already returned without that broadcast"):
+        launch(without_the_last, 3, pace=Pace(1.0))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_ring_of_messages_takes_what_theory_says(n: int) -> None:
+    """2 (n - 1) steps, each a piece of the tensor and a latency (Patarasuk and Yuan 2009)."""
+
+    def ring(rank: int, numbers: int) -> torch.Tensor:
+        tensor = torch.full((numbers,), float(rank))
+        ring_all_reduce(tensor)
+        return tensor
+
+    numbers = n * 1000
+    run = launch(ring, n, (numbers,), pace=Pace(link=Link(latency=0.125, bandwidth=1e5)))
+    assert torch.equal(run.results[0], torch.full((numbers,), float(sum(range(n)))))
+    expected = 2 * (n - 1) * (0.125 + 4 * numbers / n / 1e5)
+    assert [ends(run.timeline, rank) for rank in range(n)] == pytest.approx([expected] * n, **EXACT)
+
+
+# Waiting
+
+
+def test_asking_whether_a_work_is_completed_waits_for_it() -> None:
+    def ask(rank: int) -> bool:
+        work = dist.all_reduce(torch.zeros(4), async_op=True)
+        answer = work.is_completed()
+        with compute("forward"):
+            pass
+        work.wait()
+        return answer
+
+    run = launch(ask, 2, pace=Pace(1.0, Link(latency=0.25)))
+    assert run.results == [True, True]
+    assert of_kind(run.timeline, 0, "forward")[0].start == 0.5
+
+
+def take_futures(rank: int, inside: bool) -> None:
+    """Two all-reduces in a mark (or before it) whose futures are taken and waited for where nobody sees."""
+
+    def begin() -> torch.futures.Future:
+        return dist.all_reduce(torch.ones(4), async_op=True).get_future()
+
+    if inside:
+        with compute("backward"):
+            reach(0.5)
+            futures = [begin(), begin()]
+            torch.futures.wait_all(futures)
+    else:
+        futures = [begin(), begin()]
+    with compute("optimizer"):
+        torch.futures.wait_all(futures)
+    begin().wait()
+
+
+@pytest.mark.parametrize(("inside", "update"), [(True, 1.5), (False, 1.0)])
+def test_a_future_that_was_taken_counts_as_waited_for_where_its_mark_ends_or_before_the_next_thing(
+    inside: bool, update: float
+) -> None:
+    pace = Pace({"backward": 1.0, "optimizer": 1.0}, Link(latency=0.25))  # an all-reduce takes half a second
+    timeline = launch(take_futures, 2, (inside,), pace=pace).timeline
+    assert of_kind(timeline, 0, "optimizer")[0].start == update
+    assert timeline.makespan == update + 1.5  # the last one counts at the end of the run
+
+
+def test_distributed_data_parallel_hides_its_gradients_behind_the_backward_pass() -> None:
+    def one_step(rank: int) -> torch.Tensor:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
+        dist.barrier()
+        with compute("forward"):
+            loss = model(torch.full((1, 4), float(rank))).sum()
+        with compute("backward"):
+            loss.backward()
+        with compute("optimizer"):
+            pass
+        return model.module.weight.grad
+
+    pace = Pace({"forward": 0.5, "backward": 0.25, "optimizer": 1.0}, Link(latency=0.125))
+    run = launch(one_step, 4, pace=pace)
+    assert all(torch.equal(gradient, torch.full((1, 4), 1.5)) for gradient in run.results)  # mean of 0, 1, 2 and 3
+    for rank in range(4):
+        (forward,), (update,) = (of_kind(run.timeline, rank, kind) for kind in ("forward", "optimizer"))
+        # The one bucket leaves when the backward pass begins to compute, and takes six latencies from there.
+        assert update.start == forward.end + max(0.25, 6 * 0.125)
+
+
+def test_a_work_that_nobody_waits_for_is_told_as_in_a_measured_run() -> None:
+    def forgetful(rank: int) -> None:
+        dist.all_reduce(torch.zeros(1), async_op=True)
+
+    with pytest.raises(RankFailed, match="began all_reduce and returned without waiting for it"):
+        launch(forgetful, 2, pace=Pace(1.0))
+
+
+def test_two_ranks_that_wait_for_each_other_are_a_deadlock_here_too() -> None:
+    def both_receive(rank: int) -> None:
+        dist.recv(torch.zeros(1), 1 - rank)
+
+    with pytest.raises(Deadlock, match="0 waits to receive from 1, 1 waits to receive from 0"):
+        launch(both_receive, 2, pace=Pace(1.0))
+
+
+# The same everywhere
+
+
+class Event(NamedTuple):
+    """One step of a random program: what (c compute, s message, a all-reduce, b barrier of a pair), who, how much."""
+
+    what: str
+    rank: int
+    other: int
+    size: int
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[int, list[Event]]:
+    n = draw(st.integers(2, 4))
+    ranks = st.integers(0, n - 1)
+    event = st.builds(Event, st.sampled_from("ccssa"), ranks, ranks, st.integers(1, 8))
+    return n, draw(st.lists(event, max_size=12))
+
+
+def follow(rank: int, events: list[Event]) -> None:
+    """Computations, messages that are received at once and waited for at the end by who sends them, all-reduces."""
+    works = []
+    for what, one, other, size in events:
+        if what == "c" and rank == one:
+            with compute("forward", work=size):
+                pass
+        elif what == "s" and one != other:
+            if rank == one:
+                works.append(dist.isend(bytes_of(size), other))
+            elif rank == other:
+                dist.recv(bytes_of(size), one)
+        elif what == "a":
+            dist.all_reduce(bytes_of(size))
+    for work in works:
+        work.wait()
+
+
+def by_hand(n: int, events: list[Event], pace: Pace) -> list[float]:
+    """Where each rank's clock stands at the end, from the rules and nothing else; two ranks are a node."""
+    clock, link_free, sent = [0.0] * n, {}, [0.0] * n
+    for what, one, other, size in events:
+        if what == "c":
+            clock[one] += size * pace.device  # type: ignore[operator]
+        elif what == "s" and one != other:
+            inside = one // 2 == other // 2
+            link = pace.link if inside else pace.inter_node
+            assert link
+            start = max(clock[one], link_free.get((one, inside), 0.0))
+            link_free[one, inside] = sent[one] = start + size / link.bandwidth
+            clock[other] = max(clock[other], link_free[one, inside] + link.latency)
+            sent[one] = max(link_free.get((one, True), 0.0), link_free.get((one, False), 0.0))
+        elif what == "a":
+            links = [pace.link] * (n > 1) + [pace.inter_node] * (n > 2)
+            seconds = max(link.latency + size / n / link.bandwidth for link in links if link)
+            clock = [max(clock) + 2 * (n - 1) * seconds] * n
+    return [max(pair) for pair in zip(clock, sent, strict=True)]
+
+
+def paced(device: float, inside: tuple[float, float], between: tuple[float, float]) -> Pace:
+    return Pace(device, Link(*inside), Link(*between), devices_per_node=2)
+
+
+speeds = st.sampled_from([0.1, 0.3, 1.0])
+links = st.tuples(speeds, speeds)
+random_programs = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def run_program(n: int, events: list[Event], pace: Pace) -> Timeline:
+    return launch(follow, n, (events,), pace=pace).timeline
+
+
+@random_programs
+@given(programs(), speeds, links, links)
+def test_random_programs_end_where_the_rules_say(
+    program: tuple[int, list[Event]], device: float, inside: tuple[float, float], between: tuple[float, float]
+) -> None:
+    n, events = program
+    pace = paced(device, inside, between)
+    timeline = run_program(n, events, pace)
+    expected = by_hand(n, events, pace)
+    for rank in range(n):
+        held = [span.end for span in timeline.of(rank) if not span.background]
+        assert max(held, default=0.0) == pytest.approx(expected[rank], **EXACT)
+    assert timeline.makespan == pytest.approx(max(expected), **EXACT)
+
+
+@random_programs
+@given(programs(), speeds, links, links, st.integers(0, 4))
+def test_a_faster_device_or_link_never_makes_a_program_longer(
+    program: tuple[int, list[Event]],
+    device: float,
+    inside: tuple[float, float],
+    between: tuple[float, float],
+    which: int,
+) -> None:
+    n, events = program
+    slow = [device, *inside, *between]
+    fast = list(slow)
+    fast[which] *= 2 if which in (2, 4) else 0.5  # bandwidths grow, seconds shrink
+    before, after = (run_program(n, events, paced(d, (a, b), (c, e))) for d, a, b, c, e in (slow, fast))
+    assert after.makespan <= before.makespan * (1 + 1e-12)
+
+
+def busy_step(rank: int, scale: float = 1.0) -> None:
+    """A bit of everything, in an order that a busy machine would love to mix up."""
+    n = dist.get_world_size()
+    works = []
+    for k in range(6):
+        with compute("forward", micro_batch=k, work=1 + (rank * 7 + k) % 3):
+            time.sleep(0.001 * ((rank + k) % 2))
+        works.append(dist.isend(bytes_of(1000 * (k + 1)), (rank + 1) % n))
+        dist.recv(bytes_of(1000 * (k + 1)), (rank - 1) % n)
+        with compute("backward", micro_batch=k):
+            reach(0.5)
+            works.append(dist.all_reduce(torch.ones(100 * (k + 1)), async_op=True))
+    for work in works:
+        work.wait()
+
+
+BUSY = {"forward": 0.1, "backward": 0.3}
+SLOW_LINK = {"latency": 0.007, "bandwidth": 1e4}
+
+
+@contextmanager
+def loaded_cores(n: int) -> Iterator[None]:
+    hogs = [Process(target=_spin, daemon=True) for _ in range(n)]
+    for hog in hogs:
+        hog.start()
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.join()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def test_a_run_gives_the_same_timeline_to_the_bit_on_a_busy_machine_too() -> None:
+    pace = Pace(BUSY, Link(**SLOW_LINK))
+    first = launch(busy_step, 4, pace=pace).timeline
+    with loaded_cores(2):
+        again = [launch(busy_step, 4, pace=pace).timeline for _ in range(3)]
+    assert all(timeline.spans == first.spans for timeline in again)
+    assert first.makespan > 6 * 0.4
+
+
+def test_twice_the_seconds_everywhere_is_exactly_twice_the_time() -> None:
+    once = launch(busy_step, 4, pace=Pace(BUSY, Link(**SLOW_LINK))).timeline
+    doubled = Pace({kind: 2 * seconds for kind, seconds in BUSY.items()}, Link(2 * 0.007, 1e4 / 2))
+    twice = launch(busy_step, 4, pace=doubled).timeline
+    assert twice.makespan == 2 * once.makespan
+    assert [(span.start, span.end) for span in twice.spans] == [(2 * span.start, 2 * span.end) for span in once.spans]
+
+
+def test_thirty_two_ranks_have_a_clock_each() -> None:
+    timeline = launch(all_reduce, 32, pace=Pace(link=Link(latency=0.5))).timeline
+    assert [ends(timeline, rank) for rank in range(32)] == [62 * 0.5] * 32
+
+
+def test_a_fault_in_an_emulated_run_leaves_the_next_one_as_if_nothing_had_been() -> None:
+    def fails(rank: int) -> None:
+        with compute("forward"):
+            dist.all_reduce(torch.ones(1))
+        raise ValueError("on purpose")
+
+    before = launch(busy_step, 2, pace=Pace(BUSY)).timeline
+    with pytest.raises(RankFailed, match="on purpose"):
+        launch(fails, 2, pace=Pace(1.0))
+    assert launch(busy_step, 2, pace=Pace(BUSY)).timeline.spans == before.spans
