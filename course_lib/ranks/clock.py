@@ -159,10 +159,14 @@ class EmulatedClock:
         mark = self._marks[-1]
         self.now = max(self.now, mark.begun + fraction * mark.seconds)
 
-    def end(self) -> None:
+    def end(self, failed: bool) -> None:
+        """A mark ends; one that failed waits for nobody, since who has raised must say so."""
         self.reach(1.0)
-        self._settle(self._marks[-1])
-        self._marks.pop()
+        if failed:
+            self._marks[-2].unseen += self._marks.pop().unseen
+        else:
+            self._settle(self._marks[-1])
+            self._marks.pop()
 
     def come_by(self) -> None:
         """The rank comes to a mark, an operation or its end: what it waits for out of sight, it has waited for."""

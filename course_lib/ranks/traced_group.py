@@ -35,7 +35,7 @@ class TracedWork(dist.Work):
         self.started = tracer.steps
         if _is_by_hand():
             tracer.unclaimed.add(op.number)
-        if op.is_async and not op.is_message and not tracer.emulated:
+        if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
                 inner.get_future().add_done_callback(self._note_completion)
 

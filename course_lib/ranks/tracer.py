@@ -68,11 +68,11 @@ class Tracer:
         if self.emulated:
             self.emulated.reach(fraction)
 
-    def end(self) -> None:
+    def end(self, failed: bool) -> None:
         if self.device is not None:
             torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
         if self.emulated:
-            self.emulated.end()
+            self.emulated.end(failed)
         self.marks.append(self._open.pop()._replace(end=self.now()))
         self.steps += 1
         self.board.touch(self.rank)

@@ -476,6 +476,17 @@ def test_a_future_that_was_taken_counts_as_waited_for_where_its_mark_ends_or_bef
     assert timeline.makespan == update + 1.5  # the last one counts at the end of the run
 
 
+def test_who_raises_in_a_mark_does_not_wait_there_for_what_nobody_sees() -> None:
+    def raises(rank: int) -> None:
+        if rank == 0:
+            with compute("backward"):
+                dist.all_reduce(torch.ones(4), async_op=True).get_future()
+                raise ValueError("on purpose")
+
+    with pytest.raises(RankFailed, match="Rank 0 raised ValueError: on purpose"):
+        launch(raises, 2, pace=Pace(1.0))
+
+
 def test_distributed_data_parallel_hides_its_gradients_behind_the_backward_pass() -> None:
     def one_step(rank: int) -> torch.Tensor:
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
