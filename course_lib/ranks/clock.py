@@ -96,9 +96,12 @@ class Entries:
         return known[key] if key in known else [entry for entry in known.values() if entry[:3] == key[:3]][-1]
 
     def _read(self, rank: int) -> bool:
-        """Whether there was something new from this rank."""
+        """Whether there was something new from this rank, which may not have begun its run yet."""
         if rank not in self._files:
-            self._files[rank] = open(f"{self._prefix}{rank}", "rb", buffering=0)  # noqa: SIM115  (closed with the run)
+            try:
+                self._files[rank] = open(f"{self._prefix}{rank}", "rb", buffering=0)  # noqa: SIM115  (as above)
+            except FileNotFoundError:
+                return False
         new = self._files[rank].read(1 << 16)
         data = self._rest[rank] + new
         whole = len(data) - len(data) % _ENTRY.size
