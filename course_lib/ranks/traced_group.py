@@ -252,9 +252,7 @@ class TracedGroup(dist.ProcessGroup):
         try:
             return TracedWork(self.tracer, op, call(), tensors)
         except BaseException:
-            self.tracer.operations.remove(op)  # refused, so it never happened
-            op.ended = clock()
-            self.tracer.board.mark_ended(self.tracer.rank, op)
+            self.tracer.withdraw(op)
             raise
 
 
