@@ -1,8 +1,8 @@
 """Time from letting go of a control to the new picture: JupyterLab in a browser, with or without ranks behind it.
 
 Measured in the page, from the control's change event until the last new picture has been painted (two animation frames
-after it arrived). With ranks, the step itself is paced, so a part of this time is emulated work that could not be
-shorter. Without, it is calculated.
+after it arrived). Each explorer with real ranks is moved from its opening setting and from its largest one, always to a
+setting that it has not run yet. (Those that train for hundreds of steps at every move are left out.)
 """
 
 from __future__ import annotations
@@ -16,26 +16,37 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from playwright.sync_api import Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from course_lib.widgets.live import PAUSE
 from tests.browser import conftest as jupyter
 
-TARGET = 400  # milliseconds, median, with four real ranks
-MODELLED_TARGET = 200  # and without
-MOVES = (  # there and back, with the ranks left at four
-    ("link speed", "ArrowRight"),
-    ("overlap", " "),
-    ("batch size", "ArrowRight"),
-    ("link speed", "ArrowLeft"),
-    ("overlap", " "),
-    ("batch size", "ArrowLeft"),
-)
-LONG_PAUSE = PAUSE + 4  # seconds; the rest of the curve is measured by then
-EXPLORER = "from course_lib.widgets.data_parallel import DataParallelExplorer\nDataParallelExplorer()"
+OPENING, LARGEST, MODELLED_TARGET = 150, 300, 200  # milliseconds, medians
+PAUSE = 0.3  # seconds between moves: less than after which an explorer begins to look at more
+RIGHT, LEFT, FLIP = "ArrowRight", "ArrowLeft", " "
+
+
+class Explorer(NamedTuple):
+    """largest: its largest setting.  moves: from there, and from the opening one if that has none of its own."""
+
+    make: str
+    largest: str
+    moves: list[tuple[str, str]]
+    from_opening: list[tuple[str, str]] | None = None
+
+
+STAGES_AND_OVERHEADS = [("stages", RIGHT), ("overhead", RIGHT), ("stages", RIGHT), ("overhead", LEFT)]
+RANKS = {
+    "data_parallel": Explorer("DataParallelExplorer", "8, 64, 2", [("link speed", RIGHT), ("overlap", FLIP)] * 3),
+    "pipeline": Explorer("PipelineExplorer", "8, 16", [("schedule", RIGHT)] * 3 + [("cut", RIGHT)] * 2),
+    "micro_batches": Explorer("MicroBatchExplorer", "1, 8, 0.016", [("overhead", LEFT)] * 3, STAGES_AND_OVERHEADS),
+    "layerwise": Explorer("LayerWiseExplorer", "8, 64, 4000", [("cut", RIGHT), ("units", LEFT), ("cut", LEFT)]),
+    "tensor_parallel": Explorer("TensorParallelExplorer", "8, 128", [("cut", RIGHT)] * 3 + [("sequence", FLIP)]),
+    "mesh": Explorer("MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)]),
+}
 MODELLED = {  # module, and moves to settings that were not shown before
     "one_machine": [("model", "ArrowRight"), ("device", "ArrowRight"), ("at a time", "ArrowRight")] * 2,
     "refresh": [("nodes", "ArrowRight"), ("network", "ArrowRight"), ("devices", "ArrowLeft"), ("nodes", "ArrowLeft")],
@@ -66,23 +77,23 @@ def main() -> int:
     with sync_playwright() as playwright, served() as server:
         page = playwright.chromium.launch(executable_path=browser, args=jupyter.FLAGS).new_page()
         lab = jupyter.Lab(server, page, "benchmark")
-        lab.write("notebooks/explorer.ipynb", EXPLORER)
-        lab.open("notebooks/explorer.ipynb").run_all()
-        page.get_by_role("slider", name="ranks").wait_for()
-        print("From a move to the new picture, 4 real ranks, JupyterLab in a browser")
-        print(f"{'moves':<24}{'number':>8}{'median':>12}{'slowest':>12}    target: median under {TARGET} ms")
-        report("one after another", [time_of(page, *move) for move in MOVES * 2])
-        report("after a pause each", [time_of(page, *move, pause=LONG_PAUSE) for move in MOVES])
-        print(f"No ranks, everything modelled{'target: median under':>48} {MODELLED_TARGET} ms")
+        print("From a move to the new picture, JupyterLab in a browser")
+        print(f"{'explorer':<32}{'moves':>8}{'median':>12}{'slowest':>12}{'target':>12}")
+        for module, explorer in RANKS.items():
+            page = open_explorer(lab, module, f"{explorer.make}()")
+            moves = explorer.from_opening or explorer.moves
+            report(f"{module}, opening", [time_of(page, *move) for move in moves], OPENING)
+            page = open_explorer(lab, module, f"{explorer.make}({explorer.largest})")
+            report(f"{module}, largest", [time_of(page, *move) for move in explorer.moves], LARGEST)
         for module, moves in MODELLED.items():
-            page = open_explorer(lab, module)
-            report(module, [time_of(page, *move, pause=0.5) for move in moves])
+            page = open_explorer(lab, module, "explorer()")
+            report(f"{module}, no ranks", [time_of(page, *move) for move in moves], MODELLED_TARGET)
     return 0
 
 
-def open_explorer(lab: jupyter.Lab, module: str) -> Page:
+def open_explorer(lab: jupyter.Lab, module: str, make: str) -> Page:
     lab.server.end_kernels()
-    lab.write(f"notebooks/{module}.ipynb", f"from course_lib.widgets import {module} as module\nmodule.explorer()")
+    lab.write(f"notebooks/{module}.ipynb", f"from course_lib.widgets import {module} as module\nmodule.{make}")
     lab.open(f"notebooks/{module}.ipynb").run_all()
     lab.page.get_by_role("slider").first.wait_for()
     return lab.page
@@ -108,17 +119,18 @@ def served() -> Iterator[jupyter.Server]:
                 process.wait(20)
 
 
-def time_of(page: Page, control: str, key: str, pause: float = 0.0) -> float:
+def time_of(page: Page, control: str, key: str) -> float:
     """Milliseconds from this move to its picture."""
-    time.sleep(pause)
+    time.sleep(PAUSE)
     page.evaluate(WATCH)
     moved = page.get_by_role("slider", name=control).or_(page.get_by_role("checkbox", name=control))
     moved.press(key)
     return page.evaluate("() => window.picture")
 
 
-def report(name: str, times: list[float]) -> None:
-    print(f"{name:<24}{len(times):>8}{statistics.median(times):>9.0f} ms{max(times):>9.0f} ms", flush=True)
+def report(name: str, times: list[float], target: int) -> None:
+    median, slowest = statistics.median(times), max(times)
+    print(f"{name:<32}{len(times):>8}{median:>9.0f} ms{slowest:>9.0f} ms{target:>9} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ class Recorder(Protocol):
 
     def reach(self, fraction: float) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self, failed: bool) -> None: ...
 
 
 _recorder: Recorder | None = None
@@ -263,8 +264,10 @@ def compute(
         the mark does nothing.
     includes: another kind that is computed within. A `Pace` that has seconds for it adds them.
 
-    Raises ValueError for a kind that is not one of COMPUTE_KINDS.
+    Raises ValueError for a kind that is not one of COMPUTE_KINDS, and for work that is not a number of at least 0.
     """
+    if not 0 <= work < math.inf:
+        raise ValueError(f"work={work!r} must be a number of at least 0")
     for what, given in (("kind", kind), ("includes", includes or kind)):
         if given not in COMPUTE_KINDS:
             raise ValueError(f"{what}={given!r} is not a kind of compute; choose one of {', '.join(COMPUTE_KINDS)}")
@@ -275,8 +278,10 @@ def compute(
     recorder.begin(kind, name, micro_batch, stage, work, includes)
     try:
         yield
-    finally:
-        recorder.end()
+    except BaseException:
+        recorder.end(failed=True)
+        raise
+    recorder.end(failed=False)
 
 
 def reach(fraction: float) -> None:
@@ -284,6 +289,10 @@ def reach(fraction: float) -> None:
 
     An emulated clock moves to where its device would have come this far, so that something started in
     the middle of a backward pass (a bucket's all-reduce) starts at the right moment.
+
+    Raises ValueError for a fraction outside 0 to 1.
     """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction={fraction!r} must be between 0, where the mark begins, and 1, where it ends")
     if _recorder is not None:
         _recorder.reach(fraction)

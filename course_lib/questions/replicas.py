@@ -21,7 +21,7 @@ from course_lib.questions.forms import Choice, Form, Option
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import Pace, RankFailed, launch
-from course_lib.timeline import Timeline, compute
+from course_lib.timeline import compute
 
 TINY = GPTConfig(layers=1, hidden=8, heads=2)
 STEPS = 5

@@ -83,33 +83,33 @@ class Entries:
     def of_member(self, rank: int, op: Operation) -> Entry:
         """When a rank came to a collective; waits for it, since a root may be done before the others have come."""
         key = (op.group, -1, 0, op.order)
-        while key not in self._known[rank]:
-            if not self._read(rank):
-                time.sleep(_POLL)
-        return self._known[rank][key]
+        while key not in (known := self._read(rank)):
+            time.sleep(_POLL)
+        return known[key]
 
     def of_message(self, sender: int, key: _Key) -> Entry:
         """A message that is here. If it took the place of one that named its sender, the newest stands for it."""
-        known = self._known[sender]
-        while key not in known and self._read(sender):
-            pass
+        known = self._read(sender)
         return known[key] if key in known else [entry for entry in known.values() if entry[:3] == key[:3]][-1]
 
-    def _read(self, rank: int) -> bool:
-        """Whether there was something new from this rank, which may not have begun its run yet."""
-        if rank not in self._files:
-            try:
+    def _read(self, rank: int) -> dict[_Key, Entry]:
+        """All that this rank has written so far; it may not have begun its run yet.
+
+        Of two entries for one operation the later counts: the earlier one was refused.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if rank not in self._files:
                 self._files[rank] = open(f"{self._prefix}{rank}", "rb", buffering=0)  # noqa: SIM115  (as above)
-            except FileNotFoundError:
-                return False
-        new = self._files[rank].read(1 << 16)
-        data = self._rest[rank] + new
+            while new := self._files[rank].read(1 << 16):
+                self._take(rank, self._rest[rank] + new)
+        return self._known[rank]
+
+    def _take(self, rank: int, data: bytes) -> None:
         whole = len(data) - len(data) % _ENTRY.size
         self._rest[rank] = data[whole:]
         for entry in map(Entry._make, _ENTRY.iter_unpack(data[:whole])):
             if entry.peer in (-1, self.rank):
                 self._known[rank][entry[:4]] = entry
-        return bool(new)
 
     def close(self) -> None:
         """After the run: no other rank reads any more."""
@@ -146,6 +146,7 @@ class EmulatedClock:
         self.untimed: set[str] = set()  # kinds of marks that the pace has no seconds for
         self._marks = [_Mark(0.0, 0.0)]  # the innermost one last; the first stands for what is not marked
         self._link_free = {True: 0.0, False: 0.0}  # by whether it is the one inside the node
+        self._before = self._link_free  # as it was before the last message
         self._collectives: dict[int, list[Operation]] = defaultdict(list)  # begun, by group
         self._ends: dict[int, list[Moments]] = defaultdict(list)  # of those, as far as they are known
 
@@ -162,10 +163,14 @@ class EmulatedClock:
         mark = self._marks[-1]
         self.now = max(self.now, mark.begun + fraction * mark.seconds)
 
-    def end(self) -> None:
+    def end(self, failed: bool) -> None:
+        """A mark ends; one that failed waits for nobody, since who has raised must say so."""
         self.reach(1.0)
-        self._settle(self._marks[-1])
-        self._marks.pop()
+        if failed:
+            self._marks[-2].unseen += self._marks.pop().unseen
+        else:
+            self._settle(self._marks[-1])
+            self._marks.pop()
 
     def come_by(self) -> None:
         """The rank comes to a mark, an operation or its end: what it waits for out of sight, it has waited for."""
@@ -187,6 +192,7 @@ class EmulatedClock:
         op.emulated = Moments(self.now, self.now)
         if op.is_send:
             (link,) = self.pace.links_among([self.rank, op.peer])
+            self._before = dict(self._link_free)
             inside = self.pace.node(self.rank) == self.pace.node(op.peer)
             self._link_free[inside] = carried = max(self.now, self._link_free[inside]) + op.bytes / link.bandwidth
             op.emulated = Moments(self.now, self.now, ended=carried)
@@ -194,6 +200,13 @@ class EmulatedClock:
         elif not op.is_message:
             self._collectives[op.group].append(op)
             self.entries.write(Entry(op.group, -1, 0, op.order, op.bytes, self.now, 0.0))
+
+    def withdraw(self, op: Operation) -> None:
+        """An operation was refused as soon as it began, so it never was."""
+        if op.is_send:
+            self._link_free = self._before
+        elif not op.is_message:
+            self._collectives[op.group].pop()
 
     def finish(self, op: Operation) -> None:
         """The rank has waited for an operation, which is really complete."""

@@ -3,7 +3,8 @@
     rank 0   send posted ......|=========|        wait until the receive was posted, then transfer
     rank 1   computing         recv posted =====|                      only transfer
 
-A collective is the same with more ranks: until the last of them has arrived, it is waiting.
+A collective is the same with more ranks: until the last of them has arrived, it is waiting. On the real clock that is
+found out afterwards, from what all ranks noted; an emulated clock needs it to go on, so there it is noted (`Moments`).
 """
 
 from __future__ import annotations

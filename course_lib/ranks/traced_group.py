@@ -35,7 +35,7 @@ class TracedWork(dist.Work):
         self.started = tracer.steps
         if _is_by_hand():
             tracer.unclaimed.add(op.number)
-        if op.is_async and not op.is_message and not tracer.emulated:
+        if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
                 inner.get_future().add_done_callback(self._note_completion)
 
@@ -252,9 +252,7 @@ class TracedGroup(dist.ProcessGroup):
         try:
             return TracedWork(self.tracer, op, call(), tensors)
         except BaseException:
-            self.tracer.operations.remove(op)  # refused, so it never happened
-            op.ended = clock()
-            self.tracer.board.mark_ended(self.tracer.rank, op)
+            self.tracer.withdraw(op)
             raise
 
 

@@ -50,6 +50,7 @@ class Tracer:
         self.marks: list[Mark] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()
+        self._last_key: tuple = ()
         self._open: list[Mark] = []
 
     # What `course_lib.timeline.compute` reports
@@ -68,11 +69,11 @@ class Tracer:
         if self.emulated:
             self.emulated.reach(fraction)
 
-    def end(self) -> None:
+    def end(self, failed: bool) -> None:
         if self.device is not None:
             torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
         if self.emulated:
-            self.emulated.end()
+            self.emulated.end(failed)
         self.marks.append(self._open.pop()._replace(end=self.now()))
         self.steps += 1
         self.board.touch(self.rank)
@@ -90,12 +91,22 @@ class Tracer:
         op.number = len(self.operations) + 1
         op.order = self.orders[key]
         self.orders[key] += 1
+        self._last_key = key
         op.line, op.label, op.names = _caller(tensor)
         op.posted = clock()
         self.operations.append(op)
         if self.emulated and op.name != "new_group":
             self.emulated.post(op)
         self.board.post(self.rank, op)
+
+    def withdraw(self, op: Operation) -> None:
+        """The last operation was refused as soon as it began, so it never was."""
+        self.operations.remove(op)
+        self.orders[self._last_key] -= 1
+        if self.emulated:
+            self.emulated.withdraw(op)
+        op.ended = clock()
+        self.board.mark_ended(self.rank, op)
 
     def block(self, op: Operation, started: int) -> None:
         op.blocked = op.posted if self.steps == started else clock()

@@ -10,7 +10,7 @@
 
 Devices and links are emulated, so that a laptop can show what eight devices would do.
 
-A move runs one step and draws it at once; the rest of the speed-up curve is measured when no move has followed.
+A move runs one step and draws it at once; the rest of the speed-up curve is run when no move has followed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider, Switch
 from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
 
-SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004}
+SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004, "optimizer": 0.0}  # an update is quick here
 LATENCY = 0.0005  # seconds
 BATCH_SIZES = (16, 32, 64)
 LINK_SPEEDS = (2, 5, 10, 20, 100)  # megabytes per second

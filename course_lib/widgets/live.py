@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from html import escape
+from math import isclose
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
@@ -30,15 +31,11 @@ WIDTH, HALF = 850, 420  # pixels
 
 
 def compared(seconds: float, predicted: float) -> str:
-    """How long a run took beside what was predicted, in words."""
+    """How long an emulated run took beside what was predicted, in words."""
+    if isclose(seconds, predicted):
+        return "exactly as predicted"
     off = seconds / predicted - 1
-    if abs(off) < 0.01:
-        return "as predicted, within 1%"
-    if off < 0.1:
-        return f"{percent(abs(off))} {'longer' if off > 0 else 'shorter'} than predicted"
-    return (
-        f"{percent(off)} longer than predicted (your computer is busy with something else; move a control to try again)"
-    )
+    return f"{percent(abs(off))} {'longer' if off > 0 else 'shorter'} than predicted"
 
 
 class View(NamedTuple):

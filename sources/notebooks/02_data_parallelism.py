@@ -401,21 +401,32 @@ measured = [training_step(n, batch_size=512, config=GPTConfig(), repeat=5) for n
 speed_up([Timing.of(step) for step in emulated + measured], title="More ranks, more speed?")
 
 # %% [markdown]
-# Both bend away from the ideal. The measured line does so as soon as there are more ranks than cores. The
-# emulated line has a device for each rank, and still bends. Where does its time go?
+# Both bend away from the ideal. The measured line does so as soon as there are more ranks than cores. The emulated line
+# has a device for each rank, and still bends. Where does its time go?
 
 # %%
 lost_time({f"N = {step.world_size}": attribute(step) for step in emulated}, title="Where it goes")
 
 # %% [markdown]
-# The share of time spent on communication grows with every rank. Not because there is more of it, but because there
-# is less of everything else: computing is split among the ranks, the all-reduce is not. With $T_1$ for the time of
-# one rank, $G$ bytes of gradients, and a link of bandwidth $\beta$ and latency $\alpha$,
+# The share of time spent on communication grows with every rank. There is more of it; but above all there is less of
+# everything else. Computing is split among the ranks, the all-reduce is not. With $C$ for the time in which one rank
+# computes the gradients of the whole minibatch, $U$ for an update, $G$ bytes of gradients, and a link of bandwidth
+# $\beta$ and latency $\alpha$,
 #
-# $$T_N \;=\; \frac{T_1}{N} \;+\; 2\,\frac{N-1}{N}\cdot\frac{G}{\beta} \;+\; 2\,(N-1)\,\alpha$$
+# $$T_N \;=\; \frac{C}{N} \;+\; U \;+\; 2\,\frac{N-1}{N}\cdot\frac{G}{\beta} \;+\; 2\,(N-1)\,\alpha$$
 #
-# The first term falls with $N$, the second hardly changes, the third grows.
-#
+# The first term falls with $N$, the second stays. The third grows, but is never twice what it was with two ranks; the
+# last one grows without end. Here are all four, beside what the emulated clocks say:
+
+# %%
+G = emulated[1].bytes_sent(0)  # with two ranks, each sends as many bytes as there are
+for step in emulated:
+    n = step.world_size
+    terms = 64 * 0.012 / n, 0.004, 2 * (n - 1) / n * G / 2.5e6, 2 * (n - 1) * 0.001
+    parts = " + ".join(f"{1000 * seconds:5.1f}" for seconds in terms)
+    print(f"{n} ranks: {parts} = {1000 * sum(terms):5.1f} ms, emulated {1000 * step.makespan:5.1f} ms")
+
+# %% [markdown]
 # ### Question: eight are fine, sixteen are not
 #
 # Each answer takes its suspect away and measures the speed-up again, on a cluster with a fast link inside each machine

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Pipeline parallelism
 #
-# **What you do:** let small pieces of a minibatch flow through a model that lies on four devices, measure how long the
+# **What you do:** let small pieces of a minibatch flow through a model that lies on four devices, see how long the
 # devices are idle, and find the schedule and the size of the pieces that waste least.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** [Layer-wise model parallelism](03_layerwise_model_parallelism.ipynb).
@@ -26,10 +26,9 @@ whole = step("naive", stages=4, micro_batches=1)
 gantt(whole, title="The whole minibatch at once")
 
 # %% [markdown]
-# This is **emulated**, as before: real processes, messages and gradients, and a clock that rules move. The devices need
-# 0.16 s to bring the minibatch forward through their own layers, their **stage**, and 0.32 s to bring its gradients
-# back. The number on a bar says which piece of the minibatch it is; there
-# is only one, number 0.
+# This is **emulated**, as before: processes, messages and gradients are real, the clocks stand for other devices. These
+# need 0.16 s to bring the minibatch forward through their own layers, their **stage**, and 0.32 s to bring its
+# gradients back. The number on a bar says which piece of the minibatch it is; there is only one, number 0.
 #
 # Why should the first device wait, though? It is done with the minibatch, and there is nothing else. So cut the
 # minibatch into four **micro-batches**. The first device passes micro-batch 0 on and starts with number 1 at once,
@@ -44,9 +43,10 @@ print(f"{pieces.makespan / whole.makespan:.0%} of the time")
 gantt(pieces, title="In four micro-batches")
 
 # %% [markdown]
-# A bit less than a half. Look at the middle: for a moment all four devices work at the same time. Before that the
-# pipeline **fills**, since the last device has nothing to do until something arrives; after that it **drains**. The
-# idle time at both ends has a name, the **bubble**.
+# A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. Look at the middle:
+# for a moment all four devices work at the same time. Before that the pipeline **fills**, since the last device has
+# nothing to do until something arrives; after that it **drains**. The idle time at both ends has a name, the
+# **bubble**.
 #
 # Here is the same as text, if a forward and a backward pass took equally long. Each column is one turn; F2 is the
 # forward pass of micro-batch 2, B2 its backward pass.
@@ -83,11 +83,11 @@ Card("Q10")
 p = 4
 runs = {m: step("gpipe", p, m) for m in (1, 2, 4, 8, 16)}
 for m, run in runs.items():
-    print(f"{m:2} micro-batches: idle {run.idle_fraction():4.0%}, formula {(p - 1) / (m + p - 1):4.0%}, "
+    print(f"{m:2} micro-batches: idle {run.idle_fraction():.4%}, formula {(p - 1) / (m + p - 1):.4%}, "
           f"{whole.makespan / run.makespan:.1f} times as fast as without")
 
 # %% [markdown]
-# Sixteen, and the formula is right. It has no device speeds in it, and no minibatch: only stages and micro-batches
+# Sixteen, and the formula is right, to the last digit. It has no device speeds in it, and no minibatch: only stages and micro-batches
 # count. With many micro-batches four devices come close to being four times as fast as one, which a plain row of
 # devices never is.
 #
@@ -250,7 +250,7 @@ except ScheduleError as error:
 #
 # ### Question: the order that keeps both busiest
 #
-# Your order becomes a program for two ranks, and its idle time is measured. More than one order is best.
+# Your order becomes a program for two ranks, and you see how long they are idle. More than one order is best.
 
 # %%
 Card("Q8")

@@ -6,10 +6,12 @@ Every number here is exact: seconds are powers of two and bytes too, or the comp
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Process
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -22,6 +24,8 @@ from torch import nn
 
 from course_lib import Deadlock, Link, Pace, RankFailed, Span, Timeline, launch
 from course_lib.mechanisms.collectives import ring_all_reduce
+from course_lib.ranks.board import Operation
+from course_lib.ranks.clock import Entries, Entry
 from course_lib.timeline import compute, reach
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
@@ -476,6 +480,17 @@ def test_a_future_that_was_taken_counts_as_waited_for_where_its_mark_ends_or_bef
     assert timeline.makespan == update + 1.5  # the last one counts at the end of the run
 
 
+def test_who_raises_in_a_mark_does_not_wait_there_for_what_nobody_sees() -> None:
+    def raises(rank: int) -> None:
+        if rank == 0:
+            with compute("backward"):
+                dist.all_reduce(torch.ones(4), async_op=True).get_future()
+                raise ValueError("on purpose")
+
+    with pytest.raises(RankFailed, match="Rank 0 raised ValueError: on purpose"):
+        launch(raises, 2, pace=Pace(1.0))
+
+
 def test_distributed_data_parallel_hides_its_gradients_behind_the_backward_pass() -> None:
     def one_step(rank: int) -> torch.Tensor:
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
@@ -511,6 +526,35 @@ def test_two_ranks_that_wait_for_each_other_are_a_deadlock_here_too() -> None:
 
     with pytest.raises(Deadlock, match="0 waits to receive from 1, 1 waits to receive from 0"):
         launch(both_receive, 2, pace=Pace(1.0))
+
+
+def test_an_operation_that_was_refused_never_was() -> None:
+    def try_two(rank: int) -> None:
+        peer = 1 - rank
+        sparse = torch.zeros(2).to_sparse()
+        for refused in (lambda: dist.broadcast(sparse, 0), lambda: dist.isend(sparse, peer)):
+            with pytest.raises((RuntimeError, ValueError)):
+                refused()
+        dist.all_reduce(bytes_of(MB))
+        works = [dist.isend(bytes_of(MB), peer), dist.irecv(bytes_of(MB), peer)]
+        for work in works:
+            work.wait()
+
+    timeline = launch(try_two, 2, pace=Pace(link=Link(0.5, MB))).timeline
+    assert timeline.makespan == 2 * (0.5 + 0.5) + 0.5 + 1.0
+
+
+def test_a_member_that_has_not_begun_its_run_is_waited_for(tmp_path: Path) -> None:
+    came = Entry(group=7, peer=-1, tag=0, order=0, bytes=8, posted=1.5, arrival=0.0)
+
+    def begin_and_come() -> None:
+        Entries(str(tmp_path), rank=1, run=1).write(came)
+
+    late = threading.Timer(0.05, begin_and_come)
+    early = Entries(str(tmp_path), rank=0, run=1)
+    late.start()
+    assert early.of_member(1, Operation(number=0, members=0b11, order=0, group=7)) == came
+    late.join()
 
 
 # The same everywhere
