@@ -375,8 +375,8 @@ for step in (1, 5, 20, 80):
 #
 # Your computer has a few cores, so eight ranks on it cannot compute at the same time. Therefore this part is
 # **emulated**: the processes, their messages and gradients are real, but each rank carries a clock of its own. What it
-# computes moves that clock by the time that a device of a given speed would take, and a message by the time that a
-# link of a given speed would. So nobody has to wait, and the times are the same on every computer. The devices here
+# computes moves that clock by the time that a device of a given speed would take, and a message by the time that a link
+# of a given speed would. Nothing really takes that long, and it comes out the same on every computer. The devices here
 # need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. Links carry 2.5 MB per
 # second, and every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models
 # larger by as much. What counts is the ratio.)
@@ -419,7 +419,7 @@ lost_time({f"N = {step.world_size}": attribute(step) for step in emulated}, titl
 # last one grows without end. Here are all four, beside what the emulated clocks say:
 
 # %%
-G = emulated[1].bytes_sent(0)  # with two ranks, each sends as many bytes as there are
+G = emulated[1].bytes_sent(0)  # with two ranks, each sends as many bytes as are to be averaged
 for step in emulated:
     n = step.world_size
     terms = 64 * 0.012 / n, 0.004, 2 * (n - 1) / n * G / 2.5e6, 2 * (n - 1) * 0.001

@@ -143,9 +143,9 @@ alone, four = (layerwise_step(ranks, samples=32, config=config, pace=pace).timel
 gantt(four, compare=alone, title="A training step on four ranks, and below it on one")
 
 # %% [markdown]
-# Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last and all the way back. Of
-# four devices three wait. (This is **emulated**, as in the last lesson: a device takes 20 ms for a block forward, and
-# 40 ms backward.)
+# Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last
+# and all the way back. Of four devices three wait. (This is **emulated**, as in the last lesson: a device takes 20 ms
+# for a block forward, and 40 ms backward.)
 
 # %%
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")

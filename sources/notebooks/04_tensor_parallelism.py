@@ -145,7 +145,8 @@ for way in WAYS:
 # Every move of a control runs a forward and a backward pass on real ranks, and compares the numbers with those of one
 # process. The upper picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
 # blank. Above and below stand the collectives, with the bytes counted in the run. The lower picture is **emulated**,
-# with links of 1 MB per second. (A thousandth or less of what real ones do; what counts is the ratio.) Under it stands what the formula says.
+# with links of 1 MB per second. (A thousandth or less of what real ones do; what counts is the ratio.) Under it stands
+# what the formula says.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? (A matrix
@@ -352,7 +353,8 @@ speed_up([timing(ranks, per_node) for per_node in (8, 4) for ranks in (1, 2, 4, 
 
 # %% [markdown]
 # Up to four ranks both lines are one. With eight, the second group has to cross the slow link: it is less than three
-# times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden states of $H$ bytes, each of $N$ ranks sends
+# times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden states of $H$
+# bytes, each of $N$ ranks sends
 #
 # $$4L \cdot 2\,\frac{N-1}{N}\,H$$
 #

@@ -43,9 +43,9 @@ print(f"{pieces.makespan / whole.makespan:.0%} of the time")
 gantt(pieces, title="In four micro-batches")
 
 # %% [markdown]
-# A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. Look at the middle:
-# for a moment all four devices work at the same time. Before that the pipeline **fills**, since the last device has
-# nothing to do until something arrives; after that it **drains**. The idle time at both ends has a name, the
+# A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. Look at the
+# middle: for a moment all four devices work at the same time. Before that the pipeline **fills**, since the last device
+# has nothing to do until something arrives; after that it **drains**. The idle time at both ends has a name, the
 # **bubble**.
 #
 # Here is the same as text, if a forward and a backward pass took equally long. Each column is one turn; F2 is the
@@ -87,9 +87,9 @@ for m, run in runs.items():
           f"{whole.makespan / run.makespan:.1f} times as fast as without")
 
 # %% [markdown]
-# Sixteen, and the formula is right, to the last digit. It has no device speeds in it, and no minibatch: only stages and micro-batches
-# count. With many micro-batches four devices come close to being four times as fast as one, which a plain row of
-# devices never is.
+# Sixteen, and the formula is right, to the last digit. It has no device speeds in it, and no minibatch: only stages and
+# micro-batches count. With many micro-batches four devices come close to being four times as fast as one, which a plain
+# row of devices never is.
 #
 # It also says what to do about more devices: with twice the stages you need about twice the micro-batches to stay
 # where you are. A rule of thumb is $m \ge 4p$, for a bubble of at most a fifth (Huang et al. 2019).
@@ -294,7 +294,8 @@ for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b":
 #
 # ### Turn the knobs
 #
-# Every move runs a pipeline of emulated devices, on real ranks, and draws it above what the simulator predicted, on one axis. Try these:
+# Every move runs a pipeline of emulated devices, on real ranks, and draws it above what the simulator predicted, on one
+# axis. Try these:
 #
 # 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture never becomes smaller?
 # 2. Switch between `gpipe` and `1f1b`, and watch what every rank holds.

@@ -194,7 +194,7 @@ def stretched(factor: float) -> Timeline:
 
 def test_the_difference_is_said_in_words() -> None:
     assert compared(0.1 + 0.2, 0.3) == "exactly as predicted"  # sums in another order
-    assert compared(1.004, 1.0) == "under 1% longer than predicted"
+    assert compared(1.004, 1.0) == "4 ms longer than predicted"
     assert compared(0.97, 1.0) == "3% shorter than predicted"
     assert compared(1.5, 1.0) == "50% longer than predicted"
 
