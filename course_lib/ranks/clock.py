@@ -146,7 +146,6 @@ class EmulatedClock:
         self.untimed: set[str] = set()  # kinds of marks that the pace has no seconds for
         self._marks = [_Mark(0.0, 0.0)]  # the innermost one last; the first stands for what is not marked
         self._link_free = {True: 0.0, False: 0.0}  # by whether it is the one inside the node
-        self._before = self._link_free  # as it was before the last message
         self._collectives: dict[int, list[Operation]] = defaultdict(list)  # begun, by group
         self._ends: dict[int, list[Moments]] = defaultdict(list)  # of those, as far as they are known
 
@@ -192,7 +191,6 @@ class EmulatedClock:
         op.emulated = Moments(self.now, self.now)
         if op.is_send:
             (link,) = self.pace.links_among([self.rank, op.peer])
-            self._before = dict(self._link_free)
             inside = self.pace.node(self.rank) == self.pace.node(op.peer)
             self._link_free[inside] = carried = max(self.now, self._link_free[inside]) + op.bytes / link.bandwidth
             op.emulated = Moments(self.now, self.now, ended=carried)
@@ -202,10 +200,8 @@ class EmulatedClock:
             self.entries.write(Entry(op.group, -1, 0, op.order, op.bytes, self.now, 0.0))
 
     def withdraw(self, op: Operation) -> None:
-        """An operation was refused as soon as it began, so it never was."""
-        if op.is_send:
-            self._link_free = self._before
-        elif not op.is_message:
+        """A collective was refused as soon as it began, so it never was. (Messages are refused before they begin.)"""
+        if not op.is_message:
             self._collectives[op.group].pop()
 
     def finish(self, op: Operation) -> None:

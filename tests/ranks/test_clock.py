@@ -105,8 +105,9 @@ def test_a_mark_inside_another_is_part_of_it() -> None:
         with compute("backward"), compute("other", work=work):
             pass
 
-    assert launch(nested, 1, (1.0,), pace=Pace({"backward": 0.5, "other": 0.125})).timeline.makespan == 0.5
-    assert launch(nested, 1, (8.0,), pace=Pace({"backward": 0.5, "other": 0.125})).timeline.makespan == 1.0
+    for work, expected in ((1.0, 0.5), (8.0, 1.0)):
+        timeline = launch(nested, 1, (work,), pace=Pace({"backward": 0.5, "other": 0.125})).timeline
+        assert {span.kind: span.end for span in timeline.spans} == {"other": 0.125 * work, "backward": expected}
 
 
 def test_time_blocked_inside_a_mark_is_added_to_its_compute() -> None:
@@ -537,9 +538,8 @@ def test_an_operation_that_was_refused_never_was() -> None:
     def try_two(rank: int) -> None:
         peer = 1 - rank
         sparse = torch.zeros(2).to_sparse()
-        for refused in (lambda: dist.broadcast(sparse, 0), lambda: dist.isend(sparse, peer)):
-            with pytest.raises((RuntimeError, ValueError)):
-                refused()
+        with pytest.raises(RuntimeError):
+            dist.broadcast(sparse, 0)
         dist.all_reduce(bytes_of(MB))
         works = [dist.isend(bytes_of(MB), peer), dist.irecv(bytes_of(MB), peer)]
         for work in works:
