@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks import named_ranks
 from course_lib.ranks.board import Operation, group_hash
 from course_lib.ranks.tracer import Tracer, clock, is_torch
 
@@ -211,11 +212,13 @@ class TracedGroup(dist.ProcessGroup):
         return self.inner._get_backend(device)
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
+        named_ranks.check(self, "send", group_rank=destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
         return self._start(op, tensors, lambda: self.inner.send(tensors, destination, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
+        named_ranks.check(self, "recv", group_rank=source)
         op = self._message(_called("recv"), tensors, self.ranks[source], tag)
         self.tracer.post(op, (self.hash, "recv", op.peer, tag))
         return self._start(op, tensors, lambda: self.inner.recv(tensors, source, tag))
@@ -250,6 +253,8 @@ class TracedGroup(dist.ProcessGroup):
         op.detail = "" if reduction is None else _REDUCTIONS[reduction.op.value]
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
+        if root is not None:
+            named_ranks.check(self, kind.name, group_rank=root)
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
         op.sent = ring_bytes(kind.name, op.bytes, (self.place - (root or 0)) % n, n)
@@ -325,6 +330,7 @@ def register(tracer: Tracer) -> None:
         tracer.finish(waiting)
         return TracedGroup(tracer, inner, options.group_id, ranks)
 
+    named_ranks.check_before_torch()
     dist.Backend.register_backend("traced", create, extended_api=True, devices=["cpu", "cuda"])
 
 
