@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -195,15 +196,15 @@ def test_an_operation_is_right_with_every_layout_of_what_it_reads_and_writes(ope
     assert launch(wrong_ones, N, (operation,)).results == [[]] * N
 
 
-def by_waiting(work: dist.Work) -> None:
+def by_waiting(work: Any) -> None:
     work.wait()
 
 
-def by_future(work: dist.Work) -> None:
+def by_future(work: Any) -> None:
     work.get_future().wait()
 
 
-def by_looking(work: dist.Work) -> None:
+def by_looking(work: Any) -> None:
     while not work.is_completed():
         pass
 
