@@ -6,6 +6,7 @@ Arrows point down: a room imports from rooms below it, never from above and neve
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -186,3 +187,16 @@ def test_a_broken_rule_is_found(house: Path, file: str, text: str, complaint: st
 def test_a_long_function_is_found(house: Path) -> None:
     write(house, "timeline.py", "def fits():\n" + "    pass\n" * 39 + "def grows():\n" + "    pass\n" * 40)
     assert long_functions(house) == ["course_lib/timeline.py:41: grows has 41 lines"]
+
+
+def test_no_lesson_uses_a_name_that_torch_is_about_to_drop() -> None:
+    import torch.distributed as dist
+
+    functions = {name: member for name, member in vars(dist).items() if callable(member) and name[0] != "_"}
+    old = [name for name, function in functions.items() if hasattr(function, "__deprecated__")]
+    assert "all_gather_into_tensor" in old  # so we do ask torch
+    spelled = re.compile(rf"\b({'|'.join(old)})\b")
+    rooms = ("course_lib", "sources", "exercises", "notebooks", "solutions")
+    files = [file for room in rooms for end in ("py", "ipynb", "md") for file in (ROOT / room).rglob(f"*.{end}")]
+    assert len(files) > 100
+    assert [f"{file}: {name}" for file in files for name in spelled.findall(file.read_text(encoding="utf-8"))] == []

@@ -39,8 +39,10 @@ class RanksMagic(Magics):
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
         filename = f"cell In[{self.shell.execution_count}]"
         remember_source(filename, source)
-        if pool.size_of(_PURPOSE) != options.world_size:
-            pool.discard(_PURPOSE)
+        size = pool.size_of(_PURPOSE)
+        if size != options.world_size:
+            if size is not None:
+                pool.discard(_PURPOSE)
             if self.held:
                 print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
         arguments = (source, filename)

@@ -46,6 +46,7 @@ class Pool:
         self.read = [0] * world_size  # how much of each log has been shown
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
+        self.has_run = False
         try:
             self._start_workers()
         except BaseException:
@@ -183,13 +184,21 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
             _make_room(purpose, 0 if uses_gpu else ROOM - world_size)
             pool = Pool(world_size, uses_gpu)
         _pools[purpose, world_size] = pool
-        pool.is_tidy = False
+        pool.is_tidy, pool.has_run = False, True
         try:
             yield pool
         finally:
             if not pool.is_tidy:
                 _discard((purpose, world_size))
+                if server.start_method(uses_gpu) == "spawn":
+                    _start_spare(purpose, world_size, uses_gpu)
             _Retirement.postpone()
+
+
+def _start_spare(purpose: str, world_size: int, uses_gpu: bool) -> None:
+    """Start the ranks of the next run now: they import torch on their own while the student reads what went wrong."""
+    with contextlib.suppress(OSError), server.interrupts_deferred():
+        _pools[purpose, world_size] = Pool(world_size, uses_gpu)
 
 
 def _make_room(purpose: str, room: int) -> None:
@@ -200,8 +209,8 @@ def _make_room(purpose: str, room: int) -> None:
 
 
 def size_of(purpose: str) -> int | None:
-    """How many ranks wait in the pool last used for this purpose; None if there are none."""
-    last = [pool for key, pool in _pools.items() if key[0] == purpose][-1:]
+    """How many ranks wait in the pool last used for this purpose; None if there are none, or none that have run."""
+    last = [pool for key, pool in _pools.items() if key[0] == purpose and pool.has_run][-1:]
     return last[0].world_size if last and last[0].fits(last[0].uses_gpu) else None
 
 

@@ -64,6 +64,14 @@ def directories() -> list[str]:
     return [usual] if len(usual) < 60 or not os.path.isdir("/tmp") else [usual, "/tmp"]
 
 
+# The fork server looks at the pipe from the notebook when it has imported everything. Until then the system does:
+# when the notebook's end closes, SIGIO ends the process, whichever thread imports and whatever holds Python's lock.
+_END_WITH_PIPE = (
+    "; import fcntl, select; fcntl.fcntl({pipe}, fcntl.F_SETOWN, os.getpid())"
+    "; fcntl.fcntl({pipe}, fcntl.F_SETFL, os.O_ASYNC); select.select([{pipe}], [], [], 0)[0] and os._exit(0)"
+)
+
+
 @contextlib.contextmanager
 def _in_own_group() -> Iterator[None]:
     """Start multiprocessing's helpers outside the notebook's process group.
@@ -73,7 +81,10 @@ def _in_own_group() -> Iterator[None]:
     plain = util.spawnv_passfds
 
     def spawn(path: Any, args: Any, passfds: Any) -> int:
-        return plain(path, [*args[:-1], f"import os; os.setpgid(0, 0); {args[-1]}"], passfds)
+        first = "import os; os.setpgid(0, 0)"
+        if "forkserver" in args[-1] and hasattr(os, "O_ASYNC"):
+            first += _END_WITH_PIPE.format(pipe=passfds[1])
+        return plain(path, [*args[:-1], f"{first}; {args[-1]}"], passfds)
 
     util.spawnv_passfds = spawn
     try:

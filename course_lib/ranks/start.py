@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 
-def begin(*args: Any) -> None:
+def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> None:
+    """Become a rank. `lifeline` never carries data: it closes with the parent, which may be while torch is imported."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # so that a child process left behind can be ended with its worker
+    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
     from course_lib.ranks import worker
 
-    worker.main(*args)
+    worker.main(place, parent, memory)
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the parent has gone."""
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

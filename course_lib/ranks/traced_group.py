@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks import layouts, named_ranks
 from course_lib.ranks.board import Operation, group_hash
 from course_lib.ranks.tracer import Tracer, clock, is_torch
 
@@ -203,19 +204,21 @@ class TracedGroup(dist.ProcessGroup):
         return self.inner._get_backend(device)
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
+        named_ranks.check(self, "send", group_rank=destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
-        return self._start(op, tensors, lambda: self.inner.send(tensors, destination, tag))
+        return self._start(op, tensors, lambda: layouts.carry_out_reading(self.inner.send, tensors, destination, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
+        named_ranks.check(self, "recv", group_rank=source)
         op = self._message(_called("recv"), tensors, self.ranks[source], tag)
         self.tracer.post(op, (self.hash, "recv", op.peer, tag))
-        return self._start(op, tensors, lambda: self.inner.recv(tensors, source, tag))
+        return self._start(op, tensors, lambda: layouts.carry_out(self.inner.recv, op.name, tensors, source, tag))
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
         op = self._message("recv_any_source", tensors, -1, tag)
         self.tracer.post(op, (self.hash, "recv_any_source", tag))
-        return self._start(op, tensors, lambda: self.inner.recv_anysource(tensors, tag))
+        return self._start(op, tensors, lambda: layouts.carry_out(self.inner.recv_anysource, op.name, tensors, tag))
 
     def _message(self, name: str, tensors: list[torch.Tensor], peer: int, tag: int) -> Operation:
         op = self._describe(name, tensors)
@@ -235,18 +238,23 @@ class TracedGroup(dist.ProcessGroup):
 
     def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
         kind = _COLLECTIVES[method]
-        tensors = [] if kind.tensor is None else _flatten(args[kind.tensor])
+        tensors = [] if kind.tensor is None else layouts.flatten(args[kind.tensor])
         options = kwargs.get("opts") or (args[-1] if args else None)
         op = self._describe(kind.name, tensors)
         reduction = getattr(options, "reduceOp", None)
         op.detail = "" if reduction is None else _REDUCTIONS[reduction.op.value]
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
+        if root is not None:
+            named_ranks.check(self, kind.name, group_rank=root)
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
         op.sent = ring_bytes(kind.name, op.bytes, (self.place - (root or 0)) % n, n)
         self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
-        return self._start(op, tensors, lambda: getattr(self.inner, method)(*args, **kwargs))
+        call = getattr(self.inner, method)
+        if tensors:
+            call = functools.partial(layouts.carry_out, call, kind.name)
+        return self._start(op, tensors, lambda: call(*args, **kwargs))
 
     def _start(self, op: Operation, tensors: list[torch.Tensor], call: Callable[[], Any]) -> TracedWork:
         try:
@@ -276,12 +284,6 @@ def _dtype(dtype: torch.dtype) -> str:
 @functools.lru_cache(maxsize=10_000)
 def _shape(shape: torch.Size) -> str:
     return "x".join(map(str, shape))
-
-
-def _flatten(tensors: Any) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [tensor for item in tensors for tensor in _flatten(item)]
 
 
 def _is_by_hand() -> bool:
@@ -315,6 +317,7 @@ def register(tracer: Tracer) -> None:
         tracer.finish(waiting)
         return TracedGroup(tracer, inner, options.group_id, ranks)
 
+    named_ranks.check_before_torch()
     dist.Backend.register_backend("traced", create, extended_api=True, devices=["cpu", "cuda"])
 
 

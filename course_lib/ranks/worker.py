@@ -35,8 +35,8 @@ _PR_SET_PDEATHSIG = 1
 _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
-def main(place: messages.Place, parent: Connection, lifeline: Connection, board_memory: Any) -> None:
-    """Serve runs until the parent goes away. `lifeline` never carries data: it closes with the parent."""
+def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
+    """Serve runs until the parent goes away."""
     server.is_rank = True
     _outlive_nobody()
     log = _redirect_output(place)
@@ -49,7 +49,6 @@ def main(place: messages.Place, parent: Connection, lifeline: Connection, board_
     _join_group(place, tracer)
     timeline.record_with(tracer)
     worker = Worker(place, parent, tracer)
-    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
     threading.Thread(target=worker.send_unfinished_lines, name="unfinished lines", daemon=True).start()
     while True:
         try:
@@ -63,8 +62,6 @@ def main(place: messages.Place, parent: Connection, lifeline: Connection, board_
 def _outlive_nobody() -> None:
     """Die with the parent, however it dies, and before it does when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what the Stop button means
-    if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)  # so that a child process left behind can be ended with its worker
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -90,15 +87,6 @@ def _close_fork_server_descriptor() -> None:
     if _forkserver._forkserver_alive_fd is not None:
         os.close(_forkserver._forkserver_alive_fd)
         _forkserver._forkserver_alive_fd = None
-
-
-def _end_with(lifeline: Connection) -> None:
-    """End this process when the parent has gone."""
-    with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
 
 
 def _redirect_output(place: messages.Place) -> Any:

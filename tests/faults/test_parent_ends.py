@@ -124,6 +124,35 @@ def test_a_crash_of_the_notebook_server_leaves_nothing_running(tmp_path):
         assert_gone(processes)
 
 
+SLOW_IMPORT = """
+import os, sys, time
+class SlowTorch:
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            open(os.path.join(os.environ["TMPDIR"], f"importing-{os.getpid()}"), "w").close()
+            time.sleep(60)
+sys.meta_path.insert(0, SlowTorch)
+"""
+FIRST_CELL = {
+    "forkserver": "import time; from course_lib import launch; time.sleep(60)",
+    "spawn": "from course_lib import launch; launch(lambda rank: rank, 2)",
+}
+
+
+@pytest.mark.parametrize("method", FIRST_CELL)
+def test_who_still_imports_torch_goes_with_a_notebook_that_is_killed(tmp_path, method):
+    """Torch takes a minute to import here, so nobody goes because that was over."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": paths, "COURSE_LIB_START_METHOD": method, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", FIRST_CELL[method]], env=os.environ | environment) as notebook:
+        wait_for(lambda: len([*tmp_path.glob("importing-*")]) == (2 if method == "spawn" else 1))
+        helpers = psutil.Process(notebook.pid).children()
+        notebook.kill()
+    assert len(helpers) == (3 if method == "spawn" else 2)  # one is multiprocessing's resource tracker
+    assert_gone(helpers)
+
+
 @contextlib.contextmanager
 def notebook_server(folder: Path):
     environment = os.environ | {"TMPDIR": str(folder), "JUPYTER_RUNTIME_DIR": str(folder / "runtime")}

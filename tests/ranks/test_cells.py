@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,6 +122,18 @@ def test_a_deadlock_ends_and_the_next_cell_says_that_variables_are_gone(notebook
     assert "0 waits to receive from 1, 1 waits to receive from 0" in str(error).splitlines()[0]
     assert "run those cells again" in str(error)
     assert notebook.run("%%ranks 2\n'mine' in globals()") == ["rank 0 | False", "rank 1 | False"]
+
+
+def test_ranks_that_are_spawned_before_the_next_cell_know_nothing_either(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_LIB_START_METHOD", "spawn")
+    notebook.run("%%ranks 2\nmine = rank")
+    assert "run those cells again" in str(notebook.fails("%%ranks 2\nif rank: fail\ndist.barrier()"))
+    waiting = {process.pid for process in multiprocessing.active_children()}
+    shown = notebook.run("%%ranks 2\nimport os\nprint('mine' in globals(), os.getpid())")
+    assert {int(line.removeprefix(f"rank {rank} | False ")) for rank, line in enumerate(shown)} == waiting
+    discard_all()
 
 
 def test_an_endless_cell_ends_at_its_time_limit(notebook: Notebook) -> None:

@@ -182,6 +182,8 @@ def test_a_send_is_free_whether_or_not_the_receive_has_been_posted() -> None:
     timeline = launch(late_receiver, 2, pace=Pace(8.0, Link(bandwidth=MB))).timeline
     assert (ends(timeline, 0), ends(timeline, 1)) == (1.0, 8.0)
     assert timeline.waiting(0) == timeline.waiting(1) == 0.0
+    (received,) = of_kind(timeline, 1, "transfer")  # it was there when it was asked for
+    assert (received.start, received.end) == (8.0, 8.0)
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -484,6 +486,15 @@ def test_a_future_that_was_taken_counts_as_waited_for_where_its_mark_ends_or_bef
     timeline = launch(take_futures, 2, (inside,), pace=pace).timeline
     assert of_kind(timeline, 0, "optimizer")[0].start == update
     assert timeline.makespan == update + 1.5  # the last one counts at the end of the run
+
+
+def test_a_future_that_was_taken_outside_of_marks_counts_before_the_next_operation() -> None:
+    def reduce_then_send(rank: int) -> None:
+        dist.all_reduce(torch.ones(4), async_op=True).get_future()
+        (dist.send if rank == 0 else dist.recv)(torch.zeros(1), 1 - rank)
+
+    timeline = launch(reduce_then_send, 2, pace=Pace(link=Link(latency=0.25))).timeline
+    assert [ends(timeline, rank) for rank in range(2)] == [0.5, 0.75]
 
 
 def test_who_raises_in_a_mark_does_not_wait_there_for_what_nobody_sees() -> None:

@@ -400,3 +400,42 @@ print(launch(total, 2).results)
 """
     shown = script(program, folder=tmp_path, COURSE_LIB_START_METHOD="spawn")
     assert shown == "[3, 3]\nRankFailed 1\nDeadlock None\n[3, 3]\n"
+
+
+def test_the_next_ranks_are_spawned_while_the_student_reads_what_went_wrong(tmp_path: Path) -> None:
+    program = """
+import os, signal, threading, time
+import psutil
+import torch.distributed as dist
+from course_lib import RankFailed, Stopped, launch
+
+def process(rank, fault=None):
+    if fault == "raise" and rank == 1:
+        raise ValueError("while the others wait")
+    if fault:
+        dist.barrier()
+    if fault == "stop":
+        time.sleep(60)
+    return os.getpid()
+
+def ranks():
+    return {child.pid for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())}
+
+def faulty(fault, error):
+    try:
+        launch(process, 2, (fault,))
+    except error:
+        return ranks()
+
+waiting = faulty("raise", RankFailed)  # the ranks there are when the error shows
+one = set(launch(process, 1).results)
+two = set(launch(process, 2).results)
+print(len(waiting), two == waiting, ranks() == two | one)
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+new = faulty("stop", Stopped) - one
+print(len(new), new.isdisjoint(waiting), *new)
+"""
+    first, second = script(program, folder=tmp_path, COURSE_LIB_START_METHOD="spawn").splitlines()
+    assert first == "2 True True"
+    assert second.startswith("2 True ")
+    assert not any(psutil.pid_exists(int(pid)) for pid in second.split()[2:])  # they went with the notebook

@@ -1,0 +1,99 @@
+"""Tensors with gaps in memory: an operation gets copies without gaps, and what it writes is brought back.
+
+gloo takes numbers side by side from a tensor's first one on, whatever the strides. Of the column
+x[:, 0] it would reduce one number, and then the neighbours of that number, without a word:
+
+    x[:, 0]  --contiguous()-->  copy  --all_reduce-->  copy  --copy_ when it is waited for-->  x[:, 0]
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def carry_out(call: Callable[..., Any], name: str, written: Any, *others: Any, **options: Any) -> Any:
+    """Call an operation that writes into its first argument, a tensor or lists of them; returns its handle.
+
+    Raises ValueError if numbers that it writes would fall on the same place.
+    """
+    tensors = flatten(written)
+    _refuse_shared_places(name, tensors)
+    packed = _packed(written)
+    work = call(packed, *map(_packed, others), **options)
+    pairs = [pair for pair in zip(tensors, flatten(packed), strict=True) if pair[0] is not pair[1]]
+    return _BringingBack(work, pairs) if pairs else work
+
+
+def carry_out_reading(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an operation that only reads; returns its handle."""
+    return call(*map(_packed, arguments))
+
+
+def flatten(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [tensor for item in tensors for tensor in flatten(item)]
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous() if _has_gaps(value) else value
+    return [_packed(item) for item in value] if isinstance(value, list) else value
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_contiguous()
+
+
+def _refuse_shared_places(name: str, tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if _has_gaps(tensor) and 0 in tensor.stride():
+            raise ValueError(
+                f"{name} would write into a tensor that shows the same numbers several times, as expand() makes them. "
+                "Give it a tensor with a place for each: x = x.contiguous()."
+            )
+    places = [tensor.data_ptr() for tensor in tensors if len(tensors) > 1 and tensor.numel()]
+    if len(set(places)) < len(places):
+        n = len(tensors)
+        raise ValueError(
+            f"{name} would write all its results into one tensor: [tensor] * {n} is {n} times the same. "
+            f"Make {n} tensors: [torch.zeros(2) for _ in range({n})]."
+        )
+
+
+class _BringingBack:
+    """A handle that fills the tensors with gaps, once, before anybody sees that the operation has ended."""
+
+    def __init__(self, inner: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.inner, self.pairs, self.lock = inner, pairs, threading.Lock()
+
+    def _bring_back(self) -> None:
+        with self.lock, torch.no_grad():
+            while self.pairs:
+                tensor, copy = self.pairs.pop()
+                tensor.copy_(copy)
+
+    def wait(self, *timeout: Any) -> bool:
+        done = self.inner.wait(*timeout)
+        self._bring_back()
+        return done
+
+    def is_completed(self) -> bool:
+        completed = self.inner.is_completed()
+        if completed:
+            self._bring_back()
+        return completed
+
+    def get_future(self) -> Any:
+        def values(future: Any) -> Any:
+            self._bring_back()
+            return future.value()
+
+        return self.inner.get_future().then(values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)

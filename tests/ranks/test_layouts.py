@@ -1,0 +1,281 @@
+"""Tensors with gaps in memory: every operation is right with them, or refused with a way out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import RankFailed, launch
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+N = 3
+SHAPE = (3, 2)
+Layout = Callable[[torch.Tensor], torch.Tensor]
+
+
+def part(values: torch.Tensor, *rows: slice) -> torch.Tensor:
+    """These values as a view of a larger tensor, whose other numbers nobody may touch."""
+    size = [3 * n for n in values.shape]
+    view = torch.full(size, -9.0)[rows]
+    view.copy_(values)
+    return view
+
+
+LAYOUTS: dict[str, Layout] = {
+    "contiguous": torch.clone,
+    "columns": lambda values: part(values, slice(values.shape[0]), slice(1, None, 3)),
+    "every second row": lambda values: part(values, slice(1, 2 * values.shape[0], 2), slice(values.shape[1])),
+    "transposed": lambda values: values.T.contiguous().T,
+    "expanded": lambda values: part(values[:1], slice(1), slice(values.shape[1])).expand(values.shape),
+}
+
+
+def values(rank: int, rows: int = 3, equal: bool = False) -> torch.Tensor:
+    """What a rank has: numbers that occur nowhere else, or rows that are equal and may be expanded ones."""
+    base = torch.arange(2.0).expand(rows, 2) if equal else torch.arange(2.0 * rows).view(rows, 2)
+    return base + 100 * rank
+
+
+def untouched(view: torch.Tensor) -> bool:
+    """Whether all numbers around a view are as they were."""
+    if view.is_contiguous() or view._base is None or view._base.shape[0] != 3 * view.shape[0]:
+        return True
+    before = view.clone()
+    view.fill_(-9.0)
+    clean = bool((view._base == -9.0).all())
+    view.copy_(before)
+    return clean
+
+
+class Case:
+    """One operation on one rank, its tensors laid out in some way: what came out, and what should have."""
+
+    def __init__(self, rank: int, given: Layout, taken: Layout, equal: bool, finish: Callable | None) -> None:
+        self.rank, self.given, self.taken, self.equal, self.finish = rank, given, taken, equal, finish
+
+    def own(self, rank: int | None = None, rows: int = 3) -> torch.Tensor:
+        return values(self.rank if rank is None else rank, rows, self.equal)
+
+    def of_all(self) -> list[torch.Tensor]:
+        return [self.own(rank) for rank in range(N)]
+
+    def empty(self, rows: int = 3) -> torch.Tensor:
+        return self.taken(torch.full((rows, 2), -1.0))
+
+    def empties(self) -> list[torch.Tensor]:
+        return [self.empty() for _ in range(N)]
+
+    def run(self, operation: Callable, *args, **options) -> None:
+        work = operation(*args, **options, **({"async_op": True} if self.finish else {}))
+        if self.finish:
+            self.finish(work)
+
+    def all_reduce(self):
+        x = self.given(self.own())
+        self.run(dist.all_reduce, x)
+        return x, sum(self.of_all())
+
+    def broadcast(self):
+        x = self.given(self.own())
+        self.run(dist.broadcast, x, 1)
+        return x, self.own(1)
+
+    def reduce(self):
+        x = self.given(self.own())
+        self.run(dist.reduce, x, 1)
+        return (x, sum(self.of_all())) if self.rank == 1 else None
+
+    def all_gather(self):
+        box = self.empties()
+        self.run(dist.all_gather, box, self.given(self.own()))
+        return box, self.of_all()
+
+    def all_gather_single(self):
+        box = self.empty(3 * N)
+        self.run(dist.all_gather_single, box, self.given(self.own()))
+        return box, torch.cat(self.of_all())
+
+    def gather(self):
+        box = self.empties() if self.rank == 1 else None
+        self.run(dist.gather, self.given(self.own()), box, 1)
+        return (box, self.of_all()) if self.rank == 1 else None
+
+    def scatter(self):
+        x = self.empty()
+        self.run(dist.scatter, x, [self.given(each) for each in self.of_all()] if self.rank == 1 else None, 1)
+        return x, self.own()
+
+    def reduce_scatter(self):
+        x = self.empty()
+        self.run(dist.reduce_scatter, x, [self.given(each + self.rank) for each in self.of_all()])
+        return x, N * self.own() + sum(range(N))
+
+    def reduce_scatter_single(self):
+        x = self.empty()
+        self.run(dist.reduce_scatter_single, x, self.given(values(0, 3 * N, self.equal) + self.rank))
+        share = values(0, 3 * N, self.equal)[3 * self.rank : 3 * self.rank + 3]
+        return x, N * share + sum(range(N))
+
+    def all_to_all(self):
+        box = self.empties()
+        self.run(dist.all_to_all, box, [self.given(each + 10 * self.rank) for each in self.of_all()])
+        return box, [self.own() + 10 * rank for rank in range(N)]
+
+    def all_to_all_single(self):
+        x = self.empty()
+        self.run(dist.all_to_all_single, x, self.given(self.own()))
+        return x, torch.stack([each[self.rank] for each in self.of_all()])
+
+    def send(self):
+        left, right = (self.rank - 1) % N, (self.rank + 1) % N
+        x = self.empty()
+        if self.rank == 0:
+            dist.send(self.given(self.own()), right)
+        dist.recv(x, left)
+        if self.rank != 0:
+            dist.send(self.given(self.own()), right)
+        return x, self.own(left)
+
+    def isend(self):
+        left, right = (self.rank - 1) % N, (self.rank + 1) % N
+        x = self.empty()
+        sending, receiving = dist.isend(self.given(self.own()), right), dist.irecv(x, left)
+        (self.finish or by_waiting)(receiving)
+        sending.wait()
+        return x, self.own(left)
+
+    def recv_any_source(self):
+        x = self.empty()
+        if self.rank == 0:
+            dist.recv(x)
+            return x, self.own(2)
+        if self.rank == 2:
+            dist.send(self.given(self.own()), 0)
+        return None
+
+
+IN_PLACE = ("all_reduce", "broadcast", "reduce")
+OUT_OF_PLACE = (
+    *("all_gather", "all_gather_single", "gather", "scatter", "reduce_scatter", "reduce_scatter_single"),
+    *("all_to_all", "all_to_all_single", "send", "isend", "recv_any_source"),
+)
+COLLECTIVES = (*IN_PLACE, *OUT_OF_PLACE[:8])
+WITH_GAPS = [name for name in LAYOUTS if name != "expanded"]
+
+
+def wrong_ones(rank: int, operation: str, finish: Callable | None = None) -> list[tuple[str, str, str]]:
+    """The layouts of what is given and taken with which an operation does not do what it should."""
+    found = []
+    for given in WITH_GAPS if operation in IN_PLACE else LAYOUTS:
+        for taken in [given] if operation in IN_PLACE else WITH_GAPS:
+            case = Case(rank, LAYOUTS[given], LAYOUTS[taken], given == "expanded", finish)
+            verdict = judge(getattr(case, operation)())
+            if verdict != "right":
+                found.append((given, taken, verdict))
+    return found
+
+
+def judge(outcome: tuple | None) -> str:
+    if outcome is None:
+        return "right"
+    got, expected = (list(each) if isinstance(each, list) else [each] for each in outcome)
+    if not all(map(torch.equal, got, expected)):
+        return f"{got} instead of {expected}"
+    return "right" if all(map(untouched, got)) else "wrote elsewhere"
+
+
+@pytest.mark.parametrize("operation", [*IN_PLACE, *OUT_OF_PLACE])
+def test_an_operation_is_right_with_every_layout_of_what_it_reads_and_writes(operation: str) -> None:
+    assert launch(wrong_ones, N, (operation,)).results == [[]] * N
+
+
+def by_waiting(work: Any) -> None:
+    work.wait()
+
+
+def by_future(work: Any) -> None:
+    work.get_future().wait()
+
+
+def by_looking(work: Any) -> None:
+    while not work.is_completed():
+        pass
+
+
+@pytest.mark.parametrize("finish", [by_waiting, by_future, by_looking])
+@pytest.mark.parametrize("operation", [*COLLECTIVES, "isend"])
+def test_so_is_an_asynchronous_one_however_its_end_is_seen(operation: str, finish: Callable) -> None:
+    if finish is not by_waiting and operation in ("reduce_scatter", "reduce_scatter_single", "isend"):
+        pytest.skip("PyTorch's own handle has no future, and does not say that it has ended, before it is waited for")
+    assert launch(wrong_ones, N, (operation, finish)).results == [[]] * N
+
+
+def test_what_was_brought_back_is_brought_back_once() -> None:
+    def change_after_waiting(rank: int) -> list[float]:
+        x = torch.zeros(3, 2)
+        work = dist.all_reduce(x[:, 0], async_op=True)
+        work.wait()
+        x.fill_(5.0)
+        assert work.is_completed() and work.wait()
+        return x.flatten().tolist()
+
+    assert launch(change_after_waiting, 2).results == [[5.0] * 6] * 2
+
+
+def test_ranks_may_lay_the_same_tensor_out_differently() -> None:
+    def add(rank: int) -> torch.Tensor:
+        x = list(LAYOUTS.values())[rank](values(rank))
+        dist.all_reduce(x)
+        return x
+
+    for total in launch(add, 4).results:
+        assert torch.equal(total, values(0) + values(1) + values(2) + values(3))
+
+
+def test_a_parameter_with_gaps_can_be_shared() -> None:
+    def share(rank: int) -> list[float]:
+        weight = torch.nn.Parameter(torch.full((2, 3), float(rank)).T)
+        dist.broadcast(weight, 1)
+        dist.all_reduce(weight.T[0])
+        return weight.flatten().tolist()
+
+    assert launch(share, 2).results == [[2.0, 1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("operation", [*IN_PLACE, *OUT_OF_PLACE])
+def test_what_shows_the_same_numbers_several_times_cannot_be_written_into(operation: str) -> None:
+    def write(rank: int) -> None:
+        getattr(Case(rank, LAYOUTS["expanded"], LAYOUTS["expanded"], True, None), operation)()
+
+    with pytest.raises(RankFailed, match=r"would write into .* x = x\.contiguous\(\)"):
+        launch(write, N)
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "gather", "all_to_all"])
+def test_one_tensor_cannot_hold_the_results_of_all(operation: str) -> None:
+    def take(rank: int) -> None:
+        case = Case(rank, torch.clone, torch.clone, False, None)
+        case.empties = lambda: [torch.zeros(SHAPE)] * N  # type: ignore[method-assign]
+        getattr(case, operation)()
+
+    with pytest.raises(RankFailed, match=rf"{operation} would write all its results into one tensor: \[tensor\] \* 3"):
+        launch(take, N)
+
+
+def test_one_tensor_can_be_given_to_all() -> None:
+    def give(rank: int) -> tuple[float, float, float]:
+        one, box = torch.ones(1), [torch.zeros(1) for _ in range(2)]
+        taken, summed = torch.zeros(1), torch.zeros(1)
+        dist.scatter(taken, [one] * 2 if rank == 0 else None, 0)
+        dist.reduce_scatter(summed, [one] * 2)
+        dist.all_to_all(box, [one] * 2)
+        return float(taken), float(summed), float(sum(box))
+
+    assert launch(give, 2).results == [(1.0, 2.0, 2.0)] * 2
