@@ -206,6 +206,7 @@ class Conversation:
 
     def _raise_timeout(self) -> None:
         views = self.views()
+        self._raise_mismatch([view.operations for view in views])
         for view in views:
             if view.state == "computing":
                 view.line = self.pool.stack_line(view.rank) or view.line

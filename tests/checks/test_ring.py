@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib import checks
+from course_lib import Mismatch, checks
 from course_lib.checks import ring
+from course_lib.checks.examine import recognize
+from course_lib.ranks import conversation
+from course_lib.ranks.errors import Report, Row
 
 AllReduce = Callable[[Tensor], Any]
 
@@ -378,6 +382,27 @@ def test_a_run_that_does_not_end_well_is_explained(fn: AllReduce, words: str) ->
     assert (verdict.outcome, verdict.idea) == ("idea", fn.__name__)
     assert words in verdict.message
     assert "test_ring.py, line" in " ".join(text for _, text in verdict.facts)
+
+
+@pytest.mark.parametrize("fn", [buffer_of_wrong_type, buffer_of_wrong_size])
+def test_a_wrong_buffer_is_told_also_before_the_other_ranks_have_noticed(
+    fn: AllReduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the others still wait when the rank that received too much is already dead."""
+    monkeypatch.setattr(conversation, "_GRACE", 0.0)
+    assert checks.ring_all_reduce(fn).idea == fn.__name__
+
+
+@pytest.mark.parametrize(
+    ("received", "idea"), [("2 float64", "buffer_of_wrong_size"), ("3 float32", "buffer_of_wrong_type")]
+)
+def test_a_wrong_buffer_is_told_whatever_the_ranks_were_doing_by_then(received: str, idea: str) -> None:
+    for states in itertools.product(["waiting", "raised", "died", "computing"], repeat=3):
+        for operations in itertools.product(["recv", "send"], repeat=3):
+            rows = map(Row, range(3), states, operations)
+            text = f"Rank 0 sends 3 float64 but rank 1 receives into {received}."
+            error = Mismatch(text, report=Report(tuple(rows)))
+            assert recognize(ring.RING.accidents, error)[0] == idea, states  # type: ignore[index]
 
 
 def test_every_accident_is_tried() -> None:
