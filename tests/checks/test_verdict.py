@@ -6,6 +6,7 @@ import pytest
 
 from course_lib import Span, Timeline
 from course_lib.checks import Cost, Idle, NotPassed, Verdict
+from course_lib.checks.verdict import HEADLINES
 
 RIGHT = Verdict("f", "passed", "Tried.", costs=(Cost("bytes", "1,200", "1,000"),), remarks=("Use `isend`.",))
 WRONG = Verdict("f", "idea", "a < b in `x`", "2 ranks", "too_small", facts=(("Line", "cell 3, line 1: x < y"),))
@@ -43,6 +44,12 @@ def test_requiring_a_wrong_one_raises_without_a_wall_of_text(capsys: pytest.Capt
     assert caught.value._render_traceback_() == [
         "NotPassed: the reason stands above. Change f and run this cell again."
     ]
+
+
+@pytest.mark.parametrize("outcome", sorted(set(HEADLINES) - {"passed"}))
+def test_nothing_but_a_right_one_earns_points(outcome: str) -> None:
+    with pytest.raises(NotPassed):
+        Verdict("f", outcome, "Why.").require()
 
 
 def test_idle_time_says_what_would_be_possible_and_that_it_is_paced() -> None:
