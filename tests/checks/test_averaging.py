@@ -85,7 +85,7 @@ def with_a_float32_weight(model: nn.Module, samples: int) -> None:
 def test_a_right_average_passes(fn: Average) -> None:
     verdict = checks.average_gradients(fn)
     assert verdict.passed, verdict
-    assert verdict.idle is not None and verdict.idle.timeline.origin == "paced"
+    assert verdict.idle is not None and verdict.idle.timeline.origin == "emulated"
 
 
 def test_other_problems_and_another_model_pass_too() -> None:

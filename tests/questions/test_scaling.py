@@ -24,7 +24,7 @@ def calculated(case: Cluster, workers: int, pace: Pace) -> Timeline:
         spans.append(Span(rank, "forward", "", 0.0, compute))
         spans.append(Span(rank, "transfer", "all_reduce", compute, compute + travel))
         spans.append(Span(rank, "optimizer", "", compute + travel, compute + travel + update))
-    return Timeline(spans, workers, "paced")
+    return Timeline(spans, workers, "emulated")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def _case(seed: int) -> Cluster:
 def test_q3_runs_on_real_ranks() -> None:
     case = Cluster(devices_per_node=2, batch_size=16)
     step = case.step(4, case.pace())
-    assert (step.world_size, step.origin) == (4, "paced")
+    assert (step.world_size, step.origin) == (4, "emulated")
     assert {"forward", "backward", "optimizer", "transfer"} <= {span.kind for span in step.spans}
 
 

@@ -85,4 +85,4 @@ def test_drift_is_measured_and_drawn() -> None:
     (drift,) = outcome.measured
     assert drift.startswith("How far the replicas are apart: 0.")
     assert "4 ranks" in outcome.pictures[0].summary
-    assert "paced" in outcome.pictures[0].summary
+    assert "emulated" in outcome.pictures[0].summary

@@ -23,7 +23,7 @@ def step_of(ranks: int, seconds: float) -> Timeline:
     end = 0.9 * seconds
     spans = [Span(rank, "forward", "", 0.0, end) for rank in range(ranks)]
     spans += [Span(rank, "transfer", "all_reduce", end, seconds) for rank in range(ranks)]
-    return Timeline(spans, ranks, "paced")
+    return Timeline(spans, ranks, "emulated")
 
 
 def instead_of_running(monkeypatch: pytest.MonkeyPatch, run: Callable[[Setting], Timeline]) -> list[Setting]:
@@ -58,7 +58,7 @@ def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     explorer.ranks.value = 3
     assert rows(explorer) == 3
     assert explorer.explorer.below.value != before
-    assert explorer.explorer.sentences.value.count("3 ranks, 16 samples, paced: ") == 1
+    assert explorer.explorer.sentences.value.count("3 ranks, 16 samples, emulated: ") == 1
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_each_control_changes_its_part_of_the_run(
 def test_controls_and_pictures_say_what_they_are(explorer: DataParallelExplorer) -> None:
     assert [control.label for control in explorer.explorer.controls] == ["ranks", "batch size", "link speed", "overlap"]
     for picture in (explorer.explorer.beside, explorer.explorer.under, explorer.explorer.below):
-        assert "paced" in picture.value
+        assert "emulated" in picture.value
         assert "aria-label" in picture.value
 
 
@@ -83,7 +83,7 @@ def test_the_curve_has_one_rank_the_ideal_and_every_number_of_ranks_to_be_compar
     explorer: DataParallelExplorer,
 ) -> None:
     for ranks in CURVE:
-        assert f"paced: {ranks} rank" in explorer.explorer.beside.value
+        assert f"emulated: {ranks} rank" in explorer.explorer.beside.value
     assert ">ideal<" in explorer.explorer.beside.value
 
 
@@ -103,7 +103,7 @@ def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
     asyncio.run(move())
     # The last one has the ranks of the next move ready.
     assert [setting.ranks for setting in called] == [4, 2, 8, 4]
-    assert "paced: 8 rank" in explorer.explorer.beside.value
+    assert "emulated: 8 rank" in explorer.explorer.beside.value
 
 
 def test_a_new_move_puts_the_rest_of_the_curve_off(
@@ -135,7 +135,7 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.explorer.sentences.value
     instead_of_running(monkeypatch, perfect)
     explorer.overlap.value = True
-    assert "4 ranks, 32 samples, paced" in explorer.explorer.sentences.value
+    assert "4 ranks, 32 samples, emulated" in explorer.explorer.sentences.value
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_curve_holds_only_runs_with_the_same_batch_link_and_overlap(monkeypatc
 
 
 def test_the_sentences_give_the_speed_up_and_the_largest_loss() -> None:
-    text = describe(SETTING, step_of(4, 0.05), [Timing(1, 0.16, "paced")])
+    text = describe(SETTING, step_of(4, 0.05), [Timing(1, 0.16, "emulated")])
     assert "50 ms for a step, 3.2 times as fast as 1 rank (ideal: 4)" in text
     assert "computed for 90% of the time; the largest loss is communication not hidden, 10%" in text
 

@@ -25,7 +25,7 @@ def as_predicted(arrangement: Arrangement, off: float = 0.0) -> MeshStep:
         for axis, count in arrangement.wire.sent(rank).items():
             group = list(range(8)) if axis == "all" else arrangement.group(rank, axis)
             sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
-    return MeshStep(Timeline(predict(arrangement).spans, 8, "paced"), sent, off)
+    return MeshStep(Timeline(predict(arrangement).spans, 8, "emulated"), sent, off)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
     with monkeypatch.context() as at_first:
         at_first.setattr(Arrangement, "run", as_predicted)
         shown = MeshExplorer()
-    assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, paced: " in sentences(shown)
+    assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, emulated: " in sentences(shown)
     before = shown.explorer.beside.value
     shown.mesh.value = (4, 1, 2)
     assert shown.explorer.beside.value != before
@@ -59,7 +59,7 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
         "The updated weights are those of one process.",
     ):
         assert words in sentences(shown)
-    for heading in ("paced (emulated device speed)", "modelled (calculated, not run)"):
+    for heading in ("emulated (real processes and messages, emulated clock)", "modelled (calculated, not run)"):
         assert heading in shown.explorer.below.value
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_took_too_long_is_run_again(called: list[Arrangement], monkey
     def stretched(arrangement: Arrangement) -> MeshStep:
         step, factor = as_predicted(arrangement), next(factors)
         spans = [span._replace(start=factor * span.start, end=factor * span.end) for span in step.timeline.spans]
-        return step._replace(timeline=Timeline(spans, 8, "paced"))
+        return step._replace(timeline=Timeline(spans, 8, "emulated"))
 
     monkeypatch.setattr(Arrangement, "run", stretched)
     assert "as predicted, within 1%" in sentences(MeshExplorer())
@@ -176,7 +176,7 @@ def test_controls_and_pictures_say_what_they_are(called: list[Arrangement]) -> N
     labels = [control.label for control in shown.explorer.controls]
     assert labels == ["dp x pp x tp", "micro-batches", "schedule", "precision"]
     for place in (shown.explorer.beside, shown.explorer.below):
-        assert "paced" in place.value
+        assert "emulated" in place.value
         assert "aria-label" in place.value
 
 

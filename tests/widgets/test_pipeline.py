@@ -26,7 +26,7 @@ def as_predicted(setting: Any) -> Timeline:
     else:
         seconds = setting.seconds
         spans = micro_batches.simulate(setting.schedule, seconds["forward"], seconds["backward"]).spans
-    return Timeline(spans, setting.schedule.n_ranks, "paced")
+    return Timeline(spans, setting.schedule.n_ranks, "emulated")
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_a_move_runs_real_ranks_beside_what_was_predicted(name: str) -> None:
     shown.schedule.value = name
     shown.micro_batches.value = 2
     assert shown.explorer.below.value != before
-    assert f"2 stages, 2 micro-batches, {name}, paced: " in sentences(shown)
-    for heading in ("paced (emulated device speed)", "modelled (calculated, not run)"):
+    assert f"2 stages, 2 micro-batches, {name}, emulated: " in sentences(shown)
+    for heading in ("emulated (real processes and messages, emulated clock)", "modelled (calculated, not run)"):
         assert heading in shown.explorer.below.value
 
 
@@ -104,7 +104,7 @@ def test_controls_and_pictures_say_what_they_are(called: list[Any]) -> None:
     assert [control.label for control in sizes.explorer.controls] == ["micro-batch", "stages", "overhead", "memory"]
     for one in (shown, sizes):
         for place in (one.explorer.beside, one.explorer.below):
-            assert "paced" in place.value
+            assert "emulated" in place.value
             assert "aria-label" in place.value
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_took_too_long_is_run_again() -> None:
 
 def stretched(factor: float) -> Timeline:
     spans = [span._replace(start=factor * span.start, end=factor * span.end) for span in SETTING.predict().spans]
-    return Timeline(spans, 4, "paced")
+    return Timeline(spans, 4, "emulated")
 
 
 def test_the_difference_is_said_in_words() -> None:

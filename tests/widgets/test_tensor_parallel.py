@@ -28,14 +28,14 @@ def said(explorer: TensorParallelExplorer) -> str:
     return explorer.explorer.sentences.value
 
 
-def test_a_move_runs_paced_ranks_and_draws_what_they_did() -> None:
+def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     explorer = TensorParallelExplorer(ranks=1, hidden=32)
-    assert "1 rank, columns, rows, hidden size 32, paced: " in said(explorer)
+    assert "1 rank, columns, rows, hidden size 32, emulated: " in said(explorer)
     explorer.ranks.value = 2
-    assert "2 ranks, columns, rows, hidden size 32, paced: " in said(explorer)
+    assert "2 ranks, columns, rows, hidden size 32, emulated: " in said(explorer)
     assert "8.19 kB in 2 all-reduces: no cut needs less" in said(explorer)
     assert "modelled" in explorer.explorer.below.value
-    assert "paced" in explorer.explorer.beside.value
+    assert "emulated" in explorer.explorer.beside.value
 
 
 @pytest.mark.parametrize(
