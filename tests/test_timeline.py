@@ -163,7 +163,9 @@ def test_a_trace_names_its_ranks_and_its_background_in_order(tmp_path: Path) -> 
 
 def test_a_trace_keeps_times_in_microseconds_and_a_zero_that_means_something(tmp_path: Path) -> None:
     span = Span(0, "forward", "", 0.0015, 0.004, micro_batch=0, stage=0)
-    trace = trace_of(Timeline([span, Span(0, "transfer", "send", 0.004, 0.005, bytes=8, peer=0)], 1, "emulated"), tmp_path)
+    trace = trace_of(
+        Timeline([span, Span(0, "transfer", "send", 0.004, 0.005, bytes=8, peer=0)], 1, "emulated"), tmp_path
+    )
     forward, send = (e for e in trace["traceEvents"] if e["ph"] == "X")
     assert (forward["name"], forward["cat"], forward["ts"], forward["dur"]) == ("forward", "forward", 1500, 2500)
     assert forward["args"] == {"micro_batch": 0, "stage": 0}

@@ -30,7 +30,7 @@ from course_lib.timeline import Timeline
 
 Sizes = tuple[int, int, int]
 
-CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on two cores nearly keep up with devices
+CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on two cores are done within a blink
 MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, CONFIG.vocab, tied_embeddings=False)
 SAMPLES, PER_MACHINE = 64, 4
 SECONDS, UPDATE = 0.005, 0.004  # of a layer for a sample: forward, and each half of the backward; of the optimizer

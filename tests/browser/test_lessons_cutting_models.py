@@ -45,7 +45,10 @@ def a_schedule_is_run_beside_what_was_predicted(explorer: Any) -> None:
     expect(pictures(explorer).first).to_contain_text("at most 1")
     drag(explorer, "stages", 0.0)
     says(explorer, "2 stages, 8 micro-batches, 1f1b, emulated")
-    for heading in ("emulated (real processes and messages, emulated clock): 2 ranks", "modelled (calculated, not run): 2 ranks"):
+    for heading in (
+        "emulated (real processes and messages, emulated clock): 2 ranks",
+        "modelled (calculated, not run): 2 ranks",
+    ):
         expect(pictures(explorer).last).to_contain_text(heading)
 
 

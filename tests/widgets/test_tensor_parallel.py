@@ -71,8 +71,15 @@ def test_what_is_predicted_is_the_formula() -> None:
     x_bytes = 32 * hidden * 4
     rings = 2 * (2 * (ranks - 1) * LATENCY + 2 * (ranks - 1) / ranks * x_bytes / BANDWIDTH)
     predicted = predict(run, ranks)
-    assert predicted.makespan == pytest.approx(products + rings)
+    assert predicted.makespan == pytest.approx(products + rings, rel=1e-9)
     assert predicted.bytes_sent(3) == run.timeline.bytes_sent(3)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_real_ranks_take_as_long_as_the_formula_says(way: str, sequence_parallel: bool) -> None:
+    run = Setting(4, 32, way, sequence_parallel).run()
+    assert run.timeline.makespan == pytest.approx(predict(run, 4).makespan, rel=1e-9)
 
 
 def test_controls_have_labels_and_pictures_have_words(quick: list[Setting]) -> None:
