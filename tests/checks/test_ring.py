@@ -113,11 +113,14 @@ def test_the_price_is_exact() -> None:
     assert memory.best == f"{size // 4:,}"
     exchanging = 6 * (ring.LINK.latency + size / 4 / ring.LINK.bandwidth)
     assert verdict.idle is not None
-    assert verdict.idle.best == pytest.approx(exchanging / (ring.BACKWARD + exchanging))
+    assert verdict.idle.best == pytest.approx(exchanging / (ring.BACKWARD + exchanging), rel=1e-9)
+    assert verdict.idle.timeline.idle_fraction() == pytest.approx(verdict.idle.best, rel=1e-9)
 
 
 def test_ranks_that_take_turns_get_a_remark() -> None:
-    assert "take turns" in checks.ring_all_reduce(rank_0_receives_first).remarks[0]
+    verdict = checks.ring_all_reduce(rank_0_receives_first)
+    assert "take turns" in verdict.remarks[0]
+    assert verdict.idle is not None and verdict.idle.timeline.idle_fraction() > verdict.idle.best
     assert checks.ring_all_reduce(textbook).remarks == ()
 
 
