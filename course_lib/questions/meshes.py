@@ -154,6 +154,7 @@ def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samp
     dist.barrier()
     hybrid.train_step(part, optimizer, inputs, targets)
     where, place = tensor_parallel.placements(part), mesh.place("tp")
+    mesh.close()
     return [Weight(name, where[name].dim, place, value.float()) for name, value in part.state_dict().items()]
 
 

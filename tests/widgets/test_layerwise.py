@@ -58,6 +58,7 @@ def test_one_rank_computes_at_a_time() -> None:
         assert end == start  # messages take no time here
     # Eight blocks, two on each rank: 2 units forward and 4 backward.
     assert [end - start for start, end, _ in passes] == pytest.approx([2] * 4 + [4] * 4, rel=1e-9)
+    assert timeline.makespan == pytest.approx(layerwise.predict(timeline).makespan, rel=1e-9)
 
 
 def test_a_cut_by_bytes_makes_the_fullest_rank_less_full() -> None:

@@ -66,7 +66,7 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
 @pytest.mark.parametrize("arrangement", [BOX, Arrangement((1, 4, 2), 2, "zb_h1"), Arrangement((4, 1, 2), 1)])
 def test_real_ranks_take_as_long_as_predicted(arrangement: Arrangement) -> None:
     timeline, predicted = arrangement.run().timeline, predict(arrangement)
-    # Not predicted are the messages of 512 bytes that say, ahead of the first micro-batch, what hidden states look like.
+    # Not predicted are messages of 512 bytes, which say ahead of the first micro-batch what hidden states look like.
     tp, borders = arrangement.sizes[2], arrangement.sizes[1] - 1
     links = [arrangement.pace.links_among([stage * tp, (stage + 1) * tp])[0] for stage in range(borders)]
     ahead = sum(512 / link.bandwidth for link in links)
