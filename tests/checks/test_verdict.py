@@ -52,8 +52,8 @@ def test_nothing_but_a_right_one_earns_points(outcome: str) -> None:
         Verdict("f", outcome, "Why.").require()
 
 
-def test_idle_time_says_what_would_be_possible_and_that_it_is_paced() -> None:
+def test_idle_time_says_what_would_be_possible_and_that_it_is_emulated() -> None:
     spans = [Span(0, "backward", "backward", 0.0, 3.0), Span(0, "transfer", "send", 3.0, 4.0, bytes=8)]
-    bundle = Idle(Timeline(spans, 1, "paced"), best=0.2)._repr_mimebundle_()
-    assert bundle["text/plain"].startswith("Idle 25% of the time; the best possible is 20% (paced")
+    bundle = Idle(Timeline(spans, 1, "emulated"), best=0.2)._repr_mimebundle_()
+    assert bundle["text/plain"].startswith("Idle 25% of the time; the best possible is 20% (emulated")
     assert "<img" in bundle["text/html"]
