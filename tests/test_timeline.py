@@ -187,8 +187,8 @@ class Diary:
     def reach(self, fraction: float) -> None:
         self.told.append(("reach", fraction))
 
-    def end(self) -> None:
-        self.told.append("end")
+    def end(self, failed: bool) -> None:
+        self.told.append("failed" if failed else "end")
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_mark_tells_the_recorder_what_begins_how_far_it_is_and_that_it_ended(d
 def test_a_mark_ends_although_the_code_in_it_raises(diary: Diary) -> None:
     with pytest.raises(ZeroDivisionError), compute("forward"):
         _ = 1 / 0
-    assert diary.told[-1] == "end"
+    assert diary.told[-1] == "failed"
 
 
 def test_marks_do_nothing_without_a_recorder(diary: Diary) -> None:

@@ -408,7 +408,7 @@ def test_a_wrong_buffer_is_told_whatever_the_ranks_were_doing_by_then(received: 
             rows = map(Row, range(3), states, operations)
             text = f"Rank 0 sends 3 float64 but rank 1 receives into {received}."
             error = Mismatch(text, report=Report(tuple(rows)))
-            assert recognize(ring.RING.accidents, error)[0] == idea, states  # type: ignore[index]
+            assert recognize(ring.RING.accidents, error)[0] == idea, states
 
 
 def test_every_accident_is_tried() -> None:
