@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -131,7 +131,8 @@ def test(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in arguments.names if name not in steps]:
         stop(f"There is no step {unknown[0]!r}; choose from {', '.join(steps)}.")
     prepare("authors")
-    return in_turn({name: step for name, step in steps.items() if name in (arguments.names or steps)})
+    chosen = {name: step for name, step in steps.items() if name in (arguments.names or steps)}
+    return in_turn(chosen, beside={"mypy": "faults"})  # one computes on one core, in the other ranks mostly wait
 
 
 def test_steps() -> dict[str, list[str]]:
@@ -140,16 +141,18 @@ def test_steps() -> dict[str, list[str]]:
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
     nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
-    others = ["--ignore=tests/faults", "--ignore=tests/browser"]
+    elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
+    # Whoever reads notebooks first imports for seconds, nbval too: only the steps that do so pay for it.
+    others = ["-p", "no:nbval", *(f"--ignore={folder}" for folder in elsewhere)]
     return {
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
         "tests": ["-m", "pytest", "tests", *others, "-m", "not alone", *many],  # ranks wait more than they compute
-        "faults": ["-m", "pytest", "tests/faults", *few],
+        "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
         "alone": ["-m", "pytest", "tests", *others, "-m", "alone"],
-        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, *notebooks],
+        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/notebooks", "tests/exercises", *notebooks],
         "browser": ["-m", "pytest", "tests/browser", *few],
     }
 
@@ -232,21 +235,55 @@ def projected(cell: dict[str, Any]) -> list[dict[str, Any]]:
     return [part for part in parts if part["source"]]
 
 
-def in_turn(steps: dict[str, list[str]]) -> int:
-    """Run every step whatever the others do; print a summary. 1 if any failed, else 0."""
-    summary, failed = [], []
+def in_turn(steps: dict[str, list[str]], beside: dict[str, str] | None = None) -> int:
+    """Run every step whatever the others do; print a summary. 1 if any failed, else 0.
+
+    beside: steps that run at the same time as another, which they name, if that one is run at all.
+    """
+    beside = {name: other for name, other in (beside or {}).items() if other in steps}
+    codes, seconds = {}, {}
     for name, step in steps.items():
+        if name in beside:
+            continue
         print(f"\n== {name}", flush=True)
         start = time.monotonic()
-        code = run(*step)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
-        if code:
-            failed.append(name)
-        summary.append(f"{name:<14} {'FAILED' if code else 'passed'} {time.monotonic() - start:8.1f} s")
+        with contextlib.ExitStack() as stack:
+            others = {one: stack.enter_context(meanwhile(*steps[one])) for one in steps if beside.get(one) == name}
+            codes[name] = run(*step)
+            if codes[name] == INTERRUPTED:
+                raise KeyboardInterrupt
+            seconds[name] = f"{time.monotonic() - start:8.1f} s"
+            for one, finish in others.items():
+                print(f"\n== {one}", flush=True)
+                codes[one], seconds[one] = finish(), f"  beside {name}"
+    failed = [name for name in steps if codes[name]]
+    summary = [f"{name:<14} {'FAILED' if codes[name] else 'passed'} {seconds[name]}" for name in steps]
     print("", *summary, "", sep="\n")
     print(f"Failed: {', '.join(failed)}." if failed else f"All {len(steps)} passed.")
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def meanwhile(*words: str) -> Iterator[Callable[[], int]]:
+    """Run .venv's Python with these words beside what is inside, and end it with that, however that ends.
+
+    What it yields waits for it, shows all that it said, and returns its exit code.
+    """
+    with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as said:
+        command = [str(PYTHON), *words]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=said, stderr=subprocess.STDOUT)
+
+        def finish() -> int:
+            code = process.wait()
+            said.seek(0)
+            print(said.read(), end="", flush=True)
+            return code
+
+        try:
+            yield finish
+        finally:
+            process.kill()
+            process.wait()
 
 
 def run(*words: str) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from packaging.requirements import Requirement
 
@@ -302,6 +303,45 @@ def test_every_step_is_run_and_any_failure_counts(module: Any, capfd: pytest.Cap
 def test_when_nothing_fails_the_code_is_zero(module: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert module.in_turn({"one": ["-c", "1"]}) == 0
     assert "All 1 passed." in capfd.readouterr().out
+
+
+def test_a_step_beside_another_runs_at_the_same_time_and_shows_its_output_whole(
+    module: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    meets = (
+        "import pathlib, time\n"
+        "pathlib.Path({!r}).touch()\n"
+        "while not pathlib.Path({!r}).exists(): time.sleep(0.01)\n"
+        "print({!r}, 'was there')\n"
+        "raise SystemExit({})"
+    )
+    steps = {
+        "types": ["-c", meets.format("types", "waits", "waits", 1)],
+        "waits": ["-c", meets.format("waits", "types", "types", 0)],
+        "last": ["-c", "1"],
+    }
+    assert module.in_turn(steps, beside={"types": "waits"}) == 1
+    said = capfd.readouterr().out
+    assert re.search(r"== waits\ntypes was there\n\n== types\nwaits was there\n\n== last", said)
+    assert re.search(r"types +FAILED +beside waits\nwaits +passed +\d+\.\d s\nlast +passed", said)
+    assert "Failed: types." in said
+
+
+def test_a_step_that_would_run_beside_another_runs_alone_without_it(
+    module: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert module.in_turn({"types": ["-c", "print('types ran')"]}, beside={"types": "waits"}) == 0
+    assert "types ran" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_a_step_beside_another_ends_with_it(module: Any, ending: type[BaseException]) -> None:
+    forever = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    with pytest.raises(ending), module.meanwhile("-c", forever):
+        while not (module.ROOT / "pid").exists() or not (module.ROOT / "pid").read_text():
+            time.sleep(0.01)
+        raise ending
+    assert not psutil.pid_exists(int((module.ROOT / "pid").read_text()))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signal that only asks")

@@ -1,14 +1,16 @@
-"""The training step behind the explorer, run on real ranks."""
+"""The training steps that explorers and questions share, run on real ranks."""
 
 from __future__ import annotations
 
 from collections import Counter
+from math import ceil
 
 import pytest
 
 from course_lib import Link, Pace, Span, Timeline
-from course_lib.experiments import SMALL, fastest, last_steps, training_step
+from course_lib.experiments import BUCKET, SMALL, after_barrier, pipeline_step, training_step
 from course_lib.model import TinyGPT
+from course_lib.schedules import SCHEDULES
 
 PACE = Pace(device={"forward": 0.001, "backward": 0.002}, link=Link(latency=0.0, bandwidth=20e6))
 GRADIENTS = 4 * sum(parameter.numel() for parameter in TinyGPT(SMALL).parameters())
@@ -30,32 +32,36 @@ def test_a_step_is_one_forward_one_backward_and_one_update_on_every_rank(world_s
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_rank_sends_its_gradients_once_around_the_ring(overlap: bool) -> None:
     step = training_step(4, batch_size=8, overlap=overlap)
+    buckets = ceil(1 / BUCKET) if overlap else 1
     for rank in range(4):
-        extra = step.bytes_sent(rank) - 2 * 3 / 4 * GRADIENTS
-        assert 0 <= extra < 100  # the number of samples travels too
+        assert step.bytes_sent(rank) == 2 * 3 / 4 * (GRADIENTS + 4 * buckets)  # each has its number of samples with it
 
 
-@pytest.mark.alone
-def test_with_overlap_gradients_leave_before_the_backward_pass_is_over() -> None:
-    step = training_step(2, batch_size=32, pace=PACE, overlap=True, repeat=5)
-    (backward,) = (span for span in step.of(0) if span.kind == "backward")
-    assert min(span.start for span in step.of(0) if span.kind == "transfer") < backward.end
-
-
-def test_without_overlap_gradients_leave_after_the_backward_pass() -> None:
+def test_without_overlap_a_step_takes_its_computing_and_one_exchange() -> None:
     step = training_step(2, batch_size=32, pace=PACE, overlap=False)
+    assert step.origin == "emulated"
+    computing = 32 / 2 * (0.001 + 0.002)
+    exchange = 2 * (2 - 1) / 2 * (GRADIENTS + 4) / 20e6  # a ring of two; 4 bytes for the number of samples
+    assert step.makespan == pytest.approx(computing + exchange, rel=1e-9)
+    for rank in range(2):
+        assert step.busy(rank) == pytest.approx(computing, rel=1e-9)
+        assert step.transferring(rank) == pytest.approx(exchange, rel=1e-9)
+
+
+def test_with_overlap_only_the_last_bucket_is_waited_for() -> None:
+    step = training_step(2, batch_size=32, pace=PACE, overlap=True)
     for rank in range(2):
         (backward,) = (span for span in step.of(rank) if span.kind == "backward")
-        assert min(span.start for span in step.of(rank) if span.kind in ("transfer", "wait")) >= backward.end
+        *hidden, last = (span for span in step.of(rank) if span.kind == "transfer")
+        assert [backward.start < span.start < span.end < backward.end for span in hidden] == [True, True]
+        assert last.start == backward.end
+        computing, exchange = 32 / 2 * (0.001 + 0.002), last.bytes / 20e6
+        assert step.makespan == pytest.approx(computing + exchange, rel=1e-9)
 
 
-def test_a_paced_step_computes_for_as_long_as_its_share_takes_on_the_device() -> None:
-    step = training_step(2, batch_size=32, pace=PACE)
-    assert step.origin == "paced"
-    durations = {span.kind: span.duration for span in step.of(1) if span.kind in ("forward", "backward")}
-    clock = 1e-6  # times are differences of a clock that counts from long ago
-    assert durations["forward"] >= 16 * 0.001 - clock
-    assert durations["backward"] >= 16 * 0.002 - clock
+def test_the_same_step_takes_the_same_time_to_the_bit() -> None:
+    one, other = (training_step(4, batch_size=8, pace=PACE) for _ in range(2))
+    assert one == other
 
 
 def test_more_ranks_than_samples_are_refused() -> None:
@@ -63,53 +69,40 @@ def test_more_ranks_than_samples_are_refused() -> None:
         training_step(4, batch_size=3)
 
 
+def test_a_pipeline_takes_as_long_as_its_layers() -> None:
+    # The second stage has three times the work: 2 micro-batches keep it busy while the first one fills and drains.
+    step = pipeline_step(SCHEDULES["1f1b"](2, 2), Pace({"forward": 1.0, "backward": 2.0}), layers=[1, 3])
+    assert step.makespan == pytest.approx(1 + 2 * 3 * (1 + 2) + 2, rel=1e-9)
+    assert [step.busy(rank) for rank in range(2)] == pytest.approx([2 * 3, 2 * 9], rel=1e-9)
+
+
+def test_a_pipeline_needs_a_number_of_layers_for_each_stage() -> None:
+    with pytest.raises(ValueError, match="has 3 numbers for 2 stages; give one for each"):
+        pipeline_step(SCHEDULES["1f1b"](2, 2), Pace(1.0), layers=[1, 1, 1])
+
+
 def step_spans(rank: int, start: float) -> list[Span]:
-    """A step of three time units with a transfer in it."""
+    """A barrier that ends at `start`, and a step of three time units with a transfer in it."""
     return [
+        Span(rank, "wait", "barrier", start - 1, start),
         Span(rank, "forward", "", start, start + 1),
         Span(rank, "transfer", "all_reduce", start + 1, start + 2),
         Span(rank, "optimizer", "", start + 2, start + 3),
     ]
 
 
-def test_last_steps_are_cut_out_of_a_run_rank_by_rank() -> None:
-    barrier = Span(1, "wait", "barrier", 13.2, 13.9)
-    timeline = Timeline([s for t in (0, 10, 20) for r in (0, 1) for s in step_spans(r, t + 0.1 * r)] + [barrier], 2)
-    second, third = last_steps(timeline, 2)
-    assert second.spans == step_spans(0, 10) + step_spans(1, 10.1)
-    assert third.spans == step_spans(0, 20) + step_spans(1, 20.1)
-    assert third.origin == timeline.origin
+def test_the_last_step_is_cut_out_rank_by_rank() -> None:
+    timeline = Timeline([s for t in (1, 10, 20) for rank in (0, 1) for s in step_spans(rank, t + 0.1 * rank)], 2)
+    assert after_barrier(timeline).spans == step_spans(0, 20)[1:] + step_spans(1, 20.1)[1:]
 
 
-def test_a_barrier_that_took_no_time_before_a_step_is_no_part_of_it() -> None:
-    timeline = Timeline([Span(0, "wait", "barrier", 0, 0), *step_spans(0, 0)], 1)
-    assert last_steps(timeline)[0].spans == step_spans(0, 0)
+def test_a_message_that_takes_no_time_is_part_of_the_step_it_follows_the_barrier_in() -> None:
+    sent = Span(0, "transfer", "isend", 5.0, 5.0)
+    timeline = Timeline([sent, Span(0, "wait", "barrier", 4.0, 5.0), sent, Span(0, "forward", "", 5.0, 6.0)], 1)
+    assert after_barrier(timeline).spans == [sent, Span(0, "forward", "", 5.0, 6.0)]
 
 
-def test_steps_that_a_run_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="n=2 steps are not in this timeline; rank 0 has marked 1"):
-        last_steps(Timeline(step_spans(0, 0.0), 1), 2)
-
-
-def lasting(seconds: float, origin: str = "paced") -> Timeline:
-    return Timeline([Span(0, "forward", "", 0.0, seconds)], 1, origin)
-
-
-@pytest.mark.parametrize(
-    ("origin", "seconds", "runs"),
-    [
-        ("paced", [1.0, 1.005], 2),
-        ("paced", [1.5, 1.3, 1.0, 1.001], 4),
-        ("paced", [1.6, 1.5, 1.4, 1.3, 1.2, 1.0], 6),
-        ("measured", [1.0, 1.5], 2),
-    ],
-)
-def test_paced_runs_are_repeated_until_the_two_fastest_agree(origin: str, seconds: list[float], runs: int) -> None:
-    left = iter([*seconds, 0.1])
-    step = fastest(lambda: lasting(next(left), origin), lambda step: step, repeat=2)
-    assert step.makespan == 1.0
-    assert len(list(left)) == len(seconds) + 1 - runs
-
-
-def test_one_run_is_one_run() -> None:
-    assert fastest(lambda: lasting(1.0), lambda step: step, repeat=1).makespan == 1.0
+def test_a_run_without_a_barrier_has_no_step() -> None:
+    timeline = Timeline(step_spans(0, 1.0) + step_spans(1, 1.0)[1:], 2)
+    with pytest.raises(ValueError, match=r"rank 1 met the others at no barrier; call dist\.barrier\(\)"):
+        after_barrier(timeline)

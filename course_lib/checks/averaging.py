@@ -409,14 +409,15 @@ def wrong_numbers(found: Averaged) -> Explanation:
 
 def _weigh(found: Averaged, verdict: Verdict) -> Verdict:
     ranks, size = found.case.world_size, found.own[0].nbytes
-    sent, least = max(map(found.run.timeline.bytes_sent, range(ranks))), _ring_bytes(size, ranks)
+    message = size + found.own.element_size()  # with one number: the samples, which ranks have to add up as well
+    sent, least = max(map(found.run.timeline.bytes_sent, range(ranks))), _ring_bytes(message, ranks)
     memory = max(step.memory for step in found.steps)
     costs = (
         Cost(f"bytes a rank sends, of {size:,} bytes of gradients", f"{sent:,}", f"{least:,}"),
         Cost("bytes of extra memory on a rank", f"{memory:,}", "0"),
     )
     remarks = tuple(filter(None, [_too_many_bytes(sent, least), _pays_latency_often(found), _rounded(found)]))
-    return replace(verdict, costs=costs, remarks=remarks, idle=Idle(found.run.timeline, _least_idle(size, ranks)))
+    return replace(verdict, costs=costs, remarks=remarks, idle=Idle(found.run.timeline, _least_idle(message, ranks)))
 
 
 def _ring_bytes(size: int, ranks: int) -> int:
@@ -425,7 +426,7 @@ def _ring_bytes(size: int, ranks: int) -> int:
 
 
 def _least_idle(size: int, ranks: int) -> float:
-    """Share of idle time of a step that exchanges all gradients in one message, after the backward pass."""
+    """Share of idle time of a step that exchanges everything in one message, after the backward pass."""
     computing = sum(seconds for kind in ("forward", "backward") if (seconds := PACE.compute_seconds(kind, 1.0)))
     exchanging = PACE.collective_seconds("all_reduce", size, list(range(ranks)))
     return exchanging / (computing + exchanging)

@@ -205,8 +205,14 @@ def everybody_receives_first(error: RunError) -> Explanation:
 
 
 def _all_wait_in(error: RunError, direction: str) -> bool:
+    """Whether the ranks are stuck, and all of them in this direction.
+
+    After a mismatch it is chance who still waits: one rank is aborted, and the others notice sooner or later.
+    """
+    if not isinstance(error, Deadlock) or isinstance(error, Mismatch):
+        return False
     waiting = [row.operation for row in error.report.rows if row.state == "waiting"]
-    return isinstance(error, Deadlock) and bool(waiting) and all(name.endswith(direction) for name in waiting)
+    return bool(waiting) and all(name.endswith(direction) for name in waiting)
 
 
 def buffer_of_wrong_type(error: RunError) -> Explanation:

@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.mechanisms.shards import from_first_rank
 from course_lib.timeline import reach
 
 _UNKNOWN = -1  # the share of a rank that did not say
@@ -100,8 +101,7 @@ class DataParallel(nn.Module):
         self.overlap = overlap
         parameters = trainable(model)
         agree(parameters, "are to be trained", _device(model), group)
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            dist.broadcast(tensor.detach(), group=group, group_src=0)
+        from_first_rank(model, group)
         buckets = fill_buckets(reversed(parameters.values()), bucket_mb * 2**20)
         self._buckets = [_Bucket(bucket) for bucket in buckets]
         self._total_bytes = sum(parameter.nbytes for parameter in parameters.values())

@@ -219,12 +219,12 @@ class FullySharded(nn.Module):
 
     @torch.no_grad()
     def _reduce(self, block: _Block) -> None:
+        self._has_computed(block)
         if self._sending is not None:
             self._sending.receive()  # one on its way at a time, or their copies would fill the memory
         block.free()
         block.send(self._weight)
         self._sending = block
-        self._has_computed(block)
 
     def _has_computed(self, block: _Block) -> None:
         self._done += block.size

@@ -49,6 +49,7 @@ from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.schedules import Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
+from course_lib.mechanisms.shards import from_first_rank
 
 Axis = Literal["dp", "pp", "tp"]
 AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
@@ -79,6 +80,12 @@ class Mesh:
         """This rank's place on the axis, from 0 to size - 1."""
         return dist.get_rank(self.group(axis))
 
+    def close(self) -> None:
+        """Let the groups go, so that these processes can be used for another mesh."""
+        for group in map(self.group, AXES):
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+
 
 # A rank's part of the model
 
@@ -103,8 +110,7 @@ class Part(nn.Module):
         super().__init__()
         _check_schedule(schedule, mesh, len(model.blocks))
         self.mesh, self.schedule, self.config = mesh, schedule, model.config
-        for value in (*model.parameters(), *model.buffers()):
-            dist.broadcast(value.detach(), src=0)
+        from_first_rank(model)
         masks = mesh.place("dp") * mesh.size("pp") + mesh.place("pp")
         tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel, seed=masks)
         is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.mechanisms.shards import from_first_rank
 from course_lib.timeline import compute
 
 
@@ -168,8 +169,7 @@ class LayerWise(nn.Module):
         if self.stage < 0:
             raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
         self.stages = self._agreed(split_layers(len(blocks), self.n_stages, costs), next(blocks.parameters()).device)
-        for tensor in itertools.chain(blocks.parameters(), blocks.buffers()):
-            dist.broadcast(tensor.detach(), group=group, group_src=0)
+        from_first_rank(blocks, group)
         self._shared = [
             (parameter, stages) for parameter, stages in _shared(blocks, self.stages) if self.stage in stages
         ]

@@ -23,6 +23,12 @@ from torch import Tensor, nn
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def from_first_rank(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Make all parameters and buffers those of the group's first rank, in one message for each dtype and 256 MiB."""
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    dist._broadcast_coalesced(group or dist.group.WORLD, tensors, 2**28, 0)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where tensors of these shapes lie when they are put end to end and cut into `n` shards of equal length."""

@@ -39,6 +39,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.mechanisms.shards import from_first_rank
+
 Group = dist.ProcessGroup | None
 Model = TypeVar("Model", bound=nn.Module)
 SEQUENCE = 1  # the dimension of the positions, in hidden states [batch, sequence, hidden]
@@ -404,6 +406,7 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     hidden units or tokens, or if they cannot share the heads.
     """
     _check_model(model, group)
+    from_first_rank(model, group)
     names_of_each = _names_of_each_parameter(model)
     for part, cut in _parts(model):
         cut(part, group, sequence_parallel)
@@ -411,9 +414,6 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     if sequence_parallel:
         _mark_partial_gradients(model)
     _replace_dropout(model, Masks(seed, group, sequence_parallel, next(model.parameters()).device))
-    whole = [model.get_parameter(name) for name, placement in placements(model).items() if not placement.is_sharded]
-    for tensor in (*whole, *model.buffers()):
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
     return model
 
 

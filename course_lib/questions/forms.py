@@ -77,7 +77,6 @@ class Reading:
 
     value: float
     happened: str
-    measured: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
 
 
@@ -122,7 +121,7 @@ class Number:
         return [("", self.why)]
 
     def _outcome(self, right: bool | None, reading: Reading, why: str) -> Outcome:
-        return Outcome(right, reading.happened, why, measured=reading.measured, pictures=reading.pictures)
+        return Outcome(right, reading.happened, why, pictures=reading.pictures)
 
 
 @dataclass(frozen=True)

@@ -146,10 +146,10 @@ def _judge(case: TooLarge, peak: int, who: str, is_expected_to_fit: bool) -> Out
     fits = peak <= capacity
     said = (
         f"Tried with a small model of {case.layers} layers and a device whose memory is for {case.fits}: {who} "
-        f"{'holds all it needs' if fits else 'still runs out of memory'}."
+        f"{'holds all it needs' if fits else 'still runs out of memory'}. "
+        f"Most held at one time: {data_size(peak)}; memory of a device: {data_size(capacity)}."
     )
-    measured = f"Most held at one time: {data_size(peak)}; memory of a device: {data_size(capacity)}."
-    return Outcome(fits, said, shown=fits is is_expected_to_fit, measured=(measured,))
+    return Outcome(fits, said, shown=fits is is_expected_to_fit)
 
 
 # Q6. How does splitting layers relieve memory?

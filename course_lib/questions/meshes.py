@@ -30,7 +30,7 @@ from course_lib.timeline import Timeline
 
 Sizes = tuple[int, int, int]
 
-CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on two cores nearly keep up with devices
+CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on two cores are done within a blink
 MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, CONFIG.vocab, tied_embeddings=False)
 SAMPLES, PER_MACHINE = 64, 4
 SECONDS, UPDATE = 0.005, 0.004  # of a layer for a sample: forward, and each half of the backward; of the optimizer
@@ -154,6 +154,7 @@ def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samp
     dist.barrier()
     hybrid.train_step(part, optimizer, inputs, targets)
     where, place = tensor_parallel.placements(part), mesh.place("tp")
+    mesh.close()
     return [Weight(name, where[name].dim, place, value.float()) for name, value in part.state_dict().items()]
 
 

@@ -16,23 +16,21 @@ class Outcome:
     """What came of one answer when it was run.
 
     right: judged by the run; None where only the student can say.
-    happened: what the run showed, the same in every run.
+    happened: what the run showed.
     why: what that means.
     shown: whether the run showed what `why` claims.
-    measured: sentences with times in them, which differ from run to run.
     """
 
     right: bool | None
     happened: str
     why: str = ""
     shown: bool = True
-    measured: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """The outcome of an answer, in words and pictures. Shows itself in a notebook; `str` is the same in every run.
+    """The outcome of an answer, in words and pictures. Shows itself in a notebook.
 
     answer: in words.  remarks: what else there is to say, for instance that the answer could not be kept.
     """
@@ -60,7 +58,7 @@ class Feedback:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         pictures = [picture._repr_mimebundle_() for picture in self.outcome.pictures]
-        text = [str(self), *self.outcome.measured, *(picture["text/plain"] for picture in pictures)]
+        text = [str(self), *(picture["text/plain"] for picture in pictures)]
         return {"text/plain": "\n\n".join(text), "text/html": self._html([p["text/html"] for p in pictures])}
 
     def _words(self) -> list[str]:
@@ -70,7 +68,7 @@ class Feedback:
     def _html(self, pictures: list[str]) -> str:
         bar = {True: RIGHT, False: WRONG, None: NEITHER}[self.right]
         headline = inline(self.headline).replace("\n", "<br>")
-        words = "".join(to_html(text) for text in [*self._words(), *self.outcome.measured] if text)
+        words = "".join(to_html(text) for text in self._words() if text)
         style = f"border-left:4px solid {bar};padding-left:12px;line-height:1.4"
         said = f"<div style='max-width:46em'><p><b>{headline}</b></p>{words}</div>"
         return f"<div style='{style}'>{said}{''.join(pictures)}</div>"

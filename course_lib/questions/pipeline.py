@@ -11,11 +11,9 @@ from course_lib.figures.axis import percent
 from course_lib.questions.forms import Choice, Form, Option, Ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.stages import Event, fill_and_drain, play, until_stuck
+from course_lib.questions.stages import ROUNDING, Event, fill_and_drain, play, until_stuck
 from course_lib.ranks import Deadlock, RankFailed
 from course_lib.timeline import Span, Timeline
-
-ROUNDING = 1e-9  # of sums of times
 
 # Q8. The order that keeps both busiest
 
@@ -64,9 +62,9 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     right = idle < case.least_idle + ROUNDING
     said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
     why = _BUSY if right else "Look for a device that waits although it has something else to do: do that earlier."
-    measured = f"Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
+    said += f" Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
     picture = gantt(timeline, best, title="Your order, and below it a best one")
-    return Outcome(right, said, why, measured=(measured,), pictures=(picture,))
+    return Outcome(right, said, why, pictures=(picture,))
 
 
 _BUSY = (
@@ -78,8 +76,8 @@ def _stuck(case: Grid, order: list[Event], error: Deadlock) -> Outcome:
     done = play(until_stuck(order), case.devices)
     why = "Each of them waits for something that another one was told to do only later."
     picture = gantt(done, title="What was done before the devices got stuck")
-    said = "Nobody can move: the devices are stuck for good."
-    return Outcome(False, said, why, measured=(error.message,), pictures=(picture,))
+    said = f"The devices are stuck for good. {error.message}"
+    return Outcome(False, said, why, pictures=(picture,))
 
 
 # Q10. S3 has just finished MB1

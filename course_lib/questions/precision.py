@@ -130,12 +130,12 @@ def _without(run: Run, suspect: str) -> Outcome:
     changed = last_loss(replace(run, **change))  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
     right = won > lost / 2
-    said = f"Tried with {name}: the training ends {'nearly as well as' if right else 'worse than'} the one in 32 bits."
-    measured = (
+    said = (
+        f"Tried with {name}: the training ends {'nearly as well as' if right else 'worse than'} the one in 32 bits. "
         f"Loss after {STEPS} steps: {number(sixteen)} in 16 bits, {number(thirty_two)} in 32 bits, "
         f"{number(changed)} with {name}."
     )
-    return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"), measured=(measured,))
+    return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"))
 
 
 # What is kept in 32 bits costs memory

@@ -93,7 +93,7 @@ def _share_out(case: Sharing, splits_samples: bool, splits_model: bool) -> Outco
         run = launch(_worker, case.workers, (case, splits_samples, splits_model), pace=pace)
     except RankFailed as error:
         said = "It cannot be run: workers whose piece is not the whole model cannot compute a loss from their samples."
-        return Outcome(False, said, shown=splits_model, measured=(error.message,))
+        return Outcome(False, f"{said} {error.message}", shown=splits_model)
     total = sum(run.results)
     once = "every sample once" if total == case.samples else f"every sample {total // case.samples} times"
     said = f"It runs: each worker computes {run.results[0]} samples, and together they compute {once}."
@@ -213,9 +213,11 @@ def _compare_trainings(update: Update, workers: int, claim: str) -> Outcome:
     found = "drift" if apart else "wrong" if off > SAME else "right"
     equal = "different from each other" if apart else "equal to the last bit"
     same = "another training" if off > SAME else "the same training, up to rounding"
-    said = f"After {STEPS} steps the {workers} replicas are {equal}. Compared with one process on all shares: {same}."
-    measured = f"Largest difference between two replicas: {apart:.2g}; to one process: {off:.2g}."
-    return Outcome(found == "right", said, shown=found == claim, measured=(measured,))
+    said = (
+        f"After {STEPS} steps the {workers} replicas are {equal}. Compared with one process on all shares: {same}. "
+        f"Largest difference between two replicas: {apart:.2g}; to one process: {off:.2g}."
+    )
+    return Outcome(found == "right", said, shown=found == claim)
 
 
 QUESTIONS: dict[str, Family] = {

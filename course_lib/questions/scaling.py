@@ -163,15 +163,17 @@ def _without(case: Cluster, suspect: str) -> Outcome:
     lost, won = case.workers - was, now - was
     right = won > lost / 2
     effect = "most of what was lost comes back" if right else "the speed-up gets worse" if won < 0 else "little changes"
-    said = f"Tried on {case.workers} workers with {name}: {effect}."
-    measured = f"{case.workers} workers were {was:.1f} times as fast as one; with {name} {now:.1f} times."
+    said = (
+        f"Tried on {case.workers} workers with {name}: {effect}. Before, {case.workers} workers were {was:.1f} times "
+        f"as fast as one, now {now:.1f} times."
+    )
     shown = {"devices": won < 0, "links": right, "update": not right}[suspect]
     shares = {"as it is": attribute(before[-1]), "without the suspect": attribute(after[-1])}
     pictures = (
         speed_up([Timing.of(step) for step in before], title="The speed-up of the team"),
         lost_time(shares, title=f"Where the time of {case.workers} workers goes"),
     )
-    return Outcome(right, said, shown=shown, measured=(measured,), pictures=pictures)
+    return Outcome(right, said, shown=shown, pictures=pictures)
 
 
 def _held(case: Cluster) -> Outcome:

@@ -106,10 +106,10 @@ def _follow(workers: int, order: tuple[str, ...]) -> Outcome:
     (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS)).results
     right, said, why = _judge(order, replicas, alone)
     drift = [(replicas_at - replicas[0][n]).abs().max().item() for n, replicas_at in _by_step(replicas)]
-    measured = ", ".join(f"{drift[n - 1]:.2g} after step {n}" for n in (1, STEPS // 2, STEPS))
+    apart = ", ".join(f"{drift[n - 1]:.2g} after step {n}" for n in (1, STEPS // 2, STEPS))
     emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
     picture = gantt(emulated.timeline, title="Two steps in this order")
-    return Outcome(right, said, why, measured=(f"How far the replicas are apart: {measured}.",), pictures=(picture,))
+    return Outcome(right, f"{said} How far they are apart: {apart}.", why, pictures=(picture,))
 
 
 def _by_step(replicas: list[Tensor]) -> Iterator[tuple[int, Tensor]]:

@@ -80,9 +80,9 @@ def _reach_across(axis: str) -> Outcome:
     effect = "the slow link makes a step much longer" if is_much else "the slow link hardly costs a thing"
     return Outcome(
         is_much,
-        f"Run on 8 ranks as {arrangement.words}: {effect}.",
+        f"Run on 8 ranks as {arrangement.words}: {effect}. A step takes {factor:.2f} times as long as with a fast link "
+        "between the machines.",
         shown=is_much == (axis == "tp") and arrangement.is_right(step),
-        measured=(f"A step takes {factor:.2f} times as long as with a fast link between the machines.",),
         pictures=(
             mesh_map(arrangement.sizes, step.sent, None, step.timeline.origin, PER_MACHINE, title="Who talks to whom?"),
             gantt(step.timeline, title="With the slow link"),
@@ -93,10 +93,12 @@ def _reach_across(axis: str) -> Outcome:
 def _compare_axes() -> Outcome:
     factors = {Arrangement(sizes).words: _slow_down(axis)[0] for axis, sizes in ACROSS.items()}
     differ = max(factors.values()) > MUCH_LONGER > min(factors.values())
-    said = "Run on 8 ranks, with each axis in turn across: it makes "
     lines = "; ".join(f"{words}: {factor:.2f} times" for words, factor in factors.items())
-    measured = f"With the slow link a step takes as long as with a fast one, {lines}."
-    return Outcome(not differ, f"{said}{'a' if differ else 'no'} difference.", shown=differ, measured=(measured,))
+    said = (
+        f"Run on 8 ranks, with each axis in turn across: it makes {'a' if differ else 'no'} difference. "
+        f"With the slow link a step takes as long as with a fast one, {lines}."
+    )
+    return Outcome(not differ, said, shown=differ)
 
 
 # Evaluating a training strategy
@@ -111,11 +113,11 @@ def _evaluate() -> Outcome:
     slowest = max(runs, key=lambda arrangement: runs[arrangement].timeline.makespan)
     said = (
         f"Run on 8 ranks, 4 to a machine: {'all' if right else 'not all'} arrangements update the weights as one "
-        f"process does, and the slowest is {slowest.words}."
+        f"process does, and the slowest is {slowest.words}. {'; '.join(lines)}."
     )
     picture = gantt(runs[slowest].timeline, title=f"A step of the proposed strategy, {slowest.words}")
     is_shown = right and slowest.sizes == PROPOSALS[0]
-    return Outcome(None, said, shown=is_shown, measured=(f"{'; '.join(lines)}.",), pictures=(picture,))
+    return Outcome(None, said, shown=is_shown, pictures=(picture,))
 
 
 def _evaluated(arrangement: Arrangement, step: MeshStep) -> str:

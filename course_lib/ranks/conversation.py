@@ -24,6 +24,7 @@ from course_lib.ranks.pool import Pool
 _TICK = 0.05  # seconds between looks at the board
 _STILL = 1.0  # nothing has moved for this long: look whether anything still can
 _GRACE = 0.3  # after the first failure, for others to fail too
+_GRACE_IF_CUT_OFF = 2.0  # after the first of those whose connection broke, for the death behind it to be noticed
 _STARTUP = 60.0
 
 
@@ -139,12 +140,17 @@ class Conversation:
         if self.began is None and any(self.pool.board.state(r) != State.IDLE for r in range(self.pool.world_size)):
             self.began = now
         if self.first_failure is not None:
-            if now - self.first_failure >= _GRACE:
+            if now - self.first_failure >= self._grace():
                 self._raise_failure()
         elif now - (self.began or asked + _STARTUP) >= self.timeout:
             self._raise_timeout()
         elif None in self.outcomes:
             self._judge_stillness(now)
+
+    def _grace(self) -> float:
+        """On a busy machine, ranks fail because another one is gone before it is seen that it is gone."""
+        failed = [view for view in self.views() if view.state in ("raised", "died")]
+        return _GRACE_IF_CUT_OFF if all(map(diagnosis.is_cut_off, failed)) else _GRACE
 
     def _judge_stillness(self, now: float) -> None:
         """Look closer, twice a second, while some rank has not moved for a while."""
@@ -206,6 +212,7 @@ class Conversation:
 
     def _raise_timeout(self) -> None:
         views = self.views()
+        self._raise_mismatch([view.operations for view in views])
         for view in views:
             if view.state == "computing":
                 view.line = self.pool.stack_line(view.rank) or view.line

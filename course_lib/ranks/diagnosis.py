@@ -221,6 +221,12 @@ def _failure_sentence(view: View) -> str:
     return f"Rank {view.rank} {_raised(failure)}{at}."
 
 
+def is_cut_off(view: View) -> bool:
+    """Whether a rank failed in the middle of an operation, or at one that the end of another rank made impossible."""
+    refused = view.failure is not None and "closed by peer" in view.failure.message
+    return view.state == "raised" and (view.blocked_in is not None or refused)
+
+
 def forgive_cut_off(views: list[View]) -> None:
     """A rank whose operation failed because another rank died was waiting; the failure is not its own."""
     for view in views:

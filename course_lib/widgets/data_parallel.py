@@ -15,8 +15,6 @@ A move runs one step and draws it at once; the rest of the speed-up curve is run
 
 from __future__ import annotations
 
-from collections import defaultdict
-from statistics import median
 from typing import Any, NamedTuple
 
 from course_lib.experiments import training_step
@@ -55,27 +53,25 @@ class Setting(NamedTuple):
 
 
 class Measured:
-    """The steps run so far, from which each setting has its speed-up curve."""
+    """The steps run so far, each setting's once, from which each has its speed-up curve."""
 
     def __init__(self) -> None:
-        self._timings: dict[Setting, list[Timing]] = defaultdict(list)
+        self._steps: dict[Setting, Timeline] = {}
 
     def run(self, setting: Setting) -> Timeline:
-        step = setting.run()
-        self._timings[setting.with_ranks(setting.ranks)].append(Timing.of(step))
-        return step
+        key = setting.with_ranks(setting.ranks)
+        if key not in self._steps:
+            self._steps[key] = key.run()
+        return self._steps[key]
 
     def curve(self, setting: Setting) -> list[Timing]:
         """The timings of all settings that differ from this one in the number of ranks alone."""
         settings = (setting.with_ranks(ranks) for ranks in range(1, max(CURVE) + 1))
-        return [timing for one in settings for timing in self._timings.get(one, [])]
+        return [Timing.of(self._steps[one]) for one in settings if one in self._steps]
 
     def missing(self, setting: Setting) -> list[Setting]:
-        """What its curve lacks. One rank, with which all are compared, comes first, and for other batch sizes too."""
-        sizes = (setting.batch_size, *BATCH_SIZES)
-        wanted = [setting._replace(batch_size=size).with_ranks(1) for size in sizes]
-        wanted += [setting.with_ranks(ranks) for ranks in CURVE]
-        return [one for one in dict.fromkeys(wanted) if one not in self._timings]
+        """What its curve lacks. One rank, with which all are compared, comes first."""
+        return [one for one in map(setting.with_ranks, CURVE) if one not in self._steps]
 
 
 def draw(setting: Setting, step: Timeline, curve: list[Timing]) -> View:
@@ -94,7 +90,7 @@ def describe(setting: Setting, step: Timeline, curve: list[Timing]) -> str:
     if setting.ranks == 1:
         return f"{text}. One rank has nobody to wait for and nothing to send."
     shares = attribute(step)
-    alone = median(timing.seconds for timing in curve if timing.ranks == 1)
+    (alone,) = (timing.seconds for timing in curve if timing.ranks == 1)
     cause = max(("wait", "transfer", "rest"), key=lambda cause: getattr(shares, cause))
     return (
         f"{text}, {alone / step.makespan:.1f} times as fast as 1 rank (ideal: {setting.ranks}). "
@@ -112,33 +108,25 @@ class DataParallelExplorer:
         self.link_speed = Slider("link speed", LINK_SPEEDS, link_speed, [f"{speed} MB/s" for speed in LINK_SPEEDS])
         self.overlap = Switch("overlap", overlap, "send while computing")
         self.measured = Measured()
-        self.step: Timeline | None = None
-        self.explorer = LiveExplorer(
-            [self.ranks, self.batch_size, self.link_speed, self.overlap],
-            self.look,
-            self.more,
-            lambda: len(self.measured.missing(self.setting)),
-        )
+        controls = [self.ranks, self.batch_size, self.link_speed, self.overlap]
+        self.explorer = LiveExplorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
 
     @property
     def setting(self) -> Setting:
         return Setting(self.ranks.value, self.batch_size.value, self.link_speed.value, self.overlap.value)
 
     def look(self) -> View:
-        alone = self.setting.with_ranks(1)
-        if alone in self.measured.missing(self.setting):
-            self.measured.run(alone)
-        self.step = self.measured.run(self.setting)
-        return self._view(self.step)
+        setting = self.setting
+        self.measured.run(setting.with_ranks(1))
+        return draw(setting, self.measured.run(setting), self.measured.curve(setting))
 
     def more(self) -> View | None:
-        """One more point of the curve; when it has all, the ranks for the next move are made ready."""
+        """One more point of the curve."""
         missing = self.measured.missing(self.setting)
-        self.measured.run(missing[0] if missing else self.setting)
-        return self._view(self.step) if missing and self.step else None
-
-    def _view(self, step: Timeline) -> View:
-        return draw(self.setting, step, self.measured.curve(self.setting))
+        if not missing:
+            return None
+        self.measured.run(missing[0])
+        return self.look()
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return self.explorer._repr_mimebundle_()

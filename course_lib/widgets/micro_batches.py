@@ -62,7 +62,7 @@ class Setting(NamedTuple):
         overhead = self.overhead * self.schedule.n_micro_batches
         computing = (FORWARD + BACKWARD) * MINIBATCH
         held = max(peak_in_flight(self.schedule)) * self.size
-        idle = max(0.0, whole - computing - overhead)
+        idle = whole - computing - overhead
         return SizedStep(self.size, computing, overhead, idle, held, held <= self.memory, measured)
 
 

@@ -84,7 +84,7 @@ def describe(setting: Setting, step: Timeline, predicted: Timeline) -> str:
     return (
         f"{_count(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
         f"{duration(step.makespan)}, {compared(step.makespan, predicted.makespan)}. The ranks were idle for "
-        f"{percent(max(idle, 0))} of the time, the bubble; predicted {percent(expected)}. The fullest rank held the "
+        f"{percent(idle)} of the time, the bubble; predicted {percent(expected)}. The fullest rank held the "
         f"activations of {number(most)} of {micro_batches}."
     )
 

@@ -40,7 +40,7 @@ def test_data_parallelism(lab: Any) -> None:
     expect(step).to_have_attribute("aria-label", re.compile("^5 ranks"), timeout=MOVE)
     drag(explorer, "ranks", 0.2)
     expect(step).to_have_attribute("aria-label", re.compile("^2 ranks"), timeout=MOVE)
-    says(explorer, "2 ranks, 32 samples, paced")
+    says(explorer, "2 ranks, 32 samples, emulated")
     overlap = explorer.get_by_role("checkbox", name="overlap")
     for switch in (overlap.click, lambda: overlap.press("Space")):
         before = step.inner_html()

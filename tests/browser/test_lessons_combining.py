@@ -47,7 +47,7 @@ def ranks_are_arranged_anew(explorer: Locator) -> None:
     press(explorer, "dp x pp x tp", "ArrowLeft")
     shows_mesh(explorer, "dp 2 x pp 4 x tp 1")
     drag(explorer, "precision", 1.0)
-    says(explorer, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, paced")
+    says(explorer, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, emulated")
     says(explorer, "Every rank sent what was predicted, to the byte.")
 
 

@@ -17,16 +17,16 @@ def test_layerwise_model_parallelism(lab: Any) -> None:
     says(explorer, "3 units")
     drag(explorer, "cut", 1.0)
     expect(slider(explorer, "cut")).to_have_attribute("aria-valuetext", "by bytes")
-    expect(pictures(explorer).last).to_contain_text("paced (emulated device speed): 3 ranks")
+    expect(pictures(explorer).last).to_contain_text("emulated (real processes and messages, emulated clock): 3 ranks")
 
 
 def test_tensor_parallelism(lab: Any) -> None:
     page = go_through(lab, "04_tensor_parallelism")
     explorer = cell(page, "TensorParallelExplorer()")
     press(explorer, "ranks", "ArrowLeft")
-    says(explorer, "2 ranks, columns, rows, hidden size 64, paced")
+    says(explorer, "2 ranks, columns, rows, hidden size 64, emulated")
     drag(explorer, "cut of A, B", 0.5)
-    says(explorer, "2 ranks, rows, columns, hidden size 64, paced")
+    says(explorer, "2 ranks, rows, columns, hidden size 64, emulated")
     explorer.locator("svg[aria-label*='hold A by rows and B by columns']").wait_for(timeout=MOVE)
     press(explorer, "cut of A, B", "ArrowRight")
     says(explorer, "Wrong: gradient of x is off by")
@@ -39,13 +39,16 @@ def test_pipeline_parallelism(lab: Any) -> None:
 
 
 def a_schedule_is_run_beside_what_was_predicted(explorer: Any) -> None:
-    says(explorer, "4 stages, 8 micro-batches, gpipe, paced")
+    says(explorer, "4 stages, 8 micro-batches, gpipe, emulated")
     press(explorer, "schedule", "ArrowRight")
-    says(explorer, "4 stages, 8 micro-batches, 1f1b, paced")
+    says(explorer, "4 stages, 8 micro-batches, 1f1b, emulated")
     expect(pictures(explorer).first).to_contain_text("at most 1")
     drag(explorer, "stages", 0.0)
-    says(explorer, "2 stages, 8 micro-batches, 1f1b, paced")
-    for heading in ("paced (emulated device speed): 2 ranks", "modelled (calculated, not run): 2 ranks"):
+    says(explorer, "2 stages, 8 micro-batches, 1f1b, emulated")
+    for heading in (
+        "emulated (real processes and messages, emulated clock): 2 ranks",
+        "modelled (calculated, not run): 2 ranks",
+    ):
         expect(pictures(explorer).last).to_contain_text(heading)
 
 

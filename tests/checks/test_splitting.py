@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from course_lib import checks
 from course_lib.checks import splitting
 
 Split = Callable[[Any, int, int], Any]
+
+verdict_on = functools.cache(checks.split_batch)  # several tests look at one verdict
 
 
 def one_slice(batch: Any, rank: int, world_size: int) -> Any:
@@ -41,28 +44,28 @@ def shuffled_with_a_common_seed(batch: Any, rank: int, world_size: int) -> Any:
     [one_slice, a_piece_of_tensor_split, dealt_like_cards, copied_by_index, shuffled_with_a_common_seed],
 )
 def test_a_right_split_passes(fn: Split) -> None:
-    verdict = checks.split_batch(fn)
+    verdict = verdict_on(fn)
     assert verdict.passed, verdict
     assert checks.split_batch(fn, seed=1).passed
 
 
 def test_a_view_costs_nothing_and_a_copy_its_bytes() -> None:
-    memory = {fn: checks.split_batch(fn).costs[1] for fn in (one_slice, copied_by_index)}
+    memory = {fn: verdict_on(fn).costs[1] for fn in (one_slice, copied_by_index)}
     assert memory[one_slice] == checks.Cost("bytes of extra memory on a rank", "0", "0")
     row = splitting.WIDTH * 4
     assert int(memory[copied_by_index].yours) >= 3 * row  # and the index itself
-    assert "copy" in checks.split_batch(copied_by_index).remarks[0]
+    assert "copy" in verdict_on(copied_by_index).remarks[0]
 
 
 def test_another_order_is_right_and_gets_a_remark() -> None:
-    verdict = checks.split_batch(dealt_like_cards)
+    verdict = verdict_on(dealt_like_cards)
     assert verdict.passed
     assert "DistributedSampler" in verdict.remarks[0]
-    assert checks.split_batch(one_slice).remarks == ()
+    assert verdict_on(one_slice).remarks == ()
 
 
 def test_idle_is_what_the_largest_share_makes_of_it() -> None:
-    idle = checks.split_batch(one_slice).costs[2]
+    idle = verdict_on(one_slice).costs[2]
     assert idle.yours == idle.best == f"{1 - 10 / (4 * 3):.0%}"
 
 
@@ -158,7 +161,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("fn", "words"), WRONG.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_wrong_split_is_told_why(fn: Split, words: str) -> None:
-    verdict = checks.split_batch(fn)
+    verdict = verdict_on(fn)
     assert verdict.outcome == "idea"
     assert verdict.idea == fn.__name__
     assert words in verdict.message
@@ -169,7 +172,7 @@ def pieces_of_torch_chunk(batch: Any, rank: int, world_size: int) -> Any:
 
 
 def test_a_piece_that_is_missing_is_explained() -> None:
-    verdict = checks.split_batch(pieces_of_torch_chunk)
+    verdict = verdict_on(pieces_of_torch_chunk)
     assert (verdict.outcome, verdict.idea) == ("idea", "too_few_pieces")
     assert verdict.situation == "4 ranks and 9 samples"
     assert "test_splitting.py, line" in dict(verdict.facts)["What happened"]

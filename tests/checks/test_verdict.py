@@ -6,6 +6,7 @@ import pytest
 
 from course_lib import Span, Timeline
 from course_lib.checks import Cost, Idle, NotPassed, Verdict
+from course_lib.checks.verdict import HEADLINES
 
 RIGHT = Verdict("f", "passed", "Tried.", costs=(Cost("bytes", "1,200", "1,000"),), remarks=("Use `isend`.",))
 WRONG = Verdict("f", "idea", "a < b in `x`", "2 ranks", "too_small", facts=(("Line", "cell 3, line 1: x < y"),))
@@ -45,8 +46,14 @@ def test_requiring_a_wrong_one_raises_without_a_wall_of_text(capsys: pytest.Capt
     ]
 
 
-def test_idle_time_says_what_would_be_possible_and_that_it_is_paced() -> None:
+@pytest.mark.parametrize("outcome", sorted(set(HEADLINES) - {"passed"}))
+def test_nothing_but_a_right_one_earns_points(outcome: str) -> None:
+    with pytest.raises(NotPassed):
+        Verdict("f", outcome, "Why.").require()
+
+
+def test_idle_time_says_what_would_be_possible_and_that_it_is_emulated() -> None:
     spans = [Span(0, "backward", "backward", 0.0, 3.0), Span(0, "transfer", "send", 3.0, 4.0, bytes=8)]
-    bundle = Idle(Timeline(spans, 1, "paced"), best=0.2)._repr_mimebundle_()
-    assert bundle["text/plain"].startswith("Idle 25% of the time; the best possible is 20% (paced")
+    bundle = Idle(Timeline(spans, 1, "emulated"), best=0.2)._repr_mimebundle_()
+    assert bundle["text/plain"].startswith("Idle 25% of the time; the best possible is 20% (emulated")
     assert "<img" in bundle["text/html"]

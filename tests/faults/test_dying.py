@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankDied, launch
+from course_lib.ranks.conversation import Conversation
 
 
 def exits_at_once(rank):
@@ -74,6 +75,24 @@ def test_a_rank_that_dies_while_the_others_wait_is_named_with_the_reason(fault, 
     assert [row.operation for row in error.report.rows if row.rank != 1] == ["all_reduce"] * 2
 
 
+def test_a_death_that_is_noticed_after_what_it_did_to_others_is_told_all_the_same(fault, monkeypatch):
+    """On a busy machine the others fail first: their connections are closed before the process has quite ended."""
+
+    def one_dies(rank):
+        dist.barrier()
+        if rank == 1:
+            os._exit(3)
+        dist.all_reduce(torch.zeros(4))
+
+    def notice_late(conversation, rank):
+        if conversation.first_failure and time.perf_counter() - conversation.first_failure > 1.0:
+            notice(conversation, rank)
+
+    notice = Conversation._note_death
+    monkeypatch.setattr(Conversation, "_note_death", notice_late)
+    assert fault.of(RankDied, one_dies, 3).rank == 1
+
+
 def test_a_rank_that_dies_in_the_middle_of_traffic_is_named_and_not_its_neighbours(fault):
     def dies_in_the_middle(rank):
         for step in range(10_000):
@@ -124,6 +143,7 @@ def test_a_fork_server_that_dies_between_two_runs_is_not_missed(kill):
 GREEDY = """
 import os
 from course_lib import RankDied, launch
+from course_lib.ranks.conversation import Conversation
 def good(rank):
     import torch, torch.distributed as dist
     t = torch.tensor(rank + 1); dist.all_reduce(t); return int(t)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Mismatch, launch
+from course_lib.ranks import conversation
 
 
 def test_different_collectives_are_both_named(fault, row_at):
@@ -22,6 +23,18 @@ def test_different_collectives_are_both_named(fault, row_at):
     assert "all_reduce" in line and "broadcast" in line
     assert row_at(error, 0, differ, "reduces").operation == "all_reduce"
     assert row_at(error, 1, differ, "broadcasts").operation == "broadcast"
+
+
+def test_a_mismatch_is_told_even_if_nobody_looked_before_the_time_was_over(fault, monkeypatch):
+    def differ_and_never_end(rank):
+        dtype = [torch.float32, torch.int32][rank]
+        dist.isend(torch.zeros(3, dtype=dtype), 1) if rank == 0 else dist.irecv(torch.zeros(3, dtype=dtype), 0)
+        while True:
+            pass
+
+    monkeypatch.setattr(conversation, "_STILL", 60.0)
+    line = str(fault.of(Mismatch, differ_and_never_end, timeout=2.0)).splitlines()[0]
+    assert "sends 3 float32" in line and "receives into 3 int32" in line
 
 
 def test_a_barrier_against_an_all_gather_is_named(fault):

@@ -62,4 +62,4 @@ def dense(ranks: int, spans_per_rank: int) -> Timeline:
             length = 1e-5 * (1 + (i * 3 + rank) % 7)
             spans.append(Span(rank, kind, kind, now, now + length, micro_batch=i // 4 if i % 2 == 0 else None))
             now += length
-    return Timeline(spans, ranks, "paced")
+    return Timeline(spans, ranks, "emulated")

@@ -83,7 +83,7 @@ def test_the_legend_names_the_kinds_that_occur_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "words"), [("measured", "in a real run"), ("paced", "emulated"), ("modelled", "not run")]
+    ("origin", "words"), [("measured", "in a real run"), ("emulated", "emulated"), ("modelled", "not run")]
 )
 def test_the_picture_says_where_its_times_come_from(origin: str, words: str) -> None:
     picture = gantt(gpipe(2, 2, origin=origin))

@@ -71,11 +71,13 @@ def test_a_column_is_as_high_as_its_parts() -> None:
 
 def test_what_was_run_is_told_from_what_was_modelled() -> None:
     picture = micro_batch_sizes(STEPS)
-    assert {"paced (emulated device speed)", "modelled (calculated, not run)", "all of it, paced"} <= set(
-        texts(picture.svg)
-    )
+    assert {
+        "emulated (real processes and messages, emulated clock)",
+        "modelled (calculated, not run)",
+        "all of it, emulated",
+    } <= set(texts(picture.svg))
     assert [row["run (ms)"] for row in picture.rows] == [325, "not yet", 240]
-    assert "all of it, paced" not in texts(micro_batch_sizes([STEPS[1]]).svg)
+    assert "all of it, emulated" not in texts(micro_batch_sizes([STEPS[1]]).svg)
 
 
 def test_sizes_that_do_not_fit_are_marked() -> None:

@@ -63,8 +63,8 @@ def test_collectives_stand_on_their_lane_with_their_bytes() -> None:
 
 
 def test_the_sentence_says_cut_and_traffic() -> None:
-    assert who_holds_what(FITTING, SENT, 4, "paced").summary == (
-        "4 ranks hold A by columns and B by rows; what travels (paced) is forward 1 all-reduce, "
+    assert who_holds_what(FITTING, SENT, 4, "emulated").summary == (
+        "4 ranks hold A by columns and B by rows; what travels (emulated) is forward 1 all-reduce, "
         "backward 1 all-reduce; each rank sends 2.7 kB."
     )
 

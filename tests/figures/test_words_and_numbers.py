@@ -121,8 +121,8 @@ def test_the_sentence_says_how_many_how_long_what_kind_of_clock_and_where_the_ti
         Span(1, "wait", "all_reduce", 0.030, 0.034),
         Span(1, "transfer", "all_reduce", 0.034, 0.040),
     ]
-    assert summary(Timeline(spans, 2, "paced")) == (
-        "2 ranks, 40 ms, paced: on average a rank computed 75% of the time, moved data for 7% and waited 18%; "
+    assert summary(Timeline(spans, 2, "emulated")) == (
+        "2 ranks, 40 ms, emulated: on average a rank computed 75% of the time, moved data for 7% and waited 18%; "
         "rank 1 waited longest, 35%, mostly for rank 0."
     )
 

@@ -71,6 +71,16 @@ def test_a_lesson_is_run_and_then_in_step(project: Path, capsys: pytest.CaptureF
     assert build.main(["--check"], project) == 0
 
 
+def test_a_flaw_in_what_is_stored_is_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = lesson(project, LESSON)
+    build.main([], project)
+    notebook = nbformat.read(target, as_version=4)
+    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="see /home/ann/x.py")]
+    nbformat.write(notebook, target)
+    assert build.main(["--check"], project) == 1
+    assert "cell 1 shows a path of this machine: /home/ann" in capsys.readouterr().out
+
+
 def test_only_what_changed_is_built(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lesson(project, LESSON)
     build.main([], project)
@@ -90,6 +100,9 @@ def test_an_exercise_loses_its_solution_and_hidden_tests(project: Path) -> None:
     assert "return 2 * x" in solution and "raise NotImplementedError" not in solution
     assert "raise NotImplementedError()" in exercise
     assert "return 2 * x" not in exercise and "double(3)" not in exercise
+    for notebook in (nbformat.reads(text, as_version=4) for text in (solution, exercise)):
+        nbformat.validate(notebook)
+        assert notebook.metadata == build.METADATA  # it opens with the kernel that everybody has
     assert build.main(["--check"], project) == 0
 
 
@@ -145,6 +158,14 @@ def test_a_widget_needs_a_picture_to_be_stored() -> None:
     assert build.flaws(cell("slider", bare, tags=("no-picture",))) == []
     kept = build.without_widget(nbformat.v4.new_output(**pictured))
     assert set(kept.data) == {"text/plain", "text/html"}
+
+
+@pytest.mark.parametrize(("origin", "flawed"), [("emulated", True), ("measured", False), ("emulated, measured", False)])
+def test_what_is_emulated_is_left_to_nbval_to_compare(origin: str, flawed: bool) -> None:
+    picture = {"output_type": "display_data", "data": {"text/plain": f"2 ranks, 40 ms, {origin}"}}
+    assert build.flaws(cell("gantt(...)", picture)) == []
+    found = build.flaws(cell("gantt(...)", picture, tags=("nbval-ignore-output",)))
+    assert found == ["cell 0 shows what is emulated, the same in every run: let nbval compare it"] * flawed
 
 
 @pytest.mark.parametrize(

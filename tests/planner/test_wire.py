@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +27,6 @@ EVERY_SIZE_AND_CONFIG = [(2, CONFIGS[0]), (4, CONFIGS[1]), (4, CONFIGS[2]), (8, 
 SAMPLES = 8
 BUCKET_MB = 0.01  # several buckets even for this model
 
-Step = Callable[[], None]
-
 
 def spec(config: GPTConfig) -> ModelSpec:
     return ModelSpec(
@@ -45,14 +44,18 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def sent_and_held(run: Callable[..., Any], world_size: int, *args: Any) -> tuple[list[int], list[Any]]:
-    """Bytes by rank sent in the last of three steps, and what the function returned after them.
+def steps() -> Iterator[None]:
+    """Two, each after a barrier: in the first, more is sent than in those that follow."""
+    for _ in range(2):
+        dist.barrier()
+        yield
 
-    What is sent to set up and in the first step besides is not a step's.
-    """
-    two, three = (launch(run, world_size, (*args, steps)) for steps in (2, 3))
-    sent = [three.timeline.bytes_sent(rank) - two.timeline.bytes_sent(rank) for rank in range(world_size)]
-    return sent, three.results
+
+def sent_and_held(run: Callable[..., Any], world_size: int, *args: Any) -> tuple[list[int], list[Any]]:
+    """Bytes by rank sent in the second of two steps, and what the function returned after it."""
+    done = launch(run, world_size, args)
+    sent = [sent_between_barriers(done.timeline, rank, 1) for rank in range(world_size)]
+    return sent, done.results
 
 
 def sent_in_a_step(run: Callable[..., Any], world_size: int, *args: Any) -> list[int]:
@@ -67,10 +70,10 @@ def test_parameters_are_those_of_the_model_in_its_order(config: GPTConfig) -> No
     assert model_state(sum(sizes), Plan(precision="fp32")) == (4 * sum(sizes), 4 * sum(sizes), 8 * sum(sizes))
 
 
-def averaging(rank: int, config: GPTConfig, steps: int) -> None:
+def averaging(rank: int, config: GPTConfig) -> None:
     model = TinyGPT(config)
     inputs, targets = batch(config, 2)
-    for _ in range(steps):
+    for _ in steps():
         loss_of(model(inputs), targets).backward()
         data_parallel.average_gradients(model)
 
@@ -81,10 +84,10 @@ def test_average_gradients_sends_what_was_predicted(world_size: int) -> None:
     assert sent_in_a_step(averaging, world_size, CONFIG) == [expected] * world_size
 
 
-def in_buckets(rank: int, config: GPTConfig, steps: int) -> None:
+def in_buckets(rank: int, config: GPTConfig) -> None:
     replica = data_parallel.DataParallel(TinyGPT(config), bucket_mb=BUCKET_MB)
     inputs, targets = batch(config, 2)
-    for _ in range(steps):
+    for _ in steps():
         loss_of(replica(inputs), targets).backward()
         replica.finish()
 
@@ -95,7 +98,7 @@ def test_data_parallel_sends_what_was_predicted(world_size: int, config: GPTConf
     assert sent_in_a_step(in_buckets, world_size, config) == [expected] * world_size
 
 
-def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any, steps: int) -> Any:
+def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any) -> Any:
     from course_lib.mechanisms import ledger, sharding
 
     model = TinyGPT(config)
@@ -106,7 +109,7 @@ def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any, steps: 
         bucket_mb=BUCKET_MB,
     )
     inputs, targets = batch(config, 2)
-    for _ in range(steps):
+    for _ in steps():
         optimizer.zero_grad()
         loss_of(model(inputs), targets).backward()
         optimizer.step()
@@ -126,13 +129,13 @@ def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: in
     assert found == [(parameters, optimizer)] * world_size
 
 
-def fully_sharded(rank: int, config: GPTConfig, steps: int) -> Any:
+def fully_sharded(rank: int, config: GPTConfig) -> Any:
     from course_lib.mechanisms import ledger, sharding
 
     model = sharding.FullySharded(TinyGPT(config))
     optimizer = torch.optim.Adam(model.parameters())
     inputs, targets = batch(config, 2)
-    for _ in range(steps):
+    for _ in steps():
         optimizer.zero_grad()
         loss_of(model(inputs), targets).backward()
         optimizer.step()
@@ -150,13 +153,13 @@ def test_the_fully_sharded_model_sends_and_holds_what_was_predicted(world_size: 
     assert found == [wire.held_fully_sharded(spec(config), world_size)] * world_size
 
 
-def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool, steps: int) -> Any:
+def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool) -> Any:
     from course_lib.mechanisms import ledger, tensor_parallel
 
     model = tensor_parallel.parallelize(TinyGPT(config), sequence_parallel=sequence_parallel)
     optimizer = torch.optim.Adam(model.parameters())
     inputs, targets = batch(config, 2)
-    for _ in range(steps):
+    for _ in steps():
         optimizer.zero_grad()
         tensor_parallel.vocab_parallel_cross_entropy(model(inputs), targets, config.vocab).backward()
         tensor_parallel.sum_partial_gradients(model)
@@ -178,14 +181,14 @@ def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, 
     assert found == [wire.held(of_rank) for of_rank in sizes]
 
 
-def pipeline_step(rank: int, config: GPTConfig, name: str, n_stages: int, steps: int) -> None:
+def pipeline_step(rank: int, config: GPTConfig, name: str, n_stages: int) -> None:
     from course_lib.mechanisms import pipeline, schedules
 
     schedule = schedules.SCHEDULES[name](n_stages, SAMPLES)
     blocks, cuts = TinyGPT(config).blocks, stage_blocks(config, n_stages)
     stages = [blocks[cut.start : cut.stop] for cut in cuts]
     inputs, targets = batch(config, SAMPLES)
-    for _ in range(steps):
+    for _ in steps():
         pipeline.run_schedule(schedule, stages, inputs, targets, loss_of)
 
 
@@ -208,7 +211,7 @@ def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_
     assert sent_in_a_step(pipeline_step, world_size, config, name, n_stages) == expected
 
 
-def combined_step(rank: int, config: GPTConfig, tp: int, steps: int) -> None:
+def combined_step(rank: int, config: GPTConfig, tp: int) -> None:
     """Data parallelism over tensor parallelism: groups of tp neighbors, and across them those of the same place."""
     from course_lib.mechanisms import tensor_parallel
 
@@ -219,7 +222,7 @@ def combined_step(rank: int, config: GPTConfig, tp: int, steps: int) -> None:
     model = tensor_parallel.parallelize(TinyGPT(config), tensor)
     replica = data_parallel.DataParallel(model, data, bucket_mb=BUCKET_MB)
     inputs, targets = batch(config, 2)
-    for _ in range(steps):
+    for _ in steps():
         tensor_parallel.vocab_parallel_cross_entropy(replica(inputs), targets, config.vocab, tensor).backward()
         replica.finish()
 
@@ -303,8 +306,8 @@ def hybrid_steps(rank: int, cases: list[Case]) -> Any:
 
 
 def sent_between_barriers(timeline: Timeline, rank: int, number: int) -> int:
-    """Bytes that a rank sent after its barrier of this number (from 0) and before the next one."""
-    ends = [span.end for span in timeline.of(rank) if span.name == "barrier" and span.kind == "transfer"]
+    """Bytes that a rank sent after its barrier of this number (from 0) and before the next one, if there is one."""
+    ends = [span.end for span in timeline.of(rank) if span.name == "barrier" and span.kind == "transfer"] + [math.inf]
     first, last = ends[number : number + 2]
     return Timeline([span for span in timeline.spans if first <= span.start < last], timeline.world_size).bytes_sent(
         rank

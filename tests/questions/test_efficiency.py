@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from course_lib import data, questions
 from course_lib.model import TinyGPT
-from course_lib.questions.efficiency import CONFIG, QUESTIONS, RECIPES, WAYS, added_up, train
+from course_lib.questions.efficiency import CONFIG, QUESTIONS, RECIPES, WAYS, Way, added_up, train
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_way_once() -> Iterator[None]:
+    """A case and a test of its parts look at the same steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Way, "run", functools.cache(Way.run))
+        yield
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

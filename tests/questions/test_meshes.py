@@ -8,6 +8,7 @@ import torch
 from course_lib.mechanisms import hybrid
 from course_lib.questions import meshes
 from course_lib.questions.meshes import CONFIG, SAMPLES, Arrangement
+from course_lib.ranks import pool
 
 HIDDEN = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of the hidden states of all samples
 
@@ -48,6 +49,11 @@ def test_the_axes_of_a_mesh_are_those_of_the_mechanism() -> None:
     arrangement = Arrangement((2, 2, 2))
     assert [arrangement.group(5, axis) for axis in ("dp", "pp", "tp")] == [[1, 5], [5, 7], [4, 5]]
     assert arrangement.words == "dp 2 x pp 2 x tp 2"
+
+
+def test_the_ranks_of_a_mesh_can_be_used_again() -> None:
+    Arrangement((1, 2, 1), samples=8).run()
+    assert pool.size_of("launch") == 2  # ranks that keep a group are not
 
 
 def test_a_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

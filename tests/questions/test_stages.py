@@ -10,7 +10,7 @@ import pytest
 from course_lib import questions
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.pipeline import Grid
-from course_lib.questions.stages import Event, fill_and_drain, play, until_stuck
+from course_lib.questions.stages import Event, Strategy, fill_and_drain, play, until_stuck
 from course_lib.ranks import Deadlock, RankFailed
 
 
@@ -22,10 +22,11 @@ def run(name: str, answer: str, seed: int = 0) -> Outcome:
 @pytest.mark.parametrize(
     ("answer", "right", "happened"),
     [
-        ("a", False, "links that cost nothing: the step becomes hardly shorter"),
+        # 4 turns of 30 and 60 ms, and 3 messages of 2 ms each way.
+        ("a", False, f"links that cost nothing: that saves {12 / (4 * 90 + 12):.0%} of the time"),
         ("b", False, "the whole model has"),
-        ("c", True, "On average one of 4 devices was working"),
-        ("d", False, "The last device computes as long as the others"),
+        ("c", True, f"no more than one of 4 devices was working: they were idle for {1 - 90 / (4 * 90 + 12):.0%}"),
+        ("d", False, "as long as the others. Milliseconds of computing, by device: 90, 90, 90, 90."),
     ],
 )
 def test_q7(answer: str, right: bool, happened: str) -> None:
@@ -38,7 +39,14 @@ def test_q7(answer: str, right: bool, happened: str) -> None:
 def test_q11(answer: str, right: bool) -> None:
     outcome = run("Q11", answer, seed=1)
     assert (outcome.right, outcome.shown) == (right, True)
-    assert ("far more units" if right else "still about one unit") in outcome.happened
+    assert ("more than one unit is" if right else "still no more than one unit is") in outcome.happened
+
+
+def test_what_micro_batches_gain_is_what_the_formula_says() -> None:
+    # 8 units and 4 micro-batches: 4 of 4 + 7 turns. A turn is 90 ms / 2, and 7 messages of 2 ms each way come on top.
+    turns, messages = (4 + 7) * 0.09 / 2, 2 * 7 * 0.002
+    assert Strategy(pieces=4).run(8).makespan == pytest.approx(turns + messages, rel=1e-9)
+    assert f"and {8 * 4 * 0.09 / 2 / (turns + messages):.2f} with it" in run("Q11", "d").happened
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_q8_shows_a_deadlock() -> None:
     outcome = run("Q8", "F0@0 B0@0 F1@0 F1@1 F0@1 B0@1 B1@1 B1@0")
     assert outcome.right is False
     assert "stuck for good" in outcome.happened
-    assert "waits to receive from" in outcome.measured[0]
+    assert "waits to receive from" in outcome.happened
     assert "2 ranks" in outcome.pictures[0].summary
 
 

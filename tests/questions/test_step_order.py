@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from typing import Any
@@ -20,7 +21,9 @@ RIGHT = [
 ]
 
 
+@functools.cache
 def run(order: str, seed: int = 0) -> Outcome:
+    """What comes of an order, which is run once however many tests look at it."""
     form: Any = questions.load("Q2", seed).form
     return form.run(form.read(order))
 
@@ -45,14 +48,13 @@ def test_a_right_order_is_right_on_any_number_of_workers() -> None:
 
 
 def test_no_other_order_is_right() -> None:
-    chosen = random.Random(0).sample(list(itertools.permutations(EVENTS)), 4)
-    # Most orders cannot even be run; these can.
+    """A few of those that can be run: what cannot is stopped on the ranks, and told below."""
     runnable = [
         order
         for order in itertools.permutations(EVENTS)
         if order.index("split") < order.index("forward") < order.index("backward")
     ]
-    for order in chosen + random.Random(1).sample(runnable, 5):
+    for order in random.Random(1).sample(runnable, 4):
         assert run(" ".join(order)).right is respects_happens_before(order), order
 
 
@@ -82,7 +84,6 @@ def test_a_wrong_order_shows_what_it_leads_to(order: str, happened: str, why: st
 
 def test_drift_is_measured_and_drawn() -> None:
     outcome = run("split forward backward update all_reduce clear")
-    (drift,) = outcome.measured
-    assert drift.startswith("How far the replicas are apart: 0.")
+    assert "How far they are apart: 0." in outcome.happened
     assert "4 ranks" in outcome.pictures[0].summary
-    assert "paced" in outcome.pictures[0].summary
+    assert "emulated" in outcome.pictures[0].summary

@@ -13,7 +13,7 @@ from course_lib import Span, Timeline
 from course_lib.figures import Timing
 from course_lib.ranks import Deadlock
 from course_lib.widgets import live
-from course_lib.widgets.data_parallel import BATCH_SIZES, CURVE, DataParallelExplorer, Measured, Setting, describe
+from course_lib.widgets.data_parallel import CURVE, DataParallelExplorer, Measured, Setting, describe
 
 SETTING = Setting(ranks=4, batch_size=32, link_speed=5, overlap=True)
 
@@ -23,7 +23,7 @@ def step_of(ranks: int, seconds: float) -> Timeline:
     end = 0.9 * seconds
     spans = [Span(rank, "forward", "", 0.0, end) for rank in range(ranks)]
     spans += [Span(rank, "transfer", "all_reduce", end, seconds) for rank in range(ranks)]
-    return Timeline(spans, ranks, "paced")
+    return Timeline(spans, ranks, "emulated")
 
 
 def instead_of_running(monkeypatch: pytest.MonkeyPatch, run: Callable[[Setting], Timeline]) -> list[Setting]:
@@ -58,24 +58,24 @@ def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     explorer.ranks.value = 3
     assert rows(explorer) == 3
     assert explorer.explorer.below.value != before
-    assert explorer.explorer.sentences.value.count("3 ranks, 16 samples, paced: ") == 1
+    assert explorer.explorer.sentences.value.count("3 ranks, 16 samples, emulated: ") == 1
 
 
 @pytest.mark.parametrize(
-    ("control", "value"), [("ranks", 8), ("batch_size", 64), ("link_speed", 100), ("overlap", False)]
+    ("control", "value"), [("ranks", 6), ("batch_size", 64), ("link_speed", 100), ("overlap", False)]
 )
 def test_each_control_changes_its_part_of_the_run(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, control: str, value: Any
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
     getattr(explorer, control).value = value
-    assert called == [SETTING._replace(**{control: value})]
+    assert called[-1] == SETTING._replace(**{control: value})
 
 
 def test_controls_and_pictures_say_what_they_are(explorer: DataParallelExplorer) -> None:
     assert [control.label for control in explorer.explorer.controls] == ["ranks", "batch size", "link speed", "overlap"]
     for picture in (explorer.explorer.beside, explorer.explorer.under, explorer.explorer.below):
-        assert "paced" in picture.value
+        assert "emulated" in picture.value
         assert "aria-label" in picture.value
 
 
@@ -83,7 +83,7 @@ def test_the_curve_has_one_rank_the_ideal_and_every_number_of_ranks_to_be_compar
     explorer: DataParallelExplorer,
 ) -> None:
     for ranks in CURVE:
-        assert f"paced: {ranks} rank" in explorer.explorer.beside.value
+        assert f"emulated: {ranks} rank" in explorer.explorer.beside.value
     assert ">ideal<" in explorer.explorer.beside.value
 
 
@@ -101,9 +101,8 @@ def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
             await asyncio.sleep(0)
 
     asyncio.run(move())
-    # The last one has the ranks of the next move ready.
-    assert [setting.ranks for setting in called] == [4, 2, 8, 4]
-    assert "paced: 8 rank" in explorer.explorer.beside.value
+    assert [setting.ranks for setting in called] == [4, 2, 8]
+    assert "emulated: 8 rank" in explorer.explorer.beside.value
 
 
 def test_a_new_move_puts_the_rest_of_the_curve_off(
@@ -135,7 +134,7 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.explorer.sentences.value
     instead_of_running(monkeypatch, perfect)
     explorer.overlap.value = True
-    assert "4 ranks, 32 samples, paced" in explorer.explorer.sentences.value
+    assert "4 ranks, 32 samples, emulated" in explorer.explorer.sentences.value
 
 
 @pytest.mark.parametrize(
@@ -178,13 +177,24 @@ def test_a_picture_that_stays_the_same_is_not_sent_again(
     assert changed == []
 
 
-def test_one_rank_is_run_once_for_each_batch_size_whatever_the_link() -> None:
-    measured = Measured()
-    wanted = [setting for setting in measured.missing(SETTING) if setting.ranks == 1]
-    assert sorted(setting.batch_size for setting in wanted) == sorted(BATCH_SIZES)
-    assert {setting.with_ranks(1) for setting in (SETTING, SETTING._replace(link_speed=10, overlap=False))} == {
-        wanted[0]
-    }
+def test_every_setting_is_run_once_and_one_rank_whatever_the_link(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = instead_of_running(monkeypatch, perfect)
+    explorer.link_speed.value = 10
+    explorer.link_speed.value = 5
+    explorer.ranks.value = 1
+    explorer.overlap.value = False
+    assert called == [SETTING._replace(link_speed=10)]
+
+
+def test_a_batch_of_another_size_is_compared_with_one_rank_on_the_same(
+    explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = instead_of_running(monkeypatch, perfect)
+    explorer.batch_size.value = 64
+    assert [(setting.ranks, setting.batch_size) for setting in called] == [(1, 64), (4, 64)]
+    assert "4.0 times as fast as 1 rank (ideal: 4)" in explorer.explorer.sentences.value
 
 
 def test_a_curve_holds_only_runs_with_the_same_batch_link_and_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +208,7 @@ def test_a_curve_holds_only_runs_with_the_same_batch_link_and_overlap(monkeypatc
 
 
 def test_the_sentences_give_the_speed_up_and_the_largest_loss() -> None:
-    text = describe(SETTING, step_of(4, 0.05), [Timing(1, 0.16, "paced")])
+    text = describe(SETTING, step_of(4, 0.05), [Timing(1, 0.16, "emulated")])
     assert "50 ms for a step, 3.2 times as fast as 1 rank (ideal: 4)" in text
     assert "computed for 90% of the time; the largest loss is communication not hidden, 10%" in text
 

@@ -12,11 +12,13 @@ from course_lib import Span, Timeline
 from course_lib.experiments import LayerWiseStep, layerwise_step
 from course_lib.mechanisms.ledger import Bytes
 from course_lib.model import GPTConfig
+from course_lib.ranks import Pace
 from course_lib.widgets import layerwise
 from course_lib.widgets.layerwise import LayerWiseExplorer, Setting, describe
 
 SETTING = Setting(units=4, samples=32, vocabulary=1000, cut="number")
 SMALL = GPTConfig(layers=6, hidden=16, heads=2)
+PACE = Pace({"forward": 1.0, "backward": 2.0})
 
 
 def step_of(setting: Setting) -> LayerWiseStep:
@@ -40,31 +42,34 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
 
 
 def test_a_step_of_four_ranks_holds_what_one_holds_and_each_a_part() -> None:
-    (one,), four = layerwise_step(1, 8, SMALL).held, layerwise_step(4, 8, SMALL).held
+    (one,), four = layerwise_step(1, 8, PACE, SMALL).held, layerwise_step(4, 8, PACE, SMALL).held
     for kind in ("parameters", "optimizer"):
         assert sum(getattr(own, kind) for own in four) == pytest.approx(getattr(one, kind), rel=1e-3)
         assert max(getattr(own, kind) for own in four) < getattr(one, kind) / 2
 
 
 def test_one_rank_computes_at_a_time() -> None:
-    timeline = layerwise_step(4, 8, SMALL).timeline
+    timeline = layerwise_step(4, 8, PACE, SMALL).timeline
     passes = sorted(
         (span.start, span.end, span.rank) for span in timeline.spans if span.kind in ("forward", "backward")
     )
     assert [rank for _, _, rank in passes] == [0, 1, 2, 3, 3, 2, 1, 0]
     for (_, end, _), (start, _, _) in itertools.pairwise(passes):
-        assert end <= start
+        assert end == start  # messages take no time here
+    # Eight blocks, two on each rank: 2 units forward and 4 backward.
+    assert [end - start for start, end, _ in passes] == pytest.approx([2] * 4 + [4] * 4, rel=1e-9)
+    assert timeline.makespan == pytest.approx(layerwise.predict(timeline).makespan, rel=1e-9)
 
 
 def test_a_cut_by_bytes_makes_the_fullest_rank_less_full() -> None:
     wide = GPTConfig(layers=6, hidden=16, heads=2, vocab=2000)
-    by_number, by_bytes = (layerwise_step(4, 8, wide, cut).held for cut in ("number", "bytes"))
+    by_number, by_bytes = (layerwise_step(4, 8, PACE, wide, cut).held for cut in ("number", "bytes"))
     assert max(own.parameters for own in by_bytes) < max(own.parameters for own in by_number)
 
 
 def test_an_unknown_cut_is_refused() -> None:
     with pytest.raises(ValueError, match="cut='half' is unknown; choose one of number, bytes"):
-        layerwise_step(2, 8, SMALL, "half")
+        layerwise_step(2, 8, PACE, SMALL, "half")
 
 
 def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:

@@ -19,13 +19,13 @@ UPDATES = ("all_to_all", "all_gather")
 
 
 def as_predicted(arrangement: Arrangement, off: float = 0.0) -> MeshStep:
-    """In place of a run: what a computer that is never busy would measure."""
+    """What the prediction has in place of a run."""
     sent: dict[str, dict[tuple[int, int], int]] = {axis: {} for axis in wire.AXES}
     for rank in range(8):
         for axis, count in arrangement.wire.sent(rank).items():
             group = list(range(8)) if axis == "all" else arrangement.group(rank, axis)
             sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
-    return MeshStep(Timeline(predict(arrangement).spans, 8, "paced"), sent, off)
+    return MeshStep(Timeline(predict(arrangement).spans, 8, "emulated"), sent, off)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
     with monkeypatch.context() as at_first:
         at_first.setattr(Arrangement, "run", as_predicted)
         shown = MeshExplorer()
-    assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, paced: " in sentences(shown)
+    assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, emulated: " in sentences(shown)
     before = shown.explorer.beside.value
     shown.mesh.value = (4, 1, 2)
     assert shown.explorer.beside.value != before
@@ -59,16 +59,20 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
         "The updated weights are those of one process.",
     ):
         assert words in sentences(shown)
-    for heading in ("paced (emulated device speed)", "modelled (calculated, not run)"):
+    for heading in ("emulated (real processes and messages, emulated clock)", "modelled (calculated, not run)"):
         assert heading in shown.explorer.below.value
 
 
-@pytest.mark.parametrize("arrangement", [BOX, Arrangement((1, 4, 2), 2, "zb_h1")])
-def test_no_real_run_is_shorter_than_predicted(arrangement: Arrangement) -> None:
-    # How much longer it is depends on what else the computer has to do.
+@pytest.mark.parametrize("arrangement", [BOX, Arrangement((1, 4, 2), 2, "zb_h1"), Arrangement((4, 1, 2), 1)])
+def test_real_ranks_take_as_long_as_predicted(arrangement: Arrangement) -> None:
     timeline, predicted = arrangement.run().timeline, predict(arrangement)
-    assert timeline.makespan > 0.95 * predicted.makespan
+    # Not predicted are messages of 512 bytes, which say ahead of the first micro-batch what hidden states look like.
+    tp, borders = arrangement.sizes[2], arrangement.sizes[1] - 1
+    links = [arrangement.pace.links_among([stage * tp, (stage + 1) * tp])[0] for stage in range(borders)]
+    ahead = sum(512 / link.bandwidth for link in links)
+    assert timeline.makespan == pytest.approx(predicted.makespan + ahead, rel=1e-9)
     for rank in range(8):
+        assert timeline.busy(rank) == pytest.approx(predicted.busy(rank), rel=1e-9)
         done, planned = (
             [span.kind for span in of.of(rank) if span.kind in COMPUTE_KINDS] for of in (timeline, predicted)
         )
@@ -142,18 +146,6 @@ def test_in_16_bits_the_rounding_is_said(called: list[Arrangement], monkeypatch:
     assert "those of one process, up to 3%: 16 bits round." in sentences(MeshExplorer(dtype=torch.bfloat16))
 
 
-def test_a_run_that_took_too_long_is_run_again(called: list[Arrangement], monkeypatch: pytest.MonkeyPatch) -> None:
-    factors = iter([1.5, 1.0])
-
-    def stretched(arrangement: Arrangement) -> MeshStep:
-        step, factor = as_predicted(arrangement), next(factors)
-        spans = [span._replace(start=factor * span.start, end=factor * span.end) for span in step.timeline.spans]
-        return step._replace(timeline=Timeline(spans, 8, "paced"))
-
-    monkeypatch.setattr(Arrangement, "run", stretched)
-    assert "as predicted, within 1%" in sentences(MeshExplorer())
-
-
 def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     called: list[Arrangement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +168,7 @@ def test_controls_and_pictures_say_what_they_are(called: list[Arrangement]) -> N
     labels = [control.label for control in shown.explorer.controls]
     assert labels == ["dp x pp x tp", "micro-batches", "schedule", "precision"]
     for place in (shown.explorer.beside, shown.explorer.below):
-        assert "paced" in place.value
+        assert "emulated" in place.value
         assert "aria-label" in place.value
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from course_lib.experiments import steady
 from course_lib.figures import SizedStep
 from course_lib.ranks import Deadlock
 from course_lib.timeline import Timeline
@@ -19,14 +18,14 @@ from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, S
 SETTING = Setting(ranks=4, micro_batches=8, name="gpipe", moved=0)
 
 
-def as_predicted(setting: Any) -> Timeline:
-    """In place of a run: what a perfect computer would measure."""
+def simulated(setting: Any) -> Timeline:
+    """What the simulator has in place of a run."""
     if isinstance(setting, Setting):
         spans = setting.predict().spans
     else:
         seconds = setting.seconds
         spans = micro_batches.simulate(setting.schedule, seconds["forward"], seconds["backward"]).spans
-    return Timeline(spans, setting.schedule.n_ranks, "paced")
+    return Timeline(spans, setting.schedule.n_ranks, "emulated")
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def replacement(setting: Any) -> Timeline:
         settings.append(setting)
-        return as_predicted(setting)
+        return simulated(setting)
 
     monkeypatch.setattr(pipeline.Setting, "run", replacement)
     monkeypatch.setattr(micro_batches.Setting, "run", replacement)
@@ -54,9 +53,22 @@ def test_a_move_runs_real_ranks_beside_what_was_predicted(name: str) -> None:
     shown.schedule.value = name
     shown.micro_batches.value = 2
     assert shown.explorer.below.value != before
-    assert f"2 stages, 2 micro-batches, {name}, paced: " in sentences(shown)
-    for heading in ("paced (emulated device speed)", "modelled (calculated, not run)"):
+    assert f"2 stages, 2 micro-batches, {name}, emulated: " in sentences(shown)
+    for heading in ("emulated (real processes and messages, emulated clock)", "modelled (calculated, not run)"):
         assert heading in shown.explorer.below.value
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *(Setting(ranks=2, micro_batches=4, name=name, moved=2) for name in NAMES),
+        micro_batches.Setting(size=8, stages=3, overhead=0.008, memory=32),
+    ],
+)
+def test_real_ranks_take_as_long_as_simulated(setting: Any) -> None:
+    step, expected = setting.run(), simulated(setting)
+    assert step.makespan == pytest.approx(expected.makespan, rel=1e-9)
+    assert step.idle_fraction() == pytest.approx(expected.idle_fraction(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +116,7 @@ def test_controls_and_pictures_say_what_they_are(called: list[Any]) -> None:
     assert [control.label for control in sizes.explorer.controls] == ["micro-batch", "stages", "overhead", "memory"]
     for one in (shown, sizes):
         for place in (one.explorer.beside, one.explorer.below):
-            assert "paced" in place.value
+            assert "emulated" in place.value
             assert "aria-label" in place.value
 
 
@@ -178,18 +190,6 @@ def test_where_no_widget_runs_there_are_pictures_and_the_sentences(called: list[
         assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
         assert "<svg" not in bundle["text/html"]
         assert bundle["text/plain"] in bundle["text/html"]
-
-
-def test_a_run_that_took_too_long_is_run_again() -> None:
-    lengths = iter([1.5, 1.0, 0.1])
-    steady_one = steady(lambda: stretched(next(lengths)), stretched(1.0).makespan)
-    assert steady_one.makespan == stretched(1.0).makespan
-    assert next(lengths) == 0.1
-
-
-def stretched(factor: float) -> Timeline:
-    spans = [span._replace(start=factor * span.start, end=factor * span.end) for span in SETTING.predict().spans]
-    return Timeline(spans, 4, "paced")
 
 
 def test_the_difference_is_said_in_words() -> None:

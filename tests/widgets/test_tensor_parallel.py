@@ -28,14 +28,14 @@ def said(explorer: TensorParallelExplorer) -> str:
     return explorer.explorer.sentences.value
 
 
-def test_a_move_runs_paced_ranks_and_draws_what_they_did() -> None:
+def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     explorer = TensorParallelExplorer(ranks=1, hidden=32)
-    assert "1 rank, columns, rows, hidden size 32, paced: " in said(explorer)
+    assert "1 rank, columns, rows, hidden size 32, emulated: " in said(explorer)
     explorer.ranks.value = 2
-    assert "2 ranks, columns, rows, hidden size 32, paced: " in said(explorer)
+    assert "2 ranks, columns, rows, hidden size 32, emulated: " in said(explorer)
     assert "8.19 kB in 2 all-reduces: no cut needs less" in said(explorer)
     assert "modelled" in explorer.explorer.below.value
-    assert "paced" in explorer.explorer.beside.value
+    assert "emulated" in explorer.explorer.beside.value
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,15 @@ def test_what_is_predicted_is_the_formula() -> None:
     x_bytes = 32 * hidden * 4
     rings = 2 * (2 * (ranks - 1) * LATENCY + 2 * (ranks - 1) / ranks * x_bytes / BANDWIDTH)
     predicted = predict(run, ranks)
-    assert predicted.makespan == pytest.approx(products + rings)
+    assert predicted.makespan == pytest.approx(products + rings, rel=1e-9)
     assert predicted.bytes_sent(3) == run.timeline.bytes_sent(3)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_real_ranks_take_as_long_as_the_formula_says(way: str, sequence_parallel: bool) -> None:
+    run = Setting(4, 32, way, sequence_parallel).run()
+    assert run.timeline.makespan == pytest.approx(predict(run, 4).makespan, rel=1e-9)
 
 
 def test_controls_have_labels_and_pictures_have_words(quick: list[Setting]) -> None:
