@@ -55,7 +55,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found. Everything in its text is the same in every run; what is measured stands in `idle`.
+    """What a check found. Everything in it is the same in every run, the emulated step in `idle` too.
 
     name: the function that was checked.  outcome: one of HEADLINES.  message: why, in plain words.
     situation: what was tried, for instance "3 ranks, 10 samples".

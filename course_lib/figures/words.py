@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from math import isclose
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import data_size, duration, percent
@@ -135,6 +136,8 @@ def _difference(timeline: Timeline, compare: Timeline) -> str:
     if not timeline.makespan or not compare.makespan:
         return ""
     change = compare.makespan / timeline.makespan - 1
+    if isclose(compare.makespan, timeline.makespan):
+        return ", exactly as long"
     if abs(change) < 0.005:
         return ", as long within 1%"
     return f", {percent(abs(change))} {'shorter' if change < 0 else 'longer'}"

@@ -154,7 +154,7 @@ class EmulatedClock:
     def begin(self, kind: str, work: float, includes: str) -> None:
         self.come_by()
         seconds = self.pace.compute_seconds(kind, work, includes)
-        if seconds is None:
+        if seconds is None and work:
             self.untimed.add(kind)
         self._marks.append(_Mark(seconds or 0.0, self.now))
 

@@ -26,7 +26,7 @@ from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider, Switch
 from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
 
-SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004}
+SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004, "optimizer": 0.0}  # an update is quick here
 LATENCY = 0.0005  # seconds
 BATCH_SIZES = (16, 32, 64)
 LINK_SPEEDS = (2, 5, 10, 20, 100)  # megabytes per second

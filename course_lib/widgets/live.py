@@ -15,30 +15,29 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from html import escape
+from math import isclose
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
 from course_lib.figures import Picture
-from course_lib.figures.axis import percent
+from course_lib.figures.axis import duration, percent
 from course_lib.ranks import RunError
 from course_lib.widgets.running import Running, interruptible
 
 PAUSE = 0.6  # seconds without a move before more is looked at
 BREATH = 0.05  # seconds in which a move can come between two pieces of it
 WIDTH, HALF = 850, 420  # pixels
+EXACTLY = "exactly as predicted"
 
 
 def compared(seconds: float, predicted: float) -> str:
-    """How long a run took beside what was predicted, in words."""
-    off = seconds / predicted - 1
-    if abs(off) < 0.01:
-        return "as predicted, within 1%"
-    if off < 0.1:
-        return f"{percent(abs(off))} {'longer' if off > 0 else 'shorter'} than predicted"
-    return (
-        f"{percent(off)} longer than predicted (your computer is busy with something else; move a control to try again)"
-    )
+    """How long an emulated run took beside what was predicted, in words."""
+    if isclose(seconds, predicted):
+        return EXACTLY
+    off = abs(seconds - predicted)
+    how_much = percent(off / predicted) if off >= 0.01 * predicted else duration(off)
+    return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
 
 
 class View(NamedTuple):

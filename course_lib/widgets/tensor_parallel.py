@@ -22,7 +22,7 @@ from course_lib.questions.tensor import POSITIONS, WAYS, CutRun, run_cut
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
-from course_lib.widgets.live import WIDTH, LiveExplorer, View
+from course_lib.widgets.live import WIDTH, LiveExplorer, View, compared
 
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
@@ -83,9 +83,10 @@ def draw(setting: Setting, run: CutRun) -> View:
 def describe(setting: Setting, run: CutRun, predicted: Timeline) -> str:
     """What came of a run, in a few sentences."""
     who = "1 rank" if setting.ranks == 1 else f"{setting.ranks} ranks"
-    took = f"{duration(run.timeline.makespan)} for forward and backward"
+    time = run.timeline.makespan
+    took = f"{duration(time)} for forward and backward, {compared(time, predicted.makespan)}"
     text = f"{who}, {setting.way}, hidden size {setting.hidden}, {run.timeline.origin}: {took}"
-    return f"{text} (by the formula {duration(predicted.makespan)}). {_price(setting, run)} {_verdict(run)}"
+    return f"{text}. {_price(setting, run)} {_verdict(run)}"
 
 
 def _price(setting: Setting, run: CutRun) -> str:

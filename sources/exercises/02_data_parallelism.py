@@ -141,7 +141,7 @@ assert checks.average_gradients(average_gradients, seed=1).passed
 # four ranks with emulated links between them. Here is what each rank did, and how much of the time it computed
 # nothing.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 averaging.idle
 
 # %% [markdown]
@@ -235,7 +235,7 @@ assert checks.ring_all_reduce(ring_all_reduce, seed=1).passed
 # nobody computes, so even the best possible ring leaves the ranks idle; hiding it behind the backward pass is what
 # buckets are for.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 ring.idle
 
 # %% [markdown]
@@ -262,7 +262,7 @@ def average_in_one_message(model, samples):
 together = checks.average_gradients(average_in_one_message)
 together
 
-# %% tags=["nbval-ignore-output"]
+# %%
 together.idle
 
 # %% [markdown]

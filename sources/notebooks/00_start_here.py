@@ -118,9 +118,9 @@ gantt(run.timeline, title="Nobody leaves before the last has come")
 # waited longest: an all-reduce cannot end before the last rank has arrived with its number. The whole group is as
 # slow as its slowest member.
 #
-# The word at the top of the picture is there in every picture of this course: **measured** is what really happened on
-# your machine's clock, **paced** is a real run whose devices and links have the speed of other hardware, and
-# **modelled** was calculated and not run.
+# The word at the top of the picture is there in every picture of this course. **Measured** is what happened on your
+# machine's clock; **emulated** is a run of real processes with real messages too, but on an emulated clock, which says
+# how long other devices and links would take; and **modelled** was calculated and not run.
 #
 # ## A deadlock, on purpose
 #

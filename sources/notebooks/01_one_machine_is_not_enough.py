@@ -54,7 +54,7 @@ print(f"at its fullest: {ledger.peak.held.total / (4 * parameters):.1f} times th
 # %% [markdown]
 # And here is what it was made of, at five moments of these two steps:
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.figures import memory_by_part
 
 
@@ -266,7 +266,7 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 # 3. Is there any model that fits a device, but not a month? And one that does not fit, but would be done in a year?
 # 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets import one_machine
 
 one_machine.explorer()

@@ -133,7 +133,7 @@ print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 #
 # A quarter of the memory. *Predict:* with four devices, how much faster is a step than with one?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib import Pace
 from course_lib.experiments import layerwise_step
 from course_lib.figures import gantt
@@ -143,11 +143,11 @@ alone, four = (layerwise_step(ranks, samples=32, config=config, pace=pace).timel
 gantt(four, compare=alone, title="A training step on four ranks, and below it on one")
 
 # %% [markdown]
-# Not at all. The first rank computes and hands over, then the second, and so on to the last and all the way back. Of
-# four devices three wait. (This is **paced**: processes, messages and gradients are real, but each rank sleeps until a
-# device of a given speed would be done with a block, 20 ms forward and 40 ms backward.)
+# Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last
+# and all the way back. Of four devices three wait. (This is **emulated**, as in the last lesson: a device takes 20 ms
+# for a block forward, and 40 ms backward.)
 
-# %% tags=["nbval-ignore-output"]
+# %%
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")
 for rank in range(4):
     print(f"rank {rank} computes for {four.busy(rank) / four.makespan:.0%} of the time")
@@ -198,8 +198,8 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 #
 # ### Turn the knobs
 #
-# Every move trains a model with 14 layers on real ranks. Memory is measured, time is paced, and below it stands what a
-# simulator predicted. Try these:
+# Every move trains a model with 14 layers on real ranks. Memory is measured, time is emulated, and below it stands what
+# a simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
 # 2. Take 64 samples. Which part of memory grows, and is it shared out like the rest?
@@ -207,7 +207,7 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 # 4. With eight units and that vocabulary, can any cut bring the fullest rank down to an eighth? What would have to be
 #    cut for that?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets.layerwise import LayerWiseExplorer
 
 LayerWiseExplorer()

@@ -144,9 +144,9 @@ for way in WAYS:
 #
 # Every move of a control runs a forward and a backward pass on real ranks, and compares the numbers with those of one
 # process. The upper picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
-# blank. Above and below stand the collectives, with the bytes counted in the run. The lower picture is **paced**: each
-# rank takes as long as a device of a given speed would, and messages as long as on links of 1 MB per second. (A
-# thousandth or less of what real ones do; what counts is the ratio.) Under it stands what the formula says.
+# blank. Above and below stand the collectives, with the bytes counted in the run. The lower picture is **emulated**,
+# with links of 1 MB per second. (A thousandth or less of what real ones do; what counts is the ratio.) Under it stands
+# what the formula says.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? (A matrix
@@ -155,7 +155,7 @@ for way in WAYS:
 # 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
 #    need this in part 8.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets.tensor_parallel import TensorParallelExplorer
 
 TensorParallelExplorer()
@@ -303,13 +303,10 @@ from collections import Counter
 
 import torch.distributed as dist
 
+from course_lib.experiments import after_barrier
 from course_lib.mechanisms.ledger import Ledger
 
 long = GPTConfig(sequence=64, layers=2, hidden=64, heads=4)
-
-def sent_since_barrier(timeline):
-    start = max(span.end for span in timeline.of(0) if span.name == "barrier")
-    return sum(span.bytes for span in timeline.of(0) if span.kind == "transfer" and span.start >= start)
 
 def step(rank, sequence_parallel):
     model = parallelize(TinyGPT(long), sequence_parallel=sequence_parallel)
@@ -321,10 +318,9 @@ def step(rank, sequence_parallel):
 
 for sequence_parallel in (False, True):
     run = launch(step, world_size=4, args=(sequence_parallel,))
-    names = travels(run.timeline)
-    counts = Counter(names[names.index("barrier") + 1 :])
-    print(f"sequence parallel: {sequence_parallel!s:<6} {dict(counts)}")
-    print(f"    {run.results[0]:,} bytes of activations kept, {sent_since_barrier(run.timeline):,} bytes sent")
+    timeline = after_barrier(run.timeline)
+    print(f"sequence parallel: {sequence_parallel!s:<6} {dict(Counter(travels(timeline)))}")
+    print(f"    {run.results[0]:,} bytes of activations kept, {timeline.bytes_sent(0):,} bytes sent")
 
 # %% [markdown]
 # Not a byte more, because an all-reduce *is* a reduce-scatter and an all-gather, one after the other. And less is kept:
@@ -341,7 +337,7 @@ for sequence_parallel in (False, True):
 # decides. *Predict:* eight ranks in one node, or four in each of two nodes with a link between them that is ten times
 # slower. What becomes of the speed-up?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib import Link, Pace
 from course_lib.figures import Timing, speed_up
 
@@ -356,8 +352,9 @@ def timing(ranks, ranks_per_node):
 speed_up([timing(ranks, per_node) for per_node in (8, 4) for ranks in (1, 2, 4, 8)], title="Across nodes?")
 
 # %% [markdown]
-# Up to four ranks both lines are one. With eight, the second group has to cross the slow link, and is slower than four
-# ranks were. For one step of $L$ layers, with hidden states of $H$ bytes, each of $N$ ranks sends
+# Up to four ranks both lines are one. With eight, the second group has to cross the slow link: it is less than three
+# times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden states of $H$
+# bytes, each of $N$ ranks sends
 #
 # $$4L \cdot 2\,\frac{N-1}{N}\,H$$
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Pipeline parallelism
 #
-# **What you do:** let small pieces of a minibatch flow through a model that lies on four devices, measure how long the
+# **What you do:** let small pieces of a minibatch flow through a model that lies on four devices, see how long the
 # devices are idle, and find the schedule and the size of the pieces that waste least.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** [Layer-wise model parallelism](03_layerwise_model_parallelism.ipynb).
@@ -11,7 +11,7 @@
 # The layers of a model lie on four devices in a row. A minibatch goes forward from the first to the last, and its
 # gradients come back. At any moment one device works and three wait:
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib import Pace
 from course_lib.experiments import pipeline_step
 from course_lib.figures import gantt
@@ -26,10 +26,9 @@ whole = step("naive", stages=4, micro_batches=1)
 gantt(whole, title="The whole minibatch at once")
 
 # %% [markdown]
-# This is **paced**: the processes, their messages and gradients are real, but each rank sleeps until a device of a
-# given speed would be done. These devices need 0.16 s to bring the minibatch forward through their own layers, their
-# **stage**, and 0.32 s to bring its gradients back. The number on a bar says which piece of the minibatch it is; there
-# is only one, number 0.
+# This is **emulated**, as before: processes, messages and gradients are real, the clocks stand for other devices. These
+# need 0.16 s to bring the minibatch forward through their own layers, their **stage**, and 0.32 s to bring its
+# gradients back. The number on a bar says which piece of the minibatch it is; there is only one, number 0.
 #
 # Why should the first device wait, though? It is done with the minibatch, and there is nothing else. So cut the
 # minibatch into four **micro-batches**. The first device passes micro-batch 0 on and starts with number 1 at once,
@@ -38,15 +37,16 @@ gantt(whole, title="The whole minibatch at once")
 # *Predict:* all four devices have exactly as much to compute as before. How long does a step take now, compared with
 # the one above: as long, three quarters, a half, or a quarter?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 pieces = step("gpipe", stages=4, micro_batches=4)
 print(f"{pieces.makespan / whole.makespan:.0%} of the time")
 gantt(pieces, title="In four micro-batches")
 
 # %% [markdown]
-# A bit less than a half. Look at the middle: for a moment all four devices work at the same time. Before that the
-# pipeline **fills**, since the last device has nothing to do until something arrives; after that it **drains**. The
-# idle time at both ends has a name, the **bubble**.
+# A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. Look at the
+# middle: for a moment all four devices work at the same time. Before that the pipeline **fills**, since the last device
+# has nothing to do until something arrives; after that it **drains**. The idle time at both ends has a name, the
+# **bubble**.
 #
 # Here is the same as text, if a forward and a backward pass took equally long. Each column is one turn; F2 is the
 # forward pass of micro-batch 2, B2 its backward pass.
@@ -79,17 +79,17 @@ Card("Q10")
 # *Predict:* four stages and 1, 2, 4, 8, 16 micro-batches. How many does it take until the devices are busy for 80% of
 # the time?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 p = 4
 runs = {m: step("gpipe", p, m) for m in (1, 2, 4, 8, 16)}
 for m, run in runs.items():
-    print(f"{m:2} micro-batches: idle {run.idle_fraction():4.0%}, formula {(p - 1) / (m + p - 1):4.0%}, "
+    print(f"{m:2} micro-batches: idle {run.idle_fraction():.4%}, formula {(p - 1) / (m + p - 1):.4%}, "
           f"{whole.makespan / run.makespan:.1f} times as fast as without")
 
 # %% [markdown]
-# Sixteen, and the formula is right. It has no device speeds in it, and no minibatch: only stages and micro-batches
-# count. With many micro-batches four devices come close to being four times as fast as one, which a plain row of
-# devices never is.
+# Sixteen, and the formula is right, to the last digit. It has no device speeds in it, and no minibatch: only stages and
+# micro-batches count. With many micro-batches four devices come close to being four times as fast as one, which a plain
+# row of devices never is.
 #
 # It also says what to do about more devices: with twice the stages you need about twice the micro-batches to stay
 # where you are. A rule of thumb is $m \ge 4p$, for a bubble of at most a fifth (Huang et al. 2019).
@@ -171,7 +171,7 @@ print(f"for comparison, the gradients of all parameters: {sum(g.nbytes for g in 
 # The backward pass of a micro-batch needs the activations of its forward pass. Until it has come, they have to be
 # held. *Predict:* with 8 micro-batches, how many does rank 0 hold at most? And rank 3?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.figures import in_flight
 
 all_forward_first = runs[8]
@@ -189,11 +189,11 @@ in_flight(all_forward_first, title="All forward passes first: activations held")
 # %%
 print(as_text(SCHEDULES["1f1b"](4, 8)))
 
-# %% tags=["nbval-ignore-output"]
+# %%
 one_for_one = step("1f1b", stages=4, micro_batches=8)
 gantt(one_for_one, compare=all_forward_first, title="1F1B, and below it all forward passes first")
 
-# %% tags=["nbval-ignore-output"]
+# %%
 in_flight(one_for_one, title="1F1B: activations held")
 
 # %% [markdown]
@@ -250,7 +250,7 @@ except ScheduleError as error:
 #
 # ### Question: the order that keeps both busiest
 #
-# Your order becomes a program for two ranks, and its idle time is measured. More than one order is best.
+# Your order becomes a program for two ranks, and you see how long they are idle. More than one order is best.
 
 # %%
 Card("Q8")
@@ -294,7 +294,8 @@ for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b":
 #
 # ### Turn the knobs
 #
-# Every move runs a real, paced pipeline and draws it above what the simulator predicted, on one axis. Try these:
+# Every move runs a pipeline of emulated devices, on real ranks, and draws it above what the simulator predicted, on one
+# axis. Try these:
 #
 # 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture never becomes smaller?
 # 2. Switch between `gpipe` and `1f1b`, and watch what every rank holds.
@@ -302,7 +303,7 @@ for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b":
 # 4. Make the last stage two layers larger than the others, as an output layer with a large vocabulary easily is. Only
 #    one rank has more to do: where does the time of all the others go? Does a better schedule help?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets.pipeline import PipelineExplorer
 
 PipelineExplorer()
@@ -339,14 +340,14 @@ print(f"best size by the formula: {(B * h / ((p - 1) * c)) ** 0.5:.1f} samples")
 
 # %% [markdown]
 # Memory has a word in this, too: 1F1B holds up to $p$ micro-batches, so large ones need more room. Each move runs the
-# size you chose on real, paced ranks, and then the other sizes one by one. Try these:
+# size you chose on real ranks, and then the other sizes one by one. Try these:
 #
 # 1. Is the best size where the formula says?
 # 2. Take the overhead away. Which size is best now, and why is that no contradiction?
 # 3. More stages: does the best size become smaller or larger? Which part of each column grows?
 # 4. Leave memory for 8 samples only. What do you pay for it?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets.micro_batches import MicroBatchExplorer
 
 MicroBatchExplorer()

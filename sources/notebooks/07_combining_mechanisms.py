@@ -207,7 +207,7 @@ for samples in (64, 256):
 # 3. Take 2 x 4 x 1, which sends little. Who waits, and for what? Which two controls help?
 # 4. Halve the bits. Which lines become thinner, and what does the picture say of the weights?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets.mesh import MeshExplorer
 
 MeshExplorer()

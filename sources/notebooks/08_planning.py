@@ -293,7 +293,7 @@ Card("which_offer")
 # 3. With which devices does the slowest network cost you least? Why those?
 # 4. Find a refresh in which the old plan does not fit, or gives away a tenth of what a new one would bring.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from course_lib.widgets import refresh
 
 refresh.explorer()

@@ -154,7 +154,8 @@ def test_the_sentence_of_an_empty_timeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "difference"), [(0.9, "10% shorter"), (1.25, "25% longer"), (1.001, "as long within 1%")]
+    ("seconds", "difference"),
+    [(0.9, "10% shorter"), (1.25, "25% longer"), (1.001, "as long within 1%"), (1 + 1e-12, "exactly as long")],
 )
 def test_the_sentence_compares(seconds: float, difference: str) -> None:
     measured = Timeline([Span(0, "forward", "", 0.0, 1.0)], 1)

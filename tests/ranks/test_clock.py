@@ -78,6 +78,11 @@ def test_a_mark_of_which_the_pace_says_nothing_takes_no_time_and_the_timeline_sa
     assert (timeline.makespan, timeline.untimed) == (0.0, ("optimizer",))
 
 
+def test_of_a_mark_without_work_the_pace_need_not_say_anything() -> None:
+    timeline = launch(one_mark, 1, ("other", 0.0), pace=Pace({"forward": 2.0})).timeline
+    assert (timeline.makespan, timeline.untimed) == (0.0, ())
+
+
 def test_what_is_not_marked_takes_no_time() -> None:
     def between_marks(rank: int) -> None:
         for _ in range(2):
