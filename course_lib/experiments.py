@@ -139,12 +139,15 @@ def layerwise_step(
 
 
 def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
-    """A step that makes the optimizer's state, and one that the ledger and the timeline are of."""
+    """An update with gradients of zero makes the optimizer's state; then the step that ledger and timeline are of."""
     minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
     blocks = TinyGPT(config).blocks
     chain = LayerWise(blocks, costs=CUTS[cut](blocks))
     optimizer = torch.optim.AdamW(chain.parameters())
-    _train_chain(chain, optimizer, *(part[:1] for part in minibatch))
+    for parameter in chain.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
     dist.barrier()
     with Ledger(chain, optimizer) as ledger:
         _train_chain(chain, optimizer, *minibatch)

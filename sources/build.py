@@ -161,6 +161,9 @@ def flaws(notebook: NotebookNode) -> list[str]:
         tags = cell.metadata.get("tags", [])
         if cell.execution_count is None:
             found.append(f"cell {number} was not run")
+        shown = " ".join(texts(cell.outputs))
+        if "nbval-ignore-output" in tags and "emulated" in shown and "measured" not in shown:
+            found.append(f"cell {number} is emulated, the same everywhere, and yet tagged nbval-ignore-output")
         for output in cell.outputs:
             if output.output_type == "error" and "raises-exception" not in tags:
                 found.append(f"cell {number} ended in {output.ename}: {output.evalue}")

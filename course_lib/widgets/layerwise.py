@@ -25,7 +25,7 @@ from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
 
-LAYERS = 14  # with embedding and head, 16 blocks
+LAYERS = 6  # with embedding and head, 8 blocks
 UNITS = (1, 2, 3, 4, 6, 8)
 SAMPLES = (8, 32, 64)
 VOCABULARIES = (12, 1000, 4000)

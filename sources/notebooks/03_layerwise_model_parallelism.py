@@ -198,7 +198,7 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 #
 # ### Turn the knobs
 #
-# Every move trains a model with 14 layers on real ranks. Memory is measured, time is emulated, and below it stands what
+# Every move trains a model with 6 layers on real ranks. Memory is measured, time is emulated, and below it stands what
 # a simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
