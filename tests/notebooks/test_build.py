@@ -167,14 +167,6 @@ def test_a_widget_needs_a_picture_to_be_stored() -> None:
     assert set(kept.data) == {"text/plain", "text/html"}
 
 
-@pytest.mark.parametrize(("origin", "flawed"), [("emulated", True), ("measured", False), ("emulated, measured", False)])
-def test_what_is_emulated_is_left_to_nbval_to_compare(origin: str, flawed: bool) -> None:
-    picture = {"output_type": "display_data", "data": {"text/plain": f"2 ranks, 40 ms, {origin}"}}
-    assert build.flaws(cell("gantt(...)", picture)) == []
-    found = build.flaws(cell("gantt(...)", picture, tags=("nbval-ignore-output",)))
-    assert found == ["cell 0 shows what is emulated, the same in every run: let nbval compare it"] * flawed
-
-
 @pytest.mark.parametrize(
     "text",
     [
