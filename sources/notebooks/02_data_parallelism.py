@@ -424,7 +424,7 @@ for step in emulated:
     n = step.world_size
     terms = 64 * 0.012 / n, 0.004, 2 * (n - 1) / n * G / 2.5e6, 2 * (n - 1) * 0.001
     parts = " + ".join(f"{1000 * seconds:5.1f}" for seconds in terms)
-    print(f"{n} ranks: {parts} = {1000 * sum(terms):5.1f} ms, emulated {1000 * step.makespan:5.1f} ms")
+    print(f"N = {n}: {parts} = {1000 * sum(terms):5.1f} ms, emulated {1000 * step.makespan:5.1f} ms")
 
 # %% [markdown]
 # ### Question: eight are fine, sixteen are not
