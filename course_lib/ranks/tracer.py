@@ -22,6 +22,7 @@ from course_lib.ranks.places import COURSE
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _RANKS = os.path.dirname(__file__) + os.sep
 clock = time.perf_counter
+_LATE_NOTES = 0.1  # seconds in which another thread notes that an operation has ended
 
 
 class Tracer:
@@ -81,6 +82,14 @@ class Tracer:
     def now(self) -> float:
         """The time that the timeline shows."""
         return self.emulated.now if self.emulated else clock()
+
+    def end_run(self) -> None:
+        """The function has returned. What was waited for out of sight is over, but its end may be noted a bit later."""
+        if self.emulated:
+            self.emulated.come_by()
+        patience = clock() + _LATE_NOTES
+        while any(op.handed_on and not op.ended for op in self.operations) and clock() < patience:
+            time.sleep(0.0005)
 
     # What the process groups report
 

@@ -231,15 +231,14 @@ class Worker:
                 self._line_up()
             started = outcome.started = time.perf_counter()
             value = run_student(fn, self.place.rank, args)
-            if self.tracer.emulated:
-                self.tracer.emulated.come_by()
-                outcome.untimed = self.tracer.emulated.untimed
             outcome.ended = time.perf_counter()
+            self.tracer.end_run()
             outcome.value, outcome.failure = _pickle_result(value)
         except BaseException as error:
             outcome.ended = time.perf_counter()
             outcome.failure = _describe(error)
         outcome.operations, outcome.marks = self.tracer.operations, self.tracer.marks
+        outcome.untimed = self.tracer.emulated.untimed if self.tracer.emulated else set()
         return outcome
 
     def _line_up(self) -> None:

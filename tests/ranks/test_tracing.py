@@ -377,6 +377,29 @@ def test_distributed_data_parallel_reduces_every_gradient_once_a_step() -> None:
     assert "all_reduce" in names(two.timeline, 0)
 
 
+def noted_late(rank: int) -> None:
+    """A step of which another thread says a moment late that its all-reduce is over, as on a busy machine."""
+    from course_lib.ranks.traced_group import TracedWork
+
+    note = TracedWork._note_completion
+
+    def late(self: TracedWork, future: Any) -> None:
+        time.sleep(0.03)
+        note(self, future)
+
+    TracedWork._note_completion = late  # type: ignore[method-assign]
+    try:
+        ddp_steps(rank, 1)
+    finally:
+        TracedWork._note_completion = note  # type: ignore[method-assign]
+
+
+def test_what_is_noted_a_moment_after_the_function_has_returned_counts() -> None:
+    _, (sent, _) = traffic(ddp_steps, 2, 1)
+    for _ in range(5):
+        assert traffic(noted_late, 2)[1] == [sent, sent]
+
+
 def fsdp_steps(rank: int, steps: int) -> tuple[Tensor, Tensor]:
     from torch.distributed.fsdp import fully_shard
 
