@@ -149,9 +149,8 @@ def test_steps() -> dict[str, list[str]]:
         "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
-        "tests": ["-m", "pytest", "tests", *others, "-m", "not alone", *many],  # ranks wait more than they compute
+        "tests": ["-m", "pytest", "tests", *others, *many],  # ranks wait more than they compute
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
-        "alone": ["-m", "pytest", "tests", *others, "-m", "alone"],
         "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/notebooks", "tests/exercises", *notebooks],
         "browser": ["-m", "pytest", "tests/browser", *few],
     }

@@ -66,4 +66,4 @@ def differ_by_at_most(state: State, reference: State, roundings: int) -> None:
         expected = reference[name].detach()
         assert tensor.shape == expected.shape, name
         allowed = roundings * torch.finfo(expected.dtype).eps * max(1, float(expected.abs().max()))
-        assert float((tensor - expected).abs().max()) <= allowed, name
+        assert float((tensor - expected).detach().abs().max()) <= allowed, name
