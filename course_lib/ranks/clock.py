@@ -208,10 +208,9 @@ class EmulatedClock:
         """The rank has waited for an operation, which is really complete."""
         moments = self._moments(op)
         op.emulated = moments._replace(posted=op.emulated.posted, blocked=self.now)  # type: ignore[union-attr]
-        held = max(0.0, moments.ended - self.now)
-        self.now += held
+        before, self.now = self.now, max(self.now, moments.ended)
         for mark in self._marks:
-            mark.begun += held
+            mark.begun += self.now - before
 
     def _moments(self, op: Operation) -> Moments:
         if not op.is_message:

@@ -379,27 +379,24 @@ print(results, type(results[0]) is Point)
 def test_ranks_can_be_spawned_where_they_cannot_be_forked(tmp_path: Path) -> None:
     program = """
 import torch, torch.distributed as dist
-from course_lib import Deadlock, RankFailed, launch
+from course_lib import Deadlock, launch
 
-def total(rank, fault=None):
-    if fault == "raise" and rank == 1:
-        raise ValueError("on purpose")
-    if fault == "deadlock":
+def total(rank, is_stuck=False):
+    if is_stuck:
         dist.recv(torch.zeros(1), 1 - rank)
     value = torch.tensor(rank + 1)
     dist.all_reduce(value)
     return int(value)
 
 print(launch(total, 2).results)
-for fault in ("raise", "deadlock"):
-    try:
-        launch(total, 2, (fault,))
-    except (RankFailed, Deadlock) as error:
-        print(type(error).__name__, error.rank)
+try:
+    launch(total, 2, (True,))
+except Deadlock as error:
+    print(error)
 print(launch(total, 2).results)
 """
     shown = script(program, folder=tmp_path, COURSE_LIB_START_METHOD="spawn")
-    assert shown == "[3, 3]\nRankFailed 1\nDeadlock None\n[3, 3]\n"
+    assert shown.startswith("[3, 3]\nNobody can move") and shown.endswith("[3, 3]\n")
 
 
 def test_the_next_ranks_are_spawned_while_the_student_reads_what_went_wrong(tmp_path: Path) -> None:
