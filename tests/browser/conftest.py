@@ -30,7 +30,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, TimeoutError, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / ".course" / "screenshots"
@@ -198,6 +198,10 @@ class Notebook:
         done = f"() => {PROMPTS}.some(text => /\\d/.test(text)) && !{PROMPTS}.includes('[*]:')"
         self.page.wait_for_function(done, timeout=timeout * 1000)
         self.wait_until_idle(timeout)
+        # On a busy machine, cells may be done before the next one has a star. (After an error the rest stays unrun.)
+        with contextlib.suppress(TimeoutError):
+            self.page.wait_for_function(f"() => !{PROMPTS}.includes('[ ]:')", timeout=5000)
+        self.page.wait_for_function(done, timeout=timeout * 1000)
 
     def wait_until_idle(self, timeout: float = PATIENCE / 1000) -> None:
         """The page calls a kernel idle before there is one; the status bar does not. timeout in seconds."""
