@@ -43,7 +43,7 @@ RANKS = {
     "data_parallel": Explorer("DataParallelExplorer", "8, 64, 2", [("link speed", RIGHT), ("overlap", FLIP)] * 3),
     "pipeline": Explorer("PipelineExplorer", "8, 16", [("schedule", RIGHT)] * 3 + [("cut", RIGHT)] * 2),
     "micro_batches": Explorer("MicroBatchExplorer", "1, 8, 0.016", [("overhead", LEFT)] * 3, STAGES_AND_OVERHEADS),
-    "layerwise": Explorer("LayerWiseExplorer", "8, 64, 4000", [("cut", RIGHT), ("units", LEFT), ("cut", LEFT)]),
+    "layerwise": Explorer("LayerWiseExplorer", "8, 64, 4000", [("units", LEFT), ("cut", RIGHT), ("units", RIGHT)]),
     "tensor_parallel": Explorer("TensorParallelExplorer", "8, 128", [("cut", RIGHT)] * 3 + [("sequence", FLIP)]),
     "mesh": Explorer("MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)]),
 }
