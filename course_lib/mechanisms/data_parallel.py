@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from course_lib.mechanisms.shards import from_first_rank
 from course_lib.timeline import reach
@@ -52,9 +55,10 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None, 
     shares = agree(gradients, "have a gradient", _device(model), group, samples)
     weight = _weight(samples, shares)
     for gradient in gradients.values():
-        gradient *= weight
+        before, after = (len(shares), 1) if _is_narrow(gradient) else (1, len(shares))
+        gradient *= weight / before
         dist.all_reduce(gradient, group=group)
-        gradient /= len(shares)
+        gradient /= after
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -75,43 +79,55 @@ class DataParallel(nn.Module):
     Construction makes the replicas equal: parameters and buffers of the group's first rank go to all. (Buffers
     are not synchronized again later.)
 
-    A rank's share is the length of the first tensor given to `forward`. Its gradient, a mean over the share, is
-    weighted by it, so shares may differ. A parameter that a rank has not used counts as a gradient of zeros there,
-    and after `finish()` every trainable parameter has a gradient, if only of zeros.
+    A rank's share is the length of the first tensor given to `forward`, also within tuples, lists and dicts. Its
+    gradient, a mean over the share, is weighted by it, so shares may differ. A parameter that a rank has not used
+    counts as a gradient of zeros there, and after `finish()` every trainable parameter has a gradient, if only of
+    zeros, and a dense one. (float16 may overflow in a step whose shares are many times those of the first.)
+
+    A forgotten `finish()` is told in the `step()` of an optimizer that has the model's parameters (`MasterWeights`
+    is one), and else in the next forward pass.
 
     bucket_mb: gradients travel in buckets of up to this many MiB, filled from the last parameter to the first; a
-        larger parameter gets a bucket of its own, and a bucket holds one dtype.
+        larger parameter gets a bucket of its own, and a bucket holds one dtype. None: one bucket for all.
     overlap: send each bucket from within the backward pass; otherwise send all of them in `finish()`.
 
-    Raises ValueError if bucket_mb is not positive or the ranks' models have different parameters.
+    Raises ValueError if bucket_mb is not positive or the ranks' models have different parameters or buffers.
     """
 
     def __init__(
         self,
         model: nn.Module,
         group: dist.ProcessGroup | None = None,
-        bucket_mb: float = 25,
+        bucket_mb: float | None = 25,
         overlap: bool = True,
     ) -> None:
         super().__init__()
-        if not bucket_mb > 0:
+        limit = math.inf if bucket_mb is None else bucket_mb * 2**20
+        if not limit > 0:
             raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 25")
         self.module = model
         self.group = group
         self.overlap = overlap
         parameters = trainable(model)
-        agree(parameters, "are to be trained", _device(model), group)
+        frozen = {f"{name} (frozen)": tensor for name, tensor in model.named_parameters() if name not in parameters}
+        buffers = {f"{name} (a buffer)": tensor for name, tensor in model.named_buffers()}
+        agree(parameters | frozen | buffers, "the model has", _device(model), group)
         from_first_rank(model, group)
-        buckets = fill_buckets(reversed(parameters.values()), bucket_mb * 2**20)
+        buckets = fill_buckets(reversed(parameters.values()), limit)
         self._buckets = [_Bucket(bucket) for bucket in buckets]
         self._total_bytes = sum(parameter.nbytes for parameter in parameters.values())
         self._is_syncing = True
         self._usual_share: float | None = None
         self._step = _Step()
         self._watch_gradients()
+        _replicas.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns. Raises RuntimeError if the gradients of the last step were not finished."""
+        """What the model returns.
+
+        Raises RuntimeError if the gradients of the last step were not finished, and for a second forward pass with
+        another number of samples before `backward()`: the gradient of both has only one weight.
+        """
         if torch.is_grad_enabled():
             if self._step.phase == "backward":
                 raise RuntimeError(
@@ -119,18 +135,23 @@ class DataParallel(nn.Module):
                     "call it before optimizer.step(), or accumulate gradients inside no_sync()"
                 )
             self._step.phase = "forward"
-            self._count_samples((*args, *kwargs.values()))
+            self._count_samples(tree_leaves((args, kwargs)))
         return self.module(*args, **kwargs)
 
     def finish(self) -> None:
         """Wait until all gradients have arrived; from here on every `.grad` is the mean over the group.
 
-        Raises RuntimeError if no forward pass came before it.
+        Raises RuntimeError if no forward pass came before it, or no backward pass after that.
         """
         if self._step.phase == "idle":
             raise RuntimeError(
                 "finish() has nothing to finish: there was no forward pass since the last one; "
                 "call it once per step, after backward()"
+            )
+        if self._step.phase == "forward" and self._step.samples:  # without samples there may be no loss to go back from
+            raise RuntimeError(
+                "finish() was called before backward(), so there is no gradient to average yet; call it after "
+                "backward() and before optimizer.step() (and evaluate inside torch.no_grad())"
             )
         for bucket in self._buckets:
             if bucket.work is None:
@@ -150,10 +171,16 @@ class DataParallel(nn.Module):
 
     def _count_samples(self, inputs: Iterable[Any]) -> None:
         samples = next((len(value) for value in inputs if isinstance(value, Tensor) and value.dim()), 1)
-        if self._is_syncing:
-            self._step.latest_samples = samples
-        else:
+        if not self._is_syncing:
             self._step.accumulated_samples += samples
+            return
+        latest, self._step.latest_samples = self._step.latest_samples, samples
+        if latest not in (None, samples):
+            raise RuntimeError(
+                f"a forward pass with {latest} samples and one with {samples} came before one backward(), whose "
+                "gradient can count for only one number of them; give both passes as many, or call backward() and "
+                "finish() after each (and evaluate inside torch.no_grad())"
+            )
 
     def _watch_gradients(self) -> None:
         # Hooks live as long as their parameter. Held weakly, a replica goes when another is made of the same model.
@@ -162,7 +189,7 @@ class DataParallel(nn.Module):
         def hook_of(bucket: _Bucket, index: int) -> Callable[[Tensor], None]:
             def hook(_: Tensor) -> None:
                 replica = this()
-                if replica is not None and replica._is_syncing and replica._step.phase != "idle":
+                if replica is not None and replica._step.phase != "idle":
                     replica._gradient_is_computed(bucket, index)
 
             return hook
@@ -177,7 +204,9 @@ class DataParallel(nn.Module):
                 "a second backward() before finish() would change gradients that are already on their way; "
                 "call finish() first, or accumulate gradients inside no_sync()"
             )
-        self._step.phase = "backward"
+        self._step.phase = "backward" if self._is_syncing else "accumulated"
+        if not self._is_syncing:
+            return
         bucket.missing.remove(index)
         if self.overlap and not bucket.missing:
             self._send_full_buckets()
@@ -192,21 +221,47 @@ class DataParallel(nn.Module):
                 self._send(bucket)
 
     def _send(self, bucket: _Bucket) -> None:
-        samples = self._step.accumulated_samples + self._step.latest_samples
+        samples = self._step.samples
         # Weights need a common measure. This step's total would do, but asking for it in every step costs as much as
         # a bucket; the mean share of the first step does as well, as `receive` divides by the sum of the weights.
         if self._usual_share is None:
             self._usual_share = _mean(samples, bucket.flat.device, self.group)
-        bucket.send(samples / self._usual_share, self.group)
+        weight = samples / self._usual_share
+        bucket.send(weight / dist.get_world_size(self.group) if _is_narrow(bucket.flat) else weight, self.group)
 
 
 @dataclass
 class _Step:
     """What has happened since the last `finish()`. (No part of the module: setting an attribute there is slow.)"""
 
-    phase: Literal["idle", "forward", "backward"] = "idle"
+    phase: Literal["idle", "forward", "accumulated", "backward"] = "idle"
     accumulated_samples: int = 0  # of forward passes within no_sync()
-    latest_samples: int = 0  # of the latest one outside
+    latest_samples: int | None = None  # of the latest one outside
+
+    @property
+    def samples(self) -> int:
+        return self.accumulated_samples + (self.latest_samples or 0)
+
+
+_replicas: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+
+
+def check_finished(parameters: Iterable[Tensor]) -> None:
+    """Raise RuntimeError if a replica has yet to average the gradients of one of the parameters."""
+    unfinished = [replica for replica in _replicas if replica._step.phase in ("accumulated", "backward")]
+    waiting = {parameter for replica in unfinished for bucket in replica._buckets for parameter in bucket.parameters}
+    if not waiting.isdisjoint(parameters):
+        raise RuntimeError(
+            "step() came before finish(), with gradients that are not averaged yet, so the ranks' models would drift "
+            "apart; call finish() after backward() and before step()"
+        )
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    check_finished(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+register_optimizer_step_pre_hook(_before_step)  # of all optimizers: a replica does not know which one it trains with
 
 
 class _Bucket:
@@ -233,7 +288,7 @@ class _Bucket:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
-                view.copy_(parameter.grad)
+                view.copy_(parameter.grad.to_dense())
         self.weight.fill_(weight)
         if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
             self.gradients.zero_()
@@ -264,6 +319,11 @@ def fill_buckets(parameters: Iterable[nn.Parameter], limit: float) -> list[list[
     return [*full, *filling.values()]
 
 
+def _is_narrow(tensor: Tensor) -> bool:
+    """Whether it has 16 bits. A sum may overflow there where the mean does not, so ranks divide before they add."""
+    return tensor.itemsize == 2
+
+
 def _mean(samples: int, device: torch.device, group: dist.ProcessGroup | None) -> float:
     """The mean of `samples` over the group."""
     total = torch.tensor([samples], device=device)
@@ -291,11 +351,11 @@ def agree(
     """Make sure that all ranks name the same tensors, and return everyone's `samples` (or _UNKNOWN), by rank.
 
     Only a checksum goes around. It has the same size whatever a rank holds, so the comparison itself cannot hang.
-    Raises ValueError on every rank if names or shapes differ, and on a rank that is not in the group.
+    Raises ValueError on every rank if names, shapes or dtypes differ, and on a rank that is not in the group.
     """
     if dist.get_rank(group) < 0:
         raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
-    listed = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    listed = [f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     checksum = zlib.crc32("\n".join(listed).encode())
     share = _UNKNOWN if samples is None else max(int(samples), 0)
     mine = torch.tensor([checksum, share], device=device)
@@ -314,9 +374,10 @@ def _difference(listed: list[str], what: str, group: dist.ProcessGroup | None) -
     for parameter in itertools.chain.from_iterable(everyone):
         holders = [rank for rank, theirs in enumerate(everyone) if parameter in theirs]
         if len(holders) < len(everyone):
+            shape, _, dtype = parameter.rpartition(" ")
             return (
-                f"ranks disagree on which parameters {what}: {parameter} is listed only on rank "
-                f"{', '.join(map(str, holders))} of {len(everyone)}; all ranks need the same ones"
+                f"ranks disagree on which parameters {what}: {shape} is listed only on rank "
+                f"{', '.join(map(str, holders))} of {len(everyone)} as {dtype}; all ranks need the same ones"
             )
     return f"ranks disagree on the order of the parameters that {what}; build the model the same way on all ranks"
 

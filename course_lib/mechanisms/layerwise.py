@@ -196,6 +196,11 @@ class LayerWise(nn.Module):
         x = inputs if self.is_first else self._receive_from_left(inputs)
         with compute("forward", stage=self.stage, work=self._n_layers):
             output = self.blocks(x)
+        if not self.is_last and not isinstance(output, Tensor):
+            raise ValueError(
+                f"rank {self.stage}'s last block returned {type(output).__name__}, and only a single tensor can be "
+                "passed on to the next rank; let each block return one, or use pipeline.run_schedule for tuples"
+            )
         if torch.is_grad_enabled():
             self._passed = x, output
         if self.is_last:

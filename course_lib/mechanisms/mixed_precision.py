@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.collectives import ring_all_gather, ring_all_reduce
+from course_lib.mechanisms.data_parallel import check_finished
 from course_lib.timeline import compute
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -80,7 +81,10 @@ class MasterWeights:
 
         `step` does it. Call it after each micro-batch's backward pass to add up micro-batches in 32 bits; without,
         `backward` adds them up in the parameters' own dtype.
+
+        Raises RuntimeError for gradients that a `DataParallel` has yet to average: call its `finish()` before.
         """
+        check_finished(self.rounded)
         for parameter, copy in zip(self.rounded, self.parameters, strict=True):
             if parameter.grad is None:
                 continue
@@ -204,7 +208,7 @@ class LossScaler:
 
         Raises ValueError for gradients in 16 bits, and for a scale so small that the overflow is not its doing.
         """
-        parameters = list(parameters)
+        parameters = _listed(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for gradient in gradients:
             if gradient.dtype in SIXTEEN_BITS:
@@ -303,7 +307,7 @@ def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: dist.ProcessGro
 
 
 def _to_be_trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    parameters = list(parameters)
+    parameters = _listed(parameters)
     for parameter in parameters:
         if not isinstance(parameter, Tensor) or not parameter.is_floating_point():
             what = _name(parameter.dtype) if isinstance(parameter, Tensor) else type(parameter).__name__
@@ -315,6 +319,12 @@ def _to_be_trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
             "give at least one with requires_grad=True"
         )
     return found
+
+
+def _listed(parameters: Iterable[Any]) -> list[Any]:
+    if isinstance(parameters, Tensor):  # whose rows have no gradients
+        raise ValueError(f"parameters is one tensor, {list(parameters.shape)}; give a list, for instance [parameter]")
+    return list(parameters)
 
 
 def _wide(parameter: Tensor) -> Tensor:

@@ -53,13 +53,13 @@ def run_schedule(
     inputs, targets: the whole minibatch, tensors or tuples or dicts of them, cut by `batches.micro_batches`. Only the
         rank of the first stage reads inputs (a tuple is given as arguments, a dict as keyword arguments), only that of
         the last stage reads targets. Elsewhere they may be None.
-    loss_fn: loss_fn(output, targets) -> the mean loss over the samples of a micro-batch, a scalar.
+    loss_fn: loss_fn(output, targets) -> the mean over the samples, a scalar; the sum if loss_fn.reduction is "sum".
     work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
 
-    Returns the mean loss over the minibatch on the rank of the last stage, None on the others. It and the gradients
-    are exactly the whole minibatch's: a micro-batch counts by its number of samples. A loss that is not finite is
-    returned as it is. A parameter that several ranks hold (a tied embedding) gets on each the part of its gradient
-    that arose there. In the timeline F is "forward", B and I "backward", W "weight_grad"; a B takes as long as I and W.
+    Returns the minibatch's loss on the rank of the last stage, None on the others. It and the gradients are exactly the
+    whole minibatch's: means count by their number of samples. A parameter that several ranks hold (a tied embedding)
+    gets on each the part of its gradient that arose there. A loss that is not finite is returned as it is.
+    In the timeline F is "forward", B and I "backward", W "weight_grad"; a B takes as long as I and W.
 
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
@@ -149,7 +149,8 @@ class _Rank:
         return loss
 
     def _weight(self, k: int) -> float:
-        return batches.size(self.targets[k]) / self.samples
+        is_sum = getattr(self.loss_fn, "reduction", "mean") == "sum"
+        return 1.0 if is_sum else batches.size(self.targets[k]) / self.samples
 
     def _gradients(self, stage: int, k: int) -> list[Tensor]:
         if stage != self.plan.last:

@@ -311,13 +311,15 @@ class VocabParallelEmbedding(nn.Module):
 
     embedding: the whole one. The weights of the group's first rank count; the embedding itself stays as it is.
 
-    Raises ValueError for a vocabulary smaller than the number of ranks, and `forward` for a token outside of it.
+    Raises ValueError for a vocabulary smaller than the number of ranks, for an embedding with padding_idx, max_norm or
+    scale_grad_by_freq, and `forward` for a token outside of the vocabulary.
     """
 
     weight: nn.Parameter
 
     def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:
         super().__init__()
+        _check_embedding(embedding)
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
         self.group = group
         _cut(self, "weight", embedding.weight, 0, group)
@@ -407,6 +409,8 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     """
     _check_model(model, group)
     from_first_rank(model, group)
+    for parameter in model.parameters():
+        setattr(parameter, _EQUAL, parameter._version)
     names_of_each = _names_of_each_parameter(model)
     for part, cut in _parts(model):
         cut(part, group, sequence_parallel)
@@ -480,6 +484,8 @@ def _check_model(model: nn.Module, group: Group) -> None:
     for part, cut in parts:
         if cut is _cut_attention:
             _check_heads(*_heads(part), n)
+        if cut is _cut_embedding:
+            _check_embedding(part.get_submodule("token"))
         for name, length in (("up", "ffn_hidden"), ("token", "vocab"), ("output", "vocab")):
             if hasattr(part, name):
                 _check_length(length, len(getattr(part, name).weight), n)
@@ -500,6 +506,16 @@ def _check_heads(heads: int, kv_heads: int, n: int) -> None:
             f"a group of {n} ranks cannot share heads={heads} with kv_heads={kv_heads} equally; "
             f"this model works on one of {works} ranks"
         )
+
+
+def _check_embedding(embedding: Any) -> None:
+    options = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False}
+    for name, default in options.items():
+        if getattr(embedding, name) != default:
+            raise ValueError(
+                f"embedding has {name}={getattr(embedding, name)}, which the cut embedding would not follow; "
+                f"make it with {name}={default}"
+            )
 
 
 def _check_length(name: str, length: int, n: int) -> None:
@@ -567,9 +583,13 @@ def _copy(module: nn.Module, name: str, parameter: Tensor | None, group: Group, 
     return _place(module, name, Placement(is_partial=is_partial))
 
 
+_EQUAL = "tensor_parallel_version"  # the attribute of a parameter with which it was made equal on all ranks
+
+
 def _of_first_rank(parameter: Tensor, group: Group) -> Tensor:
     whole = parameter.detach().clone()
-    dist.broadcast(whole, group=group, group_src=0)
+    if getattr(parameter, _EQUAL, None) != parameter._version:
+        dist.broadcast(whole, group=group, group_src=0)
     return whole
 
 

@@ -8,7 +8,7 @@ rank is busy m t_max; what it waits besides is the bubble:
     interleaved_1f1b   a v-th of that, as the first of v stages is reached v times sooner
     zb_h1, zb_h2       (p - 1) (F + B - W), (p - 1) (F + B - 2 W): weight gradients fill the gaps
     zbv                (p - 1) (max(F, B) - W)
-    dualpipev          (p - 1) (F&B + B - 3 W) on half as many stages, where B is the whole backward
+    dualpipev          (p - 1) (F&B + B - 3 W) on half as many stages, where B is the whole backward (at most)
 
 Narayanan et al. 2021, section 2.2; Qi et al. 2024, "Zero Bubble Pipeline Parallelism", table 1 and appendix;
 DeepSeek-AI, DualPipe (README). None of them is ever below zero.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from course_lib.schedules import Action, Schedule, validate
@@ -42,7 +43,8 @@ def simulate(
     transfer: seconds from the end of a computation to its result's arrival on another rank; one for each stage means
         the link from it to the next, both ways. A device computes while its results travel.
     overlapped: seconds of an F and the B of another stage right behind it, for hardware that runs such a pair at once
-        (DualPipe's F&B); both start when the inputs of both are there. None: one after the other.
+        (DualPipe's F&B); both start when the inputs of both are there. On the rank where the pipeline turns, the first
+        F goes ahead of its B, which is still on its way (as in PyTorch). None: one after the other.
 
     Like a measured timeline it has spans where a rank is held up: "wait" until the other rank has finished, then
     "transfer" until the data are there.
@@ -74,10 +76,10 @@ def _no_collection() -> Iterator[None]:
 def _with_pairs(row: list[Action]) -> list[Action]:
     """The same list, with small letters for each F that runs at once with the B behind it."""
     row = list(row)
-    for index in range(len(row) - 1):
-        first, second = row[index : index + 2]
-        if first.op == "F" and second.op == "B" and first.stage != second.stage:
-            row[index : index + 2] = first._replace(op="f"), second._replace(op="b")
+    pairs = [i for i, (a, b) in enumerate(pairwise(row)) if a.op == "F" and b.op == "B" and a.stage != b.stage]
+    is_turn = any(abs(row[i].stage - row[i + 1].stage) == 1 for i in pairs)  # of the V, at the last rank
+    for i in pairs[is_turn:]:
+        row[i : i + 2] = row[i]._replace(op="f"), row[i + 1]._replace(op="b")
     return row
 
 

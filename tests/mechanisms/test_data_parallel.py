@@ -478,6 +478,53 @@ def test_a_replica_that_is_replaced_frees_its_buckets() -> None:
     assert launch(is_gone, 2, device="cpu").results == [True, True]
 
 
+class Unpacks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(1, 1, bias=False)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.weight(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
+
+
+@pytest.mark.parametrize(
+    "pack", [lambda x: (x,), lambda x: [x, x[:1]], lambda x: {"inputs": x}], ids=["tuple", "list", "dict"]
+)
+def test_a_share_is_counted_within_tuples_lists_and_dicts_too(pack: Callable[[Tensor], Any]) -> None:
+    def mean(rank: int) -> float:
+        replica = DataParallel(Unpacks())
+        replica(pack(torch.full((1 + 2 * rank, 1), float(rank)))).mean().backward()
+        replica.finish()
+        return float(gradient(replica.module, "weight.weight"))
+
+    assert launch(mean, 2, device="cpu").results == [0.75, 0.75]
+
+
+def test_after_a_refused_forward_pass_the_next_one_begins_anew() -> None:
+    def mean(rank: int) -> float:
+        replica = DataParallel(nn.Linear(1, 1, bias=False))
+        replica(torch.ones(2, 1))  # and then something goes wrong with the loss
+        with pytest.raises(RuntimeError, match="a forward pass with 2 samples and one with 3"):
+            replica(torch.ones(3, 1))
+        replica(torch.full((3, 1), float(rank))).mean().backward()
+        replica.finish()
+        return float(gradient(replica.module))
+
+    assert launch(mean, 2, device="cpu").results == [0.5, 0.5]
+
+
+def test_a_rank_with_an_empty_share_may_leave_out_the_backward_pass() -> None:
+    def mean(rank: int) -> float:
+        replica = DataParallel(nn.Linear(1, 1, bias=False))
+        loss = replica(torch.full((2 * rank, 1), 3.0)).mean()
+        if rank:
+            loss.backward()
+        replica.finish()
+        return float(gradient(replica.module))
+
+    assert launch(mean, 2, device="cpu").results == [3.0, 3.0]
+
+
 def test_an_evaluation_without_gradients_needs_no_finish() -> None:
     def mean(rank: int) -> float:
         replica = DataParallel(nn.Linear(1, 1, bias=False))
@@ -501,6 +548,16 @@ def finish_twice(replica: DataParallel, x: Tensor) -> None:
     replica.finish()
 
 
+def finish_too_early(replica: DataParallel, x: Tensor) -> None:
+    replica(x)
+    replica.finish()
+
+
+def step_too_early(replica: DataParallel, x: Tensor) -> None:
+    replica(x).sum().backward()
+    torch.optim.SGD(replica.parameters()).step()
+
+
 def go_back_twice(replica: DataParallel, x: Tensor) -> None:
     loss = replica(x).sum()
     loss.backward(retain_graph=True)
@@ -513,6 +570,8 @@ def go_back_twice(replica: DataParallel, x: Tensor) -> None:
     [
         (forget_finish, r"finish\(\) was not called after the last backward\(\)"),
         (finish_twice, r"finish\(\) has nothing to finish"),
+        (finish_too_early, r"finish\(\) was called before backward\(\)"),
+        (step_too_early, r"step\(\) came before finish\(\)"),
         (go_back_twice, r"a second backward\(\) before finish\(\)"),
     ],
 )
@@ -563,6 +622,12 @@ def different_models(rank: int) -> None:
     DataParallel(nn.Linear(3, 2 + (rank == 1)))
 
 
+def gradients_of_another_dtype(rank: int) -> None:
+    model = TwoWays().to(torch.float64 if rank == 1 else torch.float32)
+    model(torch.ones(3), "left").backward()
+    average_gradients(model)
+
+
 def samples_on_one_rank_only(rank: int) -> None:
     model = TwoWays()
     model(torch.ones(3), "left").backward()
@@ -581,6 +646,7 @@ def no_samples_on_one_rank(rank: int) -> None:
         (some_gradients, r"right [3] is listed only on rank 1 of 3"),
         (no_gradient_on_one_rank, r"left [3] is listed only on rank 0, 1 of 3"),
         (different_models, r"weight [2, 3] is listed only on rank 0, 2 of 3"),
+        (gradients_of_another_dtype, "left [3] is listed only on rank 0, 2 of 3 as torch.float32"),
         (samples_on_one_rank_only, "samples is 5, None, None on the ranks"),
         (no_samples_on_one_rank, "samples is 2, 1, 0 on the ranks"),
     ],
@@ -601,3 +667,15 @@ def test_parameters_without_a_gradient_on_any_rank_are_left_alone() -> None:
         return [None if p.grad is None else float(p.grad[0]) for p in model.parameters()]
 
     assert launch(gradients, 2, device="cpu").results == [[0.5, None, None]] * 2
+
+
+def test_an_optimizer_of_something_else_steps_while_gradients_travel() -> None:
+    def other(rank: int) -> float:
+        replica, weight = DataParallel(nn.Linear(1, 1)), nn.Parameter(torch.zeros(1))
+        replica(torch.ones(1, 1)).sum().backward()
+        weight.grad = torch.ones(1)
+        torch.optim.SGD([weight], lr=1.0).step()
+        replica.finish()
+        return float(weight)
+
+    assert launch(other, 2, device="cpu").results == [-1.0, -1.0]

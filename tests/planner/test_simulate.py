@@ -48,11 +48,16 @@ def test_zb_h1_has_the_bubble_of_its_paper(p: int, m: int, f: float, b: float, w
 @pytest.mark.parametrize(("f", "b", "w"), [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 1.5, 1.0)])
 @pytest.mark.parametrize(("p", "m"), [(2, 12), (4, 16), (8, 40)])
 def test_dualpipev_has_the_bubble_of_its_authors(p: int, m: int, f: float, b: float, w: float, share: float) -> None:
-    """(PP/2 - 1) (F&B + B - 3W) with PP stages on PP/2 ranks; their B is the whole backward."""
+    """(PP/2 - 1) (F&B + B - 3W) with PP stages on PP/2 ranks; their B is the whole backward.
+
+    Their table counts the last rank's first F and B as a pair; their code leaves them apart "to further reduce bubble
+    size", so a rank waits for less, by up to what B takes longer than F, without its W.
+    """
     both = share * (f + b + w)
     timeline = simulate(pipeline("dualpipev", p, m, 2), f, b, w, overlapped=both)
     idle = timeline.makespan - timeline.busy(p - 1)
-    assert idle == pytest.approx((p - 1) * (both + (b + w) - 3 * w))
+    in_their_table = (p - 1) * (both + (b + w) - 3 * w)
+    assert in_their_table - (p - 1) * (b - f) - 1e-9 <= idle <= in_their_table + 1e-9
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 64), (16, 64)])
