@@ -291,11 +291,11 @@ def agree(
     """Make sure that all ranks name the same tensors, and return everyone's `samples` (or _UNKNOWN), by rank.
 
     Only a checksum goes around. It has the same size whatever a rank holds, so the comparison itself cannot hang.
-    Raises ValueError on every rank if names or shapes differ, and on a rank that is not in the group.
+    Raises ValueError on every rank if names, shapes or dtypes differ, and on a rank that is not in the group.
     """
     if dist.get_rank(group) < 0:
         raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
-    listed = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    listed = [f"{name} {list(tensor.shape)}{_in_dtype(tensor)}" for name, tensor in tensors.items()]
     checksum = zlib.crc32("\n".join(listed).encode())
     share = _UNKNOWN if samples is None else max(int(samples), 0)
     mine = torch.tensor([checksum, share], device=device)
@@ -305,6 +305,10 @@ def agree(
     if len(set(checksums)) > 1:
         raise ValueError(_difference(listed, what, group))
     return shares
+
+
+def _in_dtype(tensor: Tensor) -> str:
+    return "" if tensor.dtype == torch.float32 else f" in {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _difference(listed: list[str], what: str, group: dist.ProcessGroup | None) -> str:
