@@ -320,7 +320,7 @@ def _difference(listed: list[str], what: str, group: dist.ProcessGroup | None) -
         if len(holders) < len(everyone):
             return (
                 f"ranks disagree on which parameters {what}: {parameter} is listed only on rank "
-                f"{', '.join(map(str, holders))} of {len(everyone)}; all ranks need the same ones"
+                f"{', '.join(map(str, holders))} of {len(everyone)}; all ranks need the same ones, of one dtype"
             )
     return f"ranks disagree on the order of the parameters that {what}; build the model the same way on all ranks"
 

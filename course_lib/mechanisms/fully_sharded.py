@@ -76,7 +76,7 @@ class FullySharded(nn.Module):
         super().__init__()
         _check_model(model, compute_dtype)
         self.module, self.group, self.compute_dtype = model, group, compute_dtype
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        tensors = dict(model.named_parameters()) | {f"buffer {name}": held for name, held in model.named_buffers()}
         agree(tensors, "the model has", next(model.parameters()).device, group)
         agree(trainable(model), "are to be trained", next(model.parameters()).device, group)
         for buffer in model.buffers():
@@ -276,7 +276,7 @@ class FullySharded(nn.Module):
 
     def _has_computed(self, block: _Block) -> None:
         self._done += block.size
-        reach(self._done / self._total)
+        reach(min(1.0, self._done / self._total))  # a block may be used twice
 
     @torch.no_grad()
     def _end_backward(self) -> None:
