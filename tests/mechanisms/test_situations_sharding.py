@@ -110,10 +110,11 @@ class Training:
     """A model and an optimizer in one of the ways, and what one does with them."""
 
     def __init__(self, way: str, net: nn.Module | None = None, optimizer_cls: Any = AdamW, **options: Any) -> None:
-        self.way, self.net = way, net or seeded(Net)
+        synchronizes = way not in ("plain", "fully_shard")
+        self.way, self.net = way, net or seeded(Net, dist.get_rank() if synchronizes else 0)
         self.model: nn.Module = self.net
         if way == "FullySharded":
-            self.model = FullySharded(self.net, **options)
+            self.model = FullySharded(self.net)
         elif way == "fully_shard":
             for layer in self.net.layers:
                 fully_shard(layer)
@@ -153,9 +154,55 @@ def whole(tensor: Any) -> Tensor:
     return tensor.full_tensor().detach() if hasattr(tensor, "full_tensor") else tensor.detach()
 
 
-def seeded(net: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
+def seeded(net: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     return net()
+
+
+# What has to be right in any case
+
+
+def small_buckets(start: Start) -> State:
+    training = start(bucket_mb=2e-5)
+    for step in range(3):
+        training.step(step)
+    return training.weights()
+
+
+def tied_and_frozen(start: Start) -> State:
+    net = seeded(Net)
+    net.get_submodule("layers.1").weight = net.get_parameter("layers.0.weight")
+    net.get_parameter("layers.0.bias").requires_grad_(False)
+    training = start(net=net)
+    for step in range(3):
+        training.step(step)
+    return training.weights()
+
+
+def shares_of_different_size(start: Start) -> State:
+    training = start()
+    for step, sizes in enumerate(((3, 5), (7, 1), (8, 0))):
+        training.step(step, sizes=sizes)
+    return training.weights()
+
+
+def a_learning_rate_is_changed(start: Start) -> State:
+    training = start()
+    for step in range(2):
+        training.step(step)
+        training.optimizer.param_groups[0]["lr"] = 0.5
+    return training.weights()
+
+
+def gradients_of_zero(start: Start) -> State:
+    """Which are gradients, so weights decay; of either sign, and with the sign that says for us that there is none."""
+    training = start()
+    for zero in (0.0, -0.0, 0.0):
+        training.optimizer.zero_grad()
+        for parameter in training.net.parameters():
+            parameter.grad = zero * torch.ones_like(parameter)
+        training.optimizer.step()
+    return training.weights()
 
 
 # 5. Parameters that somebody replaced
@@ -521,6 +568,11 @@ NO = None  # does not apply
 
 # What ZeroRedundancyOptimizer and ShardedOptimizer do, then what fully_shard and FullySharded do.
 TABLE: list[tuple[Callable[[Start], State], tuple[str | None, str | None, str | None, str | None]]] = [
+    (small_buckets, RIGHT),
+    (tied_and_frozen, ("right", "right", NO, "right")),
+    (shares_of_different_size, (NO, NO, "wrong", "right")),
+    (a_learning_rate_is_changed, RIGHT),
+    (gradients_of_zero, RIGHT),
     (averaged_weights_are_swapped_in, ("right", "right", "wrong", "right")),
     (converted_and_back, ("wrong", "right", "right", "right")),
     (replaced_by_one_vector, ("right", "right", "Cannot flatten unevenly sharded tensor", "right")),
