@@ -14,6 +14,7 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -29,8 +30,10 @@ from course_lib.mechanisms.shards import (
     accumulate,
     cut_state,
     gather_state,
+    join_gradients,
     master_dtype,
     reduce_scatter,
+    take_back,
     weakly,
 )
 from course_lib.timeline import reach
@@ -51,16 +54,17 @@ class FullySharded(nn.Module):
     While one block computes, the next one's parameters are on their way: in the order in which the model lists them,
     and in the reverse order backward. All ranks have to use the same parameters.
 
-    Construction gives every rank a shard of the first rank's parameters, and its buffers. The model's own parameters
-    are empty from then on, outside of their block's computation. `parameters()` are this rank's shards, flat, one for
-    each block (and dtype; frozen ones apart). After backward() their `.grad` is that of the mean gradient: a rank's
-    share is the length of the first tensor given to `forward`, and counts in proportion. A parameter
-    that was not used counts as one with a gradient of zeros, and gradients of several backward passes add up.
+    Construction gives every rank a shard of the first rank's parameters, and its buffers. Outside of its block's
+    computation, a parameter of the model is this rank's part of it from then on, flat and maybe empty: optimizers
+    can have the model's parameters, made before or after. After backward() their `.grad` is that of the mean gradient:
+    a rank's share is the length of the first tensor given to `forward`, and counts in proportion. A parameter that no
+    rank has used has no gradient, and gradients of several backward passes add up.
 
     compute_dtype: the floating-point type to gather, compute and send gradients in; floating-point inputs are
         converted. The shards, and with them gradients and optimizer, stay in float32 (or float64).
 
-    Raises ValueError for an argument that cannot work, and on all ranks if their models differ.
+    Raises ValueError for an argument that cannot work, and on all ranks if their models differ. `forward` and
+    backward() raise RuntimeError for what would end in a wrong gradient.
     """
 
     def __init__(
@@ -72,7 +76,8 @@ class FullySharded(nn.Module):
         super().__init__()
         _check_model(model, compute_dtype)
         self.module, self.group, self.compute_dtype = model, group, compute_dtype
-        agree(dict(model.named_parameters()), "the model has", next(model.parameters()).device, group)
+        tensors = dict(model.named_parameters()) | {f"buffer {name}": held for name, held in model.named_buffers()}
+        agree(tensors, "the model has", next(model.parameters()).device, group)
         agree(trainable(model), "are to be trained", next(model.parameters()).device, group)
         for buffer in model.buffers():
             dist.broadcast(buffer, group=group, group_src=0)
@@ -81,13 +86,20 @@ class FullySharded(nn.Module):
         self._total = sum(block.size for block in self._blocks)
         self._done = 0
         self._weight = 1.0
-        self._is_in_backward = False
+        self._weights: set[float] = set()  # of the forward passes that are being differentiated
+        self._backward: int | None = None  # autograd's number for the backward pass that is going on
         self._sending: _Block | None = None
         for number, block in enumerate(self._blocks):
             self._watch(number, block)
 
+    @property
+    def _is_in_backward(self) -> bool:
+        return self._backward is not None
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
+        self._check_backward()
+        self._check_parameters()
         self._done = 0
         counting = self._count_samples((*args, *kwargs.values())) if torch.is_grad_enabled() else None
         kwargs = {name: self._cast(value) for name, value in kwargs.items()}
@@ -96,22 +108,24 @@ class FullySharded(nn.Module):
             block.free()  # one that was prefetched, and then left out
         if counting is not None:
             self._weight = counting()
+            use = functools.partial(weakly(self._use_weight), self._weight)
+            for tensor in _tensors_in(outputs):
+                if tensor.requires_grad:
+                    tensor.register_hook(use)
         return outputs
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's shards, each under the name of its block."""
-        names = {module: name for name, module in self.module.named_modules()}
-        for block in self._blocks:
-            for number, shard in enumerate(block.shards):
-                yield f"{names[block.module]}.shards.{number}".lstrip("."), shard.own
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
         """The whole model's, with the plain model's names, on every rank. All ranks call it."""
         wholes: dict[Tensor, Tensor] = {}
         for shard in self._shards():
-            gathered = shard.layout.gather(shard.own.detach(), self.group)
+            gathered = shard.layout.gather(shard.current(), self.group)
             wholes.update(zip(shard.parameters, gathered, strict=True))
-        return {name: wholes.get(tensor, tensor).clone() for name, tensor in self._tensors().items()}
+        destination = {} if destination is None else destination
+        for name, tensor in self._tensors().items():
+            destination[prefix + name] = wholes.get(tensor, tensor).clone()
+        return destination
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> None:
@@ -136,7 +150,8 @@ class FullySharded(nn.Module):
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         whole: dict[str, dict[str, Any]] = {}
         for shard in self._shards():
-            states = gather_state(optimizer.state.get(shard.own, {}), shard.own, shard.layout, self.group)
+            states = [optimizer.state.get(parameter, {}) for parameter in shard.parameters]
+            states = gather_state(states, shard.pieces, shard.layout, self.group)
             whole.update(zip((names[parameter] for parameter in shard.parameters), states, strict=True))
         return whole
 
@@ -144,9 +159,9 @@ class FullySharded(nn.Module):
         """Take over what `optimizer_state_dict()` returned, at this or another world size."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         for shard in self._shards():
-            states = [state[names[parameter]] for parameter in shard.parameters]
-            if states[0]:
-                optimizer.state[shard.own] = cut_state(states, shard.layout, dist.get_rank(self.group))
+            states = [state.get(names[parameter], {}) for parameter in shard.parameters]
+            cut = cut_state(states, shard.layout, dist.get_rank(self.group))
+            optimizer.state.update(zip(shard.parameters, cut, strict=True))
 
     def _tensors(self) -> dict[str, Tensor]:
         return self.module.state_dict(keep_vars=True)
@@ -180,6 +195,31 @@ class FullySharded(nn.Module):
         for parameter in block.trained:
             parameter.register_post_accumulate_grad_hook(functools.partial(hook, number))
 
+    def _use_weight(self, weight: float, _: Tensor) -> None:
+        self._weights.add(weight)
+        if len(self._weights) > 1:
+            raise RuntimeError(
+                "one backward() covers two forward passes in which this rank's shares of the minibatch differ, and a "
+                "gradient has only one weight; call backward() after each forward pass, gradients add up"
+            )
+        self._weight = weight
+
+    def _check_backward(self) -> None:
+        if self._backward not in (None, torch._C._current_graph_task_id()):
+            raise RuntimeError(
+                "the last backward() was interrupted by an error, and what the ranks have sent each other since no "
+                "longer fits together; start the ranks again, and look at that first error"
+            )
+
+    def _check_parameters(self) -> None:
+        for shard in self._shards():
+            shard.current()
+            if not shard.is_trained and any(parameter.requires_grad for parameter in shard.parameters):
+                raise RuntimeError(
+                    "a parameter was frozen when FullySharded was made, and now it is to be trained; "
+                    "set requires_grad first, and shard the model after that"
+                )
+
     def _before_forward(self, number: int, inputs: Any) -> None:
         block = self._blocks[number]
         block.gather()
@@ -196,14 +236,22 @@ class FullySharded(nn.Module):
         self._blocks[number].free()
         self._has_computed(self._blocks[number])
         if torch.is_grad_enabled():
-            for tensor in _tensors_in(outputs):
+            tensors = list(_tensors_in(outputs))
+            if self._blocks[number].trained and not tensors:
+                raise TypeError(
+                    f"a block returned {type(outputs).__name__}, in which no tensor is found, so nothing tells when "
+                    f"its backward pass begins; return a tensor, or a tuple, list, dict or dataclass of some"
+                )
+            for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: self._before_backward(number))
 
     def _before_backward(self, number: int) -> None:
+        self._check_backward()
         if not self._is_in_backward:
-            self._is_in_backward, self._done = True, 0
+            self._backward, self._done = torch._C._current_graph_task_id(), 0
             Variable._execution_engine.queue_callback(self._end_backward)
+        self._blocks[number].expect_gradients()
         self._blocks[number].gather()
         self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
 
@@ -228,7 +276,7 @@ class FullySharded(nn.Module):
 
     def _has_computed(self, block: _Block) -> None:
         self._done += block.size
-        reach(self._done / self._total)
+        reach(min(1.0, self._done / self._total))  # a block may be used twice
 
     @torch.no_grad()
     def _end_backward(self) -> None:
@@ -238,7 +286,8 @@ class FullySharded(nn.Module):
             block.receive()
             block.free()
             block.missing, block.is_reduced = set(block.trained), False
-        self._is_in_backward, self._sending = False, None
+        self._backward, self._sending = None, None
+        self._weights.clear()
 
 
 class _Block:
@@ -261,6 +310,11 @@ class _Block:
             alike.setdefault((parameter.dtype, parameter.requires_grad), []).append(parameter)
         self.shards = [_Shard(held, group, compute_dtype) for held in alike.values()]
 
+    def expect_gradients(self) -> None:
+        """Once more, if it has had some: a block that is used twice may get them one after the other."""
+        if self.is_reduced:
+            self.missing, self.is_reduced = set(self.trained), False
+
     def start_gather(self) -> None:
         for shard in self.shards:
             shard.start_gather()
@@ -276,7 +330,7 @@ class _Block:
 
     def send(self, weight: float) -> None:
         for shard in self.shards:
-            if shard.own.requires_grad:
+            if shard.is_trained:
                 shard.send(weight)
         self.missing.clear()
         self.is_reduced = True
@@ -296,22 +350,34 @@ class _Shard:
         self.layout = Layout.of(parameters, group)
         flat = self.layout.join([parameter.detach() for parameter in parameters], like=parameters[0])
         dist.broadcast(flat, group=group, group_src=0)
-        own = self.layout.shard(flat, dist.get_rank(group)).clone()
-        dtype = own.dtype if compute_dtype is None else master_dtype(own.dtype)
-        self.own = nn.Parameter(own.to(dtype), requires_grad=parameters[0].requires_grad)
+        rank = dist.get_rank(group)
+        own = self.layout.shard(flat, rank).clone()
+        self.own = own if compute_dtype is None else own.to(master_dtype(own.dtype))
+        self.pieces = self.layout.pieces(self.own, rank)
+        self.is_trained = parameters[0].requires_grad
         self.whole = flat.to(compute_dtype or flat.dtype)
         self.views = self.layout.split(self.whole)
-        self.nothing = self.whole.new_empty(0)
+        # Gradients of the pieces while the parameters are whole, and of whole parameters until they are sent.
+        self.aside: list[Tensor | None] = [None] * len(parameters)
         self.gathering: dist.Work | None = None
         self.arriving: Callable[[], Tensor] | None = None
         self.is_whole = True
         self.free()
+        for parameter in parameters:
+            parameter.is_sharded = True  # type: ignore[attr-defined]
+
+    def current(self) -> Tensor:
+        """This rank's shard, with the values that the parameters have now."""
+        if not self.is_whole:
+            take_back(self.parameters, self.pieces)
+        return self.own
 
     def start_gather(self) -> None:
         if self.is_whole or self.gathering is not None:
             return
+        self.receive()
         self.whole.untyped_storage().resize_(self.whole.nbytes)
-        own = self.own.detach().to(self.whole.dtype)
+        own = self.current().to(self.whole.dtype)
         self.gathering = dist.all_gather_single(self.whole, own, group=self.group, async_op=True)
 
     def finish_gather(self) -> None:
@@ -319,34 +385,35 @@ class _Shard:
             return
         self.gathering.wait()
         self.gathering, self.is_whole = None, True
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.data = view
+        self._become(self.views)
 
     def free(self) -> None:
         self.finish_gather()
         if not self.is_whole:
             return
-        for parameter in self.parameters:
-            parameter.data = self.nothing
+        self._become(self.pieces)
         # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
         self.whole.untyped_storage().resize_(0)
         self.is_whole = False
 
+    def _become(self, values: list[Tensor]) -> None:
+        """Let the parameters be these, and exchange their gradients for those that were put aside."""
+        for number, (parameter, value) in enumerate(zip(self.parameters, values, strict=True)):
+            gradient, parameter.grad = parameter.grad, None  # it has another shape
+            parameter.data = value
+            self.aside[number], parameter.grad = gradient, self.aside[number]
+
     def send(self, weight: float) -> None:
         """Begin to average the gradients, and free them."""
         self.receive()
-        flat = self.layout.join([parameter.grad for parameter in self.parameters], like=self.whole)
-        for parameter in self.parameters:
-            parameter.grad = None
-        if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
-            flat.zero_()
-        elif weight != 1:
-            flat *= weight
+        flat = join_gradients(self.layout, self.aside, self.whole, weight)
+        self.aside = [None] * len(self.aside)
         self.arriving = reduce_scatter(flat, self.group)
 
     def receive(self) -> None:
         if self.arriving is not None:
-            accumulate(self.own, self.arriving().div_(self.layout.n))
+            sums = self.layout.pieces(self.arriving(), dist.get_rank(self.group))
+            accumulate(self.parameters, sums, self.layout.n)
             self.arriving = None
 
     def load(self, values: list[Tensor]) -> None:
@@ -388,6 +455,8 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 def _tensors_in(outputs: Any) -> Iterator[Tensor]:
     if isinstance(outputs, Tensor):
         yield outputs
+    elif dataclasses.is_dataclass(outputs):
+        yield from _tensors_in(vars(outputs))
     elif isinstance(outputs, (tuple, list, dict)):
         for part in outputs.values() if isinstance(outputs, dict) else outputs:
             yield from _tensors_in(part)
@@ -397,7 +466,7 @@ def _check_model(model: nn.Module, compute_dtype: torch.dtype | None) -> None:
     parameters = list(model.parameters())
     if not parameters:
         raise ValueError(f"model={type(model).__name__} has no parameters, so there is nothing to shard")
-    if not all(parameter.numel() for parameter in parameters):
-        raise ValueError(f"model={type(model).__name__} has empty parameters: it is sharded already; build it anew")
+    if any(hasattr(parameter, "is_sharded") for parameter in parameters):
+        raise ValueError(f"model={type(model).__name__} is sharded already; build it anew")
     if compute_dtype is not None and not compute_dtype.is_floating_point:
         raise ValueError(f"compute_dtype={compute_dtype} cannot hold gradients; give torch.bfloat16, for instance")

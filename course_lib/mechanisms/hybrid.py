@@ -239,12 +239,12 @@ def clip_grad_norm(optimizer: ShardedOptimizer, max_norm: float) -> float:
     squares = torch.zeros((), dtype=torch.float64, device=optimizer.shards[0].device)
     for group in optimizer.inner.param_groups:
         if group["counts"]:
-            squares += sum(shard.grad.square().sum() for shard in group["params"])
+            squares += sum(shard.grad.square().sum() for shard in group["params"] if shard.grad is not None)
     dist.all_reduce(squares)
     norm = float(squares.sqrt())
     for shard in optimizer.shards:
-        assert shard.grad is not None
-        shard.grad *= min(1.0, max_norm / (norm + 1e-6))
+        if shard.grad is not None:
+            shard.grad *= min(1.0, max_norm / (norm + 1e-6))
     return norm
 
 

@@ -26,6 +26,7 @@ Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Pa
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -40,8 +41,10 @@ from course_lib.mechanisms.shards import (
     accumulate,
     cut_state,
     gather_state,
+    join_gradients,
     master_dtype,
     reduce_scatter,
+    take_back,
     weakly,
 )
 from course_lib.timeline import compute
@@ -85,11 +88,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     gradients: "local", each rank's `.grad` is its own until `step()` averages them with a reduce-scatter; "averaged",
         they are the mean already (`average_gradients`, `DataParallel`) and do not travel again; "sharded", each bucket
-        is reduce-scattered within backward() as soon as it is complete, and its `.grad`s are freed.
+        is reduce-scattered within backward() as soon as it is complete, and NaNs without memory take the place of its
+        `.grad`s, so that nobody reads the gradient where it no longer is. (If several backward passes add up,
+        all ranks have to use the same parameters in each.)
         Every rank's gradient counts the same: average shares of different size yourself, and say "averaged".
-    bucket_mb: parameters are laid end to end in buckets of up to this many MiB, from the last to the first.
-    kwargs: for `optimizer_cls`, which sees flat shards. `param_groups` hold the whole parameters, and what a scheduler
-        changes there is used. A parameter without gradient counts as one with a gradient of zeros.
+    bucket_mb: parameters are laid end to end in buckets of up to this many MiB (None: in one), from last to first.
+    kwargs: for `optimizer_cls`, which sees this rank's part of each parameter, flat. `param_groups` hold the whole
+        parameters, and what a scheduler changes there is used. As usual, a parameter without gradient, on all ranks
+        now, is left alone; one that only some ranks have used counts as zeros on the others.
 
     Parameters in 16 bits get a float32 master, sharded with the rest: 12 bytes / N each for Adam.
 
@@ -103,10 +109,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         *,
         gradients: Literal["local", "averaged", "sharded"] = "local",
-        bucket_mb: float = 10,
+        bucket_mb: float | None = 10,
         **kwargs: Any,
     ) -> None:
-        params = list(params)
+        params = params if isinstance(params, Tensor) else list(params)
+        bucket_mb = math.inf if bucket_mb is None else bucket_mb
         _check_arguments(params, optimizer_cls, gradients, bucket_mb)
         self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
         self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
@@ -126,12 +133,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def shards(self) -> list[nn.Parameter]:
-        """This rank's part of the parameters, flat; after `finish()` their `.grad` is that of the mean gradient."""
-        return [bucket.shard for bucket in self._buckets]
+        """This rank's part of each parameter, flat; after `finish()` their `.grad` is that of the mean gradient."""
+        return [piece for bucket in self._buckets for piece in bucket.pieces]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        whole = self.param_groups[-1]
+        try:
+            self._shard_out(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _shard_out(self, whole: dict[str, Any]) -> None:
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
         frozen = [parameter for parameter in whole["params"] if not parameter.requires_grad]
         if not parameters:
@@ -142,29 +155,31 @@ class ShardedOptimizer(torch.optim.Optimizer):
             dist.broadcast(parameter.detach(), group=self.group, group_src=0)
         full = fill_buckets(reversed(parameters), self.bucket_mb * 2**20)
         buckets = [_Bucket(bucket, self.group) for bucket in full]
-        sharded = {**_hyperparameters(whole), "params": [bucket.shard for bucket in buckets]}
+        sharded = {**_hyperparameters(whole), "params": [piece for bucket in buckets for piece in bucket.pieces]}
         if self._inner is None:
             self._inner = self._make_inner([sharded])
         else:
             self._inner.add_param_group(sharded)
         whole.update(_hyperparameters(self._inner.param_groups[-1]))
-        if self.gradients == "sharded":
-            self._watch_gradients(buckets)
+        self._watch_gradients(buckets)
         self._buckets += buckets
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait until the gradients have arrived: from here on the shards' `.grad` is the mean over the group.
 
-        `step()` calls it, unless it was called before, for instance to clip gradients.
+        `step()` calls it, unless it was called before, for instance to clip gradients. After it, backward() raises
+        RuntimeError until `step()` or `zero_grad()`.
         """
         if self._is_finished:
             return
+        for bucket in self._buckets:
+            bucket.forget_zeroed()
         if self.gradients == "averaged":
             for bucket in self._buckets:
                 bucket.cut_gradients()
         else:
-            while self._next or not self._is_sent:
+            while self._next or not self._is_sent or self._has_more():
                 self._send_next()
         for bucket in self._buckets:
             bucket.receive()
@@ -173,16 +188,24 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on all ranks; returns what the closure, if any, returned."""
+        """Update the parameters on all ranks; returns what the closure, if any, returned.
+
+        Raises RuntimeError if a parameter has another dtype than before, or is no longer frozen.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self.finish()
+        self._check_frozen()
+        for bucket in self._buckets:
+            bucket.take_back()
         for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
             sharded.update(_hyperparameters(whole))
         with compute("optimizer"):
             self.inner.step()
+        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
+            whole.update(_hyperparameters(sharded))  # some optimizers choose a learning rate themselves
         for work in [bucket.gather() for bucket in self._buckets]:
             work.wait()
         self._begin_step()
@@ -202,28 +225,43 @@ class ShardedOptimizer(torch.optim.Optimizer):
         packed = super().state_dict()
         numbers = self._numbers()
         for bucket in self._buckets:
-            states = gather_state(self._state_of(bucket), bucket.shard, bucket.layout, self.group)
-            packed["state"].update((numbers[p], state) for p, state in zip(bucket.parameters, states, strict=True))
+            states = gather_state(self._states_of(bucket), bucket.pieces, bucket.layout, self.group)
+            whole = zip(bucket.parameters, states, strict=True)
+            packed["state"].update((numbers[parameter], state) for parameter, state in whole if state)
         return packed
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state as `state_dict()` makes it, at this or another world size, or that of a plain optimizer.
 
-        Load the model first: masters that the state does not hold are made from the parameters.
+        All ranks call it. Load the model first: masters that the state does not hold are made from the parameters.
         """
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         numbers = self._numbers()
         for bucket in self._buckets:
             states = [state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters]
-            state = cut_state(states, bucket.layout, bucket.rank)
-            if bucket.has_master:
-                bucket.shard.copy_(state.pop("master", bucket.own))
-            self.inner.state[bucket.shard] = state
+            cut = cut_state(states, bucket.layout, bucket.rank)
+            own = bucket.layout.pieces(bucket.own, bucket.rank)
+            for piece, value, state in zip(bucket.pieces, own, cut, strict=True):
+                if bucket.has_master:
+                    piece.copy_(state.pop("master", value))
+                self.inner.state[piece] = state
+            bucket.gather().wait()  # a master decides what the parameter is
 
-    def _state_of(self, bucket: _Bucket) -> Mapping[str, Any]:
-        state = self.inner.state.get(bucket.shard, {})
-        return {**state, "master": bucket.shard} if bucket.has_master else state
+    def _states_of(self, bucket: _Bucket) -> list[Mapping[str, Any]]:
+        states = [self.inner.state.get(piece, {}) for piece in bucket.pieces]
+        if bucket.has_master:
+            return [{**state, "master": piece.detach()} for state, piece in zip(states, bucket.pieces, strict=True)]
+        return states
+
+    def _check_frozen(self) -> None:
+        held = {parameter for bucket in self._buckets for parameter in bucket.parameters}
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            if parameter.requires_grad and parameter not in held:
+                raise RuntimeError(
+                    f"a parameter of shape {list(parameter.shape)} was frozen when ShardedOptimizer was made, so no "
+                    f"rank has a shard of it, and now it is to be trained; make a new ShardedOptimizer"
+                )
 
     def _numbers(self) -> dict[nn.Parameter, int]:
         """The number under which a parameter stands in a state_dict."""
@@ -236,16 +274,31 @@ class ShardedOptimizer(torch.optim.Optimizer):
             bucket.missing = set(bucket.parameters)
 
     def _watch_gradients(self, buckets: list[_Bucket]) -> None:
-        hook = weakly(self._gradient_is_computed)
+        before, after = weakly(self._gradient_is_coming), weakly(self._gradient_is_computed)
         for number, bucket in enumerate(buckets, start=len(self._buckets)):
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(functools.partial(hook, number))
+            for index, parameter in enumerate(bucket.parameters):
+                parameter.register_hook(functools.partial(before, number, index))
+                if self.gradients == "sharded":
+                    parameter.register_post_accumulate_grad_hook(functools.partial(after, number))
+
+    @torch.no_grad()
+    def _gradient_is_coming(self, number: int, index: int, _: Tensor) -> None:
+        if self._is_finished:
+            raise RuntimeError(
+                "backward() came after finish(), so its gradients would be lost; "
+                "call finish() after the last backward(), and then step() or zero_grad()"
+            )
+        self._buckets[number].make_room(index)
 
     @torch.no_grad()
     def _gradient_is_computed(self, number: int, parameter: Tensor) -> None:
         self._buckets[number].missing.discard(parameter)
         while not self._buckets[self._next].missing:
             self._send_next()
+
+    def _has_more(self) -> bool:
+        """Whether a later backward pass has left gradients in a bucket that is not full."""
+        return self.gradients == "sharded" and any(bucket.has_gradients() for bucket in self._buckets)
 
     def _send_next(self) -> None:
         self._buckets[self._next - 1].receive()  # one on its way at a time, or their copies would fill the memory
@@ -272,10 +325,15 @@ class _Bucket:
         self.layout = Layout.of(parameters, group)
         self.flat = self.layout.join([parameter.detach() for parameter in parameters], like=parameters[0])
         dist.broadcast(self.flat, group=group, group_src=0)
-        for parameter, view in zip(parameters, self.layout.split(self.flat), strict=True):
+        self.views = self.layout.split(self.flat)
+        for parameter, view in zip(parameters, self.views, strict=True):
             parameter.data = view
         self.own = self.layout.shard(self.flat, self.rank)
-        self.shard = nn.Parameter(self.own.to(master_dtype(self.own.dtype)))  # the same memory, or a master
+        self.shard = self.own.to(master_dtype(self.own.dtype))  # the same memory, or a master
+        self.pieces = [nn.Parameter(piece) for piece in self.layout.pieces(self.shard, self.rank)]
+        # What a `.grad` is while the gradient is in the shards. When it is gone, somebody has called zero_grad().
+        nothing = self.flat.new_full((), math.nan)
+        self.elsewhere = [nothing.expand(parameter.shape) for parameter in parameters]
         self.missing: set[Tensor] = set(parameters)
         self.arriving: Callable[[], Tensor] | None = None
 
@@ -289,12 +347,41 @@ class _Bucket:
         given = [parameter.grad.dtype for parameter in self.parameters if parameter.grad is not None]
         return functools.reduce(torch.promote_types, given, self.flat.dtype)
 
+    def gradients_here(self) -> list[Tensor | None]:
+        pairs = zip(self.parameters, self.elsewhere, strict=True)
+        return [None if parameter.grad is elsewhere else parameter.grad for parameter, elsewhere in pairs]
+
+    def has_gradients(self) -> bool:
+        return any(gradient is not None for gradient in self.gradients_here())
+
     def joined_gradients(self, out: Tensor | None = None) -> Tensor:
-        return self.layout.join([parameter.grad for parameter in self.parameters], self.flat, out)
+        return join_gradients(self.layout, self.gradients_here(), self.flat, out=out)
 
     def cut_gradients(self) -> None:
-        gradient = self.layout.shard(self.joined_gradients(), self.rank)
-        self.shard.grad = gradient.to(self.shard.dtype, copy=True)
+        self.arriving = self.layout.shard(self.joined_gradients(), self.rank).clone
+        self.receive(1)
+
+    def make_room(self, index: int) -> None:
+        """For a gradient that autograd is about to add to what `.grad` is."""
+        parameter = self.parameters[index]
+        if parameter.grad is self.elsewhere[index]:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad is None:
+            self.receive()
+            self.pieces[index].grad = None
+
+    def forget_zeroed(self) -> None:
+        """Throw away what shards have of gradients that somebody has thrown away, for instance by model.zero_grad()."""
+        self.receive()
+        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+            if parameter.grad is None:
+                piece.grad = None
+
+    def take_back(self) -> None:
+        """Use the parameters' values of now: they may have been replaced or, where there is a master, changed."""
+        take_back(self.parameters, self.views)
+        if self.has_master:
+            self.shard.copy_(torch.where(self.own == self.shard.to(self.own.dtype), self.shard, self.own))
 
     def send(self, room: Tensor, is_last_use: bool) -> None:
         """Begin to average the gradients; free them if nobody needs them after that. room: two flat tensors."""
@@ -303,18 +390,18 @@ class _Bucket:
         self.joined_gradients(out=own)
         if is_last_use:
             self.missing = set(self.parameters)
-            for parameter in self.parameters:
-                parameter.grad = None
+            for parameter, elsewhere in zip(self.parameters, self.elsewhere, strict=True):
+                parameter.grad = elsewhere
         self.arriving = reduce_scatter(own, self.group, arrived)
 
-    def receive(self) -> None:
+    def receive(self, n: int | None = None) -> None:
         if self.arriving is not None:
-            accumulate(self.shard, self.arriving().div_(self.layout.n))
+            accumulate(self.pieces, self.layout.pieces(self.arriving(), self.rank), n or self.layout.n)
             self.arriving = None
 
     def gather(self) -> dist.Work:
         if self.has_master:
-            self.own.copy_(self.shard.detach())
+            self.own.copy_(self.shard)
         return dist.all_gather_single(self.flat, self.own, group=self.group, async_op=True)
 
 
@@ -322,7 +409,9 @@ def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _check_arguments(params: list[Any], optimizer_cls: Any, gradients: str, bucket_mb: float) -> None:
+def _check_arguments(params: Any, optimizer_cls: Any, gradients: str, bucket_mb: float) -> None:
+    if isinstance(params, Tensor):
+        raise ValueError("params is one tensor; give a list of parameters, for instance [weight]")
     if not params:
         raise ValueError("params is empty; give parameters, for instance model.parameters()")
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,15 @@ class Layout:
         """The part of the flat tensor that belongs to a rank [shard_size], a view."""
         return flat[rank * self.shard_size : (rank + 1) * self.shard_size]
 
+    def pieces(self, shard: Tensor, rank: int) -> list[Tensor]:
+        """A rank's shard cut into its part of each tensor, views; some are empty, and the last has the padding."""
+        ends = [end - rank * self.shard_size for end in itertools.accumulate(self.sizes[:-1])]
+        return list(shard.tensor_split([min(max(end, 0), self.shard_size) for end in ends]))
+
+    def home(self, number: int) -> int:
+        """The rank that has the first element of a tensor."""
+        return min(sum(self.sizes[:number]) // max(1, self.shard_size), self.n - 1)
+
     def gather(self, shard: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
         """The whole tensors, from every rank's shard of them. All ranks call it."""
         flat = shard.new_empty(self.n * self.shard_size)
@@ -102,12 +112,51 @@ def reduce_scatter(
     return finish
 
 
-def accumulate(shard: nn.Parameter, gradient: Tensor) -> None:
-    """Add a gradient of the shard's shape to the one it has, in the shard's dtype."""
-    if shard.grad is None:
-        shard.grad = gradient.to(shard.dtype)
-    else:
-        shard.grad += gradient
+def join_gradients(
+    layout: Layout, gradients: Iterable[Tensor | None], like: Tensor, weight: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    """Gradients times a weight in one flat tensor, with -0.0 where there is none.
+
+    Only -0.0 + -0.0 is -0.0. So where the sum over the ranks is, no rank had a gradient, and nothing else has to be
+    sent for all to know.
+    """
+    gradients = list(gradients)
+    if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
+        raise ValueError("a gradient is sparse, and shards are dense; build the nn.Embedding with sparse=False")
+    flat = layout.join(gradients, like, out)
+    if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
+        return flat.fill_(-0.0)
+    flat.mul_(weight).add_(0.0)  # -0.0 + 0.0 is 0.0
+    for gradient, view in zip(gradients, layout.split(flat), strict=True):
+        if gradient is None:
+            view.fill_(-0.0)
+    return flat
+
+
+def accumulate(pieces: Iterable[nn.Parameter], sums: Iterable[Tensor], n: int) -> None:
+    """Add 1 / n of the sums over n ranks to the pieces' gradients, unless no rank had one (see `join_gradients`)."""
+    for piece, total in zip(pieces, sums, strict=True):
+        first = total[:1]
+        if bool(((first == 0) & first.signbit()).any()):
+            continue
+        mean = total.div_(n).to(piece.dtype)
+        piece.grad = mean if piece.grad is None else piece.grad.add_(mean)
+
+
+def take_back(parameters: Iterable[nn.Parameter], places: Iterable[Tensor]) -> None:
+    """Where somebody has replaced a parameter's `.data`, copy the values to its place in the flat tensor, and return.
+
+    Raises RuntimeError if they do not fit there.
+    """
+    for parameter, place in zip(parameters, places, strict=True):
+        if (parameter.dtype, parameter.shape) != (place.dtype, place.shape):
+            raise RuntimeError(
+                f"a parameter was replaced by {list(parameter.shape)} in {parameter.dtype}, and what is sharded is "
+                f"{list(place.shape)} in {place.dtype}; convert the model first, and shard it after that"
+            )
+        if parameter.data_ptr() != place.data_ptr():
+            place.copy_(parameter.detach())
+            parameter.data = place
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -116,28 +165,49 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def gather_state(
-    state: Mapping[str, Any], shard: Tensor, layout: Layout, group: dist.ProcessGroup | None
+    states: Sequence[Mapping[str, Any]], pieces: Sequence[Tensor], layout: Layout, group: dist.ProcessGroup | None
 ) -> list[dict[str, Any]]:
-    """An optimizer's state for a shard -> its state for each of the tensors in the layout. All ranks call it."""
-    states: list[dict[str, Any]] = [{} for _ in layout.shapes]
-    for name, value in state.items():
-        is_cut = isinstance(value, Tensor) and value.shape == shard.shape  # a count of steps, for instance, is not
-        wholes = layout.gather(value.detach(), group) if is_cut else [value] * len(states)
-        for state_of_one, whole in zip(states, wholes, strict=True):
-            state_of_one[name] = whole.clone() if isinstance(whole, Tensor) else whole
-    return states
+    """An optimizer's states for this rank's pieces -> its states for the whole tensors. All ranks call it."""
+    own = [
+        # A count of steps, for instance, is not cut; what is stands for itself by its dtype, and travels below.
+        {name: value.dtype if _is_cut(name, value, piece.shape) else value for name, value in state.items()}
+        for state, piece in zip(states, pieces, strict=True)
+    ]
+    everyone: list[Any] = [None] * layout.n
+    dist.all_gather_object(everyone, own, group=group)
+    wholes = [dict(everyone[layout.home(number)][number]) for number in range(len(pieces))]
+    cut = [item for state in wholes for item in state.items() if isinstance(item[1], torch.dtype)]
+    for name, dtype in dict.fromkeys(cut):
+        parts = [
+            s[name] if name in s else p.new_zeros(len(p), dtype=dtype) for s, p in zip(states, pieces, strict=True)
+        ]
+        for state, whole in zip(wholes, layout.gather(torch.cat(parts).to(dtype), group), strict=True):
+            if state.get(name) is dtype:
+                state[name] = whole.clone()
+    return wholes
 
 
-def cut_state(states: list[dict[str, Any]], layout: Layout, rank: int) -> dict[str, Any]:
-    """The reverse of `gather_state`."""
-    cut = {}
-    for name, value in states[0].items():
-        if isinstance(value, Tensor) and value.shape == layout.shapes[0]:
-            flat = layout.join([state[name] for state in states], like=value)
-            cut[name] = layout.shard(flat, rank).clone()
-        else:
-            cut[name] = copy.deepcopy(value)
-    return cut
+def cut_state(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int) -> list[dict[str, Any]]:
+    """The reverse of `gather_state`. Any of the tensors may have no state, or another one than the others."""
+    own: list[dict[str, Any]] = [
+        {name: copy.deepcopy(value) for name, value in state.items() if not _is_cut(name, value, shape)}
+        for state, shape in zip(states, layout.shapes, strict=True)
+    ]
+    for name in dict.fromkeys(name for state in states for name in state):
+        values = [None if name in kept else state.get(name) for state, kept in zip(states, own, strict=True)]
+        like = next((value for value in values if value is not None), None)
+        if like is None:
+            continue
+        parts = layout.pieces(layout.shard(layout.join(values, like), rank), rank)
+        for kept, value, part in zip(own, values, parts, strict=True):
+            if value is not None:
+                kept[name] = part.clone()
+    return own
+
+
+def _is_cut(name: str, value: Any, shape: torch.Size) -> bool:
+    """Whether a state is one number for each element. (For a parameter of shape [] the shape alone does not tell.)"""
+    return isinstance(value, Tensor) and value.shape == shape and name != "step"
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -192,14 +192,16 @@ def held(sizes: Sequence[int], size: int = 4) -> tuple[int, int, int]:
 
 
 def held_sharded_optimizer(sizes: Sequence[int], n: int, bucket_mb: float = 25, size: int = 4) -> tuple[int, int, int]:
-    """ShardedOptimizer: parameters are padded to n shards, and each bucket's shard is one tensor to Adam."""
+    """ShardedOptimizer: parameters are padded to n shards, and Adam has a tensor for a rank's part of each."""
     shards = [share(sum(bucket), n) for bucket in buckets(sizes, bucket_mb, size)]
-    return n * sum(shards) * size, sum(sizes) * size, 2 * sum(shards) * size + 4 * len(shards)
+    return n * sum(shards) * size, sum(sizes) * size, 2 * sum(shards) * size + 4 * len(sizes)
 
 
 def held_fully_sharded(model: ModelSpec, n: int, size: int = 4) -> tuple[int, int, int]:
-    """FullySharded: one shard for each block."""
-    return held([share(sum(block), n) for block in sharded_blocks(model)], size)
+    """FullySharded: one shard for each block, and in it a tensor for each parameter."""
+    blocks = sharded_blocks(model)
+    parameters, gradients, _ = held([share(sum(block), n) for block in blocks], size)
+    return parameters, gradients, 2 * parameters + 4 * sum(map(len, blocks))
 
 
 # All mechanisms at once
@@ -251,7 +253,7 @@ class Hybrid:
         n = self.mesh[0] if self.zero else 1
         shards = [share(sum(bucket), n) for sizes in kinds for bucket in buckets(sizes, 10, self.size)]
         numbers = sum(map(sum, kinds))
-        state = (2 if self.size >= 4 else 3) * sum(shards) * self._sum_size + 4 * len(shards)
+        state = (2 if self.size >= 4 else 3) * sum(shards) * self._sum_size + 4 * sum(map(len, kinds))
         return n * sum(shards) * self.size, numbers * self._sum_size, state
 
     @property
