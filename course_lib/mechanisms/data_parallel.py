@@ -82,7 +82,7 @@ class DataParallel(nn.Module):
     A rank's share is the length of the first tensor given to `forward`, also within tuples, lists and dicts. Its
     gradient, a mean over the share, is weighted by it, so shares may differ. A parameter that a rank has not used
     counts as a gradient of zeros there, and after `finish()` every trainable parameter has a gradient, if only of
-    zeros, and a dense one. (float16 may overflow in a step whose shares are many times those of the first.)
+    zeros, and a dense one.
 
     A forgotten `finish()` is told in the `step()` of an optimizer that has the model's parameters (`MasterWeights`
     is one), and else in the next forward pass.
@@ -158,6 +158,8 @@ class DataParallel(nn.Module):
                 self._send(bucket)
         for bucket in self._buckets:
             bucket.receive()
+            if bucket.flat.dtype == torch.float16:  # no room for the weights of shares that have grown: ask again
+                self._usual_share = None
         self._step = _Step()
 
     @contextlib.contextmanager
@@ -223,7 +225,8 @@ class DataParallel(nn.Module):
     def _send(self, bucket: _Bucket) -> None:
         samples = self._step.samples
         # Weights need a common measure. This step's total would do, but asking for it in every step costs as much as
-        # a bucket; the mean share of the first step does as well, as `receive` divides by the sum of the weights.
+        # a bucket; the mean share of the first step does as well, as `receive` divides by the sum of the weights. (Not
+        # so in float16, see `finish`.)
         if self._usual_share is None:
             self._usual_share = _mean(samples, bucket.flat.device, self.group)
         weight = samples / self._usual_share

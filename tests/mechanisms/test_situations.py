@@ -90,6 +90,17 @@ def large_gradients(rank: int, make: Make, dtype: torch.dtype, size: float) -> l
     return gradient(model)
 
 
+def shares_that_grow(rank: int, make: Make) -> list[list[float]]:
+    model, seen = make(one_weight(rank, torch.float16)), []
+    for size in (1, 8):
+        model.zero_grad()
+        outputs = model(torch.full((size, 1), 40_000.0, dtype=torch.float16))
+        outputs.float().mean().backward()
+        finish(model)
+        seen.append(gradient(model))
+    return seen
+
+
 def finish_before_backward(rank: int, make: Make) -> list[float]:
     model = make(one_weight(rank))
     optimizer = sgd(model)
@@ -304,6 +315,7 @@ SITUATIONS: dict[str, Situation] = {
     "16 bits, three ranks": replicas(
         functools.partial(large_gradients, dtype=torch.bfloat16, size=2.0**127), [[2.0**127]] * 3, ranks=3
     ),
+    "16 bits, growing shares": replicas(shares_that_grow, [[[40_000.0]] * 2] * 2),
     "finish first": replicas(finish_before_backward, they=[[-2.0]] * 2, we=TOO_EARLY),
     "finish before the last backward": replicas(finish_before_the_last_backward, they=[[4.0]] * 2, we=TOO_EARLY),
     "no finish": replicas(never_finish, they=[[-2.0]] * 2, we=FORGOTTEN),
