@@ -135,16 +135,18 @@ def join_gradients(
 
 def accumulate(pieces: Iterable[nn.Parameter], sums: Iterable[Tensor], n: int) -> None:
     """Add 1 / n of the sums over n ranks to the pieces' gradients, unless no rank had one (see `join_gradients`)."""
-    for piece, total in zip(pieces, sums, strict=True):
-        first = total[:1]
-        if bool(((first == 0) & first.signbit()).any()):
+    sums = list(sums)
+    firsts = torch.stack([total[0] if len(total) else total.new_zeros(()) for total in sums])
+    nobody_had_one = ((firsts == 0) & firsts.signbit()).tolist()  # a GPU is asked once, not for each piece
+    for piece, total, is_missing in zip(pieces, sums, nobody_had_one, strict=True):
+        if is_missing:
             continue
         mean = total.div_(n).to(piece.dtype)
         piece.grad = mean if piece.grad is None else piece.grad.add_(mean)
 
 
 def take_back(parameters: Iterable[nn.Parameter], places: Iterable[Tensor]) -> None:
-    """Where somebody has replaced a parameter's `.data`, copy the values to its place in the flat tensor, and return.
+    """Where somebody has replaced a parameter's `.data`, copy the values to its place in the flat tensor.
 
     Raises RuntimeError if they do not fit there.
     """
@@ -169,7 +171,7 @@ def gather_state(
 ) -> list[dict[str, Any]]:
     """An optimizer's states for this rank's pieces -> its states for the whole tensors. All ranks call it."""
     own = [
-        # A count of steps, for instance, is not cut; what is stands for itself by its dtype, and travels below.
+        # A count of steps, for instance, is not cut. What is cut is announced by its dtype, and travels below.
         {name: value.dtype if _is_cut(name, value, piece.shape) else value for name, value in state.items()}
         for state, piece in zip(states, pieces, strict=True)
     ]
