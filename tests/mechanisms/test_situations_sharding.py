@@ -604,7 +604,15 @@ TABLE: list[tuple[Callable[[Start], State], tuple[str | None, str | None, str | 
     ),
     (a_layer_used_twice, RIGHT),
     (backward_is_interrupted, ("finished reduction", "right", "wrong", "the last backward() was interrupted")),
-    (dtypes_differ, ("different tensors", "listed only on rank 0 of 2", "different tensors", "of one dtype")),
+    (
+        dtypes_differ,
+        (
+            "different tensors",
+            "listed only on rank 0 of 2",
+            "different tensors",
+            "as torch.float32; all ranks need the same ones",
+        ),
+    ),
     (buffers_differ, (NO, NO, "right", "buffer mean [3] is listed only on rank 0 of 2")),
     (sparse_gradients, ("sparse", "a gradient is sparse", NO, NO)),
     (one_tensor_for_a_list, ("should be an iterable", "params is one tensor; give a list of parameters", NO, NO)),
