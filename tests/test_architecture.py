@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[1]
 FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do not know each other
     {"timeline"},
     {"ranks"},
-    {"model", "data", "schedules"},
+    {"model", "data", "schedules", "instruments"},
     {"mechanisms", "planner"},
-    {"figures", "experiments", "scale_out"},
+    {"experiments", "scale_out"},
+    {"figures"},
     {"checks"},
     {"questions"},
     {"scenarios"},

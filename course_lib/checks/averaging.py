@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from course_lib import data
 from course_lib.checks.examine import Exercise, Explanation, contains, examine
 from course_lib.checks.verdict import Cost, Idle, Verdict
-from course_lib.checks.watch import Watch
+from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Deadlock, Link, Pace, Run, RunError
 from course_lib.timeline import compute

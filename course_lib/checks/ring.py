@@ -22,7 +22,7 @@ from torch import Tensor
 
 from course_lib.checks.examine import Exercise, Explanation, contains, examine
 from course_lib.checks.verdict import Cost, Idle, Verdict
-from course_lib.checks.watch import Sent, Watch
+from course_lib.instruments.watch import Sent, Watch
 from course_lib.ranks import Deadlock, Link, Mismatch, Pace, Run, RunError
 from course_lib.ranks.errors import listing
 from course_lib.timeline import compute

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from course_lib.checks.examine import Exercise, Explanation, examine
 from course_lib.checks.verdict import Cost, Verdict
-from course_lib.checks.watch import Watch
+from course_lib.instruments.watch import Watch
 from course_lib.ranks import Run, RunError
 
 WIDTH = 5  # numbers in one sample

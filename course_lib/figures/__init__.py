@@ -3,7 +3,7 @@
 gantt(run.timeline)                                  what every rank did, and when
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
 lost_time({"4 ranks": attribute(run.timeline)})      where the rest of the time went
-who_holds_what(run.pieces, run.traffic, 4)           how matrices are cut, and what travels between the ranks
+who_holds_what(run.operations, run.traffic, 4)           how matrices are cut, and what travels between the ranks
 mesh_map((2, 2, 2), step.sent)                       who talks to whom on a mesh of ranks, and how much
 in_flight(run.timeline)                              how many micro-batches' activations every rank holds
 micro_batch_sizes(steps)                             how long a step takes with micro-batches of each size

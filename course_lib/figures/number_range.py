@@ -22,7 +22,7 @@ from course_lib.figures.svg import HALO, Sheet
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from course_lib.mechanisms.ablations import Format
+    from course_lib.experiments.ablations import Format
 
 LEFT, RIGHT, HEIGHT = 56.0, 20.0, 190.0
 FATES: dict[str, Style] = {

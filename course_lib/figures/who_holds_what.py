@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from course_lib.experiments.cuts import Operation
 from course_lib.figures.axis import data_size
 from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
 from course_lib.figures.palette import PAPER, RANKS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
-from course_lib.mechanisms.cuts import Piece
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -35,7 +35,7 @@ Traffic = Sequence[tuple[int, int]]
 
 
 class _Thing(NamedTuple):
-    """A box in the picture: a matrix, or what goes through. cut: as `Piece.leaves` has it, or by "rows"."""
+    """A box in the picture: a matrix, or what goes through. cut: as `Operation.leaves` has it, or by "rows"."""
 
     name: str
     width: float
@@ -45,16 +45,16 @@ class _Thing(NamedTuple):
 
 
 def who_holds_what(
-    pieces: Sequence[Piece],
+    operations: Sequence[Operation],
     traffic: Traffic,
     ranks: int,
     origin: str = "measured",
     width: int = 850,
     title: str | None = None,
 ) -> Picture:
-    """Draw an MLP on its ranks, from `course_lib.mechanisms.cuts`.
+    """Draw an MLP on its ranks, from `course_lib.experiments.cuts`.
 
-    traffic: bytes that each rank sends, forward and backward, for each piece.
+    traffic: bytes that each rank sends, forward and backward, for each operation.
 
     Raises ValueError for more ranks than can be told apart.
     """
@@ -64,38 +64,38 @@ def who_holds_what(
     y = draw_title(sheet, title)
     y = draw_legend(sheet, {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])}, y)
     y = draw_origins(sheet, [origin], y)
-    _draw(sheet, _line_up(pieces, traffic), ranks, y)
+    _draw(sheet, _line_up(operations, traffic), ranks, y)
     return Picture(
         sheet,
-        summary=_summary(pieces, traffic, ranks, origin),
-        rows=[_row(piece, sent) for piece, sent in zip(pieces, traffic, strict=True)],
-        figure=lambda: _plotly(pieces, traffic, title, origin),
+        summary=_summary(operations, traffic, ranks, origin),
+        rows=[_row(operation, sent) for operation, sent in zip(operations, traffic, strict=True)],
+        figure=lambda: _plotly(operations, traffic, title, origin),
     )
 
 
 class _Station(NamedTuple):
     """A communication. sent: bytes of each rank, forward and backward."""
 
-    piece: Piece
+    operation: Operation
     sent: tuple[int, int]
     width: float = STATION
 
 
-def _line_up(pieces: Sequence[Piece], traffic: Traffic) -> list[_Thing | _Station]:
+def _line_up(operations: Sequence[Operation], traffic: Traffic) -> list[_Thing | _Station]:
     """What is drawn, from left to right."""
-    name, cut = "x", "positions" if pieces[0].forward else "whole"
+    name, cut = "x", "positions" if operations[0].forward else "whole"
     found: list[_Thing | _Station] = [_through(name, cut)]
-    for piece, sent in zip(pieces, traffic, strict=True):
-        name = {"A": "u", "gelu": "gelu(u)", "B": "y"}.get(piece.name, name)
-        if piece.work:
-            found.append(_matrix(piece))
-        elif piece.is_communication:
-            found.append(_Station(piece, sent))
+    for operation, sent in zip(operations, traffic, strict=True):
+        name = {"A": "u", "gelu": "gelu(u)", "B": "y"}.get(operation.name, name)
+        if operation.work:
+            found.append(_matrix(operation))
+        elif operation.is_communication:
+            found.append(_Station(operation, sent))
         elif isinstance(found[-1], _Thing):
             found.pop()  # what comes out of a GELU takes the place of what went in
-        if piece.leaves != cut or not piece.is_communication:
-            found.append(_through(name, piece.leaves))
-        cut = piece.leaves
+        if operation.leaves != cut or not operation.is_communication:
+            found.append(_through(name, operation.leaves))
+        cut = operation.leaves
     return found
 
 
@@ -103,10 +103,10 @@ def _through(name: str, cut: str) -> _Thing:
     return _Thing(name, WIDE if "u" in name else NARROW, POSITIONS, cut)
 
 
-def _matrix(piece: Piece) -> _Thing:
-    cut = "columns" if piece.leaves == "columns" else "rows"
-    width, height = (WIDE, NARROW) if piece.name == "A" else (NARROW, WIDE)
-    return _Thing(piece.name, width, height, cut, is_matrix=True)
+def _matrix(operation: Operation) -> _Thing:
+    cut = "columns" if operation.leaves == "columns" else "rows"
+    width, height = (WIDE, NARROW) if operation.name == "A" else (NARROW, WIDE)
+    return _Thing(operation.name, width, height, cut, is_matrix=True)
 
 
 def _draw(sheet: Sheet, line: Sequence[_Thing | _Station], ranks: int, top: float) -> None:
@@ -163,28 +163,30 @@ def _draw_share(sheet: Sheet, rank: int, place: tuple[float, float, float, float
 
 
 def _draw_station(sheet: Sheet, station: _Station, x: float, middle: float, lanes: tuple[float, float]) -> None:
-    piece = station.piece
+    operation = station.operation
     sheet.line(x, lanes[0] + LANE - 4, x, lanes[1] - 4, stroke="currentColor", stroke_opacity=0.35)
-    name = piece.name if piece.name in "fg" else ""
+    name = operation.name if operation.name in "fg" else ""
     if name:
         sheet.box(x - 10, middle - 10, 20.0, 20.0, rx=10, fill=BACKGROUND, stroke="currentColor")
         sheet.text(x, middle + 4, name, text_anchor="middle", font_style="italic", font_weight="bold")
-    for what, sent, y in zip((piece.forward, piece.backward), station.sent, lanes, strict=True):
+    for what, sent, y in zip((operation.forward, operation.backward), station.sent, lanes, strict=True):
         if not what:
             sheet.text(x, y + 14, "nothing", text_anchor="middle", font_size=11, fill_opacity=0.75)
             continue
         width = text_width(what, 11) + 8
-        tip = f"{piece.name}: {what}, each rank sends {sent:,} bytes"
+        tip = f"{operation.name}: {what}, each rank sends {sent:,} bytes"
         sheet.box(x - width / 2, y, width, 20.0, tip=tip, fill=STYLES["transfer"].fill, rx=3)
         sheet.text(x, y + 14, what, text_anchor="middle", font_size=11, fill=PAPER)
         sheet.text(x, y + 33, data_size(sent), text_anchor="middle", font_size=11)
 
 
-def _summary(pieces: Sequence[Piece], traffic: Traffic, ranks: int, origin: str) -> str:
-    matrices = " and ".join(f"{piece.name} by {_matrix(piece).cut}" for piece in pieces if piece.work)
+def _summary(operations: Sequence[Operation], traffic: Traffic, ranks: int, origin: str) -> str:
+    matrices = " and ".join(
+        f"{operation.name} by {_matrix(operation).cut}" for operation in operations if operation.work
+    )
     travels = []
     for direction, way in (("forward", 0), ("backward", 1)):
-        ops = [(piece.forward, piece.backward)[way] for piece in pieces]
+        ops = [(operation.forward, operation.backward)[way] for operation in operations]
         travels.append(f"{direction} {count_operations(ops)}")
     sent = data_size(sum(map(sum, traffic)))
     who = "1 rank holds" if ranks == 1 else f"{ranks} ranks hold"
@@ -198,21 +200,21 @@ def count_operations(names: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "nothing"
 
 
-def _row(piece: Piece, sent: tuple[int, int]) -> dict[str, object]:
+def _row(operation: Operation, sent: tuple[int, int]) -> dict[str, object]:
     return {
-        "piece": piece.name,
-        "after it, ranks hold": piece.leaves,
-        "forward": piece.forward or "nothing",
+        "operation": operation.name,
+        "after it, ranks hold": operation.leaves,
+        "forward": operation.forward or "nothing",
         "sent forward (bytes)": sent[0],
-        "backward": piece.backward or "nothing",
+        "backward": operation.backward or "nothing",
         "sent backward (bytes)": sent[1],
     }
 
 
-def _plotly(pieces: Sequence[Piece], traffic: Traffic, title: str | None, origin: str) -> go.Figure:
+def _plotly(operations: Sequence[Operation], traffic: Traffic, title: str | None, origin: str) -> go.Figure:
     import plotly.graph_objects as go
 
-    names = [f"{number + 1}: {piece.name}" for number, piece in enumerate(pieces)]
+    names = [f"{number + 1}: {operation.name}" for number, operation in enumerate(operations)]
     figure = go.Figure()
     for way, direction in enumerate(("forward", "backward")):
         style = STYLES[direction]

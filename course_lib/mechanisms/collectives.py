@@ -23,6 +23,8 @@ Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -53,7 +55,7 @@ def ring_reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) 
 
     Raises ValueError on a rank that is not in the group.
     """
-    rank, world_size = _place(group)
+    rank, world_size = _rank_and_size(group)
     flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(world_size)
     arriving = torch.empty_like(chunks[0])  # no chunk is longer than the first
@@ -75,7 +77,7 @@ def ring_all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
 
     Raises ValueError on a rank that is not in the group.
     """
-    rank, world_size = _place(group)
+    rank, world_size = _rank_and_size(group)
     flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(world_size)
     for step in range(world_size - 1):
@@ -85,8 +87,59 @@ def ring_all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
     return tensor
 
 
+def all_reduce_in(dtype: torch.dtype, accumulate: torch.dtype | None = None) -> Callable[..., Tensor]:
+    """An all-reduce, to be called like `ring_all_reduce`, that sends numbers of `dtype` and adds them in `accumulate`.
+
+        all_reduce_in(torch.bfloat16)(tensor, group)
+        all_reduce_in(torch.bfloat16, accumulate=torch.float32)(tensor, group)
+
+    accumulate: dtype of the sums; None: `dtype`. Both ways send 2 (n - 1) / n of the tensor from each of n ranks:
+
+        in dtype     a ring: each sum is rounded at every hop, n - 1 times (so do the rings of NCCL)
+        in a wider   everyone's pieces go to the rank that adds them up; a sum is rounded once, when it is complete
+
+    The tensor, of whatever dtype, is replaced by the sum, in place; the ranks' results are equal bit for bit.
+
+    Raises ValueError if dtype is not a floating-point type, or accumulate cannot hold all that dtype can.
+    """
+    accumulate = accumulate or dtype
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype={dtype} cannot work; give a floating-point type, for instance torch.bfloat16")
+    if torch.promote_types(dtype, accumulate) != accumulate:
+        raise ValueError(
+            f"accumulate={accumulate} cannot work; give {dtype} or a wider type, for instance torch.float32"
+        )
+
+    @torch.no_grad()
+    def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+        lowered = tensor.to(dtype).flatten()
+        if accumulate == dtype:
+            ring_all_reduce(lowered, group)
+        else:
+            _add_own_chunk(lowered, accumulate, group)
+            ring_all_gather(lowered, group)
+        return tensor.copy_(lowered.view_as(tensor))
+
+    return all_reduce
+
+
+def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: dist.ProcessGroup | None) -> None:
+    """Reduce-scatter: chunk r of rank r becomes the sum of everyone's, added up from rank 0 on, rounded once."""
+    chunks = flat.tensor_split(dist.get_world_size(group))
+    own = chunks[dist.get_rank(group)]
+    arrived = flat.new_empty(len(chunks) * len(own))
+    pieces = arrived.chunk(len(chunks)) if len(own) else []
+    sizes = [len(chunk) for chunk in chunks]
+    dist.all_to_all_single(arrived, flat, [len(own)] * len(chunks), sizes, group=group)
+    with compute("other", "add", work=0):
+        total = own.new_zeros(len(own), dtype=accumulate)
+        for piece in pieces:
+            total += piece
+        own.copy_(total)
+
+
 def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: dist.ProcessGroup | None) -> None:
-    rank, world_size = _place(group)
+    rank, world_size = _rank_and_size(group)
     sending = None
     # A blocking send returns only once its recv is there. If every rank sent first, none would ever receive.
     if outgoing.numel():
@@ -97,7 +150,7 @@ def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: dist.Pro
         sending.wait()
 
 
-def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+def _rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """This rank's number within the group, and the group's size."""
     rank = dist.get_rank(group)
     if rank < 0:

@@ -31,14 +31,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms.collectives import ring_all_gather, ring_all_reduce
 from course_lib.mechanisms.data_parallel import check_finished
-from course_lib.timeline import compute
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 SMALLEST_SCALE = 2.0**-24
-
-AllReduce = Callable[..., Tensor]
 
 
 class MasterWeights:
@@ -256,54 +252,6 @@ class LossScaler:
                 f"gradients are not finite even with scale={self.scale_factor:g}, so it is not the scale that makes "
                 "them overflow; look for inf or nan in the data, the weights and the forward pass"
             )
-
-
-def all_reduce_in(dtype: torch.dtype, accumulate: torch.dtype | None = None) -> AllReduce:
-    """An all-reduce, to be called like `ring_all_reduce`, that sends numbers of `dtype` and adds them in `accumulate`.
-
-        all_reduce_in(torch.bfloat16)(tensor, group)
-        all_reduce_in(torch.bfloat16, accumulate=torch.float32)(tensor, group)
-
-    accumulate: dtype of the sums; None: `dtype`. Both ways send 2 (n - 1) / n of the tensor from each of n ranks:
-
-        in dtype     a ring: each sum is rounded at every hop, n - 1 times (so do the rings of NCCL)
-        in a wider   everyone's pieces go to the rank that adds them up; a sum is rounded once, when it is complete
-
-    The tensor, of whatever dtype, is replaced by the sum, in place; the ranks' results are equal bit for bit.
-
-    Raises ValueError if dtype is not a floating-point type, or accumulate cannot hold all that dtype can.
-    """
-    accumulate = accumulate or dtype
-    _require("dtype", dtype, dtype.is_floating_point, "a floating-point type, for instance torch.bfloat16")
-    holds_all = torch.promote_types(dtype, accumulate) == accumulate
-    _require("accumulate", accumulate, holds_all, f"{dtype} or a wider type, for instance torch.float32")
-
-    @torch.no_grad()
-    def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-        lowered = tensor.to(dtype).flatten()
-        if accumulate == dtype:
-            ring_all_reduce(lowered, group)
-        else:
-            _add_own_chunk(lowered, accumulate, group)
-            ring_all_gather(lowered, group)
-        return tensor.copy_(lowered.view_as(tensor))
-
-    return all_reduce
-
-
-def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: dist.ProcessGroup | None) -> None:
-    """Reduce-scatter: chunk r of rank r becomes the sum of everyone's, added up from rank 0 on, rounded once."""
-    chunks = flat.tensor_split(dist.get_world_size(group))
-    own = chunks[dist.get_rank(group)]
-    arrived = flat.new_empty(len(chunks) * len(own))
-    pieces = arrived.chunk(len(chunks)) if len(own) else []
-    sizes = [len(chunk) for chunk in chunks]
-    dist.all_to_all_single(arrived, flat, [len(own)] * len(chunks), sizes, group=group)
-    with compute("other", "add", work=0):
-        total = own.new_zeros(len(own), dtype=accumulate)
-        for piece in pieces:
-            total += piece
-        own.copy_(total)
 
 
 def _to_be_trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
+from course_lib.experiments.ablations import RoundedWeights, share_moved
 from course_lib.figures import attribute, gantt, loss_at_end, loss_curves, lost_time
 from course_lib.figures.axis import data_size, duration, number, percent
+from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
-from course_lib.mechanisms.ablations import RoundedWeights, share_moved
+from course_lib.mechanisms.collectives import all_reduce_in
 from course_lib.mechanisms.data_parallel import DataParallel
-from course_lib.mechanisms.ledger import Bytes, Ledger
-from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights, all_reduce_in
+from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.questions.open_cases import case, flow
 from course_lib.questions.outcome import Outcome

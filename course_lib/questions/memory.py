@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checks.watch import Watch
 from course_lib.figures.axis import data_size
+from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.questions.forms import Choice, Form, Option
 from course_lib.questions.outcome import Outcome

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from course_lib import data
 from course_lib.experiments import pipeline_step, training_step
+from course_lib.experiments.events import fill_and_drain, play
 from course_lib.figures import Timing, attribute, gantt, held, lost_time, memory_by_part, speed_up
 from course_lib.figures.axis import data_size, long_time, memory_size, percent
 from course_lib.mechanisms import batches
@@ -22,7 +23,6 @@ from course_lib.questions.forms import Form, FreeText
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.replicas import TINY
-from course_lib.questions.stages import fill_and_drain, play
 from course_lib.ranks import Link, Pace, launch
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from course_lib.experiments.events import Event, fill_and_drain, play, until_stuck
 from course_lib.figures import gantt
 from course_lib.figures.axis import percent
 from course_lib.questions.forms import Choice, Form, Option, Ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.stages import ROUNDING, Event, fill_and_drain, play, until_stuck
+from course_lib.questions.stages import ROUNDING
 from course_lib.ranks import Deadlock, RankFailed
 from course_lib.timeline import Span, Timeline
 

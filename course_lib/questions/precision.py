@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
+from course_lib.experiments.ablations import RoundedWeights
 from course_lib.figures.axis import number
 from course_lib.mechanisms import batches
-from course_lib.mechanisms.ablations import RoundedWeights
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.questions.forms import Choice, Form, Number, Option, Reading

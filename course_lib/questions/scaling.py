@@ -9,7 +9,7 @@ from random import Random
 import torch
 
 from course_lib import data
-from course_lib.experiments import SMALL, training_step
+from course_lib.experiments.steps import SMALL, training_step
 from course_lib.figures import Timing, attribute, gantt, lost_time, speed_up
 from course_lib.figures.axis import data_size
 from course_lib.mechanisms.collectives import ring_all_reduce

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from course_lib.experiments.meshes import INSIDE, PER_MACHINE, HybridExperiment, MeshStep
 from course_lib.figures import Timing, gantt, mesh_map, speed_up, step_time_by_part
 from course_lib.figures.axis import duration, percent
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.questions.forms import Choice, Form, Number, Option, Reading
-from course_lib.questions.meshes import INSIDE, PER_MACHINE, Arrangement, MeshStep
 from course_lib.questions.open_cases import case
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
@@ -69,29 +69,29 @@ def _ask_axis(_: None) -> tuple[str, Form]:
 
 def _slow_down(axis: str) -> tuple[float, MeshStep]:
     """By which factor a slow link makes a step longer if this axis crosses it, and the step."""
-    arrangement = Arrangement(ACROSS[axis])
-    slow, fast = arrangement.run(), arrangement._replace(between=INSIDE).run()
+    experiment = HybridExperiment(ACROSS[axis])
+    slow, fast = experiment.run(), experiment._replace(between=INSIDE).run()
     return slow.timeline.makespan / fast.timeline.makespan, slow
 
 
 def _reach_across(axis: str) -> Outcome:
     factor, step = _slow_down(axis)
-    arrangement, is_much = Arrangement(ACROSS[axis]), factor > MUCH_LONGER
+    experiment, is_much = HybridExperiment(ACROSS[axis]), factor > MUCH_LONGER
     effect = "the slow link makes a step much longer" if is_much else "the slow link hardly costs a thing"
     return Outcome(
         is_much,
-        f"Run on 8 ranks as {arrangement.words}: {effect}. A step takes {factor:.2f} times as long as with a fast link "
+        f"Run on 8 ranks as {experiment.words}: {effect}. A step takes {factor:.2f} times as long as with a fast link "
         "between the machines.",
-        shown=is_much == (axis == "tp") and arrangement.is_right(step),
+        shown=is_much == (axis == "tp") and experiment.is_right(step),
         pictures=(
-            mesh_map(arrangement.sizes, step.sent, None, step.timeline.origin, PER_MACHINE, title="Who talks to whom?"),
+            mesh_map(experiment.sizes, step.sent, None, step.timeline.origin, PER_MACHINE, title="Who talks to whom?"),
             gantt(step.timeline, title="With the slow link"),
         ),
     )
 
 
 def _compare_axes() -> Outcome:
-    factors = {Arrangement(sizes).words: _slow_down(axis)[0] for axis, sizes in ACROSS.items()}
+    factors = {HybridExperiment(sizes).words: _slow_down(axis)[0] for axis, sizes in ACROSS.items()}
     differ = max(factors.values()) > MUCH_LONGER > min(factors.values())
     lines = "; ".join(f"{words}: {factor:.2f} times" for words, factor in factors.items())
     said = (
@@ -107,10 +107,10 @@ PROPOSALS = ((1, 1, 8), (1, 2, 4), (2, 1, 4), (8, 1, 1))
 
 
 def _evaluate() -> Outcome:
-    runs = {Arrangement(sizes): Arrangement(sizes).run() for sizes in PROPOSALS}
-    lines = [_evaluated(arrangement, step) for arrangement, step in runs.items()]
-    right = all(arrangement.is_right(step) for arrangement, step in runs.items())
-    slowest = max(runs, key=lambda arrangement: runs[arrangement].timeline.makespan)
+    runs = {HybridExperiment(sizes): HybridExperiment(sizes).run() for sizes in PROPOSALS}
+    lines = [_evaluated(experiment, step) for experiment, step in runs.items()]
+    right = all(experiment.is_right(step) for experiment, step in runs.items())
+    slowest = max(runs, key=lambda experiment: runs[experiment].timeline.makespan)
     said = (
         f"Run on 8 ranks, 4 to a machine: {'all' if right else 'not all'} arrangements update the weights as one "
         f"process does, and the slowest is {slowest.words}. {'; '.join(lines)}."
@@ -120,13 +120,13 @@ def _evaluate() -> Outcome:
     return Outcome(None, said, shown=is_shown, pictures=(picture,))
 
 
-def _evaluated(arrangement: Arrangement, step: MeshStep) -> str:
+def _evaluated(experiment: HybridExperiment, step: MeshStep) -> str:
     timeline = step.timeline
-    busy = sum(map(timeline.busy, range(arrangement.ranks))) / (arrangement.ranks * timeline.makespan)
-    whole = sum(Arrangement((1, 1, 1)).wire.held(0))
-    held = max(sum(arrangement.wire.held(rank)) for rank in range(arrangement.ranks)) / whole
+    busy = sum(map(timeline.busy, range(experiment.ranks))) / (experiment.ranks * timeline.makespan)
+    whole = sum(HybridExperiment((1, 1, 1)).wire.held(0))
+    held = max(sum(experiment.wire.held(rank)) for rank in range(experiment.ranks)) / whole
     return (
-        f"{arrangement.words}: {duration(timeline.makespan)} a step, busy for {percent(busy)} of it, each rank holds "
+        f"{experiment.words}: {duration(timeline.makespan)} a step, busy for {percent(busy)} of it, each rank holds "
         f"{percent(held)} of weights, gradients and Adam's state"
     )
 
@@ -138,7 +138,7 @@ EVALUATE = case(
     "Evaluate the strategy: which of the reasons hold, what was left out, what would you measure, and what do you "
     "propose?",
     _evaluate,
-    "Exact it is, and so is every other arrangement, so that is no reason to choose it. The memory is divided by "
+    "Exact it is, and so is every other experiment, so that is no reason to choose it. The memory is divided by "
     "nearly eight (norms and some biases are on every rank), which counts only if less would not do. There is no "
     "bubble, but devices are idle all the same, in 4 all-reduces for each layer and micro-batch, all of which cross "
     "the slow link while nobody can compute. What was left out is who talks to whom over which link. Measure three "

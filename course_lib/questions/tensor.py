@@ -1,141 +1,23 @@
-"""Questions about tensor parallelism, and the MLP on real ranks that they and the explorer run."""
+"""Questions about tensor parallelism."""
 
 from __future__ import annotations
 
 from functools import partial
 from random import Random
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
 
-from course_lib.experiments import after_barrier
+from course_lib.experiments.cuts import CUTS, run_cut
 from course_lib.figures import who_holds_what
-from course_lib.mechanisms import cuts
 from course_lib.mechanisms import tensor_parallel as tp
-from course_lib.mechanisms.cuts import DIMENSION, Piece
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import Quantity, Slip
-from course_lib.ranks import Pace, launch
-from course_lib.timeline import Timeline
-
-POSITIONS = 32
-WAYS = {
-    "columns, rows": (("columns", "rows"), ""),
-    "columns, columns": (("columns", "columns"), ""),
-    "rows, rows": (("rows", "rows"), ""),
-    "rows, columns": (("rows", "columns"), ""),
-    "columns, rows, without f": (("columns", "rows"), "f"),
-    "columns, rows, without g": (("columns", "rows"), "g"),
-    "rows, columns, GELU before the sum": (("rows", "columns"), "gelu"),
-}
-ROUNDING = 1e-4  # far more than what 32-bit numbers lose in these sums, far less than any mistake
-
-
-class CutRun(NamedTuple):
-    """An MLP that was run on ranks, forward and backward.
-
-    traffic: bytes that a rank sends, forward and backward, for each piece.
-    off: by which share of its largest number a result differs from one process's, the worst rank counts.
-    """
-
-    pieces: list[Piece]
-    traffic: list[tuple[int, int]]
-    off: dict[str, float]
-    timeline: Timeline
-
-    @property
-    def sent(self) -> int:
-        return sum(map(sum, self.traffic))
-
-    @property
-    def wrong(self) -> list[str]:
-        return [name for name, share in self.off.items() if share > ROUNDING]
-
-
-def run_cut(
-    way: str, ranks: int, hidden: int = 64, sequence_parallel: bool = False, pace: Pace | None = None
-) -> CutRun:
-    """Run an MLP of this hidden size, cut in one of the WAYS, and compare it with one process.
-
-    Raises ValueError for a way that is unknown.
-    """
-    if way not in WAYS:
-        raise ValueError(f"way={way!r} is unknown; choose one of {', '.join(map(repr, WAYS))}")
-    run = launch(_run_cut, ranks, (*WAYS[way], hidden, sequence_parallel), pace=pace)
-    pieces = run.results[0][0]
-    off = {name: max(result[1][name] for result in run.results) for name in run.results[0][1]}
-    step = after_barrier(run.timeline)
-    return CutRun(pieces, _traffic(step, pieces), off, step)
-
-
-def _run_cut(
-    rank: int, cut: tuple[str, str], mistake: str, hidden: int, sequence_parallel: bool
-) -> tuple[list[Piece], dict[str, float]]:
-    generator = torch.Generator().manual_seed(0)
-    x, gradient = (torch.randn((1, POSITIONS, hidden), generator=generator) for _ in range(2))
-    a, b = (torch.randn(shape, generator=generator) / shape[0] ** 0.5 for shape in _shapes(hidden))
-    a, b = a.requires_grad_(), b.requires_grad_()
-    pieces = _mistaken(cuts.pieces(a, b, cut, sequence_parallel=sequence_parallel), mistake)
-    own = _own_positions if sequence_parallel else _all
-    y, of_x, *of_matrices = _one_process(a, b, x, gradient, cut)
-    dist.barrier()
-    got = (*cuts.train_step(pieces, own(x), own(gradient)), *_gradients(a, b, cut))
-    expected = (own(y), own(of_x), *of_matrices)
-    names = ("y", "gradient of x", "gradient of A", "gradient of B")
-    off = {name: _off(one, right) for name, one, right in zip(names, got, expected, strict=True)}
-    return [piece._replace(run=_all) for piece in pieces], off  # matrices need not travel
-
-
-def _shapes(hidden: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (hidden, 4 * hidden), (4 * hidden, hidden)
-
-
-def _mistaken(pieces: list[Piece], mistake: str) -> list[Piece]:
-    if mistake == "gelu":
-        return cuts.gelu_first(pieces)
-    return cuts.without_sum(pieces, mistake)
-
-
-def _all(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _own_positions(tensor: Tensor) -> Tensor:
-    return tp.share(tensor, tp.SEQUENCE)
-
-
-def _gradients(a: Tensor, b: Tensor, cut: tuple[str, str]) -> list[Tensor]:
-    """Of this rank's shares of the matrices."""
-    return [tp.share(m.grad, DIMENSION[how]).clone() for m, how in zip((a, b), cut, strict=True) if m.grad is not None]
-
-
-def _one_process(a: Tensor, b: Tensor, x: Tensor, gradient: Tensor, cut: tuple[str, str]) -> list[Tensor]:
-    """What one process with the whole matrices finds: y, the gradient of x, and this rank's shares of theirs."""
-    a, b, x = (tensor.detach().clone().requires_grad_() for tensor in (a, b, x))
-    y = F.gelu(x @ a) @ b
-    y.backward(gradient)
-    assert x.grad is not None
-    return [y.detach(), x.grad, *_gradients(a, b, cut)]
-
-
-def _off(got: Tensor, expected: Tensor) -> float:
-    return ((got - expected).abs().max() / expected.abs().max()).item()
-
-
-def _traffic(timeline: Timeline, pieces: list[Piece]) -> list[tuple[int, int]]:
-    """What rank 0 sends, forward and backward, for each piece, read off its trace."""
-    sent = iter([span.bytes for span in timeline.of(0) if span.kind == "transfer"])
-    forward = [next(sent, 0) if piece.forward else 0 for piece in pieces]
-    backward = [next(sent, 0) if piece.backward else 0 for piece in reversed(pieces)]
-    return list(zip(forward, reversed(backward), strict=True))
-
+from course_lib.ranks import launch
 
 # Which cut costs least
 
@@ -168,14 +50,14 @@ def _ask_cut(ranks: int) -> tuple[str, Form]:
 
 
 def _compare_cuts(ranks: int, way: str) -> Outcome:
-    runs = {one: run_cut(one, ranks) for one in map(", ".join, cuts.CUTS)}
+    runs = {one: run_cut(one, ranks) for one in map(", ".join, CUTS)}
     run, least = runs[way], min(other.sent for other in runs.values())
     right = run.sent == least
     numbers = "differ from" if run.wrong else "are"
     said = f"Each of {ranks} ranks sends {run.sent:,} bytes, and the numbers {numbers} those of one process."
     much = "No other cut sends less." if right else f"Another cut does with {least:,} bytes."
     shown = not run.wrong and right == (way == "columns, rows")
-    picture = who_holds_what(run.pieces, run.traffic, ranks, title="Who holds what, and what travels")
+    picture = who_holds_what(run.operations, run.traffic, ranks, title="Who holds what, and what travels")
     return Outcome(right, f"{said} {much}", shown=shown, pictures=(picture,))
 
 

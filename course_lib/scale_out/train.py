@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 
 from course_lib import data
-from course_lib.mechanisms import checkpoint
 from course_lib.mechanisms.hybrid import (
     Mesh,
     Part,
@@ -41,6 +40,7 @@ from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.schedules import SCHEDULES, Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.scale_out import checkpoint
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS_SCALE = 2.0**10  # for fp16; it stays, so that a run that is started again has it too

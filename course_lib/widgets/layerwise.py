@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from course_lib.experiments import LayerWiseStep, layerwise_step
+from course_lib.experiments.steps import LayerWiseStep, layerwise_step
 from course_lib.figures import gantt, memory_by_part
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.model import GPTConfig

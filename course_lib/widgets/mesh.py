@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from course_lib.experiments.meshes import CONFIG, PER_MACHINE, UPDATE, HybridExperiment, MeshStep
 from course_lib.figures import gantt, mesh_map
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.figures.mesh_map import total
 from course_lib.planner import simulate, wire
-from course_lib.questions.meshes import CONFIG, PER_MACHINE, UPDATE, Arrangement, MeshStep
 from course_lib.ranks import Link
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider
@@ -44,65 +44,65 @@ LEFT_OUT = " (each stage first tells the next what its tensors look like, which 
 # What was predicted
 
 
-def predict(arrangement: Arrangement) -> Timeline:
+def predict(experiment: HybridExperiment) -> Timeline:
     """What the simulator says of the pipelines, with the all-reduces of tensor ranks at the end of each action, and
     after it what the links take for the loss, the gradients and the updated weights.
 
     That is exact, but for the first message from a stage to the next, which says what tensors look like (`Mail`): the
     simulator has no place for it, so with several stages a step takes up to 0.03% longer than this.
     """
-    replica = arrangement.sizes[1] * arrangement.sizes[2]
-    spans = [span for rank in range(replica) for span in _play(arrangement, rank)]
+    replica = experiment.sizes[1] * experiment.sizes[2]
+    spans = [span for rank in range(replica) for span in _play(experiment, rank)]
     end = max(span.end for span in spans)
-    end += arrangement.pace.collective_seconds("all_reduce", wire.NUMBER, list(range(RANKS)))
-    copies = [span._replace(rank=span.rank + d * replica) for d in range(arrangement.sizes[0]) for span in spans]
-    tail = [span for rank in range(RANKS) for span in _update(arrangement, rank, end)]
+    end += experiment.pace.collective_seconds("all_reduce", wire.NUMBER, list(range(RANKS)))
+    copies = [span._replace(rank=span.rank + d * replica) for d in range(experiment.sizes[0]) for span in spans]
+    tail = [span for rank in range(RANKS) for span in _update(experiment, rank, end)]
     return Timeline(copies + tail, RANKS, "modelled")
 
 
-def _play(arrangement: Arrangement, rank: int) -> Iterator[Span]:
+def _play(experiment: HybridExperiment, rank: int) -> Iterator[Span]:
     """What a rank of the first replica does in its pipeline."""
-    pace, tp = arrangement.pace, arrangement.sizes[2]
-    homes = [stage * tp for stage in range(arrangement.sizes[1])]
-    hops = [pace.links_among([home, home + tp])[0].seconds(_hidden(arrangement)) for home in homes[:-1]]
-    talk = {kind: [_talk(arrangement, kind, stage) for stage in range(len(homes))] for kind in ("forward", "backward")}
-    seconds = arrangement.seconds
+    pace, tp = experiment.pace, experiment.sizes[2]
+    homes = [stage * tp for stage in range(experiment.sizes[1])]
+    hops = [pace.links_among([home, home + tp])[0].seconds(_hidden(experiment)) for home in homes[:-1]]
+    talk = {kind: [_talk(experiment, kind, stage) for stage in range(len(homes))] for kind in ("forward", "backward")}
+    seconds = experiment.seconds
     costs = {kind: [seconds + extra for extra in talk[kind]] for kind in talk}
-    played = simulate(arrangement.schedule, costs["forward"], costs["backward"], seconds, [*hops, 0.0])
+    played = simulate(experiment.schedule, costs["forward"], costs["backward"], seconds, [*hops, 0.0])
     for span in played.of(rank // tp):
         yield span._replace(rank=rank)
         if span.kind in talk and talk[span.kind][rank // tp]:
             yield Span(rank, "transfer", "all_reduce", span.end - talk[span.kind][rank // tp], span.end)
 
 
-def _hidden(arrangement: Arrangement) -> int:
+def _hidden(experiment: HybridExperiment) -> int:
     """Bytes of a micro-batch's hidden states."""
-    return _tokens(arrangement) * CONFIG.hidden * arrangement.dtype.itemsize
+    return _tokens(experiment) * CONFIG.hidden * experiment.dtype.itemsize
 
 
-def _tokens(arrangement: Arrangement) -> int:
+def _tokens(experiment: HybridExperiment) -> int:
     """Of a micro-batch."""
-    return arrangement.samples // arrangement.sizes[0] // arrangement.micro_batches * CONFIG.sequence
+    return experiment.samples // experiment.sizes[0] // experiment.micro_batches * CONFIG.sequence
 
 
-def _talk(arrangement: Arrangement, kind: str, stage: int) -> float:
+def _talk(experiment: HybridExperiment, kind: str, stage: int) -> float:
     """Seconds that tensor ranks take for the all-reduces of an action: of hidden states two for each layer and one at
     each end of the model, and for the loss one number for each token and then two.
     """
-    is_first, is_last = stage == 0, stage == arrangement.sizes[1] - 1
-    number = 2 * CONFIG.layers // arrangement.sizes[1] + (is_first if kind == "forward" else is_last)
-    sizes = [_hidden(arrangement)] * number
+    is_first, is_last = stage == 0, stage == experiment.sizes[1] - 1
+    number = 2 * CONFIG.layers // experiment.sizes[1] + (is_first if kind == "forward" else is_last)
+    sizes = [_hidden(experiment)] * number
     if kind == "forward" and is_last:
-        sizes += [4 * _tokens(arrangement), 8 * _tokens(arrangement)]
-    group = arrangement.group(stage * arrangement.sizes[2], "tp")
-    return sum(arrangement.pace.collective_seconds("all_reduce", size, group) for size in sizes)
+        sizes += [4 * _tokens(experiment), 8 * _tokens(experiment)]
+    group = experiment.group(stage * experiment.sizes[2], "tp")
+    return sum(experiment.pace.collective_seconds("all_reduce", size, group) for size in sizes)
 
 
-def _update(arrangement: Arrangement, rank: int, start: float) -> Iterator[Span]:
+def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[Span]:
     """Replicas share out the gradients' sums, each updates its part, and hands it to the others."""
-    group, size = arrangement.group(rank, "dp"), arrangement.dtype.itemsize
-    link, *_ = [*arrangement.pace.links_among(group), Link()]
-    sent = arrangement.wire.sent(rank)["dp"]
+    group, size = experiment.group(rank, "dp"), experiment.dtype.itemsize
+    link, *_ = [*experiment.pace.links_among(group), Link()]
+    sent = experiment.wire.sent(rank)["dp"]
     gradients = sent * 4 / (4 + size)  # added up in 32 bits, whatever the weights have
     latency = BUCKETS * (len(group) - 1) * link.latency
     summed = start + latency + gradients / link.bandwidth
@@ -116,27 +116,27 @@ def _update(arrangement: Arrangement, rank: int, start: float) -> Iterator[Span]
 # What is seen
 
 
-def draw(arrangement: Arrangement, step: MeshStep, predicted: Timeline) -> View:
-    by_rank = [arrangement.wire.sent(rank) for rank in range(RANKS)]
+def draw(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> View:
+    by_rank = [experiment.wire.sent(rank) for rank in range(RANKS)]
     in_all = {axis: sum(sent[axis] for sent in by_rank) for axis in wire.AXES}
     origin = step.timeline.origin
     return View(
-        describe(arrangement, step, predicted),
-        mesh_map(arrangement.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?"),
+        describe(experiment, step, predicted),
+        mesh_map(experiment.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?"),
         gantt(step.timeline, predicted, WIDTH, "What did every rank do?"),
     )
 
 
-def describe(arrangement: Arrangement, step: MeshStep, predicted: Timeline) -> str:
+def describe(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> str:
     """How long a step took and how far that was predicted, who sends most, and whether all of it is right."""
     timeline = step.timeline
     busy = sum(map(timeline.busy, range(RANKS))) / (RANKS * timeline.makespan)
-    what = f"{arrangement.micro_batches} micro-batches, {arrangement.name}, {PRECISIONS[arrangement.dtype]}"
+    what = f"{experiment.micro_batches} micro-batches, {experiment.name}, {PRECISIONS[experiment.dtype]}"
     time = compared(timeline.makespan, predicted.makespan)
     return (
-        f"{arrangement.words}, {what}, {timeline.origin}: {duration(timeline.makespan)} for a step, "
+        f"{experiment.words}, {what}, {timeline.origin}: {duration(timeline.makespan)} for a step, "
         f"{time}{'' if time == EXACTLY else LEFT_OUT}; the ranks computed for {percent(busy)} of it. "
-        f"{_most(step)} {_as_predicted(arrangement, step)} {_verdict(arrangement, step)}"
+        f"{_most(step)} {_as_predicted(experiment, step)} {_verdict(experiment, step)}"
     )
 
 
@@ -148,24 +148,24 @@ def _most(step: MeshStep) -> str:
     return f"Most of the {data_size(everything)} is sent by {AXIS_NAMES[axis]}, {share}."
 
 
-def _as_predicted(arrangement: Arrangement, step: MeshStep) -> str:
+def _as_predicted(experiment: HybridExperiment, step: MeshStep) -> str:
     """Rank by rank and axis by axis."""
-    off = [(rank, axis) for rank in range(RANKS) for axis in wire.AXES if not _agree(arrangement, step, rank, axis)]
+    off = [(rank, axis) for rank in range(RANKS) for axis in wire.AXES if not _agree(experiment, step, rank, axis)]
     if not off:
         return "Every rank sent what was predicted, to the byte."
     rank, axis = off[0]
     return f"Rank {rank} did not send what was predicted on axis {axis}."
 
 
-def _agree(arrangement: Arrangement, step: MeshStep, rank: int, axis: str) -> bool:
+def _agree(experiment: HybridExperiment, step: MeshStep, rank: int, axis: str) -> bool:
     sent = sum(count for (source, _), count in step.sent[axis].items() if source == rank)
-    return sent == arrangement.wire.sent(rank)[axis]
+    return sent == experiment.wire.sent(rank)[axis]
 
 
-def _verdict(arrangement: Arrangement, step: MeshStep) -> str:
-    if not arrangement.is_right(step):
+def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:
+    if not experiment.is_right(step):
         return f"Wrong: the updated weights are {percent(step.off)} off those of one process."
-    if arrangement.dtype == torch.float32:
+    if experiment.dtype == torch.float32:
         return "The updated weights are those of one process."
     return f"The updated weights are those of one process, up to {percent(step.off)}: 16 bits round."
 
@@ -188,12 +188,12 @@ class MeshExplorer:
         self.explorer = LiveExplorer(controls, self.look)
 
     @property
-    def arrangement(self) -> Arrangement:
-        return Arrangement(self.mesh.value, self.micro_batches.value, self.schedule.value, self.precision.value)
+    def experiment(self) -> HybridExperiment:
+        return HybridExperiment(self.mesh.value, self.micro_batches.value, self.schedule.value, self.precision.value)
 
     def look(self) -> View:
-        arrangement = self.arrangement
-        return draw(arrangement, arrangement.run(), predict(arrangement))
+        experiment = self.experiment
+        return draw(experiment, experiment.run(), predict(experiment))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return self.explorer._repr_mimebundle_()

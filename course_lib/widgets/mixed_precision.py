@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 
 from course_lib import data
+from course_lib.experiments.ablations import Format, RoundedWeights, exponents
 from course_lib.figures import loss_at_end, loss_curves, number_range
 from course_lib.figures.axis import number, percent
 from course_lib.figures.number_range import lost, power
-from course_lib.mechanisms.ablations import Format, RoundedWeights, exponents
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.widgets.controls import Slider

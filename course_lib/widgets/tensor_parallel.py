@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, Operation, run_cut
 from course_lib.figures import gantt, who_holds_what
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.figures.who_holds_what import count_operations
-from course_lib.mechanisms.cuts import Piece
-from course_lib.questions.tensor import POSITIONS, WAYS, CutRun, run_cut
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
@@ -52,9 +51,9 @@ def predict(run: CutRun, ranks: int) -> Timeline:
     """What the formula says: a product takes its share of the time, a ring its bytes and its steps."""
     spans: list[Span] = []
     clock = 0.0
-    for kind, piece, sent in _order(run):
-        name = getattr(piece, kind) or piece.name
-        seconds = piece.work * FORWARD * (1 if kind == "forward" else 2)
+    for kind, operation, sent in _order(run):
+        name = getattr(operation, kind) or operation.name
+        seconds = operation.work * FORWARD * (1 if kind == "forward" else 2)
         if sent:
             steps = (2 if name == "all-reduce" else 1) * (ranks - 1)
             seconds, kind = steps * LATENCY + sent / BANDWIDTH, "transfer"
@@ -63,10 +62,10 @@ def predict(run: CutRun, ranks: int) -> Timeline:
     return Timeline(spans, ranks, "modelled")
 
 
-def _order(run: CutRun) -> list[tuple[str, Piece, int]]:
-    """Every piece forward, then backward, with the bytes that a rank sends."""
-    forward = [("forward", piece, sent[0]) for piece, sent in zip(run.pieces, run.traffic, strict=True)]
-    backward = [("backward", piece, sent[1]) for piece, sent in zip(run.pieces, run.traffic, strict=True)]
+def _order(run: CutRun) -> list[tuple[str, Operation, int]]:
+    """Every operation forward, then backward, with the bytes that a rank sends."""
+    forward = [("forward", operation, sent[0]) for operation, sent in zip(run.operations, run.traffic, strict=True)]
+    backward = [("backward", operation, sent[1]) for operation, sent in zip(run.operations, run.traffic, strict=True)]
     return forward + backward[::-1]
 
 
@@ -75,7 +74,7 @@ def draw(setting: Setting, run: CutRun) -> View:
     title = "Who holds what, and what travels?"
     return View(
         describe(setting, run, predicted),
-        who_holds_what(run.pieces, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
+        who_holds_what(run.operations, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
         gantt(run.timeline, predicted, WIDTH, "What did every rank do, and what does the formula say?"),
     )
 
@@ -96,7 +95,7 @@ def _price(setting: Setting, run: CutRun) -> str:
     compared = "no cut needs less" if abs(factor - 1) < 0.01 else f"{factor:.1f} times what columns, rows needs"
     if factor < 0.99:
         compared = "less than what has to travel"
-    counted = count_operations([op for piece in run.pieces for op in (piece.forward, piece.backward)])
+    counted = count_operations([op for operation in run.operations for op in (operation.forward, operation.backward)])
     busy = percent(sum(map(step.busy, range(setting.ranks))) / (setting.ranks * step.makespan))
     return f"Each sends {data_size(run.sent)} in {counted}: {compared}. It computes for {busy} of the time."
 

@@ -35,7 +35,7 @@ print(f"{parameters:,} parameters of 4 bytes are {4 * parameters:,} bytes")
 # A **ledger** keeps the books while you train. It asks PyTorch what is held, and estimates nothing.
 
 # %%
-from course_lib.mechanisms.ledger import Ledger
+from course_lib.instruments.ledger import Ledger
 
 tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.Generator().manual_seed(0))
 

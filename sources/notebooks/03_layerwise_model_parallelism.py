@@ -60,7 +60,7 @@ for rank, state in enumerate(run.results):
 # more numbers for each weight that AdamW keeps. How much of all that does each of four ranks hold?
 
 # %%
-from course_lib.mechanisms.ledger import count
+from course_lib.instruments.ledger import count
 
 
 def held(rank, is_split):

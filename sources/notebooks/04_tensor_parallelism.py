@@ -125,7 +125,7 @@ travels(run.timeline)
 # rows, and the GELU is taken before the sum and not after it?
 
 # %%
-from course_lib.questions.tensor import WAYS, run_cut
+from course_lib.experiments.cuts import WAYS, run_cut
 
 for way in WAYS:
     run = run_cut(way, ranks=4)
@@ -304,7 +304,7 @@ from collections import Counter
 import torch.distributed as dist
 
 from course_lib.experiments import after_barrier
-from course_lib.mechanisms.ledger import Ledger
+from course_lib.instruments.ledger import Ledger
 
 long = GPTConfig(sequence=64, layers=2, hidden=64, heads=4)
 

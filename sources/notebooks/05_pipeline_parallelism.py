@@ -202,7 +202,7 @@ in_flight(one_for_one, title="1F1B: activations held")
 # while they run the model of part 3:
 
 # %%
-from course_lib.mechanisms.ledger import Ledger
+from course_lib.instruments.ledger import Ledger
 
 
 def activations(rank, name, micro_batches):

@@ -65,7 +65,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 # Begin at 0 and add 1, a thousand times, in bfloat16. *Predict:* where do you end?
 
 # %%
-from course_lib.mechanisms.ablations import running_sum
+from course_lib.experiments.ablations import running_sum
 
 for dtype, ones in ((torch.bfloat16, 1000), (torch.float16, 5000), (torch.float32, 5000)):
     print(f"{str(dtype)[6:]:10} {ones} ones add up to {running_sum(0, 1, ones, dtype)[-1]:g}")
@@ -104,7 +104,7 @@ print("added up in 32 bits:", accumulate(in_32_bits=True))
 
 # %%
 from course_lib import launch
-from course_lib.mechanisms.mixed_precision import all_reduce_in
+from course_lib.mechanisms.collectives import all_reduce_in
 
 
 def total(rank, accumulate):
@@ -130,7 +130,7 @@ for accumulate_in in (torch.bfloat16, torch.float32):
 from functools import partial
 from itertools import islice
 
-from course_lib.mechanisms.ablations import share_moved, train
+from course_lib.experiments.ablations import share_moved, train
 
 small = GPTConfig(layers=1, hidden=32, heads=2)
 torch.set_num_threads(1)  # so small a model is no faster with more
@@ -215,7 +215,7 @@ Card("bytes_per_weight")
 # $2^{-25}$ is zero. *Predict:* how much of the gradient is lost?
 
 # %%
-from course_lib.mechanisms.ablations import share_vanishing
+from course_lib.experiments.ablations import share_vanishing
 
 MICRO_BATCHES = 2**16
 
@@ -239,8 +239,8 @@ print(f"of a backward pass in float16, {zeros(gradients(torch.float16, scale=1))
 # how large the numbers of the finished gradient are, and what float16 would make of them:
 
 # %% tags=["nbval-ignore-output"]
+from course_lib.experiments.ablations import Format, exponents
 from course_lib.figures import number_range
-from course_lib.mechanisms.ablations import Format, exponents
 
 float16 = Format.of(torch.float16)
 number_range(exponents(exact), float16, title="How large are the gradients?")

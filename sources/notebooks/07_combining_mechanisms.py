@@ -177,14 +177,14 @@ for rank, groups in enumerate(by_rank):
 # *Predict:* which of the three axes sends the most bytes in a step, and which the least? And with four times as many
 # samples?
 #
-# Every message of a run is in its timeline, so there is nothing to estimate: `Arrangement` trains one step on such a
-# mesh and adds up, for every two ranks, what went from one to the other.
+# Every message of a run is in its timeline, so there is nothing to estimate: `HybridExperiment` trains one step on such
+# a mesh and adds up, for every two ranks, what went from one to the other.
 
 # %%
-from course_lib.questions.meshes import Arrangement
+from course_lib.experiments.meshes import HybridExperiment
 
 for samples in (64, 256):
-    step = Arrangement((2, 2, 2), samples=samples).run()
+    step = HybridExperiment((2, 2, 2), samples=samples).run()
     counts = {axis: sum(step.sent[axis].values()) for axis in ("tp", "pp", "dp")}
     print(f"{samples:3} samples:", "   ".join(f"{axis} {number:9,} bytes" for axis, number in counts.items()))
 

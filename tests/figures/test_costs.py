@@ -11,7 +11,7 @@ from course_lib.figures import Timing, devices, limits, memory_by_part, plan_map
 from course_lib.figures.axis import long_time, memory_size, powers
 from course_lib.figures.costs import MEMORY, TIME
 from course_lib.figures.words import plan_in_words
-from course_lib.mechanisms.ledger import Bytes
+from course_lib.instruments.ledger import Bytes
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from tests.figures.drawn import boxes, parsed, places, texts, written
 

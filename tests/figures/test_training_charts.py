@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
+from course_lib.experiments.ablations import Format, exponents, share_vanishing
 from course_lib.figures import loss_at_end, loss_curves, number_range
 from course_lib.figures.number_range import FATES, lost, power
-from course_lib.mechanisms.ablations import Format, exponents, share_vanishing
 from tests.figures.drawn import SVG, boxes, parsed, places, texts, written
 
 FALLING = [3.0 - 0.02 * step for step in range(101)]

@@ -6,19 +6,19 @@ from itertools import pairwise
 
 import pytest
 
+from course_lib.experiments.cuts import Operation
 from course_lib.figures import who_holds_what
 from course_lib.figures.palette import INK, PAPER, RANKS
 from course_lib.figures.who_holds_what import count_operations
-from course_lib.mechanisms.cuts import Piece
 from tests.figures.drawn import boxes, texts
 from tests.figures.test_palette import contrast
 
 
-def pieces(*named: tuple[str, str, str, str, float]) -> list[Piece]:
-    return [Piece(name, abs, leaves, forward, backward, work) for name, leaves, forward, backward, work in named]
+def operations(*named: tuple[str, str, str, str, float]) -> list[Operation]:
+    return [Operation(name, abs, leaves, forward, backward, work) for name, leaves, forward, backward, work in named]
 
 
-FITTING = pieces(
+FITTING = operations(
     ("f", "whole", "", "all-reduce", 0),
     ("A", "columns", "", "", 1),
     ("gelu", "columns", "", "", 0),

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from course_lib import data, launch
-from course_lib.mechanisms import checkpoint
 from course_lib.mechanisms.hybrid import (
     Mesh,
     Part,
@@ -37,6 +36,7 @@ from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.schedules import SCHEDULES
 from course_lib.mechanisms.tensor_parallel import placements
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.scale_out import checkpoint
 from tests.mechanisms.training import OPTIMIZERS, State, differ_by_at_most, equal, minibatch
 
 STEPS = 2

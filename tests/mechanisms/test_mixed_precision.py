@@ -24,8 +24,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from course_lib import RankFailed, data, launch
 from course_lib.mechanisms import batches
+from course_lib.mechanisms.collectives import all_reduce_in
 from course_lib.mechanisms.data_parallel import DataParallel
-from course_lib.mechanisms.mixed_precision import SMALLEST_SCALE, LossScaler, MasterWeights, all_reduce_in
+from course_lib.mechanisms.mixed_precision import SMALLEST_SCALE, LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 from tests.mechanisms.training import State, equal, gradient_of, minibatch
 

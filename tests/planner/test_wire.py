@@ -99,7 +99,8 @@ def test_data_parallel_sends_what_was_predicted(world_size: int, config: GPTConf
 
 
 def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any) -> Any:
-    from course_lib.mechanisms import ledger, sharding
+    from course_lib.instruments import ledger
+    from course_lib.mechanisms import sharding
 
     model = TinyGPT(config)
     optimizer = sharding.ShardedOptimizer(
@@ -121,7 +122,7 @@ def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any) -> Any:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: int, gradients: str) -> None:
     pytest.importorskip("course_lib.mechanisms.sharding")
-    pytest.importorskip("course_lib.mechanisms.ledger")
+    pytest.importorskip("course_lib.instruments.ledger")
     sizes = wire.all_parameter_sizes(spec(CONFIG))
     sent, found = sent_and_held(with_sharded_optimizer, world_size, CONFIG, gradients)
     assert sent == [wire.sharded_optimizer(sizes, world_size, BUCKET_MB)] * world_size
@@ -130,7 +131,8 @@ def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: in
 
 
 def fully_sharded(rank: int, config: GPTConfig) -> Any:
-    from course_lib.mechanisms import ledger, sharding
+    from course_lib.instruments import ledger
+    from course_lib.mechanisms import sharding
 
     model = sharding.FullySharded(TinyGPT(config))
     optimizer = torch.optim.Adam(model.parameters())
@@ -146,7 +148,7 @@ def fully_sharded(rank: int, config: GPTConfig) -> Any:
 @pytest.mark.parametrize(("world_size", "config"), EVERY_SIZE_AND_CONFIG)
 def test_the_fully_sharded_model_sends_and_holds_what_was_predicted(world_size: int, config: GPTConfig) -> None:
     pytest.importorskip("course_lib.mechanisms.sharding")
-    pytest.importorskip("course_lib.mechanisms.ledger")
+    pytest.importorskip("course_lib.instruments.ledger")
     expected = wire.fully_sharded(spec(config), world_size)
     sent, found = sent_and_held(fully_sharded, world_size, config)
     assert sent == [expected] * world_size
@@ -154,7 +156,8 @@ def test_the_fully_sharded_model_sends_and_holds_what_was_predicted(world_size: 
 
 
 def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool) -> Any:
-    from course_lib.mechanisms import ledger, tensor_parallel
+    from course_lib.instruments import ledger
+    from course_lib.mechanisms import tensor_parallel
 
     model = tensor_parallel.parallelize(TinyGPT(config), sequence_parallel=sequence_parallel)
     optimizer = torch.optim.Adam(model.parameters())
@@ -172,7 +175,7 @@ def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool) 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, sequence_parallel: bool) -> None:
     pytest.importorskip("course_lib.mechanisms.tensor_parallel")
-    pytest.importorskip("course_lib.mechanisms.ledger")
+    pytest.importorskip("course_lib.instruments.ledger")
     blocks = range(CONFIG.layers + 2)
     expected = wire.tensor_parallel(spec(CONFIG), blocks, 2, world_size, sequence_parallel)
     sent, found = sent_and_held(tensor_parallel_step, world_size, CONFIG, sequence_parallel)
@@ -285,7 +288,8 @@ def schedule_of(mesh: tuple[int, int, int], name: str) -> Schedule:
 
 def hybrid_steps(rank: int, cases: list[Case]) -> Any:
     """A step of each case between two barriers; returns what is held after the next backward pass."""
-    from course_lib.mechanisms import hybrid, ledger, mixed_precision, pipeline
+    from course_lib.instruments import ledger
+    from course_lib.mechanisms import hybrid, mixed_precision, pipeline
 
     found = []
     for sizes, name, dtype, special in cases:

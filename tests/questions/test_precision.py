@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from course_lib import questions
-from course_lib.mechanisms.ablations import RoundedWeights
+from course_lib.experiments.ablations import RoundedWeights
 from course_lib.mechanisms.mixed_precision import MasterWeights
 from course_lib.questions import precision
 from course_lib.questions.precision import Run

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from course_lib import questions
+from course_lib.experiments.events import Event, fill_and_drain, play, until_stuck
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.pipeline import Grid
-from course_lib.questions.stages import Event, Strategy, fill_and_drain, play, until_stuck
+from course_lib.questions.stages import Strategy
 from course_lib.ranks import Deadlock, RankFailed
 
 

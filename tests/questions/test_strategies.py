@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from course_lib import questions
+from course_lib.experiments.meshes import HybridExperiment
 from course_lib.questions import strategies
 from course_lib.questions.catalog import CATALOG
-from course_lib.questions.meshes import Arrangement
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.strategies import ACROSS, LARGER, MODEL, QUESTIONS
 from tests.widgets.test_mesh import as_predicted
@@ -17,7 +17,7 @@ from tests.widgets.test_mesh import as_predicted
 
 @pytest.fixture
 def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arrangement, "run", as_predicted)
+    monkeypatch.setattr(HybridExperiment, "run", as_predicted)
 
 
 def run(name: str, answer: str) -> Outcome:
@@ -44,7 +44,9 @@ def test_an_axis_reaches_across_on_real_ranks() -> None:
     outcome = run("which_axis_across", "a")
     assert "Run on 8 ranks" in outcome.happened
     assert len(outcome.pictures) == 2
-    assert all(len({rank // 4 for rank in Arrangement(sizes).group(0, axis)}) == 2 for axis, sizes in ACROSS.items())
+    assert all(
+        len({rank // 4 for rank in HybridExperiment(sizes).group(0, axis)}) == 2 for axis, sizes in ACROSS.items()
+    )
 
 
 def test_a_strategy_is_evaluated_as_the_model_answer_says(textbook: None) -> None:

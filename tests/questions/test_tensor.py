@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from course_lib import questions
+from course_lib.experiments.cuts import WAYS, run_cut
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.tensor import CANDIDATES, LARGE, WAYS, run_cut
+from course_lib.questions.tensor import CANDIDATES, LARGE
 
 
 def run(name: str, answer: str, seed: int = 0) -> Outcome:
@@ -65,7 +66,7 @@ def test_a_run_is_compared_with_one_process(way: str, wrong: list[str]) -> None:
 def test_the_traffic_of_a_run_is_that_of_its_pieces() -> None:
     found = run_cut("columns, rows", 4, hidden=16)
     all_reduced = 32 * 16 * 4 * 3 // 2  # bytes of the hidden states, 3/2 times in a ring of four
-    by_name = {piece.name: sent for piece, sent in zip(found.pieces, found.traffic, strict=True)}
+    by_name = {operation.name: sent for operation, sent in zip(found.operations, found.traffic, strict=True)}
     assert by_name["f"] == (0, all_reduced)
     assert by_name["g"] == (all_reduced, 0)
     assert found.sent == found.timeline.bytes_sent(0)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from course_lib import RankFailed, data, launch
-from course_lib.mechanisms import checkpoint
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.scale_out import checkpoint
 from course_lib.scale_out.train import Options, is_due, options_from, train
 
 ROOT = Path(__file__).parents[2]

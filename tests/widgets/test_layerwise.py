@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from course_lib import Span, Timeline
-from course_lib.experiments import LayerWiseStep, layerwise_step
-from course_lib.mechanisms.ledger import Bytes
+from course_lib.experiments.steps import LayerWiseStep, layerwise_step
+from course_lib.instruments.ledger import Bytes
 from course_lib.model import GPTConfig
 from course_lib.ranks import Pace
 from course_lib.widgets import layerwise

@@ -8,36 +8,36 @@ from typing import Any
 import pytest
 import torch
 
+from course_lib.experiments.meshes import BETWEEN, HybridExperiment, MeshStep
 from course_lib.planner import wire
-from course_lib.questions.meshes import BETWEEN, Arrangement, MeshStep
 from course_lib.ranks import Deadlock
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
 
-BOX = Arrangement((2, 2, 2))
+BOX = HybridExperiment((2, 2, 2))
 UPDATES = ("all_to_all", "all_gather")
 
 
-def as_predicted(arrangement: Arrangement, off: float = 0.0) -> MeshStep:
+def as_predicted(experiment: HybridExperiment, off: float = 0.0) -> MeshStep:
     """What the prediction has in place of a run."""
     sent: dict[str, dict[tuple[int, int], int]] = {axis: {} for axis in wire.AXES}
     for rank in range(8):
-        for axis, count in arrangement.wire.sent(rank).items():
-            group = list(range(8)) if axis == "all" else arrangement.group(rank, axis)
+        for axis, count in experiment.wire.sent(rank).items():
+            group = list(range(8)) if axis == "all" else experiment.group(rank, axis)
             sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
-    return MeshStep(Timeline(predict(arrangement).spans, 8, "emulated"), sent, off)
+    return MeshStep(Timeline(predict(experiment).spans, 8, "emulated"), sent, off)
 
 
 @pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arrangement]]:
+def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HybridExperiment]]:
     """The arrangements that are run; nothing really is."""
-    arrangements: list[Arrangement] = []
+    arrangements: list[HybridExperiment] = []
 
-    def replacement(arrangement: Arrangement) -> MeshStep:
-        arrangements.append(arrangement)
-        return as_predicted(arrangement)
+    def replacement(experiment: HybridExperiment) -> MeshStep:
+        arrangements.append(experiment)
+        return as_predicted(experiment)
 
-    monkeypatch.setattr(Arrangement, "run", replacement)
+    monkeypatch.setattr(HybridExperiment, "run", replacement)
     yield arrangements
 
 
@@ -47,7 +47,7 @@ def sentences(shown: MeshExplorer) -> str:
 
 def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as at_first:
-        at_first.setattr(Arrangement, "run", as_predicted)
+        at_first.setattr(HybridExperiment, "run", as_predicted)
         shown = MeshExplorer()
     assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, emulated: " in sentences(shown)
     before = shown.explorer.beside.value
@@ -63,12 +63,12 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
         assert heading in shown.explorer.below.value
 
 
-@pytest.mark.parametrize("arrangement", [BOX, Arrangement((1, 4, 2), 2, "zb_h1"), Arrangement((4, 1, 2), 1)])
-def test_real_ranks_take_as_long_as_predicted(arrangement: Arrangement) -> None:
-    timeline, predicted = arrangement.run().timeline, predict(arrangement)
+@pytest.mark.parametrize("experiment", [BOX, HybridExperiment((1, 4, 2), 2, "zb_h1"), HybridExperiment((4, 1, 2), 1)])
+def test_real_ranks_take_as_long_as_predicted(experiment: HybridExperiment) -> None:
+    timeline, predicted = experiment.run().timeline, predict(experiment)
     # Not predicted are messages of 512 bytes, which say ahead of the first micro-batch what hidden states look like.
-    tp, borders = arrangement.sizes[2], arrangement.sizes[1] - 1
-    links = [arrangement.pace.links_among([stage * tp, (stage + 1) * tp])[0] for stage in range(borders)]
+    tp, borders = experiment.sizes[2], experiment.sizes[1] - 1
+    links = [experiment.pace.links_among([stage * tp, (stage + 1) * tp])[0] for stage in range(borders)]
     ahead = sum(512 / link.bandwidth for link in links)
     assert timeline.makespan == pytest.approx(predicted.makespan + ahead, rel=1e-9)
     for rank in range(8):
@@ -89,7 +89,7 @@ def test_real_ranks_take_as_long_as_predicted(arrangement: Arrangement) -> None:
     ],
 )
 def test_each_control_changes_its_part_of_the_run(
-    called: list[Arrangement], control: str, value: Any, changed: dict[str, Any]
+    called: list[HybridExperiment], control: str, value: Any, changed: dict[str, Any]
 ) -> None:
     shown = MeshExplorer()
     called.clear()
@@ -101,13 +101,13 @@ def test_each_control_changes_its_part_of_the_run(
 def test_every_setting_has_the_same_work(sizes: tuple[int, int, int]) -> None:
     for micro_batches in MICRO_BATCHES:
         for name in NAMES:
-            timeline = predict(Arrangement(sizes, micro_batches, name))
+            timeline = predict(HybridExperiment(sizes, micro_batches, name))
             for rank in range(8):
                 assert timeline.busy(rank) == pytest.approx(64 * 4 * 3 * 0.005 / 8 + 0.004)
 
 
 def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
-    times = {sizes: predict(Arrangement(sizes)).makespan for sizes in MESHES}
+    times = {sizes: predict(HybridExperiment(sizes)).makespan for sizes in MESHES}
     assert max(times, key=lambda sizes: times[sizes]) == (1, 1, 8)
     # 480 ms of work; with 4 stages and 4 micro-batches 7 turns take the place of 4.
     assert 0.48 * 7 / 4 < times[2, 4, 1] < 1.1 * 0.48 * 7 / 4
@@ -115,7 +115,7 @@ def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
 
 
 def test_half_the_bits_are_half_the_bytes_but_for_gradients() -> None:
-    wide, narrow = (Arrangement((2, 2, 2), dtype=dtype) for dtype in PRECISIONS)
+    wide, narrow = (HybridExperiment((2, 2, 2), dtype=dtype) for dtype in PRECISIONS)
     assert narrow.wire.sent(0)["tp"] == pytest.approx(wide.wire.sent(0)["tp"] / 2, rel=0.05)
     assert narrow.wire.sent(0)["dp"] == wide.wire.sent(0)["dp"] * 3 / 4
     gradients, weights = ([_moved(predict(one), name) for one in (wide, narrow)] for name in UPDATES)
@@ -129,33 +129,33 @@ def _moved(timeline: Timeline, name: str) -> float:
     return sum(span.end - span.start for span in timeline.of(0) if span.name == name)
 
 
-def test_what_is_wrong_is_said(called: list[Arrangement], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_said(called: list[HybridExperiment], monkeypatch: pytest.MonkeyPatch) -> None:
     shown = MeshExplorer()
-    monkeypatch.setattr(Arrangement, "run", lambda arrangement: as_predicted(arrangement, off=0.5))
+    monkeypatch.setattr(HybridExperiment, "run", lambda experiment: as_predicted(experiment, off=0.5))
     shown.micro_batches.value = 2
     assert "Wrong: the updated weights are 50% off those of one process." in sentences(shown)
     lost = as_predicted(BOX)
     lost.sent["dp"][3, 7] -= 1
-    monkeypatch.setattr(Arrangement, "run", lambda arrangement: lost)
+    monkeypatch.setattr(HybridExperiment, "run", lambda experiment: lost)
     shown.micro_batches.value = 4
     assert "Rank 3 did not send what was predicted on axis dp." in sentences(shown)
 
 
-def test_in_16_bits_the_rounding_is_said(called: list[Arrangement], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arrangement, "run", lambda arrangement: as_predicted(arrangement, off=0.03))
+def test_in_16_bits_the_rounding_is_said(called: list[HybridExperiment], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HybridExperiment, "run", lambda experiment: as_predicted(experiment, off=0.03))
     assert "those of one process, up to 3%: 16 bits round." in sentences(MeshExplorer(dtype=torch.bfloat16))
 
 
 def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
-    called: list[Arrangement], monkeypatch: pytest.MonkeyPatch
+    called: list[HybridExperiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = MeshExplorer()
 
-    def fail(arrangement: Arrangement) -> MeshStep:
+    def fail(experiment: HybridExperiment) -> MeshStep:
         raise Deadlock("Nobody can move.")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Arrangement, "run", fail)
+        broken.setattr(HybridExperiment, "run", fail)
         shown.mesh.value = (8, 1, 1)
     assert "role='alert'" in sentences(shown)
     assert "Nobody can move." in sentences(shown)
@@ -163,7 +163,7 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     assert "dp 1 x pp 4 x tp 2" in sentences(shown)
 
 
-def test_controls_and_pictures_say_what_they_are(called: list[Arrangement]) -> None:
+def test_controls_and_pictures_say_what_they_are(called: list[HybridExperiment]) -> None:
     shown = MeshExplorer()
     labels = [control.label for control in shown.explorer.controls]
     assert labels == ["dp x pp x tp", "micro-batches", "schedule", "precision"]
@@ -172,7 +172,7 @@ def test_controls_and_pictures_say_what_they_are(called: list[Arrangement]) -> N
         assert "aria-label" in place.value
 
 
-def test_where_no_widget_runs_there_are_pictures_and_the_sentences(called: list[Arrangement]) -> None:
+def test_where_no_widget_runs_there_are_pictures_and_the_sentences(called: list[HybridExperiment]) -> None:
     bundle = MeshExplorer()._repr_mimebundle_()
     assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
     assert bundle["text/plain"] in bundle["text/html"]

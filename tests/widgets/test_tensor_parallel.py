@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from course_lib.questions.tensor import WAYS, CutRun, run_cut
+from course_lib.experiments.cuts import WAYS, CutRun, run_cut
 from course_lib.ranks import Deadlock
 from course_lib.widgets.tensor_parallel import BANDWIDTH, FORWARD, LATENCY, Setting, TensorParallelExplorer, predict
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
+from course_lib.experiments import meshes
+from course_lib.experiments.meshes import CONFIG, SAMPLES, HybridExperiment
 from course_lib.mechanisms import hybrid
-from course_lib.questions import meshes
-from course_lib.questions.meshes import CONFIG, SAMPLES, Arrangement
 from course_lib.ranks import pool
 
 HIDDEN = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of the hidden states of all samples
 
 
 @pytest.mark.parametrize(
-    "arrangement",
+    "experiment",
     [
-        Arrangement((2, 2, 2)),
-        Arrangement((1, 2, 2), 2, "zb_h1"),
-        Arrangement((4, 1, 1), 2, "gpipe"),
-        Arrangement((2, 1, 2), 4, "1f1b", torch.bfloat16),
+        HybridExperiment((2, 2, 2)),
+        HybridExperiment((1, 2, 2), 2, "zb_h1"),
+        HybridExperiment((4, 1, 1), 2, "gpipe"),
+        HybridExperiment((2, 1, 2), 4, "1f1b", torch.bfloat16),
     ],
 )
-def test_a_step_is_that_of_one_process_and_sends_what_was_predicted(arrangement: Arrangement) -> None:
-    step = arrangement.run()
-    assert arrangement.is_right(step)
-    for rank in range(arrangement.ranks):
+def test_a_step_is_that_of_one_process_and_sends_what_was_predicted(experiment: HybridExperiment) -> None:
+    step = experiment.run()
+    assert experiment.is_right(step)
+    for rank in range(experiment.ranks):
         sent = {axis: _sent_by(rank, by_pair) for axis, by_pair in step.sent.items()}
-        assert sent == arrangement.wire.sent(rank)
+        assert sent == experiment.wire.sent(rank)
         assert sum(sent.values()) == step.timeline.bytes_sent(rank)
 
 
@@ -36,7 +36,7 @@ def _sent_by(rank: int, by_pair: dict[tuple[int, int], int]) -> int:
 
 
 def test_ranks_talk_to_their_neighbors_on_an_axis_only() -> None:
-    sent = Arrangement((2, 2, 2)).run().sent
+    sent = HybridExperiment((2, 2, 2)).run().sent
     assert set(sent["tp"]) == {(rank, rank ^ 1) for rank in range(8)}
     assert set(sent["pp"]) == {(rank, rank ^ 2) for rank in range(8)}
     assert set(sent["dp"]) == {(rank, rank ^ 4) for rank in range(8)}
@@ -46,21 +46,21 @@ def test_ranks_talk_to_their_neighbors_on_an_axis_only() -> None:
 
 
 def test_the_axes_of_a_mesh_are_those_of_the_mechanism() -> None:
-    arrangement = Arrangement((2, 2, 2))
-    assert [arrangement.group(5, axis) for axis in ("dp", "pp", "tp")] == [[1, 5], [5, 7], [4, 5]]
-    assert arrangement.words == "dp 2 x pp 2 x tp 2"
+    experiment = HybridExperiment((2, 2, 2))
+    assert [experiment.group(5, axis) for axis in ("dp", "pp", "tp")] == [[1, 5], [5, 7], [4, 5]]
+    assert experiment.words == "dp 2 x pp 2 x tp 2"
 
 
 def test_the_ranks_of_a_mesh_can_be_used_again() -> None:
-    Arrangement((1, 2, 1), samples=8).run()
+    HybridExperiment((1, 2, 1), samples=8).run()
     assert pool.size_of("launch") == 2  # ranks that keep a group are not
 
 
 def test_a_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meshes, "_train", _train_without_an_average)
-    arrangement = Arrangement((2, 1, 1))
-    step = arrangement.run()
-    assert not arrangement.is_right(step)
+    experiment = HybridExperiment((2, 1, 1))
+    step = experiment.run()
+    assert not experiment.is_right(step)
     assert step.off > max(meshes.ROUNDING.values())
 
 
@@ -77,7 +77,7 @@ def _train_without_an_average(rank: int, *arguments: object) -> object:
 
 
 def test_the_same_update_in_16_bits_is_off_by_rounding_alone() -> None:
-    step = Arrangement((1, 1, 2), dtype=torch.bfloat16).run()
+    step = HybridExperiment((1, 1, 2), dtype=torch.bfloat16).run()
     assert meshes.ROUNDING[torch.float32] < step.off < meshes.ROUNDING[torch.bfloat16]
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import launch
-from course_lib.checks.watch import Watch
+from course_lib.instruments.watch import Watch
 
 
 def test_only_what_is_new_counts() -> None:

@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 
 from course_lib import Link, Pace, Span, Timeline
-from course_lib.experiments import BUCKET, SMALL, after_barrier, pipeline_step, training_step
+from course_lib.experiments.steps import BUCKET, SMALL, after_barrier, pipeline_step, training_step
 from course_lib.model import TinyGPT
 from course_lib.schedules import SCHEDULES
 

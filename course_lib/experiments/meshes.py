@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
-from course_lib.experiments import after_barrier
+from course_lib.experiments.steps import after_barrier
 from course_lib.mechanisms import hybrid, tensor_parallel
 from course_lib.mechanisms.hybrid import AXES
 from course_lib.model import GPTConfig, TinyGPT
@@ -57,7 +57,7 @@ class MeshStep(NamedTuple):
     off: float
 
 
-class Arrangement(NamedTuple):
+class HybridExperiment(NamedTuple):
     """How ranks share the work. sizes: of dp, pp and tp.  between: the link between machines.
 
     Equally: powers of two, no more stages than layers, no more replicas x micro-batches than samples.

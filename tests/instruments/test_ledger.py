@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from course_lib import data, launch
-from course_lib.mechanisms import batches, ledger
+from course_lib.instruments import ledger
+from course_lib.instruments.ledger import OUTSIDE, Bytes, Ledger, Sample, count
+from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
-from course_lib.mechanisms.ledger import OUTSIDE, Bytes, Ledger, Sample, count
 from course_lib.model import GPTConfig, TinyGPT
 
 CONFIG = GPTConfig(layers=3, hidden=16, heads=2)

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from course_lib import data
+from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.layerwise import LayerWise, stage_bytes
-from course_lib.mechanisms.ledger import Bytes, Ledger
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Pace, launch

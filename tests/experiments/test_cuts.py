@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib import launch
-from course_lib.mechanisms import cuts
+from course_lib.experiments import cuts
+from course_lib.experiments.cuts import CUTS, DIMENSION
 from course_lib.mechanisms import tensor_parallel as tp
-from course_lib.mechanisms.cuts import CUTS, DIMENSION
 
 HIDDEN, WIDE = 8, 34  # 34 columns do not divide evenly among 4 ranks
 
@@ -41,11 +41,11 @@ def differences(
     """How far y and the gradients of x, a and b are from those of one process."""
     a, b, x, gradient = numbers(dtype)
     a.requires_grad_(), b.requires_grad_()
-    pieces = cuts.pieces(a, b, cut, sequence_parallel=sequence_parallel)
-    pieces = cuts.gelu_first(pieces) if mistake == "gelu" else cuts.without_sum(pieces, mistake)
+    operations = cuts.cut_mlp(a, b, cut, sequence_parallel=sequence_parallel)
+    operations = cuts.gelu_first(operations) if mistake == "gelu" else cuts.without_sum(operations, mistake)
     if sequence_parallel:
         x, gradient = tp.share(x, 1), tp.share(gradient, 1)
-    y, of_x = cuts.train_step(pieces, x, gradient)
+    y, of_x = cuts.forward_and_backward(operations, x, gradient)
     right = list(one_process(dtype))
     if sequence_parallel:
         right[:2] = [tp.share(tensor, 1) for tensor in right[:2]]
@@ -89,7 +89,7 @@ def test_each_mistake_shows_where_the_lesson_says(
 def travel(rank: int, cut: tuple[str, str]) -> None:
     x = torch.ones(1, 8, 16)
     a, b = torch.ones(16, 64, requires_grad=True), torch.ones(64, 16, requires_grad=True)
-    cuts.train_step(cuts.pieces(a, b, cut), x, x)
+    cuts.forward_and_backward(cuts.cut_mlp(a, b, cut), x, x)
 
 
 @pytest.mark.parametrize(("cut", "factor"), zip(CUTS, (4, 15, 15, 18), strict=True))
@@ -101,12 +101,14 @@ def test_each_cut_sends_what_the_table_says(cut: tuple[str, str], factor: int) -
 
 def described(rank: int) -> list[list[Any]]:
     a, b = torch.ones(16, 64), torch.ones(64, 16)
-    return [[piece._replace(run=abs) for piece in cuts.pieces(a, b, cut)] for cut in CUTS]
+    return [[operation._replace(run=abs) for operation in cuts.cut_mlp(a, b, cut)] for cut in CUTS]
 
 
-def test_what_a_piece_says_of_its_traffic_is_what_the_trace_shows() -> None:
-    for cut, pieces in zip(CUTS, launch(described, 2).results[0], strict=True):
-        announced = [piece.forward for piece in pieces] + [piece.backward for piece in reversed(pieces)]
+def test_what_an_operation_says_of_its_traffic_is_what_the_trace_shows() -> None:
+    for cut, operations in zip(CUTS, launch(described, 2).results[0], strict=True):
+        announced = [operation.forward for operation in operations] + [
+            operation.backward for operation in reversed(operations)
+        ]
         spans = launch(travel, 2, (cut,)).timeline.of(0)
         traced = [span.name.replace("_", "-") for span in spans if span.kind == "transfer"]
         assert [name for name in announced if name] == traced
@@ -114,7 +116,7 @@ def test_what_a_piece_says_of_its_traffic_is_what_the_trace_shows() -> None:
 
 def refused(rank: int) -> str:
     with pytest.raises(ValueError) as error:
-        cuts.pieces(torch.ones(4, 16), torch.ones(16, 4), ("columns", "heads"))
+        cuts.cut_mlp(torch.ones(4, 16), torch.ones(16, 4), ("columns", "heads"))
     return str(error.value)
 
 

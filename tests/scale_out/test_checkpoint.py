@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib import RankDied, RankFailed, data, launch
-from course_lib.mechanisms import batches, checkpoint
-from course_lib.mechanisms.checkpoint import CheckpointError
+from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.scale_out import checkpoint
+from course_lib.scale_out.checkpoint import CheckpointError
 from tests.mechanisms.training import State, equal
 
 CONFIG = GPTConfig(layers=1, hidden=16, heads=2)
