@@ -92,7 +92,8 @@ class Estimate:
     @property
     def why(self) -> str:
         """Two or three sentences that name the binding constraint and what would loosen it."""
-        return explain.why(self)
+        parts = self.step_time.parts
+        return explain.why(self.model, self.plan, self.global_batch, self.memory, self.capacity, parts)
 
     @property
     def bubble(self) -> float:

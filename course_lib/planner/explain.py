@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from course_lib.planner.hardware import GiB
 from course_lib.planner.memory import Memory, memory_of_worst_device
-from course_lib.planner.spec import Plan
-
-if TYPE_CHECKING:
-    from course_lib.planner.estimate import Estimate
+from course_lib.planner.spec import ModelSpec, Plan
 
 PART = {
     "recompute": "computing activations a second time",
@@ -33,31 +29,29 @@ REMEDY = {
 }
 
 
-def why(estimate: Estimate) -> str:
-    """The binding constraint in words: memory if the plan does not fit, else the largest loss of time."""
-    memory = _memory(estimate)
-    return f"{memory} {_time(estimate)}"
+def why(
+    model: ModelSpec, plan: Plan, global_batch: int, memory: Memory, capacity: float, seconds: Mapping[str, float]
+) -> str:
+    """The binding constraint in words: memory if the plan does not fit, else the largest loss of time.
 
-
-def _memory(estimate: Estimate) -> str:
-    memory, room = estimate.memory, estimate.capacity
+    capacity: bytes of a device that a step can use.  seconds: of a step, by what they go into.
+    """
     largest = max(memory.parts, key=lambda name: memory.parts[name])
-    where = f"the fullest device (pipeline rank {memory.rank})" if estimate.plan.pp > 1 else "each device"
+    where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
     needs = f"{where} needs {_gib(memory.total)}"
-    if estimate.fits:
-        return f"It fits: {needs} of {_gib(room)}."
+    if memory.total <= capacity:
+        return f"It fits: {needs} of {_gib(capacity)}. {_time(seconds)}"
     share = memory.parts[largest] / memory.total
-    return f"It does not fit: {needs}, and {_gib(room)} are there; {share:.0%} of it is {largest}. {remedy(estimate)}"
+    full = f"It does not fit: {needs}, and {_gib(capacity)} are there; {share:.0%} of it is {largest}."
+    return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
-def remedy(estimate: Estimate) -> str:
+def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) -> str:
     """The mildest single change of the plan that makes it fit, or the one that helps most."""
-    m = estimate.plan.micro_batches(estimate.global_batch)
     tried: dict[str, Memory] = {}
-    for what, plan in _milder(estimate.plan):
-        factor = estimate.plan.micro_batch // plan.micro_batch
-        tried[what] = memory_of_worst_device(estimate.model, plan, m * factor)
-        if tried[what].total <= estimate.capacity:
+    for what, milder in _milder(plan):
+        tried[what] = memory_of_worst_device(model, milder, milder.micro_batches(global_batch))
+        if tried[what].total <= capacity:
             return f"With {what} it would need {_gib(tried[what].total)} and fit."
     if not tried:
         return "Cut the model further, with a larger tp or pp."
@@ -83,14 +77,14 @@ def _milder(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield "zero=3", replace(plan, zero=3)
 
 
-def _time(estimate: Estimate) -> str:
-    time = estimate.step_time
-    useful = f"Of a step of {_seconds(time.total)}, {time.compute / time.total:.0%} is computing"
-    losses = {name: seconds for name, seconds in time.parts.items() if name in PART and seconds > 0}
+def _time(seconds: Mapping[str, float]) -> str:
+    total = sum(seconds.values())
+    useful = f"Of a step of {_seconds(total)}, {seconds['compute'] / total:.0%} is computing"
+    losses = {name: lost for name, lost in seconds.items() if name in PART and lost > 0}
     if not losses:
         return f"{useful}."
     worst = max(losses, key=lambda name: losses[name])
-    share = losses[worst] / time.total
+    share = losses[worst] / total
     if share < 0.02:
         return f"{useful}, and nothing else takes more than 2%."
     return f"{useful}; the largest loss is {PART[worst]} ({share:.0%}). To shrink it, {REMEDY[worst]}."
