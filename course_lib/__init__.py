@@ -60,9 +60,9 @@ def __getattr__(name: str) -> Any:
 
 def _warm_up() -> None:
     """Start the fork server, which imports torch while the student reads."""
-    from course_lib.ranks import server
+    from course_lib.ranks import fork_server
 
-    server.warm_up()
+    fork_server.warm_up()
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -20,7 +20,7 @@ from course_lib.ranks.places import is_library
 
 
 @dataclass
-class View:
+class RankStatus:
     """What the parent knows about one rank at some moment."""
 
     rank: int
@@ -44,34 +44,34 @@ class View:
         return self.outcome.failure if self.outcome else None
 
 
-def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None) -> View:
+def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None) -> RankStatus:
     """A rank as it is now."""
-    view = View(rank, "computing", board.operations(rank), outcome, exit_code)
+    status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code)
     if outcome is not None:
-        view.state = "raised" if outcome.failure else "returned"
-        view.since = outcome.ended
-        view.line = outcome.failure.line if outcome.failure else ""
+        status.state = "raised" if outcome.failure else "returned"
+        status.since = outcome.ended
+        status.line = outcome.failure.line if outcome.failure else ""
     elif exit_code is not None:
-        view.state = "died"
+        status.state = "died"
     elif board.state(rank) == State.IDLE:
-        view.state = "starting"
-    elif view.blocked_in is not None:
-        view.state = "waiting"
-    if view.operations and not view.line:
-        last = view.blocked_in or view.operations[-1]
-        view.line, view.since = last.line, view.since or last.ended or last.posted
-    return view
+        status.state = "starting"
+    elif status.blocked_in is not None:
+        status.state = "waiting"
+    if status.operations and not status.line:
+        last = status.blocked_in or status.operations[-1]
+        status.line, status.since = last.line, status.since or last.ended or last.posted
+    return status
 
 
-def make_report(views: list[View], now: float) -> Report:
-    return Report(tuple(_row(view, now) for view in views))
+def make_report(statuses: list[RankStatus], now: float) -> Report:
+    return Report(tuple(_row(status, now) for status in statuses))
 
 
-def _row(view: View, now: float) -> Row:
-    op = view.blocked_in or (view.operations[-1] if view.state == "died" and view.operations else None)
-    row = Row(view.rank, view.state, line=describe_line(view.line))
-    if view.since:
-        row = replace(row, seconds=max(0.0, now - view.since))
+def _row(status: RankStatus, now: float) -> Row:
+    op = status.blocked_in or (status.operations[-1] if status.state == "died" and status.operations else None)
+    row = Row(status.rank, status.state, line=describe_line(status.line))
+    if status.since:
+        row = replace(row, seconds=max(0.0, now - status.since))
     if op is None:
         return row
     peer = str(op.peer) if op.peer >= 0 else "any" if op.is_message else "all"
@@ -81,44 +81,46 @@ def _row(view: View, now: float) -> Row:
 # Deadlock
 
 
-def missing(view: View, views: list[View]) -> list[int]:
+def missing(status: RankStatus, statuses: list[RankStatus]) -> list[int]:
     """The ranks that a blocked rank waits for: those that have not begun their side."""
-    op = view.blocked_in
+    op = status.blocked_in
     if op is None:
         return []
     if op.name == "recv_any_source":
-        senders = [other.rank for other in views if _unreceived(op, view, other)]
-        return [] if senders else [other.rank for other in views if other.rank != view.rank]
-    partners = [op.peer] if op.is_message else [rank for rank in op.member_ranks() if rank != view.rank]
-    return [rank for rank in partners if not any(belong(op, view.rank, o, rank) for o in views[rank].operations)]
+        senders = [other.rank for other in statuses if _unreceived(op, status, other)]
+        return [] if senders else [other.rank for other in statuses if other.rank != status.rank]
+    partners = [op.peer] if op.is_message else [rank for rank in op.member_ranks() if rank != status.rank]
+    return [rank for rank in partners if not any(belong(op, status.rank, o, rank) for o in statuses[rank].operations)]
 
 
-def _unreceived(op: Operation, view: View, other: View) -> bool:
-    return any(o.is_send and not o.ended and belong(op, view.rank, o, other.rank) for o in other.operations)
+def _unreceived(op: Operation, status: RankStatus, other: RankStatus) -> bool:
+    return any(o.is_send and not o.ended and belong(op, status.rank, o, other.rank) for o in other.operations)
 
 
-def explain_deadlock(views: list[View], still: list[int]) -> tuple[str, int | None, str] | None:
+def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> tuple[str, int | None, str] | None:
     """(sentence, rank at fault, advice) if some rank can never move again; None if all still might.
 
     still: the ranks that have not moved for a while; only of these is a deadlock believed.
     """
-    waits = {view.rank: missing(view, views) for view in views if view.rank in still and view.blocked_in}
+    waits = {
+        status.rank: missing(status, statuses) for status in statuses if status.rank in still and status.blocked_in
+    }
     waits = {rank: others for rank, others in waits.items() if others}
-    alive = [view.rank for view in views if not view.has_ended]
-    certain = {rank: others for rank, others in waits.items() if not _takes_anybody(views[rank])}
+    alive = [status.rank for status in statuses if not status.has_ended]
+    certain = {rank: others for rank, others in waits.items() if not _takes_anybody(statuses[rank])}
     if len(waits) == len(alive):
         certain = waits  # even who would take a message from anybody will get none
     cycle = _find_cycle(certain)
     if cycle:
-        text = ", ".join(_wait_phrase(views[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
-        return f"Nobody can move: {text}.", None, _cycle_advice([views[rank] for rank in cycle])
-    absent = {rank: [other for other in others if views[other].has_ended] for rank, others in certain.items()}
+        text = ", ".join(_wait_phrase(statuses[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        return f"Nobody can move: {text}.", None, _cycle_advice([statuses[rank] for rank in cycle])
+    absent = {rank: [other for other in others if statuses[other].has_ended] for rank, others in certain.items()}
     absent = {rank: others for rank, others in absent.items() if others}
-    return _explain_absence(views, absent) if absent else None
+    return _explain_absence(statuses, absent) if absent else None
 
 
-def _takes_anybody(view: View) -> bool:
-    return view.blocked_in is not None and view.blocked_in.name == "recv_any_source"
+def _takes_anybody(status: RankStatus) -> bool:
+    return status.blocked_in is not None and status.blocked_in.name == "recv_any_source"
 
 
 def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
@@ -141,16 +143,16 @@ def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
     return []
 
 
-def _wait_phrase(view: View, other: int) -> str:
-    op = view.blocked_in
+def _wait_phrase(status: RankStatus, other: int) -> str:
+    op = status.blocked_in
     assert op is not None
     if not op.is_message:
-        return f"{view.rank} waits in {op.name} for {other}"
-    return f"{view.rank} waits to {'send to' if op.is_send else 'receive from'} {other}"
+        return f"{status.rank} waits in {op.name} for {other}"
+    return f"{status.rank} waits to {'send to' if op.is_send else 'receive from'} {other}"
 
 
-def _cycle_advice(views: list[View]) -> str:
-    blocked = [view.blocked_in for view in views if view.blocked_in]
+def _cycle_advice(statuses: list[RankStatus]) -> str:
+    blocked = [status.blocked_in for status in statuses if status.blocked_in]
     if all(op.is_send for op in blocked):
         return "A send ends when its receive has begun: somebody must receive first, or use isend and wait later."
     if all(op.is_message and not op.is_send for op in blocked):
@@ -158,16 +160,16 @@ def _cycle_advice(views: list[View]) -> str:
     return "Each waits for the other to come to the same operation. Bring their calls into the same order."
 
 
-def _explain_absence(views: list[View], absent: dict[int, list[int]]) -> tuple[str, int | None, str]:
+def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -> tuple[str, int | None, str]:
     """Somebody waits for a rank that has ended and will never come."""
     waiting = min(absent)
     gone = absent[waiting][0]
-    op = views[waiting].blocked_in
+    op = statuses[waiting].blocked_in
     assert op is not None
     if op.is_message:
         who, what = f"rank {waiting} waits to {'send to' if op.is_send else 'receive from'} rank {gone}", "its part"
     else:
-        together = [rank for rank in absent if _same_call(views[rank].blocked_in, op)]
+        together = [rank for rank in absent if _same_call(statuses[rank].blocked_in, op)]
         who = f"{listing(together)} wait{'s' if len(together) == 1 else ''} in {op.name}"
         what = f"that {op.name}"
     text = f"{sentence(who)}, but rank {gone} has already returned without {what}."
@@ -182,19 +184,19 @@ def _same_call(op: Operation | None, other: Operation) -> bool:
 # Failures, deaths, time
 
 
-def explain_failures(views: list[View]) -> tuple[str, int, str]:
+def explain_failures(statuses: list[RankStatus]) -> tuple[str, int, str]:
     """(sentence, rank, details) for ranks that raised, exited or returned something unsendable."""
-    failed = sorted((view for view in views if view.failure), key=lambda view: view.since)
+    failed = sorted((status for status in statuses if status.failure), key=lambda status: status.since)
     first = failed[0]
     text = _failure_sentence(first)
-    same = [view for view in failed if view.failure.message == first.failure.message]  # type: ignore[union-attr]
-    if len(same) == len(views) > 1:
+    same = [status for status in failed if status.failure.message == first.failure.message]  # type: ignore[union-attr]
+    if len(same) == len(statuses) > 1:
         text = text.replace(f"Rank {first.rank}", "Every rank", 1)
-    others = [view for view in failed[1:] if view.failure.message != first.failure.message]  # type: ignore[union-attr]
+    others = [status for status in failed[1:] if status.failure.message != first.failure.message]  # type: ignore[union-attr]
     if others:
-        also = "; ".join(f"rank {view.rank} {_raised(view.failure)}" for view in others)  # type: ignore[arg-type]
+        also = "; ".join(f"rank {status.rank} {_raised(status.failure)}" for status in others)  # type: ignore[arg-type]
         text += f" Also: {also}."
-    waiting = [view.rank for view in views if view.state == "waiting"]
+    waiting = [status.rank for status in statuses if status.state == "waiting"]
     if waiting:
         text += f" {sentence(listing(waiting))} waited for it."
     return text, first.rank, first.failure.traceback  # type: ignore[union-attr]
@@ -207,60 +209,60 @@ def _raised(failure: Failure) -> str:
     return f"raised {failure.type}: {first_line}" if first_line else f"raised {failure.type}"
 
 
-def _failure_sentence(view: View) -> str:
-    failure = view.failure
+def _failure_sentence(status: RankStatus) -> str:
+    failure = status.failure
     assert failure is not None
     where = describe_line(failure.line)
     at = f" ({where})" if where else ""
     if failure.kind == "result":
-        return f"Rank {view.rank} returned a {failure.type} {failure.message}."
+        return f"Rank {status.rank} returned a {failure.type} {failure.message}."
     if failure.kind == "arrival":
-        return f"Rank {view.rank} could not rebuild the function or its args, which {_raised(failure)} there."
+        return f"Rank {status.rank} could not rebuild the function or its args, which {_raised(failure)} there."
     if failure.kind == "leftover":
-        return f"Rank {view.rank} returned but left {failure.type} behind; {failure.message}."
-    return f"Rank {view.rank} {_raised(failure)}{at}."
+        return f"Rank {status.rank} returned but left {failure.type} behind; {failure.message}."
+    return f"Rank {status.rank} {_raised(failure)}{at}."
 
 
-def is_cut_off(view: View) -> bool:
+def is_cut_off(status: RankStatus) -> bool:
     """Whether a rank failed in the middle of an operation, or at one that the end of another rank made impossible."""
-    refused = view.failure is not None and "closed by peer" in view.failure.message
-    return view.state == "raised" and (view.blocked_in is not None or refused)
+    refused = status.failure is not None and "closed by peer" in status.failure.message
+    return status.state == "raised" and (status.blocked_in is not None or refused)
 
 
-def forgive_cut_off(views: list[View]) -> None:
+def forgive_cut_off(statuses: list[RankStatus]) -> None:
     """A rank whose operation failed because another rank died was waiting; the failure is not its own."""
-    for view in views:
-        if view.state == "raised" and view.blocked_in is not None:
-            view.state = "waiting"
+    for status in statuses:
+        if status.state == "raised" and status.blocked_in is not None:
+            status.state = "waiting"
 
 
-def explain_death(view: View, out_of_memory: bool) -> str:
+def explain_death(status: RankStatus, out_of_memory: bool) -> str:
     """Why a rank's process ended, as far as its exit code tells."""
-    code = view.exit_code or 0
-    where = describe_line(view.line)
+    code = status.exit_code or 0
+    where = describe_line(status.line)
     last = f" The last line it reached in a process group call: {where}." if where else ""
     if code >= 0:
-        return f"Rank {view.rank} ended its process with exit code {code} in the middle of the run.{last}"
+        return f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
     if out_of_memory:
-        return f"Rank {view.rank} was killed because the machine ran out of memory.{last}"
+        return f"Rank {status.rank} was killed because the machine ran out of memory.{last}"
     reason = {
         signal.SIGKILL: "was killed (SIGKILL), by somebody or because memory ran out",
         signal.SIGSEGV: "crashed with a segmentation fault: compiled code touched memory that is not its own",
         signal.SIGABRT: "was aborted by compiled code (SIGABRT)",
         signal.SIGTERM: "was asked to end (SIGTERM)",
     }
-    return f"Rank {view.rank} {reason.get(signal.Signals(-code), f'was ended by signal {-code}')}.{last}"
+    return f"Rank {status.rank} {reason.get(signal.Signals(-code), f'was ended by signal {-code}')}.{last}"
 
 
-def explain_timeout(views: list[View], timeout: float) -> tuple[str, int | None, str]:
+def explain_timeout(statuses: list[RankStatus], timeout: float) -> tuple[str, int | None, str]:
     """(sentence, rank at fault, advice) when the time is over."""
-    busy = [view for view in views if view.state in ("computing", "starting")]
-    waiting = [view.rank for view in views if view.state == "waiting"]
+    busy = [status for status in statuses if status.state in ("computing", "starting")]
+    waiting = [status.rank for status in statuses if status.state == "waiting"]
     text = f"Time limit: after {timeout:g} s "
     if not busy:
         return f"{text}{listing(waiting)} had not finished an operation on all sides.", None, _TIMEOUT_ADVICE
     where = describe_line(busy[0].line)
-    text += f"{listing([view.rank for view in busy])} had not returned" + (f" ({where})" if where else "")
+    text += f"{listing([status.rank for status in busy])} had not returned" + (f" ({where})" if where else "")
     if waiting:
         text += f", and {listing(waiting)} waited"
     return f"{text}.", busy[0].rank, _TIMEOUT_ADVICE

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from course_lib.ranks import diagnosis, messages, server, start
+from course_lib.ranks import diagnosis, fork_server, messages, start
 from course_lib.ranks.board import Board
 
 ROOM = 16  # ranks that wait for one purpose at most, so that going from one number of them to another costs no fork
@@ -41,7 +41,7 @@ class Pool:
     def __init__(self, world_size: int, uses_gpu: bool = False) -> None:
         _sweep()
         self.world_size, self.uses_gpu, self.owner = world_size, uses_gpu, os.getpid()
-        self.directory = tempfile.mkdtemp(prefix=f"{server.PREFIX}{os.getpid()}-")
+        self.directory = tempfile.mkdtemp(prefix=f"{fork_server.PREFIX}{os.getpid()}-")
         self.workers: list[_Worker] = []
         self.read = [0] * world_size  # how much of each log has been shown
         self.is_alive = True
@@ -54,24 +54,24 @@ class Pool:
             raise
 
     def _start_workers(self) -> None:
-        method = server.start_method(self.uses_gpu)
+        method = fork_server.start_method(self.uses_gpu)
         context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            server.warm_up()
+            fork_server.warm_up()
         self.memory = context.RawArray("c", Board.size(self.world_size))
         self.board = Board(self.memory)
         try:
             self._start_all(context)
         except (EOFError, ConnectionError, FileNotFoundError):  # somebody has ended the fork server
-            server.retire()
-            server.warm_up()
+            fork_server.retire()
+            fork_server.warm_up()
             self._start_all(context)
 
     def _start_all(self, context: Any) -> None:
         for worker in self.workers:
             _kill_group(worker.process)
         self.workers.clear()
-        with server.no_main_module():
+        with fork_server.no_main_module():
             for rank in range(self.world_size):
                 self.workers.append(self._start_worker(context, rank))
 
@@ -96,7 +96,7 @@ class Pool:
         if not self.is_alive or self.owner != os.getpid():
             return
         self.is_alive = False
-        with server.interrupts_deferred():
+        with fork_server.interrupts_deferred():
             for worker in self.workers:
                 _kill_group(worker.process)
             for worker in self.workers:
@@ -153,10 +153,10 @@ def _kill_group(process: Any) -> None:
 
 def _sweep() -> None:
     """Remove what notebooks that were killed have left in the temporary directory."""
-    for directory in server.directories():
+    for directory in fork_server.directories():
         for name in os.listdir(directory):
-            pid = name[len(server.PREFIX) :].partition("-")[0]
-            if name.startswith(server.PREFIX) and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            pid = name[len(fork_server.PREFIX) :].partition("-")[0]
+            if name.startswith(fork_server.PREFIX) and pid.isdigit() and not psutil.pid_exists(int(pid)):
                 _remove_own(os.path.join(directory, name))
 
 
@@ -190,14 +190,14 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
         finally:
             if not pool.is_tidy:
                 _discard((purpose, world_size))
-                if server.start_method(uses_gpu) == "spawn":
+                if fork_server.start_method(uses_gpu) == "spawn":
                     _start_spare(purpose, world_size, uses_gpu)
             _Retirement.postpone()
 
 
 def _start_spare(purpose: str, world_size: int, uses_gpu: bool) -> None:
     """Start the ranks of the next run now: they import torch on their own while the student reads what went wrong."""
-    with contextlib.suppress(OSError), server.interrupts_deferred():
+    with contextlib.suppress(OSError), fork_server.interrupts_deferred():
         _pools[purpose, world_size] = Pool(world_size, uses_gpu)
 
 
@@ -248,7 +248,7 @@ class _Retirement:
     @staticmethod
     def _retire() -> None:
         discard_all()
-        server.retire()
+        fork_server.retire()
 
 
 atexit.register(discard_all)

@@ -20,9 +20,9 @@ from typing import Any
 
 import cloudpickle
 
-from course_lib.ranks import errors, messages, pool, server
+from course_lib.ranks import errors, fork_server, messages, pool
 from course_lib.ranks.board import MAX_WORLD_SIZE
-from course_lib.ranks.conversation import Conversation
+from course_lib.ranks.monitor import RunMonitor
 from course_lib.ranks.output import Display, make_display
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.spans import make_timeline
@@ -93,21 +93,21 @@ def run_on(
     task = _pack(fn, args, pace)
     try:
         with pool.borrowed(purpose, world_size, uses_gpu) as workers:
-            conversation = Conversation(workers, timeout, display)
+            monitor = RunMonitor(workers, timeout, display)
             try:
-                outcomes = conversation.hold(task)
+                outcomes = monitor.run(task)
             except KeyboardInterrupt:
-                with server.interrupts_deferred():
-                    raise _stopped(conversation) from None
+                with fork_server.interrupts_deferred():
+                    raise _stopped(monitor) from None
             finally:
                 display.finish()
-                workers.is_tidy = conversation.is_clean(may_keep_groups=purpose == "cells")
+                workers.is_tidy = monitor.is_clean(may_keep_groups=purpose == "cells")
     except errors.Stopped:
         raise
     except KeyboardInterrupt:
         raise errors.Stopped("Stopped while the ranks were starting.") from None
-    results = [_unpack(outcome, rank, conversation) for rank, outcome in enumerate(outcomes)]
-    stdout = ["".join(texts) for texts in conversation.printed]
+    results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
+    stdout = ["".join(texts) for texts in monitor.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
 
 
@@ -163,31 +163,31 @@ def _can_travel(value: Any) -> bool:
     return True
 
 
-def _unpack(outcome: messages.Outcome, rank: int, conversation: Conversation) -> Any:
+def _unpack(outcome: messages.Outcome, rank: int, monitor: RunMonitor) -> Any:
     assert outcome.value is not None
     try:
         return pickle.loads(outcome.value)
     except Exception as error:
         text = f"Rank {rank} returned something that cannot be rebuilt here ({type(error).__name__}: {error})."
         advice = "Return tensors, numbers, strings, lists or dictionaries."
-        raise errors.RankFailed(text, rank, conversation.report(conversation.views()), advice) from error
+        raise errors.RankFailed(text, rank, monitor.report(monitor.statuses()), advice) from error
 
 
-def _stopped(conversation: Conversation) -> errors.Stopped:
-    views = conversation.views()
-    busy = [view.rank for view in views if view.state == "computing"]
-    waiting = [view.rank for view in views if view.state == "waiting"]
+def _stopped(monitor: RunMonitor) -> errors.Stopped:
+    statuses = monitor.statuses()
+    busy = [status.rank for status in statuses if status.state == "computing"]
+    waiting = [status.rank for status in statuses if status.state == "waiting"]
     for rank in busy:
-        views[rank].line = conversation.pool.stack_line(rank) or views[rank].line
+        statuses[rank].line = monitor.pool.stack_line(rank) or statuses[rank].line
     parts = [f"{errors.listing(busy)} computed"] if busy else []
     parts += [f"{errors.listing(waiting)} waited"] if waiting else []
     text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
-    return errors.Stopped(text, None, conversation.report(views), "The next launch starts fresh.")
+    return errors.Stopped(text, None, monitor.report(statuses), "The next launch starts fresh.")
 
 
 def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:
     """Raise TypeError or ValueError, naming the argument, its value and what would work."""
-    if server.is_rank:
+    if fork_server.is_rank:
         raise RuntimeError("launch was called on a rank; ranks cannot launch ranks. Call it in the notebook itself.")
     if os.getpid() != _HOME:
         raise RuntimeError(

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from course_lib import timeline
-from course_lib.ranks import messages, server, traced_group
+from course_lib.ranks import fork_server, messages, traced_group
 from course_lib.ranks.board import Board, State
 from course_lib.ranks.places import is_library
 from course_lib.ranks.tracer import Tracer, run_student
@@ -37,7 +37,7 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
     """Serve runs until the parent goes away."""
-    server.is_rank = True
+    fork_server.is_rank = True
     _outlive_nobody()
     log = _redirect_output(place)
     tracer = Tracer(place.rank, Board(board_memory), place.directory)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankDied, launch
-from course_lib.ranks.conversation import Conversation
+from course_lib.ranks.monitor import RunMonitor
 
 
 def exits_at_once(rank):
@@ -84,12 +84,12 @@ def test_a_death_that_is_noticed_after_what_it_did_to_others_is_told_all_the_sam
             os._exit(3)
         dist.all_reduce(torch.zeros(4))
 
-    def notice_late(conversation, rank):
-        if conversation.first_failure and time.perf_counter() - conversation.first_failure > 1.0:
-            notice(conversation, rank)
+    def notice_late(monitor, rank):
+        if monitor.first_failure and time.perf_counter() - monitor.first_failure > 1.0:
+            notice(monitor, rank)
 
-    notice = Conversation._note_death
-    monkeypatch.setattr(Conversation, "_note_death", notice_late)
+    notice = RunMonitor._note_death
+    monkeypatch.setattr(RunMonitor, "_note_death", notice_late)
     assert fault.of(RankDied, one_dies, 3).rank == 1
 
 
@@ -143,7 +143,7 @@ def test_a_fork_server_that_dies_between_two_runs_is_not_missed(kill):
 GREEDY = """
 import os
 from course_lib import RankDied, launch
-from course_lib.ranks.conversation import Conversation
+from course_lib.ranks.monitor import RunMonitor
 def good(rank):
     import torch, torch.distributed as dist
     t = torch.tensor(rank + 1); dist.all_reduce(t); return int(t)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Mismatch, launch
-from course_lib.ranks import conversation
+from course_lib.ranks import monitor
 
 
 def test_different_collectives_are_both_named(fault, row_at):
@@ -32,7 +32,7 @@ def test_a_mismatch_is_told_even_if_nobody_looked_before_the_time_was_over(fault
         while True:
             pass
 
-    monkeypatch.setattr(conversation, "_STILL", 60.0)
+    monkeypatch.setattr(monitor, "_STILL", 60.0)
     line = str(fault.of(Mismatch, differ_and_never_end, timeout=2.0)).splitlines()[0]
     assert "sends 3 float32" in line and "receives into 3 int32" in line
 

@@ -43,7 +43,7 @@ class _Stillness:
             self.cpu_seconds = cpu_seconds()
 
 
-class Conversation:
+class RunMonitor:
     """One run on a pool: hand out the task, listen, and judge when it is over."""
 
     def __init__(self, pool: Pool, timeout: float, display: Display) -> None:
@@ -57,7 +57,7 @@ class Conversation:
         self.looked = 0.0  # when the board was last read as a whole
         self.kills_before = _out_of_memory_kills()
 
-    def hold(self, task: bytes) -> list[messages.Outcome]:
+    def run(self, task: bytes) -> list[messages.Outcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
         asked = time.perf_counter()
         for worker in self.pool.workers:
@@ -125,15 +125,15 @@ class Conversation:
 
     # Judging
 
-    def views(self) -> list[diagnosis.View]:
+    def statuses(self) -> list[diagnosis.RankStatus]:
         ranks = range(self.pool.world_size)
-        views = [diagnosis.look(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
-        for view in views:
-            view.since = view.since or self.began or 0.0
-        return views
+        statuses = [diagnosis.look(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
+        for status in statuses:
+            status.since = status.since or self.began or 0.0
+        return statuses
 
-    def report(self, views: list[diagnosis.View]) -> errors.Report:
-        return diagnosis.make_report(views, time.perf_counter())
+    def report(self, statuses: list[diagnosis.RankStatus]) -> errors.Report:
+        return diagnosis.make_report(statuses, time.perf_counter())
 
     def _judge(self, asked: float) -> None:
         now = time.perf_counter()
@@ -149,7 +149,7 @@ class Conversation:
 
     def _grace(self) -> float:
         """On a busy machine, ranks fail because another one is gone before it is seen that it is gone."""
-        failed = [view for view in self.views() if view.state in ("raised", "died")]
+        failed = [status for status in self.statuses() if status.state in ("raised", "died")]
         return _GRACE_IF_CUT_OFF if all(map(diagnosis.is_cut_off, failed)) else _GRACE
 
     def _judge_stillness(self, now: float) -> None:
@@ -161,20 +161,20 @@ class Conversation:
         if not still or now - self.looked < _STILL / 2:
             return
         self.looked = now
-        views = self.views()
-        self._raise_mismatch([view.operations for view in views])
-        verdict = diagnosis.explain_deadlock(self._settled(views), still)
+        statuses = self.statuses()
+        self._raise_mismatch([status.operations for status in statuses])
+        verdict = diagnosis.explain_deadlock(self._settled(statuses), still)
         if verdict:
             text, culprit, advice = verdict
-            raise errors.Deadlock(text, culprit, self.report(views), advice)
+            raise errors.Deadlock(text, culprit, self.report(statuses), advice)
 
-    def _settled(self, views: list[diagnosis.View]) -> list[diagnosis.View]:
+    def _settled(self, statuses: list[diagnosis.RankStatus]) -> list[diagnosis.RankStatus]:
         """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
-        for view in views:
-            handed = [op for op in view.operations if op.handed_on and not op.ended]
-            if view.state == "computing" and handed and self._is_asleep(view.rank):
-                view.state, handed[0].blocked = "waiting", handed[0].posted
-        return views
+        for status in statuses:
+            handed = [op for op in status.operations if op.handed_on and not op.ended]
+            if status.state == "computing" and handed and self._is_asleep(status.rank):
+                status.state, handed[0].blocked = "waiting", handed[0].posted
+        return statuses
 
     def _is_asleep(self, rank: int) -> bool:
         before = self.stillness[rank].cpu_seconds
@@ -191,33 +191,33 @@ class Conversation:
         verdict = mismatch.explain_mismatch(histories)
         if verdict:
             text, rank, advice = verdict
-            raise errors.Mismatch(text, rank, self.report(self.views()), advice)
+            raise errors.Mismatch(text, rank, self.report(self.statuses()), advice)
 
     def _raise_failure(self) -> None:
-        views = self.views()
-        self._raise_mismatch([view.operations for view in views])
-        if any(view.state == "died" for view in views):
-            diagnosis.forgive_cut_off(views)
-        report = self.report(views)
-        for view in views:
-            if view.state == "died":
+        statuses = self.statuses()
+        self._raise_mismatch([status.operations for status in statuses])
+        if any(status.state == "died" for status in statuses):
+            diagnosis.forgive_cut_off(statuses)
+        report = self.report(statuses)
+        for status in statuses:
+            if status.state == "died":
                 kills = _out_of_memory_kills() > self.kills_before
-                view.line = diagnosis.line_in(self.pool.log(view.rank)) or view.line
-                text = diagnosis.explain_death(view, kills)
-                raise errors.RankDied(text, view.rank, self.report(views))
-        text, rank, details = diagnosis.explain_failures(views)
-        failure = views[rank].failure
+                status.line = diagnosis.line_in(self.pool.log(status.rank)) or status.line
+                text = diagnosis.explain_death(status, kills)
+                raise errors.RankDied(text, status.rank, self.report(statuses))
+        text, rank, details = diagnosis.explain_failures(statuses)
+        failure = statuses[rank].failure
         kind = errors.RankDied if failure and failure.kind == "exited" else errors.RankFailed
         raise kind(text, rank, report, details) from _original(failure)
 
     def _raise_timeout(self) -> None:
-        views = self.views()
-        self._raise_mismatch([view.operations for view in views])
-        for view in views:
-            if view.state == "computing":
-                view.line = self.pool.stack_line(view.rank) or view.line
-        text, rank, advice = diagnosis.explain_timeout(views, self.timeout)
-        raise errors.RankTimeout(text, rank, self.report(views), advice)
+        statuses = self.statuses()
+        self._raise_mismatch([status.operations for status in statuses])
+        for status in statuses:
+            if status.state == "computing":
+                status.line = self.pool.stack_line(status.rank) or status.line
+        text, rank, advice = diagnosis.explain_timeout(statuses, self.timeout)
+        raise errors.RankTimeout(text, rank, self.report(statuses), advice)
 
     def _judge_result(self) -> None:
         """Everybody has ended; look for what went wrong without stopping anybody."""
@@ -229,7 +229,7 @@ class Conversation:
         verdict = mismatch.explain_unfinished(histories, [outcome.unfinished for outcome in outcomes])
         if verdict:
             text, rank, advice = verdict
-            raise errors.RankFailed(text, rank, self.report(self.views()), advice)
+            raise errors.RankFailed(text, rank, self.report(self.statuses()), advice)
 
     def is_clean(self, may_keep_groups: bool) -> bool:
         """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
