@@ -15,7 +15,7 @@ from torch import Tensor
 from course_lib import Mismatch, checks
 from course_lib.checks import ring
 from course_lib.checks.examine import recognize
-from course_lib.ranks import conversation
+from course_lib.ranks import monitor
 from course_lib.ranks.errors import Report, Row
 
 AllReduce = Callable[[Tensor], Any]
@@ -395,7 +395,7 @@ def test_a_wrong_buffer_is_told_also_before_the_other_ranks_have_noticed(
     fn: AllReduce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine the others still wait when the rank that received too much is already dead."""
-    monkeypatch.setattr(conversation, "_GRACE", 0.0)
+    monkeypatch.setattr(monitor, "_GRACE", 0.0)
     assert checks.ring_all_reduce(fn).idea == fn.__name__
 
 
