@@ -24,7 +24,7 @@ from course_lib.figures.shares import CAUSES
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider, Switch
-from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
 
 SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004, "optimizer": 0.0}  # an update is quick here
 LATENCY = 0.0005  # seconds
@@ -109,7 +109,7 @@ class DataParallelExplorer:
         self.overlap = Switch("overlap", overlap, "send while computing")
         self.measured = Measured()
         controls = [self.ranks, self.batch_size, self.link_speed, self.overlap]
-        self.explorer = LiveExplorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
+        self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
 
     @property
     def setting(self) -> Setting:

@@ -1,90 +1,206 @@
-"""An explorer of something calculated: controls, a sentence, pictures, and no ranks behind them.
+"""What explorers share: controls, and beside them sentences and pictures that are redrawn in place.
 
-What a move shows depends on the controls alone, so nothing is remembered, and it is drawn at once.
+    Explorer([slider, slider], look)     look() runs or calculates something at the controls' setting, returns a View
+
+A move of a control looks at once. Where there is more to find out than one look shows (the other points of a curve),
+`more` does a piece of it at a time, when no move has followed for a moment, so that a new move never waits for long.
+All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser keeps back
+all but the last. What takes longer than a blink shows how long yet, and can be stopped.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from html import escape
+from math import isclose
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
 from course_lib.figures import Picture
-from course_lib.widgets.controls import Slider
+from course_lib.figures.axis import duration, percent
+from course_lib.ranks import RunError
+from course_lib.widgets.running import Running, interruptible
 
-WIDTH = 850  # pixels
+PAUSE = 0.6  # seconds without a move before more is looked at
+BREATH = 0.05  # seconds in which a move can come between two pieces of it
+WIDTH, HALF = 850, 420  # pixels
+EXACTLY = "exactly as predicted"
+
+
+def compared(seconds: float, predicted: float) -> str:
+    """How long an emulated run took beside what was predicted, in words."""
+    if isclose(seconds, predicted):
+        return EXACTLY
+    off = abs(seconds - predicted)
+    how_much = percent(off / predicted) if off >= 0.01 * predicted else duration(off)
+    return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
 
 
 class View(NamedTuple):
-    """All there is to see at one setting of the controls."""
+    """All there is to see at one setting: sentences under the controls, and pictures under them, beside and below all."""
 
     sentences: str
-    pictures: Sequence[Picture]
+    beside: Picture
+    below: Picture
+    under: Picture | None = None
+
+    @property
+    def pictures(self) -> dict[str, Picture]:
+        """By place, in the order in which they are read."""
+        places = {"under": self.under, "beside": self.beside, "below": self.below}
+        return {place: picture for place, picture in places.items() if picture is not None}
 
 
 class Explorer:
     """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
 
-    controls: by the name of the argument of `draw` that their value becomes.
-    draw: returns always the same number of pictures. What it raises is said in place of the sentences.
+    controls: each has a `label` and a `value`.
+    look: what there is to see at their setting.
+    more: looks at one more thing, and returns what there is to see with it; None when there is nothing more.
+    left: how many more things there are to look at, so that one can say how long it will take. None: nobody knows.
+
+    What goes wrong is said in place of the sentences, and the next move works.
     """
 
-    def __init__(self, controls: Mapping[str, Slider], draw: Callable[..., View]) -> None:
-        self.controls = dict(controls)
-        self._draw = draw
+    def __init__(
+        self,
+        controls: Sequence[Any],
+        look: Callable[[], View],
+        more: Callable[[], View | None] = lambda: None,
+        left: Callable[[], int] | None = None,
+    ) -> None:
+        self.controls, self._look, self._more, self._left = list(controls), look, more, left
+        self.sentences, self.under, self.beside, self.below = (_html() for _ in range(4))
+        self.running = Running()
         self._key = f"explorer-{secrets.token_hex(4)}"
-        first = draw(**self.setting)
-        self.sentences = _html()
-        self.pictures = [_html() for _ in first.pictures]
-        self._stored = _stored(first, [control.label for control in self.controls.values()])
-        self._show(first)
+        self._timer: asyncio.TimerHandle | None = None
+        self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
+        self.view: View | None = None
+        if self._try(self._look_once):
+            self._try(self.complete)
         self._box = self._arrange()
-        for control in self.controls.values():
-            control.observe(lambda _: self.move(), ["index"])
-
-    def _arrange(self) -> Any:
-        """The controls in two columns, or in one on a narrow page; below them what came of it."""
-        for control in self.controls.values():
-            control.layout.width = f"{WIDTH // 2 - 10}px"
-        row = widgets.Layout(flex_flow="row wrap", max_width=f"{WIDTH}px")
-        return widgets.VBox([widgets.HBox([*self.controls.values()], layout=row), self.sentences, *self.pictures])
-
-    @property
-    def setting(self) -> dict[str, Any]:
-        return {name: control.value for name, control in self.controls.items()}
+        self._stored = self._picture()
+        for control in self.controls:
+            control.observe(lambda _: self.move(), ["index", "value"])
+        self.running.observe(lambda _: self.stop(), "clicks")
 
     def move(self) -> None:
-        """Draw what the controls say."""
-        try:
-            self._show(self._draw(**self.setting))
-        except Exception as error:
-            self._say(f"This cannot be drawn. {type(error).__name__}: {error} Move a control to try again.", "alert")
+        """Look at what the controls say, and plan what more there is to see."""
+        self.running.begin("Running", self._seconds["look"])
+        if self._try(self._look_once):
+            self.running.end()
+            self._plan(PAUSE)
 
-    def _show(self, view: View) -> None:
+    def complete(self) -> None:
+        """Look at all that is missing."""
+        while self._look_further():
+            pass
+
+    def stop(self) -> None:
+        """Look at nothing more until the next move. What has been seen stays."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fail(f"{self.view.sentences if self.view else ''} Stopped. Move a control to go on.".strip())
+
+    def _look_once(self) -> None:
+        self._show("look", self._look)
+
+    def _look_further(self) -> bool:
+        return self._show("piece", self._more)
+
+    def _show(self, what: str, run: Callable[[], View | None]) -> bool:
+        """Whether there was something to show."""
+        start = time.monotonic()
+        with interruptible():
+            view = run()
+        if view is None:
+            return False
+        self._seconds[what] = time.monotonic() - start
+        self._draw(view)
+        return True
+
+    def _continue(self) -> None:
+        self._announce()
+        if self._look_further():
+            self._announce()
+            self._plan(BREATH)
+        else:
+            self.running.end()
+
+    def _announce(self) -> None:
+        """Say what is still to be looked at."""
+        if self._left is None:
+            self.running.begin("Running on")
+        elif left := self._left():
+            self.running.begin(f"{left} more to run", left * self._seconds["piece"])
+
+    def _plan(self, seconds: float) -> None:
+        """Continue after so many seconds. Without an event loop, as in a plain script, nobody does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._timer = loop.call_later(seconds, self._try, self._continue)
+
+    def _try(self, action: Callable[[], Any]) -> bool:
+        """Whether it went well; if not, why it did not is there to read."""
+        try:
+            action()
+        except KeyboardInterrupt:
+            self.stop()
+        except Exception as error:
+            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            self._fail(f"This could not be run. {reason} Move a control to try again.")
+        else:
+            return True
+        return False
+
+    def _fail(self, text: str) -> None:
+        self.running.end()
+        self._say(text, "alert")
+
+    def _draw(self, view: View) -> None:
+        self.view = view
+        self.sentences.layout.width = f"{view.beside.sheet.width}px"
         self._say(view.sentences, "status")
-        for i, (place, picture) in enumerate(zip(self.pictures, view.pictures, strict=True)):
+        for place, picture in view.pictures.items():
+            html = getattr(self, place)
+            html.layout.width = f"{picture.sheet.width}px"
             # Always the same ids, so that a picture that did not change is not sent again.
-            place.value = f"<div style='line-height:1.4'>{picture.inline(key=f'{self._key}-{i}')}</div>"
+            html.value = f"<div style='line-height:1.4'>{picture.inline(key=f'{self._key}-{place}')}</div>"
 
     def _say(self, text: str, role: str) -> None:
         """role: "status" or "alert", so that screen readers speak up."""
         self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
+    def _arrange(self) -> Any:
+        left = widgets.VBox([*self.controls, self.running, self.sentences, self.under])
+        # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
+        top = widgets.HBox([left, self.beside], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"))
+        return widgets.VBox([top, self.below])
+
+    def _picture(self) -> dict[str, str]:
+        """What stays of the explorer where no widget runs."""
+        if self.view is None:
+            return {"text/plain": "", "text/html": self.sentences.value}
+        *columns, below = (
+            f"<div style='max-width:{picture.sheet.width}px'>{picture._repr_mimebundle_()['text/html']}</div>"
+            for picture in self.view.pictures.values()
+        )
+        names = ", ".join(control.label for control in self.controls)
+        html = f"<p><i>Run this cell for the controls: {escape(names)}.</i></p><p>{escape(self.view.sentences)}</p>"
+        html += f"<div style='display:flex;flex-wrap:wrap;align-items:flex-end'>{''.join(columns)}</div>{below}"
+        return {"text/plain": self.view.sentences, "text/html": html}
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {**self._box._repr_mimebundle_(), **self._stored}
 
 
-def _stored(view: View, names: Sequence[str]) -> dict[str, str]:
-    """What stays of the explorer where no widget runs."""
-    pictures = "".join(picture._repr_mimebundle_()["text/html"] for picture in view.pictures)
-    listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    invitation = f"<p><i>Run this cell for the controls: {escape(listed)}.</i></p>"
-    html = f"{invitation}<p>{escape(view.sentences)}</p>{pictures}"
-    return {"text/plain": view.sentences, "text/html": html}
-
-
 def _html() -> Any:
-    return widgets.HTML(layout=widgets.Layout(width=f"{WIDTH}px", max_width="100%"))
+    return widgets.HTML(layout=widgets.Layout(max_width="100%"))

@@ -23,7 +23,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
 
 LAYERS = 6  # with embedding and head, 8 blocks
 UNITS = (1, 2, 3, 4, 6, 8)
@@ -97,7 +97,7 @@ class LayerWiseExplorer:
         self.vocabulary = Slider("vocabulary", VOCABULARIES, vocabulary, [f"{n:,} words" for n in VOCABULARIES])
         self.cut = Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS])
         self._alone: dict[Setting, LayerWiseStep] = {}
-        self.explorer = LiveExplorer([self.units, self.samples, self.vocabulary, self.cut], self.look)
+        self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look)
 
     @property
     def setting(self) -> Setting:

@@ -26,7 +26,7 @@ from course_lib.planner import simulate, wire
 from course_lib.ranks import Link
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import EXACTLY, HALF, WIDTH, LiveExplorer, View, compared
+from course_lib.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer, View, compared
 
 RANKS = 8
 MESHES = (
@@ -185,7 +185,7 @@ class MeshExplorer:
         self.schedule = Slider("schedule", NAMES, schedule)
         self.precision = Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values()))
         controls = [self.mesh, self.micro_batches, self.schedule, self.precision]
-        self.explorer = LiveExplorer(controls, self.look)
+        self.explorer = Explorer(controls, self.look)
 
     @property
     def experiment(self) -> HybridExperiment:

@@ -25,7 +25,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 
 MINIBATCH = 32  # samples
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -131,7 +131,7 @@ class MicroBatchExplorer:
         self.memory = Slider("memory", MEMORIES, memory, [f"for {_samples(size)}" for size in MEMORIES])
         self.measured = Measured()
         controls = [self.size, self.stages, self.overhead, self.memory]
-        self.explorer = LiveExplorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
+        self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
 
     @property
     def setting(self) -> Setting:

@@ -29,7 +29,7 @@ from course_lib.figures.number_range import lost, power
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 SAMPLES, STEPS = 64, 150
@@ -211,7 +211,7 @@ class MixedPrecisionExplorer:
         self.rate = Slider("learning", RATES, learning_rate, [f"rate {rate:.5f}".rstrip("0") for rate in RATES])
         self._in_32_bits: dict[Setting, Training] = {}
         controls = [self.format, self.scale, self.master, self.rate]
-        self.explorer = LiveExplorer(controls, self.look, self.more, self.left)
+        self.explorer = Explorer(controls, self.look, self.more, self.left)
 
     @property
     def setting(self) -> Setting:

@@ -1,10 +1,11 @@
 """An explorer of the limits of one device: which models fit, and how long they would train.
 
-| model    ---o---  6.7B     | device          --o---  A100-80GB     |
-| samples  -o-----  1        | computing again o-----  nothing       |
-| what it needs, in words                                            |
-| what lies in memory, against what the device has                   |
-| memory and training time of all models, and where the limits are   |
+| model      ---o---  6.7B          | what lies in memory,         |
+| device     --o----  A100-80GB     | against what the device has  |
+| at a time  -o-----  1 sample      |                              |
+| recompute  o------  nothing       |                              |
+| what it needs, in words           |                              |
+| memory and training time of all models, and where the limits are |
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from course_lib.figures import limits, memory_by_part
 from course_lib.figures.axis import long_time, memory_size
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import WIDTH, Explorer, View
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
 
 # Brown et al. 2020, "Language Models are Few-Shot Learners", table 2.1: layers, hidden, heads; with heads that divide
 # the hidden size, and a hidden size that they divide, where the table's do not.
@@ -49,10 +50,8 @@ def draw(model: str, device: str, samples: int, recompute: str) -> View:
     one = family[model]
     return View(
         describe(model, one),
-        [
-            memory_by_part({model: one.memory}, one.capacity, WIDTH, f"Does {model} fit into one {device}?"),
-            limits(family, TOKENS, WIDTH, f"Which models can one {device} train?", chosen=model),
-        ],
+        memory_by_part({model: one.memory}, one.capacity, HALF, f"Does {model} fit into one {device}?"),
+        limits(family, TOKENS, WIDTH, f"Which models can one {device} train?", chosen=model),
     )
 
 
@@ -67,10 +66,10 @@ def describe(model: str, one: Estimate) -> str:
 
 def explorer(model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, recompute: str = "none") -> Explorer:
     """Four controls, one sentence, two pictures; everything is modelled."""
-    controls = {
-        "model": Slider("model", tuple(FAMILY), model),
-        "device": Slider("device", DEVICES, device),
-        "samples": Slider("at a time", SAMPLES, samples, [f"{n} sample{'s' * (n > 1)}" for n in SAMPLES]),
-        "recompute": Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
-    }
-    return Explorer(controls, draw)
+    controls = [
+        Slider("model", tuple(FAMILY), model),
+        Slider("device", DEVICES, device),
+        Slider("at a time", SAMPLES, samples, [f"{n} sample{'s' * (n > 1)}" for n in SAMPLES]),
+        Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
+    ]
+    return Explorer(controls, lambda: draw(*(control.value for control in controls)))

@@ -22,7 +22,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import HALF, WIDTH, LiveExplorer, View, compared
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
@@ -102,7 +102,7 @@ class PipelineExplorer:
         self.micro_batches = Slider("micro-batches", MICRO_BATCHES, micro_batches)
         self.schedule = Slider("schedule", NAMES, schedule)
         self.cut = Slider("cut", range(len(CUTS)), moved, CUTS)
-        self.explorer = LiveExplorer([self.stages, self.micro_batches, self.schedule, self.cut], self.look)
+        self.explorer = Explorer([self.stages, self.micro_batches, self.schedule, self.cut], self.look)
 
     @property
     def setting(self) -> Setting:

@@ -1,10 +1,10 @@
 """What if: an explorer of a hardware refresh.
 
-    | devices  ----o  B200-180GB        | network  --o--  InfiniBand HDR       |
-    | nodes    o----  4 x 8 devices                                            |
-    | what the new cluster is worth, with the old plan and with a new one      |
-    | where the time of a step goes: before, with the old plan, with a new one |
-    | what lies in memory, in all three                                        |
+    | devices  ----o  B200-180GB          | what lies in memory: before,       |
+    | network  --o--  InfiniBand HDR      | with the old plan, with a new one  |
+    | nodes    o----  4 x 8 devices       |                                    |
+    | what the new cluster is worth, in words                                  |
+    | where the time of a step goes, in all three                              |
 
 The old cluster is 8 nodes of 8 A100, and the old plan is the fastest one on it. A new plan is the best of those worth a
 try: one-forward-one-backward or zero-bubble pipelines, small micro-batches, ZeRO-1 or ZeRO-3, sequence parallelism
@@ -24,7 +24,7 @@ from course_lib.planner import Cluster, Estimate, Plan, estimate
 from course_lib.planner.search import legal_plans
 from course_lib.questions.strategies import BATCH, MODEL
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import WIDTH, Explorer, View
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
 
 DEVICES = ("A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")
 NETWORKS = ("Ethernet 25", "Ethernet 100", "InfiniBand HDR", "InfiniBand NDR")
@@ -67,10 +67,8 @@ def draw(device: str, network: str, nodes: int) -> View:
     memory = {name: one.memory for name, one in three.items()}
     return View(
         describe(three["before"], three["old plan"], three["best plan"]),
-        [
-            step_time_by_part(three, WIDTH, f"A step on {new.devices} {device} with {network}"),
-            memory_by_part(memory, three["best plan"].capacity, WIDTH, "What lies in the fullest device"),
-        ],
+        memory_by_part(memory, three["best plan"].capacity, HALF, "What lies in the fullest device"),
+        step_time_by_part(three, WIDTH, f"A step on {new.devices} {device} with {network}"),
     )
 
 
@@ -93,9 +91,9 @@ def _times(before: Estimate, after: Estimate) -> str:
 
 def explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes: int = 4) -> Explorer:
     """Three controls, two or three sentences, two pictures; everything is modelled."""
-    controls = {
-        "device": Slider("devices", DEVICES, device),
-        "network": Slider("network", NETWORKS, network),
-        "nodes": Slider("nodes", NODES, nodes, [f"{n} x 8 devices" for n in NODES]),
-    }
-    return Explorer(controls, draw)
+    controls = [
+        Slider("devices", DEVICES, device),
+        Slider("network", NETWORKS, network),
+        Slider("nodes", NODES, nodes, [f"{n} x 8 devices" for n in NODES]),
+    ]
+    return Explorer(controls, lambda: draw(*(control.value for control in controls)))

@@ -21,7 +21,7 @@ from course_lib.figures.who_holds_what import count_operations
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
-from course_lib.widgets.live import WIDTH, LiveExplorer, View, compared
+from course_lib.widgets.explorer import WIDTH, Explorer, View, compared
 
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
@@ -116,7 +116,7 @@ class TensorParallelExplorer:
         self.hidden = Slider("hidden size", HIDDEN, hidden)
         self.way = Slider("cut of A, B", tuple(WAYS), way)
         self.sequence_parallel = Switch("sequence", sequence_parallel, "parallel")
-        self.explorer = LiveExplorer([self.ranks, self.hidden, self.way, self.sequence_parallel], self.look)
+        self.explorer = Explorer([self.ranks, self.hidden, self.way, self.sequence_parallel], self.look)
 
     @property
     def setting(self) -> Setting:

@@ -14,7 +14,7 @@ import time
 from course_lib import Span, Timeline, launch
 from course_lib.figures import gantt
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.live import LiveExplorer, View
+from course_lib.widgets.explorer import Explorer, View
 
 seconds, missing = Slider("seconds", (0, 1, 300), 0), []
 picture = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
@@ -33,7 +33,7 @@ def more():
     time.sleep(missing.pop())
     return View(f"{len(missing)} missing", picture, picture)
 
-LiveExplorer([seconds], look, more, lambda: len(missing))
+Explorer([seconds], look, more, lambda: len(missing))
 """
 
 LEFT, STOPPED = re.compile(r"more to run, about \d+ s left"), re.compile(r"[1-9]\d* missing Stopped\.")

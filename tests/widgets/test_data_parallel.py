@@ -12,7 +12,6 @@ import pytest
 from course_lib import Span, Timeline
 from course_lib.figures import Timing
 from course_lib.ranks import Deadlock
-from course_lib.widgets import live
 from course_lib.widgets.data_parallel import CURVE, DataParallelExplorer, Measured, Setting, describe
 
 SETTING = Setting(ranks=4, batch_size=32, link_speed=5, overlap=True)
@@ -91,8 +90,8 @@ def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
-    monkeypatch.setattr(live, "PAUSE", 0.0)
-    monkeypatch.setattr(live, "BREATH", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
 
     async def move() -> None:
         explorer.link_speed.value = 10
@@ -109,7 +108,7 @@ def test_a_new_move_puts_the_rest_of_the_curve_off(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
-    monkeypatch.setattr(live, "PAUSE", 3600.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 3600.0)
 
     async def move() -> asyncio.TimerHandle:
         explorer.link_speed.value = 10

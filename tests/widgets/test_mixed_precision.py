@@ -15,7 +15,7 @@ import torch
 from course_lib import data
 from course_lib.experiments.ablations import train
 from course_lib.model import TinyGPT
-from course_lib.widgets import live, mixed_precision
+from course_lib.widgets import mixed_precision
 from course_lib.widgets.mixed_precision import CONFIG, MICRO_BATCHES, MixedPrecisionExplorer, Setting, Training
 
 SCALED, TOO_LARGE = 2.0**16, 2.0**40
@@ -103,8 +103,8 @@ def test_the_sentences_say_what_vanishes_and_what_overflows() -> None:
 
 
 def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PAUSE", 0)
-    monkeypatch.setattr(live, "BREATH", 0)
+    monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0)
+    monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0)
 
     async def until(steps: int, training: Training) -> None:
         for _ in range(100):  # far more turns of the loop than there are pieces

@@ -10,8 +10,8 @@ import pytest
 from course_lib.figures import SizedStep
 from course_lib.ranks import Deadlock
 from course_lib.timeline import Timeline
-from course_lib.widgets import live, micro_batches, pipeline
-from course_lib.widgets.live import compared
+from course_lib.widgets import micro_batches, pipeline
+from course_lib.widgets.explorer import compared
 from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
 from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, Setting
 
@@ -126,8 +126,8 @@ def test_a_size_is_run_once_and_the_whole_curve_follows(called: list[Any], monke
     called.clear()
     shown.size.value, shown.memory.value = 8, 8
     assert called == []
-    monkeypatch.setattr(live, "PAUSE", 0.0)
-    monkeypatch.setattr(live, "BREATH", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
 
     async def move() -> None:
         shown.stages.value = 3

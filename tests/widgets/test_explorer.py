@@ -13,9 +13,8 @@ import pytest
 
 from course_lib import Span, Timeline
 from course_lib.figures import gantt
-from course_lib.widgets import live
 from course_lib.widgets.controls import Slider, Switch
-from course_lib.widgets.live import LiveExplorer, View
+from course_lib.widgets.explorer import Explorer, View
 
 PICTURE = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
 
@@ -28,7 +27,7 @@ class Pieces:
         self.missing = 0
         self.said: list[tuple[str, float]] = []
         left = (lambda: self.missing) if knows_how_many else None
-        self.explorer = LiveExplorer([self.number, Switch("more", True)], self.look, self.more, left)
+        self.explorer = Explorer([self.number, Switch("more", True)], self.look, self.more, left)
         self.explorer.running.observe(lambda _: self.said.append(self.now), "words")
         self.missing = 3
 
@@ -61,8 +60,8 @@ def moved(pieces: Pieces, during: Callable[[], None] = lambda: None, turns: int 
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> Pieces:
-    monkeypatch.setattr(live, "PAUSE", 0.0)
-    monkeypatch.setattr(live, "BREATH", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
     return Pieces()
 
 
@@ -76,8 +75,8 @@ def test_long_work_says_how_much_there_is_to_do_and_for_how_long(pieces: Pieces)
 
 
 def test_work_of_unknown_length_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PAUSE", 0.0)
-    monkeypatch.setattr(live, "BREATH", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
+    monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
     pieces = Pieces(knows_how_many=False)
     moved(pieces)
     assert ("Running on", 0) in pieces.said
