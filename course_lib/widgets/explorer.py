@@ -41,7 +41,7 @@ def compared(seconds: float, predicted: float) -> str:
 
 
 class View(NamedTuple):
-    """All there is to see at one setting: sentences under the controls, and pictures under them, beside and below all."""
+    """All there is to see at one setting: sentences under the controls; pictures under them, beside, and below all."""
 
     sentences: str
     beside: Picture
