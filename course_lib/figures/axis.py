@@ -33,6 +33,19 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def thousands(value: float) -> str:
+    """A number with commas: 20000 is "20,000"."""
+    return f"{value:,g}"
+
+
+def with_prefix(value: float) -> str:
+    """A large number as engineers write it: 12700 is "12.7k"."""
+    for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{number(value / size)}{prefix}"
+    return number(value)
+
+
 def duration(seconds: float) -> str:
     """A time with its unit: 0.0123 is "12.3 ms"."""
     size, name = time_unit(seconds)

@@ -12,28 +12,16 @@ A point lies below its roof, as not all traffic is hidden, and matrices are not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.figures.axis import number, percent, powers
-from course_lib.figures.frame import draw_origins, draw_title, new_sheet, on_card
-from course_lib.figures.palette import INK, LINES
-from course_lib.figures.picture import Picture
-from course_lib.figures.plot import (
-    Axis,
-    Plot,
-    Scale,
-    draw_axes,
-    draw_line,
-    draw_lines_legend,
-    draw_symbol,
-    spread,
-)
-from course_lib.figures.svg import HALO, Sheet
+from course_lib.figures.axis import number, percent, powers, with_prefix
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point, Words
+from course_lib.figures.palette import LINES
+from course_lib.figures.picture import Picture, Row
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from course_lib.planner import Cluster, Estimate
 
 LEFT, RIGHT, HEIGHT = 60.0, 24.0, 320.0
@@ -48,6 +36,9 @@ class _Point(NamedTuple):
     intensity: float
     speed: float
 
+    def at(self, tip: str = "") -> Point:
+        return Point(self.intensity, self.speed / TERA, tip)
+
 
 def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
     """Draw how much each plan computes for a byte it sends, and what every link allows at that.
@@ -60,17 +51,10 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
     roofs = {link.name: link.achieved for link in (cluster.inside_link, cluster.between_link)}
     peak = cluster.spec.peak[precision] * cluster.spec.matmul
     points = [point for name, one in estimates.items() for point in _points(name, one)]
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, {"modelled"}, y)
-    y = draw_lines_legend(sheet, dict(zip(roofs, LINES, strict=False)), y)
-    sheet.height = _draw(sheet, points, roofs, peak, y)
-    return Picture(
-        sheet,
-        _summary(points, roofs, peak),
-        [_row(p, roofs, peak) for p in points],
-        lambda: _plotly(points, roofs, peak, title),
+    chart = Chart(
+        [_panel(points, roofs, peak, width)], {"modelled"}, title, width, dict(zip(roofs, LINES, strict=False))
     )
+    return Picture.of(chart, _summary(points, roofs, peak), [_row(point, roofs, peak) for point in points])
 
 
 def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
@@ -113,63 +97,54 @@ def _roof(intensity: float, bandwidth: float, peak: float) -> float:
     return min(peak, intensity * bandwidth)
 
 
-def _draw(sheet: Sheet, points: list[_Point], roofs: Mapping[str, float], peak: float, top: float) -> float:
+def _panel(points: list[_Point], roofs: Mapping[str, float], peak: float, width: int) -> Panel:
     ridges = [peak / bandwidth for bandwidth in roofs.values()]
-    across = spread([*ridges, *(point.intensity for point in points)], margin=4)
-    up = Scale(min([peak, *(point.speed for point in points)]) / 8, 2 * peak, is_log=True)
-    plot = Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, across, up)
-    end = draw_axes(
-        sheet,
-        plot,
-        Axis("FLOPs for each byte that a device sends over the link", powers(across.low, across.high), _count),
-        Axis(
-            "TFLOP/s of a device",
-            [TERA * mark for mark in powers(up.low / TERA, up.high / TERA)],
-            lambda speed: number(speed / TERA),
-        ),
+    across = Axis.by_powers(
+        "FLOPs for each byte that a device sends over the link",
+        [*ridges, *(point.intensity for point in points)],
+        4,
+        with_prefix,
     )
-    lines = dict(zip(roofs, LINES, strict=False))
+    low, high = min([peak, *(point.speed for point in points)]) / 8 / TERA, 2 * peak / TERA
+    up = Axis("TFLOP/s of a device", low, high, powers(low, high), is_log=True)
+    looks = dict(zip(roofs, LINES, strict=False))
+    lines = []
     for link, bandwidth in roofs.items():
-        start = max(across.low, up.low / bandwidth)
-        corner = (peak / bandwidth, peak)
-        draw_line(sheet, lines[link], [plot.at(start, start * bandwidth), plot.at(*corner), plot.at(across.high, peak)])
-    _name_points(sheet, plot, points)
-    for point in points:
-        x, y = plot.at(point.intensity, point.speed)
-        draw_symbol(sheet, lines[point.link], x, y, tip=_in_words(point, roofs, peak))
-    return end
+        start = max(across.low, TERA * low / bandwidth)
+        ends = (start, start * bandwidth), (peak / bandwidth, peak), (across.high, peak)
+        lines.append(Curve(link, [Point(intensity, speed / TERA) for intensity, speed in ends], looks[link]))
+    symbols = [
+        Curve(point.link, [point.at(_in_words(point, roofs, peak))], looks[point.link]._replace(dash=None))
+        for point in points
+    ]
+    return Panel(across, up, [*lines, *_names(points, across, up, width), *symbols], HEIGHT, LEFT, RIGHT)
 
 
-def _name_points(sheet: Sheet, plot: Plot, points: list[_Point]) -> None:
+def _names(points: list[_Point], across: Axis, up: Axis, width: int) -> Iterator[Curve | Label]:
     """A thin line through the points of each plan, and its name below, lower where another name stands already."""
     taken: list[tuple[float, float]] = []
     for name in dict.fromkeys(point.name for point in points):
-        own = [plot.at(point.intensity, point.speed) for point in points if point.name == name]
-        draw_line(sheet, None, sorted(own))
-        x, y = sum(x for x, _ in own) / len(own), own[0][1] + 20
-        while any(abs(x - other) < 160 and abs(y - height) < 16 for other, height in taken):
-            y += 16
-        sheet.text(x, y, name, text_anchor="middle", **HALO)
-        taken.append((x, y))
-
-
-def _count(value: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{number(value / size)}{unit}"
-    return number(value)
+        own = [point.at() for point in points if point.name == name]
+        yield Curve("", sorted(own), look=None)
+        middle = prod(point.x for point in own) ** (1 / len(own))
+        x, y = (width - LEFT - RIGHT) * across.share(middle), -HEIGHT * up.share(own[0].y)
+        down = 20
+        while any(abs(x - other) < 160 and abs(y + down - height) < 16 for other, height in taken):
+            down += 16
+        yield Label(middle, own[0].y, Words(name, down=down, anchor="middle", is_bold=False, has_halo=True))
+        taken.append((x, y + down))
 
 
 def _in_words(point: _Point, roofs: Mapping[str, float], peak: float) -> str:
     share = percent(point.speed / _roof(point.intensity, roofs[point.link], peak))
     return (
-        f"{point.name} over {point.link}: {_count(point.intensity)} FLOPs a byte, "
+        f"{point.name} over {point.link}: {with_prefix(point.intensity)} FLOPs a byte, "
         f"{number(point.speed / TERA)} TFLOP/s, {share} of its roof"
     )
 
 
 def _summary(points: list[_Point], roofs: Mapping[str, float], peak: float) -> str:
-    ridges = " and ".join(f"{_count(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
+    ridges = " and ".join(f"{with_prefix(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
     text = f"To compute at full speed a plan needs so many FLOPs for each byte it sends: {ridges}"
     if not points:
         return f"{text}; these plans send nothing."
@@ -177,7 +152,7 @@ def _summary(points: list[_Point], roofs: Mapping[str, float], peak: float) -> s
     return f"{text}; nearest to the slope is {_in_words(nearest, roofs, peak)}."
 
 
-def _row(point: _Point, roofs: Mapping[str, float], peak: float) -> dict[str, object]:
+def _row(point: _Point, roofs: Mapping[str, float], peak: float) -> Row:
     return {
         "plan": point.name,
         "link": point.link,
@@ -185,28 +160,3 @@ def _row(point: _Point, roofs: Mapping[str, float], peak: float) -> dict[str, ob
         "TFLOP/s": point.speed / TERA,
         "roof (TFLOP/s)": _roof(point.intensity, roofs[point.link], peak) / TERA,
     }
-
-
-def _plotly(points: list[_Point], roofs: Mapping[str, float], peak: float, title: str | None) -> go.Figure:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for (link, bandwidth), line in zip(roofs.items(), LINES, strict=False):
-        ridge = peak / bandwidth
-        dash = {"color": line.color, "dash": line.dash.replace(",", "px,") + "px" if line.dash else "solid"}
-        intensities = [ridge / 100, ridge, 1e4 * max(peak / slowest for slowest in roofs.values())]
-        speeds = [_roof(intensity, bandwidth, peak) / TERA for intensity in intensities]
-        figure.add_scatter(x=intensities, y=speeds, name=link, mode="lines", line=dash)
-        own = [point for point in points if point.link == link]
-        figure.add_scatter(
-            x=[point.intensity for point in own],
-            y=[point.speed / TERA for point in own],
-            text=[point.name for point in own],
-            name=f"plans over {link}",
-            mode="markers+text",
-            textposition="bottom center",
-            marker={"color": line.color, "symbol": line.symbol, "size": 10, "line": {"color": INK, "width": 0.5}},
-        )
-    figure.update_xaxes(type="log", title_text="FLOPs for each byte that a device sends over the link")
-    figure.update_yaxes(type="log", title_text="TFLOP/s of a device")
-    return on_card(figure, title, {"modelled"})

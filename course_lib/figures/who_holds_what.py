@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_lib.experiments.cuts import Operation
 from course_lib.figures.axis import data_size
-from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
 from course_lib.figures.palette import PAPER, RANKS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: beside the lanes, between things, and of a communication
 NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: of the hidden size, of four times it, and of a sequence
@@ -69,7 +66,6 @@ def who_holds_what(
         sheet,
         summary=_summary(operations, traffic, ranks, origin),
         rows=[_row(operation, sent) for operation, sent in zip(operations, traffic, strict=True)],
-        figure=lambda: _plotly(operations, traffic, title, origin),
     )
 
 
@@ -139,7 +135,7 @@ def _draw_thing(sheet: Sheet, thing: _Thing, ranks: int, x: float, middle: float
             x, y, thing.width, thing.height, tip=tip, fill=BACKGROUND, stroke="currentColor", stroke_dasharray="3,2"
         )
     for rank in range(ranks) if cut != "whole" else ():
-        place = _place(thing, rank, ranks, x, y)
+        place = _box_of_share(thing, rank, ranks, x, y)
         what = {"addends": "an addend of all of it"}.get(cut, f"its {cut}")
         _draw_share(sheet, rank, place, f"{thing.name}: rank {rank} holds {what}")
     # Names of cuts are wider than what is cut, so those of matrices are on a line of their own.
@@ -147,7 +143,7 @@ def _draw_thing(sheet: Sheet, thing: _Thing, ranks: int, x: float, middle: float
     sheet.text(center, below, cut, text_anchor="middle", font_size=11)
 
 
-def _place(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> tuple[float, float, float, float]:
+def _box_of_share(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> tuple[float, float, float, float]:
     """Left, top, width and height of a rank's share."""
     if thing.cut == "columns":
         return x + thing.width * rank / ranks, y, thing.width / ranks, thing.height
@@ -209,16 +205,3 @@ def _row(operation: Operation, sent: tuple[int, int]) -> dict[str, object]:
         "backward": operation.backward or "nothing",
         "sent backward (bytes)": sent[1],
     }
-
-
-def _plotly(operations: Sequence[Operation], traffic: Traffic, title: str | None, origin: str) -> go.Figure:
-    import plotly.graph_objects as go
-
-    names = [f"{number + 1}: {operation.name}" for number, operation in enumerate(operations)]
-    figure = go.Figure()
-    for way, direction in enumerate(("forward", "backward")):
-        style = STYLES[direction]
-        marker = {"color": style.fill, "pattern": {"shape": style.shape, "fgcolor": style.shade}}
-        figure.add_bar(x=names, y=[sent[way] for sent in traffic], name=direction, marker=marker)
-    figure.update_yaxes(title_text="bytes that each rank sends")
-    return on_card(figure, title, [origin])
