@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+LONG_TIMES = ((365.25 * 86_400, " years"), (86_400, " days"), (3_600, " hours"))
+DATA = ((1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
+MEMORY = ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
+LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def ticks(limit: float, count: int) -> list[float]:
@@ -20,8 +24,8 @@ def ticks(limit: float, count: int) -> list[float]:
 def time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which a time is written: how many seconds it has, and its name."""
     if seconds == 0:
-        return UNITS[0]
-    return next(((size, name) for size, name in UNITS if seconds >= size), UNITS[-1])
+        return TIMES[0]
+    return next(((size, name) for size, name in TIMES if seconds >= size), TIMES[-1])
 
 
 def number(value: float) -> str:
@@ -40,10 +44,7 @@ def thousands(value: float) -> str:
 
 def with_prefix(value: float) -> str:
     """A large number as engineers write it: 12700 is "12.7k"."""
-    for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{number(value / size)}{prefix}"
-    return number(value)
+    return _in_units(value, LARGE) or number(value)
 
 
 def duration(seconds: float) -> str:
@@ -54,26 +55,22 @@ def duration(seconds: float) -> str:
 
 def data_size(count: int) -> str:
     """A number of bytes with its unit: 4096 is "4.1 kB"."""
-    for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{number(count / size)} {name}"
-    return f"{count} B"
+    return _in_units(count, DATA) or f"{count} B"
 
 
 def memory_size(count: float) -> str:
     """A number of bytes in powers of 1024, as memory is sold: 2**30 is "1 GiB"."""
-    for size, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= size:
-            return f"{number(count / size)} {name}"
-    return f"{number(count)} B"
+    return _in_units(count, MEMORY) or f"{number(count)} B"
 
 
 def long_time(seconds: float) -> str:
     """A time that may last days or years: 200000 is "2.31 days"."""
-    for size, name in ((365.25 * 86_400, "years"), (86_400, "days"), (3_600, "hours")):
-        if seconds >= size:
-            return f"{number(seconds / size)} {name}"
-    return duration(seconds)
+    return _in_units(seconds, LONG_TIMES) or duration(seconds)
+
+
+def _in_units(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
+    """With the largest unit that it reaches, if there is one."""
+    return next((f"{number(value / size)}{name}" for size, name in units if value >= size), None)
 
 
 def powers(low: float, high: float) -> list[float]:

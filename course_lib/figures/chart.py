@@ -73,7 +73,7 @@ class Label(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A place of a curve. tip: what to say when the mouse rests there; it has a symbol then, and words if it has some."""
+    """A place of a curve. tip: what to say when the mouse rests there; it has a symbol then, and may have words."""
 
     x: float
     y: float

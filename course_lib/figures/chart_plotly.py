@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import groupby
 
 import plotly.graph_objects as go
 from plotly.basedatatypes import BaseTraceType
 from plotly.subplots import make_subplots
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Rule, Words
-from course_lib.figures.palette import INK, ORIGINS, PAPER, Line
+from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule, Words
+from course_lib.figures.palette import INK, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
-GRID = "#d5d5d5"
+LINES_OF_AXES = {"gridcolor": "#d5d5d5", "zeroline": False, "automargin": True}
 
 
 def figure(chart: Chart) -> go.Figure:
@@ -63,23 +62,19 @@ def _add_panel(made: go.Figure, chart: Chart, panel: Panel, where: dict[str, int
             made.add_vrect(mark.low, mark.high, fillcolor=INK, opacity=0.1, line_width=0, layer="below", **where)
         elif isinstance(mark, Rule):
             _add_rule(made, panel, mark, where)
-    made.update_xaxes(_axis(panel.x), **where)
-    made.update_yaxes(_axis(panel.y), **where)
+    made.update_xaxes(_axis(panel.x), **where, **LINES_OF_AXES)
+    made.update_yaxes(_axis(panel.y), **where, **LINES_OF_AXES)
 
 
 def _axis(axis: Axis) -> dict[str, object]:
-    format_ = FORMATS.get(axis.write)
     names = {"tickvals": list(axis.ticks), "ticktext": [axis.write(tick) for tick in axis.ticks]}
     return {
         "type": "log" if axis.is_log else "linear",
         "range": [_place(axis, axis.low), _place(axis, axis.high)],
-        "title": {"text": axis.title},
-        **({"tickformat": format_} if format_ is not None else names),
+        "title_text": axis.title,
         "showticklabels": bool(axis.ticks),
         "showgrid": axis.has_grid,
-        "gridcolor": GRID,
-        "zeroline": False,
-        "automargin": True,
+        **({"tickformat": FORMATS[axis.write]} if axis.write in FORMATS else names),
     }
 
 
@@ -96,7 +91,7 @@ def _write(made: go.Figure, panel: Panel, words: Words, where: dict[str, int], x
         font={"size": words.size},
         xshift=words.right,
         yshift=-words.down,
-        xanchor={None: "left", "middle": "center", "end": "right"}[words.anchor],
+        xanchor={"middle": "center", "end": "right"}.get(words.anchor or "", "left"),
         yanchor="bottom",
         showarrow=False,
         **where,
@@ -111,72 +106,53 @@ def _add_rule(made: go.Figure, panel: Panel, rule: Rule, where: dict[str, int]) 
 
 
 def _traces(panel: Panel) -> Iterator[tuple[str, BaseTraceType]]:
-    """A trace for each mark, and for all bars of a part, each with its name in the legend of the chart."""
+    """A trace for each curve, and one for all bars of a part, each with its name in the legend of the chart."""
     for mark in panel.marks:
         if isinstance(mark, Curve):
-            yield mark.name, _curve(panel, mark)
+            yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
         elif isinstance(mark, Cloud):
-            yield mark.name, _cloud(mark)
+            opacity = [0.35 if is_pale else 0.9 for is_pale in mark.is_pale]
+            dots = {"color": mark.look.color, "symbol": "square", "size": 4, "opacity": opacity}
+            yield mark.name, _scatter(panel, mark.name, mark.points, mode="markers", marker=dots)
         elif isinstance(mark, Area):
-            yield mark.name, _area(panel, mark)
-    bars = sorted((mark for mark in panel.marks if isinstance(mark, Bar)), key=lambda bar: bar.part)
-    for part, of_part in groupby(bars, key=lambda bar: bar.part):
-        yield part, _bars(list(of_part))
+            stairs = {"shape": "hv", "color": mark.look.color}
+            points = [Point(*step) for step in mark.steps]
+            yield mark.name, _scatter(panel, mark.name, points, mode="lines", line=stairs, fill="tozeroy")
+    bars = [mark for mark in panel.marks if isinstance(mark, Bar)]
+    for part in dict.fromkeys(bar.part for bar in bars):
+        yield part, _bars([bar for bar in bars if bar.part == part])
 
 
-def _dash(look: Line) -> str:
-    return look.dash.replace(",", "px,") + "px" if look.dash else "solid"
+def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: object) -> go.Scatter:
+    def words(x: float, y: float) -> str:
+        return f"{name}: {panel.x.title} {panel.x.write(x)}, {panel.y.title} {panel.y.write(y)}"
+
+    return go.Scatter(
+        x=[point.x for point in points],
+        y=[point.y for point in points],
+        name=name,
+        hovertext=[escape(point.tip or words(point.x, point.y)) for point in points],
+        **{"hoverinfo": "text", **look},
+    )
 
 
-def _curve(panel: Panel, curve: Curve) -> go.Scatter:
+def _curve(curve: Curve) -> dict[str, object]:
+    """How a curve looks: its points have symbols where they have tips."""
     look = curve.look
+    if look is None:
+        return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}
     looks = [point.look or look for point in curve.points]
-    has_line = look is None or look.dash is not None
-    has_symbols = look is not None and any(point.tip for point in curve.points)
-    return go.Scatter(
-        x=[point.x for point in curve.points],
-        y=[point.y for point in curve.points],
-        name=curve.name,
-        mode="+".join(["lines"] * has_line + ["markers"] * has_symbols),
-        line={"color": look.color, "dash": _dash(look), "width": 2.5} if look else {"color": INK, "width": 1},
-        marker={
-            "color": [look.color for look in looks if look],
-            "symbol": [look.symbol for look in looks if look],
-            "size": [9 if point.tip else 0 for point in curve.points],
-            "opacity": 1,
-        },
-        hovertext=[escape(point.tip or _in_words(panel, curve.name, point.x, point.y)) for point in curve.points],
-        hoverinfo="text" if look else "skip",
-    )
-
-
-def _in_words(panel: Panel, name: str, x: float, y: float) -> str:
-    return f"{name}: {panel.x.title} {panel.x.write(x)}, {panel.y.title} {panel.y.write(y)}"
-
-
-def _cloud(cloud: Cloud) -> go.Scatter:
-    opacity = [0.35 if is_pale else 0.9 for is_pale in cloud.is_pale]
-    return go.Scatter(
-        x=[point.x for point in cloud.points],
-        y=[point.y for point in cloud.points],
-        name=cloud.name,
-        mode="markers",
-        marker={"color": cloud.look.color, "symbol": "square", "size": 4, "opacity": opacity},
-        hovertext=[escape(point.tip) for point in cloud.points],
-        hoverinfo="text",
-    )
-
-
-def _area(panel: Panel, area: Area) -> go.Scatter:
-    return go.Scatter(
-        x=[x for x, _ in area.steps],
-        y=[y for _, y in area.steps],
-        name=area.name,
-        line={"shape": "hv", "color": area.look.color},
-        fill="tozeroy",
-        hovertext=[escape(_in_words(panel, area.name, x, y)) for x, y in area.steps],
-        hoverinfo="text",
-    )
+    marker = {
+        "color": [one.color for one in looks],
+        "symbol": [one.symbol for one in looks],
+        "size": [9 if point.tip else 0 for point in curve.points],
+        "opacity": 1,
+    }
+    if look.dash is None:
+        return {"mode": "markers", "marker": marker}
+    dash = look.dash.replace(",", "px,") + "px" if look.dash else "solid"
+    mode = "lines+markers" if any(point.tip for point in curve.points) else "lines"
+    return {"mode": mode, "line": {"color": look.color, "dash": dash, "width": 2.5}, "marker": marker}
 
 
 def _bars(bars: list[Bar]) -> go.Bar:

@@ -24,6 +24,7 @@ PARTS: dict[str, Style] = {
     "overhead": STYLES["optimizer"]._replace(label="overhead of every micro-batch"),
     "idle": STYLES["wait"]._replace(label="idle: filling and draining"),
 }
+HELD = "samples in a micro-batch; held: those whose activations are there at once"
 MEASURED = LINES[1]._replace(dash=None)
 
 
@@ -66,38 +67,41 @@ def micro_batch_sizes(
     """
     if not steps:
         raise ValueError("steps is empty; give at least one SizedStep")
-    run = [step.origin for step in steps if step.measured]
-    legend: dict[str, Style | Line | None] = {**PARTS, **({_all_of_it(run[0]): MEASURED} if run else {})}
-    chart = Chart([_panel(steps, chosen)], {"modelled", *run}, title, width, legend)
+    origins = sorted({step.origin for step in steps if step.measured})
+    runs = f"all of it, {' and '.join(origins)}"
+    legend: dict[str, Style | Line | None] = {**PARTS, **({runs: MEASURED} if origins else {})}
+    chart = Chart([_panel(steps, chosen, runs)], {"modelled", *origins}, title, width, legend)
     return Picture.of(chart, _summary(steps), [_row(step) for step in steps])
 
 
-def _all_of_it(origin: str) -> str:
-    return f"all of it, {origin}"
-
-
-def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
+def _panel(steps: Sequence[SizedStep], chosen: int | None, runs: str) -> Panel:
     longest = max(max(step.modelled, step.measured or 0) for step in steps)
     size, unit = time_unit(longest)
     up = Axis(f"time of a step ({unit})", 0, longest / size, [tick / size for tick in ticks(longest, 5)])
-    middles = [place + 0.5 for place in range(len(steps))]
-    across = Axis("samples", 0, len(steps), middles, lambda x: str(steps[int(x)].size), has_grid=False)
-    marks: list[Mark] = []
-    for x, step in zip(middles, steps, strict=True):
-        if step.size == chosen:
-            marks.append(Band(x - 0.5, x + 0.5))
-        marks += _column(step, x, size)
+    places = {place + 0.5: step for place, step in enumerate(steps)}
+    across = Axis("samples", 0, len(steps), list(places), lambda x: str(places[x].size), has_grid=False)
+    marks: list[Mark] = [Band(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]
+    for x, step in places.items():
         held = str(step.held) if step.fits else f"{step.held} ✗"
-        marks.append(Label(x, 0, Words(held, down=33, anchor="middle", is_bold=step.size == chosen)))
-    marks.append(Label(0, 0, Words("held", -8, 33, "end", 11, is_bold=False)))
-    notes = ["samples in a micro-batch; held: those whose activations are there at once"]
-    notes += [] if all(step.fits for step in steps) else ["✗ there is no room for them"]
-    for line, note in enumerate(notes):
-        marks.append(Label(0, 0, Words(note, MARGIN - LEFT, 52 + 15 * line, size=10, is_bold=False)))
-    return Panel(across, up, marks, 210.0, LEFT, RIGHT, head=16.0, foot=46.0 + 15 * len(notes))
+        marks += _column(step, x, size)
+        marks.append(Label(x, 0, Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
+    points = [
+        Point(x, step.measured / size, f"{_samples(step.size)}: {duration(step.measured)}, {step.origin}")
+        for x, step in places.items()
+        if step.measured
+    ]
+    marks += [Curve(runs, points, MEASURED)] if points else []
+    notes = [Words("held", -8, 33, "end", 11, is_bold=False), _note(HELD, 52)]
+    notes += [] if all(step.fits for step in steps) else [_note("✗ there is no room for them", 67)]
+    marks += [Label(0, 0, note) for note in notes]
+    return Panel(across, up, marks, 210.0, LEFT, RIGHT, head=16.0, foot=notes[-1].down + 9)
 
 
-def _column(step: SizedStep, x: float, size: float) -> Iterator[Mark]:
+def _note(text: str, down: float) -> Words:
+    return Words(text, MARGIN - LEFT, down, size=10, is_bold=False)
+
+
+def _column(step: SizedStep, x: float, size: float) -> Iterator[Bar]:
     """size: seconds of 1 on the axis of time."""
     base = 0.0
     for part, style in PARTS.items():
@@ -105,9 +109,6 @@ def _column(step: SizedStep, x: float, size: float) -> Iterator[Mark]:
         tip = f"{_samples(step.size)}: {style.label} {duration(seconds)}"
         yield Bar(part, style, x, seconds / size, base, tip, thickness=2 / 3)
         base += seconds / size
-    if step.measured is not None:
-        tip = f"{_samples(step.size)}: {duration(step.measured)}, {step.origin}"
-        yield Curve(_all_of_it(step.origin), [Point(x, step.measured / size, tip)], MEASURED)
 
 
 def _summary(steps: Sequence[SizedStep]) -> str:
