@@ -41,6 +41,7 @@ def figure(chart: Chart) -> go.Figure:
         margin={"t": 44 + 20 * len(lines), "r": 20, "b": 50},
         height=max(300, 180 + 20 * len(lines) + down * (20 + chart.panels[0].height)),
         barmode="stack",
+        uniformtext={"minsize": 9, "mode": "hide"},
         legend={"traceorder": "normal"},
         hovermode="x unified" if chart.has_crosshair else "closest",
     )
@@ -132,6 +133,7 @@ def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: object) -
         y=[point.y for point in points],
         name=name,
         hovertext=[escape(point.tip or words(point.x, point.y)) for point in points],
+        cliponaxis=False,
         **{"hoverinfo": "text", **look},
     )
 
@@ -166,6 +168,7 @@ def _bars(bars: list[Bar]) -> go.Bar:
         width=bars[0].thickness,
         text=[bar.text for bar in bars],
         textposition="inside",
+        insidetextanchor="middle",
         textangle=0,
         insidetextfont={"color": style.text},
         hovertext=[escape(bar.tip) for bar in bars],
