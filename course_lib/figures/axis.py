@@ -28,6 +28,11 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return next(((size, name) for size, name in TIMES if seconds >= size), TIMES[-1])
 
 
+def memory_unit(count: float) -> tuple[float, str]:
+    """The unit in which a number of bytes is written, as `memory_size` does."""
+    return next(((size, name.strip()) for size, name in MEMORY if count >= size), (1.0, "B"))
+
+
 def number(value: float) -> str:
     """Three significant digits, without an exponent and without zeros that say nothing."""
     if value == 0:

@@ -47,6 +47,12 @@ def bars_panel(
     return Panel(axis, rows, marks, PITCH * len(names), MARGIN + widest + 8, right=30.0, head=head)
 
 
+def with_origins(origins: Mapping[str, str]) -> dict[str, str]:
+    """What to call each bar: its name, with its origin where those differ."""
+    is_mixed = len(set(origins.values())) > 1
+    return {name: f"{name} ({origin})" if is_mixed else name for name, origin in origins.items()}
+
+
 def _shortened(name: str, widest: float) -> str:
     if text_width(name) <= widest:
         return name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from course_lib.figures.axis import duration, memory_size, percent, ticks, time_unit
-from course_lib.figures.bars import bars_panel
+from course_lib.figures.axis import duration, memory_size, memory_unit, percent, ticks, time_unit
+from course_lib.figures.bars import bars_panel, with_origins
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import STYLES, Style
 from course_lib.figures.picture import Picture, Row
@@ -53,10 +53,8 @@ def memory_by_part(
     _refuse_nothing(bars, '{"one GPU": estimate.memory}')
     held, origins = _held(bars)
     largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
-    unit = 2.0 ** (10 * max(i for i in range(5) if largest >= 2 ** (10 * i) or i == 0))
-    axis = Axis(
-        f"memory of one device ({memory_size(unit).split()[1]})", 0, 1.04 * largest / unit, ticks(largest / unit, 6)
-    )
+    unit, unit_name = memory_unit(largest)
+    axis = Axis(f"memory of one device ({unit_name})", 0, 1.04 * largest / unit, ticks(largest / unit, 6))
     styles = _used(MEMORY, held)
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None
     panel = bars_panel(held, styles, axis, width, memory_size, unit, limit)
@@ -67,8 +65,7 @@ def memory_by_part(
 def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[dict[str, dict[str, float]], set[str]]:
     """The parts of each bar, and where they come from: in the names of the bars too, where that differs."""
     origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
-    is_mixed = len(set(origins.values())) > 1
-    names = {name: f"{name} ({origins[name]})" if is_mixed else name for name in bars}
+    names = with_origins(origins)
     held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY} for name, one in bars.items()}
     return held, set(origins.values())
 

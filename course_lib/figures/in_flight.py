@@ -27,8 +27,8 @@ from course_lib.timeline import Span, Timeline
 ROW, GAP = 30.0, 8.0
 
 
-class Flight(NamedTuple):
-    """The activations in flight on one rank. steps: when they change (seconds), and to how many micro-batches'."""
+class Activations(NamedTuple):
+    """What one rank holds in flight. steps: when that changes (seconds), and to how many micro-batches'."""
 
     rank: int
     steps: list[tuple[float, float]]
@@ -38,13 +38,13 @@ class Flight(NamedTuple):
         return max((count for _, count in self.steps), default=0.0)
 
 
-def held(timeline: Timeline) -> list[Flight]:
+def held(timeline: Timeline) -> list[Activations]:
     """How many micro-batches' activations each rank holds, and when, as its computations were recorded.
 
     A micro-batch is held from the start of its forward to the end of its backward, or of its weight gradient where
     the backward was split. On a rank with several stages it counts for each with that stage's share of them.
     """
-    return [Flight(rank, _steps(timeline.of(rank), began(timeline))) for rank in range(timeline.world_size)]
+    return [Activations(rank, _steps(timeline.of(rank), began(timeline))) for rank in range(timeline.world_size)]
 
 
 def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
@@ -77,7 +77,7 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
     return Picture.of(Chart(panels, [timeline.origin], title, width), _summary(ranks, timeline.origin), rows)
 
 
-def _panel(one: Flight, most: float, size: float, time: Axis) -> Panel:
+def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     """A rank's row. size: seconds of 1 on the axis of time."""
     names = (f"rank {one.rank}", -16, 12), (f"at most {number(one.most)}", -3, 10)
     labels = [Label(0, 0, Words(text, -8, down, "end", font, is_bold=False)) for text, down, font in names]
@@ -88,7 +88,7 @@ def _panel(one: Flight, most: float, size: float, time: Axis) -> Panel:
     return Panel(time, up, [*labels, area], ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
 
 
-def _summary(ranks: list[Flight], origin: str) -> str:
+def _summary(ranks: list[Activations], origin: str) -> str:
     most, least = (choose(ranks, key=lambda one: one.most) for choose in (max, min))
     sentence = f"Activations on {len(ranks)} ranks, {origin}: "
     if most.most == least.most:

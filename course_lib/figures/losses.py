@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from course_lib.figures.axis import percent
-from course_lib.figures.bars import bars_panel
+from course_lib.figures.bars import bars_panel, with_origins
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture, Row
@@ -25,22 +25,16 @@ def lost_time(shares: Mapping[str, Shares], width: int = 800, title: str | None 
     """
     if not shares:
         raise ValueError('shares is empty; give at least one bar, for instance {"4 ranks": attribute(run.timeline)}')
-    named = _with_origins(shares)
-    values = {name: {cause: getattr(one, cause) for cause in CAUSES} for name, one in named.items()}
+    names = with_origins({name: one.origin for name, one in shares.items()})
+    values = {names[name]: {cause: getattr(one, cause) for cause in CAUSES} for name, one in shares.items()}
     axis = Axis("share of the ranks' time", 0, 1, [tenth / 10 for tenth in range(0, 11, 2)], percent)
     panel = bars_panel(values, CAUSE_STYLES, axis, width, percent)
-    chart = Chart([panel], {one.origin for one in named.values()}, title, width, CAUSE_STYLES)
+    chart = Chart([panel], {one.origin for one in shares.values()}, title, width, CAUSE_STYLES)
     rows: list[Row] = [
         {"run": name, **{CAUSES[cause]: percent(share) for cause, share in parts.items()}}
         for name, parts in values.items()
     ]
     return Picture.of(chart, _summary(shares), rows)
-
-
-def _with_origins(shares: Mapping[str, Shares]) -> dict[str, Shares]:
-    """The names of the bars, with their origins where those differ."""
-    mixed = len({one.origin for one in shares.values()}) > 1
-    return {f"{name} ({one.origin})" if mixed else name: one for name, one in shares.items()}
 
 
 def _summary(shares: Mapping[str, Shares]) -> str:

@@ -174,16 +174,9 @@ def _draw_table(sheet: Sheet, sent: Sent, predicted: Mapping[str, int] | None, y
     for axis in (axis for axis in NAMES if axis in sent):
         y += ROW
         if axis in LOOKS:
-            look = LOOKS[axis]
-            sheet.line(
-                MARGIN,
-                y + 8,
-                MARGIN + 30,
-                y + 8,
-                stroke=look.color,
-                stroke_width=5,
-                stroke_dasharray=look.dash or "none",
-            )
+            color, dash, _ = LOOKS[axis]
+            key = MARGIN, y + 8, MARGIN + 30, y + 8
+            sheet.line(*key, stroke=color, stroke_width=5, stroke_dasharray=dash or "none")
         sheet.text(MARGIN + INDENT, y + 12, NAMES[axis])
         count = total(sent, axis)
         sheet.text(columns[0], y + 12, data_size(count), text_anchor="end")

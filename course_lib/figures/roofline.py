@@ -17,8 +17,8 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import number, percent, powers, with_prefix
-from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point, Words
-from course_lib.figures.palette import LINES
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Words
+from course_lib.figures.palette import LINES, Line
 from course_lib.figures.picture import Picture, Row
 
 if TYPE_CHECKING:
@@ -29,15 +29,35 @@ TERA = 1e12
 
 
 class _Point(NamedTuple):
-    """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends there."""
+    """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends there.
+
+    speed, roof: FLOP/s of a device, as planned and as the link allows at this intensity.
+    """
 
     name: str
     link: str
     intensity: float
     speed: float
+    roof: float
 
-    def at(self, tip: str = "") -> Point:
-        return Point(self.intensity, self.speed / TERA, tip)
+    @property
+    def share(self) -> float:
+        return self.speed / self.roof
+
+    def in_words(self) -> str:
+        return (
+            f"{self.name} over {self.link}: {with_prefix(self.intensity)} FLOPs a byte, "
+            f"{number(self.speed / TERA)} TFLOP/s, {percent(self.share)} of its roof"
+        )
+
+    def row(self) -> Row:
+        return {
+            "plan": self.name,
+            "link": self.link,
+            "FLOPs a byte": self.intensity,
+            "TFLOP/s": self.speed / TERA,
+            "roof (TFLOP/s)": self.roof / TERA,
+        }
 
 
 def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
@@ -50,11 +70,10 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
     cluster, precision = _common(estimates)
     roofs = {link.name: link.achieved for link in (cluster.inside_link, cluster.between_link)}
     peak = cluster.spec.peak[precision] * cluster.spec.matmul
-    points = [point for name, one in estimates.items() for point in _points(name, one)]
-    chart = Chart(
-        [_panel(points, roofs, peak, width)], {"modelled"}, title, width, dict(zip(roofs, LINES, strict=False))
-    )
-    return Picture.of(chart, _summary(points, roofs, peak), [_row(point, roofs, peak) for point in points])
+    points = [point for name, one in estimates.items() for point in _points(name, one, roofs, peak)]
+    looks = dict(zip(roofs, LINES, strict=False))
+    chart = Chart([_panel(points, roofs, peak, looks, width)], {"modelled"}, title, width, looks)
+    return Picture.of(chart, _summary(points, roofs, peak), [point.row() for point in points])
 
 
 def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
@@ -71,11 +90,12 @@ def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
     return first.cluster, first.plan.precision
 
 
-def _points(name: str, one: Estimate) -> list[_Point]:
+def _points(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Point]:
     flops = one.model.step_flops(one.global_batch) + one.model.recomputed_flops(one.global_batch, one.plan.recompute)
     own = flops / one.cluster.devices
-    sent = _sent(one)
-    return [_Point(name, link, own / sent[link], own / one.step_time.total) for link in sent if sent[link]]
+    for link, sent in _sent(one).items():
+        if sent:
+            yield _Point(name, link, own / sent, own / one.step_time.total, min(peak, own / sent * roofs[link]))
 
 
 def _sent(one: Estimate) -> dict[str, float]:
@@ -93,38 +113,30 @@ def _sent(one: Estimate) -> dict[str, float]:
     return sent
 
 
-def _roof(intensity: float, bandwidth: float, peak: float) -> float:
-    return min(peak, intensity * bandwidth)
-
-
-def _panel(points: list[_Point], roofs: Mapping[str, float], peak: float, width: int) -> Panel:
-    ridges = [peak / bandwidth for bandwidth in roofs.values()]
-    across = Axis.by_powers(
-        "FLOPs for each byte that a device sends over the link",
-        [*ridges, *(point.intensity for point in points)],
-        4,
-        with_prefix,
-    )
+def _panel(
+    points: list[_Point], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line], width: int
+) -> Panel:
+    known = [*(peak / bandwidth for bandwidth in roofs.values()), *(point.intensity for point in points)]
+    across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, with_prefix)
     low, high = min([peak, *(point.speed for point in points)]) / 8 / TERA, 2 * peak / TERA
     up = Axis("TFLOP/s of a device", low, high, powers(low, high), is_log=True)
-    looks = dict(zip(roofs, LINES, strict=False))
-    lines = []
+    marks: list[Mark] = []
     for link, bandwidth in roofs.items():
         start = max(across.low, TERA * low / bandwidth)
         ends = (start, start * bandwidth), (peak / bandwidth, peak), (across.high, peak)
-        lines.append(Curve(link, [Point(intensity, speed / TERA) for intensity, speed in ends], looks[link]))
-    symbols = [
-        Curve(point.link, [point.at(_in_words(point, roofs, peak))], looks[point.link]._replace(dash=None))
-        for point in points
-    ]
-    return Panel(across, up, [*lines, *_names(points, across, up, width), *symbols], HEIGHT, LEFT, RIGHT)
+        marks.append(Curve(link, [Point(intensity, speed / TERA) for intensity, speed in ends], looks[link]))
+    marks += _names(points, across, up, width)
+    for point in points:
+        at = Point(point.intensity, point.speed / TERA, point.in_words())
+        marks.append(Curve(point.link, [at], looks[point.link]._replace(dash=None)))
+    return Panel(across, up, marks, HEIGHT, LEFT, RIGHT)
 
 
 def _names(points: list[_Point], across: Axis, up: Axis, width: int) -> Iterator[Curve | Label]:
     """A thin line through the points of each plan, and its name below, lower where another name stands already."""
     taken: list[tuple[float, float]] = []
     for name in dict.fromkeys(point.name for point in points):
-        own = [point.at() for point in points if point.name == name]
+        own = [Point(point.intensity, point.speed / TERA) for point in points if point.name == name]
         yield Curve("", sorted(own), look=None)
         middle = prod(point.x for point in own) ** (1 / len(own))
         x, y = (width - LEFT - RIGHT) * across.share(middle), -HEIGHT * up.share(own[0].y)
@@ -135,28 +147,10 @@ def _names(points: list[_Point], across: Axis, up: Axis, width: int) -> Iterator
         taken.append((x, y + down))
 
 
-def _in_words(point: _Point, roofs: Mapping[str, float], peak: float) -> str:
-    share = percent(point.speed / _roof(point.intensity, roofs[point.link], peak))
-    return (
-        f"{point.name} over {point.link}: {with_prefix(point.intensity)} FLOPs a byte, "
-        f"{number(point.speed / TERA)} TFLOP/s, {share} of its roof"
-    )
-
-
 def _summary(points: list[_Point], roofs: Mapping[str, float], peak: float) -> str:
     ridges = " and ".join(f"{with_prefix(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
     text = f"To compute at full speed a plan needs so many FLOPs for each byte it sends: {ridges}"
     if not points:
         return f"{text}; these plans send nothing."
     nearest = min(points, key=lambda point: point.intensity * roofs[point.link])
-    return f"{text}; nearest to the slope is {_in_words(nearest, roofs, peak)}."
-
-
-def _row(point: _Point, roofs: Mapping[str, float], peak: float) -> Row:
-    return {
-        "plan": point.name,
-        "link": point.link,
-        "FLOPs a byte": point.intensity,
-        "TFLOP/s": point.speed / TERA,
-        "roof (TFLOP/s)": _roof(point.intensity, roofs[point.link], peak) / TERA,
-    }
+    return f"{text}; nearest to the slope is {nearest.in_words()}."

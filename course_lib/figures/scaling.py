@@ -79,7 +79,7 @@ def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = No
     return Picture.of(Chart([panel], origins, title, width, {**looks, "ideal": None}), summary, rows)
 
 
-class _Curve(NamedTuple):
+class _Series(NamedTuple):
     label: str
     origin: str
     points: list[tuple[int, float]]
@@ -89,7 +89,7 @@ class _Curve(NamedTuple):
         return f"{self.label} ({self.origin})" if self.label else self.origin
 
 
-def _curves(timings: Iterable[Timing]) -> list[_Curve]:
+def _curves(timings: Iterable[Timing]) -> list[_Series]:
     speeds: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for timing in timings:
         speeds[timing.label, timing.origin][timing.ranks].append(timing.work / timing.seconds)
@@ -97,7 +97,7 @@ def _curves(timings: Iterable[Timing]) -> list[_Curve]:
         raise ValueError("timings is empty; give at least one Timing, for instance Timing.of(run.timeline)")
     if len(speeds) > len(LINES):
         raise ValueError(f"timings has {len(speeds)} labels and origins; draw at most {len(LINES)} lines in one chart")
-    return [_Curve(*key, _relative({ranks: median(s) for ranks, s in one.items()})) for key, one in speeds.items()]
+    return [_Series(*key, _relative({ranks: median(s) for ranks, s in one.items()})) for key, one in speeds.items()]
 
 
 def _relative(speeds: dict[int, float]) -> list[tuple[int, float]]:
@@ -105,7 +105,7 @@ def _relative(speeds: dict[int, float]) -> list[tuple[int, float]]:
     return [(ranks, fewest * speed / speeds[fewest]) for ranks, speed in sorted(speeds.items())]
 
 
-def _in_words(curve: _Curve) -> str:
+def _in_words(curve: _Series) -> str:
     (fewest, _), (most, speed) = curve.points[0], curve.points[-1]
     if fewest == most:
         return f"{curve.name}, only {fewest} timed"
@@ -113,7 +113,7 @@ def _in_words(curve: _Curve) -> str:
     return f"{curve.name}, {most} ranks are {times} times as fast as {fewest}, {percent(speed / most)} of the ideal"
 
 
-def _line(curve: _Curve, look: Line) -> Curve:
+def _line(curve: _Series, look: Line) -> Curve:
     def tip(ranks: int, speed: float) -> str:
         return f"{curve.name}: {ranks} ranks, speed-up {number(speed)}, {percent(speed / ranks)} of the ideal"
 

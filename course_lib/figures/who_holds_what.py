@@ -130,14 +130,14 @@ def _draw_thing(sheet: Sheet, thing: _Thing, ranks: int, x: float, middle: float
     look = {"font_weight": "bold"} if thing.is_matrix else {"font_style": "italic"}
     sheet.text(center, y - 6, thing.name, text_anchor="middle", **look)
     if cut == "whole":
-        tip = f"{thing.name}: every rank holds all of it"
-        sheet.box(
-            x, y, thing.width, thing.height, tip=tip, fill=BACKGROUND, stroke="currentColor", stroke_dasharray="3,2"
-        )
+        tip, dash = f"{thing.name}: every rank holds all of it", "3,2"
+        box = x, y, thing.width, thing.height
+        sheet.box(*box, tip=tip, fill=BACKGROUND, stroke="currentColor", stroke_dasharray=dash)
     for rank in range(ranks) if cut != "whole" else ():
-        place = _box_of_share(thing, rank, ranks, x, y)
+        box, fill = _box_of_share(thing, rank, ranks, x, y), sheet.fill(f"rank{rank}", RANKS[rank])
         what = {"addends": "an addend of all of it"}.get(cut, f"its {cut}")
-        _draw_share(sheet, rank, place, f"{thing.name}: rank {rank} holds {what}")
+        tip = f"{thing.name}: rank {rank} holds {what}"
+        sheet.box(*box, tip=tip, fill=fill, stroke="currentColor", stroke_width=0.7)
     # Names of cuts are wider than what is cut, so those of matrices are on a line of their own.
     below = middle + WIDE / 2 + (2 * LINE if thing.is_matrix else LINE)
     sheet.text(center, below, cut, text_anchor="middle", font_size=11)
@@ -151,11 +151,6 @@ def _box_of_share(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> t
         step = STACK * rank / ranks
         return x + step, y + step, thing.width - STACK, thing.height - STACK
     return x, y + thing.height * rank / ranks, thing.width, thing.height / ranks
-
-
-def _draw_share(sheet: Sheet, rank: int, place: tuple[float, float, float, float], tip: str) -> None:
-    style = RANKS[rank]
-    sheet.box(*place, tip=tip, fill=sheet.fill(f"rank{rank}", style), stroke="currentColor", stroke_width=0.7)
 
 
 def _draw_station(sheet: Sheet, station: _Station, x: float, middle: float, lanes: tuple[float, float]) -> None:
