@@ -68,7 +68,7 @@ def _add_panel(made: go.Figure, chart: Chart, panel: Panel, where: dict[str, int
 
 
 def _axis(axis: Axis) -> dict[str, object]:
-    names = {"tickvals": list(axis.ticks), "ticktext": [axis.write(tick) for tick in axis.ticks]}
+    names = {"tickvals": list(axis.ticks), "ticktext": [escape(axis.write(tick)) for tick in axis.ticks]}
     return {
         "type": "log" if axis.is_log else "linear",
         "range": [_place(axis, axis.low), _place(axis, axis.high)],
@@ -131,7 +131,7 @@ def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: object) -
     return go.Scatter(
         x=[point.x for point in points],
         y=[point.y for point in points],
-        name=name,
+        name=escape(name),
         hovertext=[escape(point.tip or words(point.x, point.y)) for point in points],
         cliponaxis=False,
         **{"hoverinfo": "text", **look},

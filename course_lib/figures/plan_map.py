@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import duration, memory_size
-from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Panel, Point, Rule, Words
+from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Rule, Words
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Picture, Row
 from course_lib.figures.words import plan_in_words
@@ -32,8 +32,9 @@ def plan_map(found: Found, width: int = 800, title: str | None = None) -> Pictur
     front = [_point(one, fastest if one.fits and one is found[0] else None) for one in found.pareto]
     capacity = found[0].capacity
     limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
-    has_limit = memory.low < capacity / GiB < memory.high
-    marks = [*([limit] if has_limit else []), plans, Curve(BEST, front, FRONT)]
+    marks: list[Mark] = [plans, Curve(BEST, front, FRONT)]
+    if memory.low < capacity / GiB < memory.high:
+        marks.insert(0, limit)
     chart = Chart([Panel(memory, time, marks, 320.0, left=60.0)], {"modelled"}, title, width, {BEST: FRONT})
     return Picture.of(chart, _summary(found), [_row(one) for one in found.pareto])
 
