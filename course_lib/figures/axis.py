@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 LONG_TIMES = ((365.25 * 86_400, " years"), (86_400, " days"), (3_600, " hours"))
@@ -40,6 +41,16 @@ def number(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counted(count: float, noun: str) -> str:
+    """A number of things: "1 rank", "4 ranks"."""
+    return f"{number(count)} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """ "one, another and a third"."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def thousands(value: float) -> str:

@@ -152,10 +152,8 @@ def _area(sheet: Sheet, box: _Box, area: Area) -> None:
 def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
     if bar.size <= 0:
         return
-    near, far = bar.at - bar.thickness / 2, bar.at + bar.thickness / 2
-    start, end = bar.base, bar.base + bar.size
-    left, right = (start, end) if bar.is_across else (near, far)
-    top, bottom = (near, far) if bar.is_across else (end, start)
+    along, beside = (bar.base, bar.base + bar.size), (bar.at - bar.thickness / 2, bar.at + bar.thickness / 2)
+    (left, right), (top, bottom) = (along, beside) if bar.is_across else (beside, reversed(along))
     x, y = box.x(left), box.y(top)
     width, height = box.x(right) - x, box.y(bottom) - y
     fill = sheet.fill(bar.part, bar.style)
@@ -170,12 +168,8 @@ def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
 
 def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
     words = rule.words
-    if rule.is_across:
-        x, y = box.left, box.y(rule.at)
-        ends = box.left, y, box.right, y
-    else:
-        x, y = box.x(rule.at), box.top
-        ends = x, box.top, x, box.bottom
+    x, y = (box.left, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
+    ends = (x, y, box.right, y) if rule.is_across else (x, y, x, box.bottom)
     if rule.is_over_bars:  # else it is lost on a bar of its color
         sheet.line(*ends, stroke=BACKGROUND, stroke_width=rule.width + 4)
     sheet.line(*ends, stroke="currentColor", stroke_width=rule.width, stroke_dasharray="6,3")

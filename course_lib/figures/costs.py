@@ -123,15 +123,15 @@ def _memory_summary(held: Mapping[str, Mapping[str, float]], capacity: float | N
     fullest = max(totals, key=lambda name: totals[name])
     part = max(held[fullest], key=lambda part: held[fullest][part])
     share = percent(held[fullest][part] / totals[fullest])
-    text = f"{fullest} needs {memory_size(totals[fullest])}, most of it ({share}) {MEMORY[part].label}"
-    if len(held) > 1:
-        text = f"The most memory is needed by {text.replace(' needs ', ': ', 1)}"
+    who = f"The most memory is needed by {fullest}:" if len(held) > 1 else f"{fullest} needs"
+    text = f"{who} {memory_size(totals[fullest])}, most of it ({share}) {MEMORY[part].label}"
     if capacity is None:
         return f"{text}."
-    if totals[fullest] <= capacity:
-        return f"{text}; a device has {memory_size(capacity)}, so {'all of them fit' if len(held) > 1 else 'it fits'}."
-    over = [name for name, total in totals.items() if total > capacity]
-    which = "it does not fit" if len(held) == 1 else f"{len(over)} of {len(held)} do not fit"
+    over = sum(total > capacity for total in totals.values())
+    if len(held) == 1:
+        which = "it does not fit" if over else "it fits"
+    else:
+        which = f"{over} of {len(held)} do not fit" if over else "all of them fit"
     return f"{text}; a device has {memory_size(capacity)}, so {which}."
 
 

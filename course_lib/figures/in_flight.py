@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
-from course_lib.figures.axis import number, ticks, time_unit
+from course_lib.figures.axis import counted, number, ticks, time_unit
 from course_lib.figures.chart import Area, Axis, Chart, Label, Panel, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
@@ -82,7 +82,7 @@ def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     names = (f"rank {one.rank}", -16, 12), (f"at most {number(one.most)}", -3, 10)
     labels = [Label(0, 0, Words(text, -8, down, "end", font, is_bold=False)) for text, down, font in names]
     steps = [(when / size, count) for when, count in one.steps]
-    tip = f"rank {one.rank}: up to {_count(one.most)} in flight"
+    tip = f"rank {one.rank}: up to {counted(one.most, 'micro-batch')} in flight"
     area = Area(f"rank {one.rank}", steps, LINES[0], tip)
     up = Axis("", 0, most, has_grid=False)
     return Panel(time, up, [*labels, area], ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
@@ -92,10 +92,6 @@ def _summary(ranks: list[Activations], origin: str) -> str:
     most, least = (choose(ranks, key=lambda one: one.most) for choose in (max, min))
     sentence = f"Activations on {len(ranks)} ranks, {origin}: "
     if most.most == least.most:
-        return f"{sentence}each holds those of up to {_count(most.most)}."
-    sentence += f"rank {most.rank} holds those of up to {_count(most.most)}"
+        return f"{sentence}each holds those of up to {counted(most.most, 'micro-batch')}."
+    sentence += f"rank {most.rank} holds those of up to {counted(most.most, 'micro-batch')}"
     return f"{sentence}, rank {least.rank} of up to {number(least.most)}."
-
-
-def _count(micro_batches: float) -> str:
-    return "1 micro-batch" if micro_batches == 1 else f"{number(micro_batches)} micro-batches"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from course_lib.figures.axis import number, ticks
+from course_lib.figures.axis import counted, number, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point, Words
 from course_lib.figures.palette import LINES, Line
 from course_lib.figures.picture import Picture, Row
@@ -59,7 +59,7 @@ def _summary(curves: Mapping[str, Sequence[float]], steps: int) -> str:
 def _in_words(losses: Sequence[float]) -> str:
     finite = _finite(losses)
     if len(finite) < len(losses):
-        return f"is not a number after {len(finite)} step{'' if len(finite) == 1 else 's'}"
+        return f"is not a number after {counted(len(finite), 'step')}"
     if not finite:
         return "has not begun"
     return f"from {number(finite[0])} to {number(loss_at_end(finite))}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.figures.axis import duration, percent, ticks, time_unit
+from course_lib.figures.axis import counted, duration, percent, ticks, time_unit
 from course_lib.figures.chart import Axis, Band, Bar, Chart, Curve, Label, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LINES, STYLES, Line, Style
@@ -86,7 +86,7 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None, runs: str) -> Panel:
         marks += _column(step, x, size)
         marks.append(Label(x, 0, Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
     points = [
-        Point(x, step.measured / size, f"{_samples(step.size)}: {duration(step.measured)}, {step.origin}")
+        Point(x, step.measured / size, f"{counted(step.size, 'sample')}: {duration(step.measured)}, {step.origin}")
         for x, step in places.items()
         if step.measured
     ]
@@ -106,7 +106,7 @@ def _column(step: SizedStep, x: float, size: float) -> Iterator[Bar]:
     base = 0.0
     for part, style in PARTS.items():
         seconds = getattr(step, part)
-        tip = f"{_samples(step.size)}: {style.label} {duration(seconds)}"
+        tip = f"{counted(step.size, 'sample')}: {style.label} {duration(seconds)}"
         yield Bar(part, style, x, seconds / size, base, tip, thickness=2 / 3)
         base += seconds / size
 
@@ -114,22 +114,17 @@ def _column(step: SizedStep, x: float, size: float) -> Iterator[Bar]:
 def _summary(steps: Sequence[SizedStep]) -> str:
     shortest, fastest = min(steps, key=lambda step: step.modelled), best(steps)
     ends = "; ".join(
-        f"with {_samples(step.size)} {percent(step.overhead / step.modelled)} of it is overhead and "
+        f"with {counted(step.size, 'sample')} {percent(step.overhead / step.modelled)} of it is overhead and "
         f"{percent(step.idle / step.modelled)} idle"
         for step in (steps[0], steps[-1])
     )
-    sentence = (
-        f"The shortest step has micro-batches of {_samples(shortest.size)}, {duration(shortest.modelled)}; {ends}"
-    )
+    size = counted(shortest.size, "sample")
+    sentence = f"The shortest step has micro-batches of {size}, {duration(shortest.modelled)}; {ends}"
     if fastest is None:
         return f"{sentence}. None of them fits into memory."
     if fastest is not shortest:
-        return f"{sentence}. The shortest that fits into memory has {_samples(fastest.size)}."
+        return f"{sentence}. The shortest that fits into memory has {counted(fastest.size, 'sample')}."
     return f"{sentence}."
-
-
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count} samples"
 
 
 def _row(step: SizedStep) -> dict[str, object]:

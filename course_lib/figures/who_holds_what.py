@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from course_lib.experiments.cuts import Operation
-from course_lib.figures.axis import data_size
+from course_lib.figures.axis import counted, data_size, listed
 from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
 from course_lib.figures.palette import PAPER, RANKS, STYLES
 from course_lib.figures.picture import Picture
@@ -187,8 +187,7 @@ def _summary(operations: Sequence[Operation], traffic: Traffic, ranks: int, orig
 def count_operations(names: Sequence[str]) -> str:
     """What travels, counted, in words: "2 all-reduces and 1 all-gather"; "" counts as nothing."""
     counts = Counter(filter(None, names))
-    parts = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items()]
-    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "nothing"
+    return listed([counted(count, name) for name, count in counts.items()]) if counts else "nothing"
 
 
 def _row(operation: Operation, sent: tuple[int, int]) -> dict[str, object]:
