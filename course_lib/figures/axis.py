@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+LONG_TIMES = ((365.25 * 86_400, " years"), (86_400, " days"), (3_600, " hours"))
+DATA = ((1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
+MEMORY = ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
+LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def ticks(limit: float, count: int) -> list[float]:
@@ -20,8 +25,13 @@ def ticks(limit: float, count: int) -> list[float]:
 def time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which a time is written: how many seconds it has, and its name."""
     if seconds == 0:
-        return UNITS[0]
-    return next(((size, name) for size, name in UNITS if seconds >= size), UNITS[-1])
+        return TIMES[0]
+    return next(((size, name) for size, name in TIMES if seconds >= size), TIMES[-1])
+
+
+def memory_unit(count: float) -> tuple[float, str]:
+    """The unit in which a number of bytes is written, as `memory_size` does."""
+    return next(((size, name.strip()) for size, name in MEMORY if count >= size), (1.0, "B"))
 
 
 def number(value: float) -> str:
@@ -33,6 +43,26 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def counted(count: float, noun: str) -> str:
+    """A number of things: "1 rank", "4 ranks"."""
+    return f"{number(count)} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """ "one, another and a third"."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def thousands(value: float) -> str:
+    """A number with commas: 20000 is "20,000"."""
+    return f"{value:,g}"
+
+
+def with_prefix(value: float) -> str:
+    """A large number as engineers write it: 12700 is "12.7k"."""
+    return _in_units(value, LARGE) or number(value)
+
+
 def duration(seconds: float) -> str:
     """A time with its unit: 0.0123 is "12.3 ms"."""
     size, name = time_unit(seconds)
@@ -41,26 +71,22 @@ def duration(seconds: float) -> str:
 
 def data_size(count: int) -> str:
     """A number of bytes with its unit: 4096 is "4.1 kB"."""
-    for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{number(count / size)} {name}"
-    return f"{count} B"
+    return _in_units(count, DATA) or f"{count} B"
 
 
 def memory_size(count: float) -> str:
     """A number of bytes in powers of 1024, as memory is sold: 2**30 is "1 GiB"."""
-    for size, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= size:
-            return f"{number(count / size)} {name}"
-    return f"{number(count)} B"
+    return _in_units(count, MEMORY) or f"{number(count)} B"
 
 
 def long_time(seconds: float) -> str:
     """A time that may last days or years: 200000 is "2.31 days"."""
-    for size, name in ((365.25 * 86_400, "years"), (86_400, "days"), (3_600, "hours")):
-        if seconds >= size:
-            return f"{number(seconds / size)} {name}"
-    return duration(seconds)
+    return _in_units(seconds, LONG_TIMES) or duration(seconds)
+
+
+def _in_units(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
+    """With the largest unit that it reaches, if there is one."""
+    return next((f"{number(value / size)}{name}" for size, name in units if value >= size), None)
 
 
 def powers(low: float, high: float) -> list[float]:

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from course_lib.figures.axis import duration, memory_size, number, percent, ticks, time_unit
-from course_lib.figures.bars import Bars, bars_in_plotly, draw_bars
-from course_lib.figures.frame import draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.axis import duration, memory_size, memory_unit, percent, ticks, time_unit
+from course_lib.figures.bars import bars_panel, with_origins
+from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import STYLES, Style
 from course_lib.figures.picture import Picture, Row
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
+    from course_lib.instruments.ledger import Bytes
     from course_lib.planner import Estimate, Memory
-
-
-class Held(Protocol):
-    """Bytes on one device: a planner's `Memory`, or the `Bytes` of a ledger."""
-
-    @property
-    def parameters(self) -> float: ...
-    @property
-    def gradients(self) -> float: ...
-    @property
-    def optimizer(self) -> float: ...
-    @property
-    def activations(self) -> float: ...
-    @property
-    def total(self) -> float: ...
 
 
 def _look(kind: str, label: str) -> Style:
@@ -58,7 +42,7 @@ MOST_DEVICES = 16
 
 
 def memory_by_part(
-    bars: Mapping[str, Held], capacity: float | None = None, width: int = 800, title: str | None = None
+    bars: Mapping[str, Memory | Bytes], capacity: float | None = None, width: int = 800, title: str | None = None
 ) -> Picture:
     """Draw what lies in a device's memory: a bar for each name, and the bytes a device has for it.
 
@@ -69,27 +53,19 @@ def memory_by_part(
     _refuse_nothing(bars, '{"one GPU": estimate.memory}')
     held, origins = _held(bars)
     largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
-    unit = 2.0 ** (10 * max(i for i in range(5) if largest >= 2 ** (10 * i) or i == 0))
+    unit, unit_name = memory_unit(largest)
+    axis = Axis(f"memory of one device ({unit_name})", 0, 1.04 * largest / unit, ticks(largest / unit, 6))
+    styles = _used(MEMORY, held)
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None
-    drawn = Bars(
-        values=held,
-        styles=_used(MEMORY, held),
-        end=1.04 * largest,
-        ticks=[unit * tick for tick in ticks(largest / unit, 6)],
-        title=f"memory of one device ({memory_size(unit).split()[1]})",
-        mark=lambda size: number(size / unit),
-        write=memory_size,
-        limit=limit,
-    )
-    summary = _memory_summary(held, capacity)
-    return _picture(drawn, origins, summary, _memory_rows(drawn), unit, width, title)
+    panel = bars_panel(held, styles, axis, width, memory_size, unit, limit)
+    chart = Chart([panel], origins, title, width, styles)
+    return Picture.of(chart, _memory_summary(held, capacity), _memory_rows(held, styles, capacity))
 
 
-def _held(bars: Mapping[str, Held]) -> tuple[dict[str, dict[str, float]], set[str]]:
+def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[dict[str, dict[str, float]], set[str]]:
     """The parts of each bar, and where they come from: in the names of the bars too, where that differs."""
     origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
-    is_mixed = len(set(origins.values())) > 1
-    names = {name: f"{name} ({origins[name]})" if is_mixed else name for name in bars}
+    names = with_origins(origins)
     held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY} for name, one in bars.items()}
     return held, set(origins.values())
 
@@ -113,24 +89,18 @@ def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title
     times = {name: _time_parts(one) for name, one in estimates.items()}
     longest = max(sum(parts.values()) for parts in times.values())
     unit, unit_name = time_unit(longest)
-    drawn = Bars(
-        values=times,
-        styles=_used(TIME, times),
-        end=longest,
-        ticks=[unit * tick for tick in ticks(longest / unit, 6)],
-        title=f"time of one step ({unit_name})",
-        mark=lambda seconds: number(seconds / unit),
-        write=duration,
-    )
+    axis = Axis(f"time of one step ({unit_name})", 0, longest / unit, ticks(longest / unit, 6))
+    styles = _used(TIME, times)
+    panel = bars_panel(times, styles, axis, width, duration, unit)
     rows: list[Row] = [
         {
             "plan": name,
-            **{f"{TIME[part].label} (s)": seconds for part, seconds in parts.items() if part in drawn.styles},
+            **{f"{TIME[part].label} (s)": seconds for part, seconds in parts.items() if part in styles},
             "step (s)": sum(parts.values()),
         }
         for name, parts in times.items()
     ]
-    return _picture(drawn, {"modelled"}, _time_summary(times), rows, unit, width, title)
+    return Picture.of(Chart([panel], {"modelled"}, title, width, styles), _time_summary(times), rows)
 
 
 def _refuse_nothing(bars: Mapping[str, object], example: str) -> None:
@@ -148,44 +118,31 @@ def _time_parts(estimate: Estimate) -> dict[str, float]:
     return {part: parts["tensor"] + parts["context"] if part == "inside" else parts[part] for part in TIME}
 
 
-def _picture(
-    bars: Bars, origins: set[str], summary: str, rows: list[Row], unit: float, width: int, title: str | None
-) -> Picture:
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, origins, y)
-    y = draw_legend(sheet, bars.styles, y)
-    sheet.height = draw_bars(sheet, bars, y)
-
-    def figure() -> go.Figure:
-        return on_card(bars_in_plotly(bars, unit), title, origins)
-
-    return Picture(sheet, summary, rows, figure)
-
-
 def _memory_summary(held: Mapping[str, Mapping[str, float]], capacity: float | None) -> str:
     totals = {name: sum(parts.values()) for name, parts in held.items()}
     fullest = max(totals, key=lambda name: totals[name])
     part = max(held[fullest], key=lambda part: held[fullest][part])
     share = percent(held[fullest][part] / totals[fullest])
-    text = f"{fullest} needs {memory_size(totals[fullest])}, most of it ({share}) {MEMORY[part].label}"
-    if len(held) > 1:
-        text = f"The most memory is needed by {text.replace(' needs ', ': ', 1)}"
+    who = f"The most memory is needed by {fullest}:" if len(held) > 1 else f"{fullest} needs"
+    text = f"{who} {memory_size(totals[fullest])}, most of it ({share}) {MEMORY[part].label}"
     if capacity is None:
         return f"{text}."
-    if totals[fullest] <= capacity:
-        return f"{text}; a device has {memory_size(capacity)}, so {'all of them fit' if len(held) > 1 else 'it fits'}."
-    over = [name for name, total in totals.items() if total > capacity]
-    which = "it does not fit" if len(held) == 1 else f"{len(over)} of {len(held)} do not fit"
+    over = sum(total > capacity for total in totals.values())
+    if len(held) == 1:
+        which = "it does not fit" if over else "it fits"
+    else:
+        which = f"{over} of {len(held)} do not fit" if over else "all of them fit"
     return f"{text}; a device has {memory_size(capacity)}, so {which}."
 
 
-def _memory_rows(bars: Bars) -> list[Row]:
+def _memory_rows(
+    held: Mapping[str, Mapping[str, float]], styles: Mapping[str, Style], capacity: float | None
+) -> list[Row]:
     rows: list[Row] = []
-    for name, parts in bars.values.items():
+    for name, parts in held.items():
         total = sum(parts.values())
-        row = {"device": name, **{style.label: memory_size(parts[part]) for part, style in bars.styles.items()}}
-        rows.append({**row, "all": memory_size(total), **({"fits": total <= bars.limit[0]} if bars.limit else {})})
+        row = {"device": name, **{style.label: memory_size(parts[part]) for part, style in styles.items()}}
+        rows.append({**row, "all": memory_size(total), **({"fits": total <= capacity} if capacity else {})})
     return rows
 
 

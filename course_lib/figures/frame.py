@@ -1,20 +1,22 @@
-"""What every picture has around it: a title, a legend, and for plotly figures a card to lie on."""
+"""What pictures have in common: a title, a legend, where their numbers come from, lines and the symbols on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from html import escape
+from collections.abc import Collection, Iterable, Mapping
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
-from course_lib.figures.palette import INK, ORIGINS, PAPER, Style
+from course_lib.figures.palette import ORIGINS, Line, Style
 from course_lib.figures.svg import Sheet, text_width
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MARGIN = 16.0
 NARROWEST = 400
+# How plotly's markers are drawn here, from their middle.
+SYMBOLS = {
+    "circle": "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
+    "square": "m-4,-4h8v8h-8z",
+    "diamond": "m0,-5l5,5l-5,5l-5,-5z",
+    "triangle-up": "m0,-5l5,9h-10z",
+}
 
 
 def new_sheet(width: int) -> Sheet:
@@ -33,20 +35,29 @@ def draw_title(sheet: Sheet, title: str | None) -> float:
     return y
 
 
-def draw_legend(sheet: Sheet, styles: Mapping[str, Style], y: float) -> float:
-    """A patch and a name for each style, in as many lines as the sheet needs. Keys name the patterns."""
+def draw_legend(sheet: Sheet, looks: Mapping[str, Style | Line | None], y: float) -> float:
+    """A patch for each style, a piece with its symbol for each line, in as many rows as the sheet needs.
+
+    Keys are the names of lines, and of the patterns of styles, which have names of their own.
+    """
     x = MARGIN
-    for name, style in styles.items():
-        needed = 36 + text_width(style.label)
-        if x + needed > sheet.width and x > MARGIN:
+    for key, look in looks.items():
+        name = look.label if isinstance(look, Style) else key
+        room = 36 if isinstance(look, Style) else 52
+        if x + room + text_width(name) > sheet.width and x > MARGIN:
             x, y = MARGIN, y + 20
-        sheet.box(x, y + 2, 16.0, 12.0, fill=sheet.fill(name, style), stroke="currentColor", stroke_width=0.5)
-        sheet.text(x + 22, y + 12, style.label)
-        x += needed
-    return y + 24 if styles else y
+        if isinstance(look, Style):
+            sheet.box(x, y + 2, 16.0, 12.0, fill=sheet.fill(key, look), stroke="currentColor", stroke_width=0.5)
+        else:
+            draw_line(sheet, look, [(x, y + 8), (x + 30, y + 8)])
+        if isinstance(look, Line):
+            draw_symbol(sheet, look, x + 15, y + 8)
+        sheet.text(x + room - (14 if isinstance(look, Style) else 16), y + 12, name)
+        x += room + text_width(name)
+    return y + 24 if looks else y
 
 
-def draw_origins(sheet: Sheet, origins: Iterable[str], y: float) -> float:
+def draw_origins(sheet: Sheet, origins: Collection[str], y: float) -> float:
     """One line for each origin in the picture: nothing is shown without it."""
     for origin in ORIGINS:
         if origin in origins:
@@ -55,19 +66,23 @@ def draw_origins(sheet: Sheet, origins: Iterable[str], y: float) -> float:
     return y + 4
 
 
-def on_card(figure: go.Figure, title: str | None, origins: Iterable[str]) -> go.Figure:
-    """Title and origins on top, dark on white whatever the theme of the page, as the stored pictures are."""
-    present = set(origins)
-    lines = [f"<b>{escape(title)}</b>"] if title else []
-    lines += [ORIGINS[origin] for origin in ORIGINS if origin in present]
-    figure.update_layout(
-        template="none",
-        title={"text": "<br>".join(lines), "font": {"size": 14}, "x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}},
-        font={"color": INK},
-        paper_bgcolor=PAPER,
-        plot_bgcolor=PAPER,
-        margin={"t": 34 + 20 * len(lines), "r": 20, "b": 50},
-        legend={"traceorder": "normal"},
-    )
-    figure.update_xaxes(gridcolor="#d5d5d5", zeroline=False, automargin=True)
-    return figure.update_yaxes(gridcolor="#d5d5d5", zeroline=False, automargin=True)
+def draw_numbers_beside(sheet: Sheet, title: str, numbers: Iterable[tuple[float, str]], left: float, y: float) -> None:
+    """The numbers of an axis, each at its x, with the title in front of them."""
+    with sheet.group(text_anchor="middle", font_size=11):
+        for x, text in numbers:
+            sheet.text(x, y, text)
+    sheet.text(left - 8, y, title, text_anchor="end", font_size=11)
+
+
+def draw_line(sheet: Sheet, look: Line | None, points: Iterable[tuple[float, float]]) -> None:
+    """A curve in its color and dash; without a look a thin one in the color of the text."""
+    if look and look.dash is None:
+        return
+    color, width = (look.color, 2.5) if look else ("currentColor", 1)
+    dash = {"stroke_dasharray": look.dash} if look and look.dash else {}
+    path = "M" + "L".join(f"{x:.2f},{y:.2f}" for x, y in points)
+    sheet.path(path, fill="none", stroke=color, stroke_width=width, **dash)
+
+
+def draw_symbol(sheet: Sheet, look: Line, x: float, y: float) -> None:
+    sheet.path(f"M{x:.2f},{y:.2f}{SYMBOLS[look.symbol]}", fill=look.color)

@@ -15,8 +15,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from course_lib.figures.axis import number, ticks, time_unit
-from course_lib.figures.frame import MARGIN, draw_legend, draw_title, new_sheet
-from course_lib.figures.gantt_plotly import to_plotly
+from course_lib.figures.frame import MARGIN, draw_legend, draw_numbers_beside, draw_title, new_sheet
 from course_lib.figures.palette import INK, STYLES, Style
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
@@ -50,7 +49,6 @@ def gantt(timeline: Timeline, compare: Timeline | None = None, width: int = 800,
         sheet,
         summary=summary(timeline, compare),
         rows=[row for one in timelines for row in rank_rows(one)],
-        figure=lambda: to_plotly(timelines, title),
     )
 
 
@@ -106,10 +104,8 @@ def _draw_panel(sheet: Sheet, timeline: Timeline, scale: _Scale, y: float) -> fl
 
 def _draw_axis(sheet: Sheet, scale: _Scale, y: float) -> float:
     size, unit = time_unit(scale.seconds)
-    with sheet.group(text_anchor="middle", font_size=11):
-        for tick in scale.ticks():
-            sheet.text(scale.left + scale.pixels(tick), y + 8, number(tick / size))
-    sheet.text(scale.left - 8, y + 8, f"time ({unit})", text_anchor="end", font_size=11)
+    numbers = [(scale.left + scale.pixels(tick), number(tick / size)) for tick in scale.ticks()]
+    draw_numbers_beside(sheet, f"time ({unit})", numbers, scale.left, y + 8)
     return y + 16
 
 

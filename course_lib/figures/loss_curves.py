@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from course_lib.figures.axis import number, ticks
-from course_lib.figures.frame import draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.axis import counted, number, ticks
+from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point, Words
 from course_lib.figures.palette import LINES, Line
 from course_lib.figures.picture import Picture, Row
-from course_lib.figures.plot import Axis, Plot, Scale, draw_axes, draw_line, draw_lines_legend, draw_symbol
-from course_lib.figures.svg import HALO, Sheet
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-LEFT, RIGHT, HEIGHT = 56.0, 24.0, 240.0
 LAST = 20  # steps whose mean is the loss at the end: one step alone is too noisy
 
 
@@ -36,12 +29,15 @@ def loss_curves(
     if len(drawn) > len(LINES):
         raise ValueError(f"curves has {len(drawn)} trainings; draw at most {len(LINES)} lines in one chart")
     steps = steps or max(map(len, curves.values()))
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, {"measured"}, y)
-    y = draw_lines_legend(sheet, dict(zip(drawn, LINES, strict=False)), y)
-    sheet.height = _draw(sheet, curves, drawn, steps, y)
-    return Picture(sheet, _summary(curves, steps), _rows(curves, steps), lambda: _plotly(drawn, title))
+    losses = [loss for curve in drawn.values() for loss in curve]
+    marks = _marks(min(losses), max(losses))
+    across = Axis("step", 0, max(steps, 1), ticks(steps, 8))
+    up = Axis("loss", marks[0], marks[-1], marks)
+    looks = dict(zip(drawn, LINES, strict=False))
+    lines = [_line(name, curve, curves[name], looks[name]) for name, curve in drawn.items() if curve]
+    panel = Panel(across, up, lines, height=240.0)
+    chart = Chart([panel], {"measured"}, title, width, looks, has_crosshair=True)
+    return Picture.of(chart, _summary(curves, steps), _rows(curves, steps))
 
 
 def loss_at_end(losses: Sequence[float]) -> float:
@@ -63,7 +59,7 @@ def _summary(curves: Mapping[str, Sequence[float]], steps: int) -> str:
 def _in_words(losses: Sequence[float]) -> str:
     finite = _finite(losses)
     if len(finite) < len(losses):
-        return f"is not a number after {len(finite)} step{'' if len(finite) == 1 else 's'}"
+        return f"is not a number after {counted(len(finite), 'step')}"
     if not finite:
         return "has not begun"
     return f"from {number(finite[0])} to {number(loss_at_end(finite))}"
@@ -78,45 +74,16 @@ def _rows(curves: Mapping[str, Sequence[float]], steps: int) -> list[Row]:
     ]
 
 
-def _draw(
-    sheet: Sheet,
-    curves: Mapping[str, Sequence[float]],
-    drawn: Mapping[str, Sequence[float]],
-    steps: int,
-    top: float,
-) -> float:
-    losses = [loss for curve in drawn.values() for loss in curve]
-    marks = _marks(min(losses), max(losses))
-    plot = Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, Scale(0, max(steps, 1)), Scale(marks[0], marks[-1]))
-    end = draw_axes(sheet, plot, Axis("step", ticks(steps, 8), number), Axis("loss", marks, number))
-    for (name, curve), line in zip(drawn.items(), LINES, strict=False):
-        points = [plot.at(step, loss) for step, loss in enumerate(curve)]
-        if points:
-            draw_line(sheet, line, points)
-            _draw_end(sheet, line, points[-1], name, curves[name])
-    return end
-
-
-def _draw_end(sheet: Sheet, line: Line, at: tuple[float, float], name: str, losses: Sequence[float]) -> None:
-    """The mark of a line where it ends, and why it does if it does so early."""
-    draw_symbol(sheet, line, *at, tip=f"{name} {_in_words(losses)}")
-    if not math.isfinite(losses[-1]):
-        sheet.text(at[0] + 10, at[1] - 8, f"✗ {name}: not a number", font_weight="bold", **HALO)
+def _line(name: str, finite: Sequence[float], losses: Sequence[float], look: Line) -> Curve:
+    """It has a symbol where it ends, and says why it does if it does so early."""
+    points = [Point(step, loss) for step, loss in enumerate(finite)]
+    reason = Words(f"✗ {name}: not a number", right=10, down=-8, has_halo=True)
+    words = None if math.isfinite(losses[-1]) else reason
+    points[-1] = points[-1]._replace(tip=f"{name} {_in_words(losses)}", words=words)
+    return Curve(name, points, look)
 
 
 def _marks(low: float, high: float) -> list[float]:
     """Round numbers from just below the lowest loss to just above the highest."""
     step = ticks(max(high - low, 0.1), 5)[1]
     return [step * count for count in range(math.floor(low / step), math.ceil(high / step + 1e-9) + 1)]
-
-
-def _plotly(drawn: Mapping[str, Sequence[float]], title: str | None) -> go.Figure:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for (name, curve), line in zip(drawn.items(), LINES, strict=False):
-        dash = line.dash.replace(",", "px,") + "px" if line.dash else "solid"
-        figure.add_scatter(y=list(curve), name=name, mode="lines", line={"color": line.color, "dash": dash})
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text="loss")
-    return on_card(figure, title, {"measured"})

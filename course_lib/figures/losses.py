@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import percent
-from course_lib.figures.bars import Bars, bars_in_plotly, draw_bars
-from course_lib.figures.frame import draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.bars import bars_panel, with_origins
+from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import STYLES
-from course_lib.figures.picture import Picture
+from course_lib.figures.picture import Picture, Row
 from course_lib.figures.shares import CAUSES, Shares
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # Each cause looks like a kind of span: a wait looks like a wait in every picture.
 CAUSE_STYLES = {
@@ -29,24 +25,16 @@ def lost_time(shares: Mapping[str, Shares], width: int = 800, title: str | None 
     """
     if not shares:
         raise ValueError('shares is empty; give at least one bar, for instance {"4 ranks": attribute(run.timeline)}')
-    bars = _with_origins(shares)
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, {one.origin for one in bars.values()}, y)
-    y = draw_legend(sheet, CAUSE_STYLES, y)
-    sheet.height = draw_bars(sheet, _bars(bars), y)
-    return Picture(
-        sheet,
-        summary=_summary(shares),
-        rows=[{"run": name, **{CAUSES[c]: percent(getattr(one, c)) for c in CAUSES}} for name, one in bars.items()],
-        figure=lambda: _plotly(bars, title),
-    )
-
-
-def _with_origins(shares: Mapping[str, Shares]) -> dict[str, Shares]:
-    """The names of the bars, with their origins where those differ."""
-    mixed = len({one.origin for one in shares.values()}) > 1
-    return {f"{name} ({one.origin})" if mixed else name: one for name, one in shares.items()}
+    names = with_origins({name: one.origin for name, one in shares.items()})
+    values = {names[name]: {cause: getattr(one, cause) for cause in CAUSES} for name, one in shares.items()}
+    axis = Axis("share of the ranks' time", 0, 1, [tenth / 10 for tenth in range(0, 11, 2)], percent)
+    panel = bars_panel(values, CAUSE_STYLES, axis, width, percent)
+    chart = Chart([panel], {one.origin for one in shares.values()}, title, width, CAUSE_STYLES)
+    rows: list[Row] = [
+        {"run": name, **{CAUSES[cause]: percent(share) for cause, share in parts.items()}}
+        for name, parts in values.items()
+    ]
+    return Picture.of(chart, _summary(shares), rows)
 
 
 def _summary(shares: Mapping[str, Shares]) -> str:
@@ -57,14 +45,3 @@ def _summary(shares: Mapping[str, Shares]) -> str:
         f"{most}{name} ({worst.origin}): {percent(1 - worst.compute)} of the time is not spent computing, "
         f"and the largest part of that is {CAUSES[cause]}, {percent(getattr(worst, cause))}."
     )
-
-
-def _bars(named: Mapping[str, Shares]) -> Bars:
-    values = {name: {cause: getattr(one, cause) for cause in CAUSES} for name, one in named.items()}
-    tenths = [tenth / 10 for tenth in range(0, 11, 2)]
-    return Bars(values, CAUSE_STYLES, 1.0, tenths, "share of the ranks' time", percent, percent)
-
-
-def _plotly(named: Mapping[str, Shares], title: str | None) -> go.Figure:
-    figure = bars_in_plotly(_bars(named)).update_xaxes(tickformat=".0%")
-    return on_card(figure, title, (one.origin for one in named.values()))

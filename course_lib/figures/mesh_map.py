@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_lib.figures.axis import data_size
-from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
 from course_lib.figures.palette import INK, LINES, PAPER, Style
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import HALO, Sheet
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 Sizes = tuple[int, int, int]
 Sent = Mapping[str, Mapping[tuple[int, int], int]]
@@ -74,7 +71,6 @@ def mesh_map(
         sheet,
         summary=_summary(mesh, sent, predicted, origin),
         rows=list(_rows(sent)),
-        figure=lambda: _plotly(sent, predicted, title, origin),
     )
 
 
@@ -178,16 +174,9 @@ def _draw_table(sheet: Sheet, sent: Sent, predicted: Mapping[str, int] | None, y
     for axis in (axis for axis in NAMES if axis in sent):
         y += ROW
         if axis in LOOKS:
-            look = LOOKS[axis]
-            sheet.line(
-                MARGIN,
-                y + 8,
-                MARGIN + 30,
-                y + 8,
-                stroke=look.color,
-                stroke_width=5,
-                stroke_dasharray=look.dash or "none",
-            )
+            color, dash, _ = LOOKS[axis]
+            key = MARGIN, y + 8, MARGIN + 30, y + 8
+            sheet.line(*key, stroke=color, stroke_width=5, stroke_dasharray=dash or "none")
         sheet.text(MARGIN + INDENT, y + 12, NAMES[axis])
         count = total(sent, axis)
         sheet.text(columns[0], y + 12, data_size(count), text_anchor="end")
@@ -216,18 +205,3 @@ def _rows(sent: Sent) -> Iterator[dict[str, object]]:
     for axis in (axis for axis in NAMES if axis in sent):
         for (source, target), count in sorted(sent[axis].items()):
             yield {"axis": NAMES[axis], "from rank": source, "to rank": target, "sent (bytes)": count}
-
-
-def _plotly(sent: Sent, predicted: Mapping[str, int] | None, title: str | None, origin: str) -> go.Figure:
-    import plotly.graph_objects as go
-
-    axes = [axis for axis in NAMES if axis in sent]
-    figure = go.Figure()
-    figure.add_bar(x=[NAMES[axis] for axis in axes], y=[total(sent, axis) for axis in axes], name=origin)
-    if predicted is not None:
-        pattern = {"pattern": {"shape": "/"}}
-        figure.add_bar(
-            x=[NAMES[axis] for axis in axes], y=[predicted[axis] for axis in axes], name="predicted", marker=pattern
-        )
-    figure.update_yaxes(title_text="bytes that all ranks send in a step")
-    return on_card(figure, title, [origin] if predicted is None else [origin, "modelled"])

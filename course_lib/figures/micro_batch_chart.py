@@ -9,27 +9,23 @@ time |  #                        +  idle: the pipeline fills and drains     grow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from course_lib.figures.axis import duration, number, percent, ticks, time_unit
-from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.axis import counted, duration, percent, ticks, time_unit
+from course_lib.figures.chart import Axis, Band, Bar, Chart, Curve, Label, Mark, Panel, Point, Words
+from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LINES, STYLES, Line, Style
 from course_lib.figures.picture import Picture
-from course_lib.figures.plot import SYMBOLS
-from course_lib.figures.svg import BACKGROUND, Sheet
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-LEFT, RIGHT, HEIGHT = 64.0, 16.0, 210.0
+LEFT, RIGHT = 64.0, 16.0
 PARTS: dict[str, Style] = {
     "computing": STYLES["forward"]._replace(label="computing"),
     "overhead": STYLES["optimizer"]._replace(label="overhead of every micro-batch"),
     "idle": STYLES["wait"]._replace(label="idle: filling and draining"),
 }
-MEASURED: Line = LINES[1]
+HELD = "samples in a micro-batch; held: those whose activations are there at once"
+MEASURED = LINES[1]._replace(dash=None)
 
 
 @dataclass(frozen=True)
@@ -71,34 +67,64 @@ def micro_batch_sizes(
     """
     if not steps:
         raise ValueError("steps is empty; give at least one SizedStep")
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, {"modelled", *(step.origin for step in steps if step.measured)}, y)
-    y = draw_legend(sheet, PARTS, y)
-    y = _draw_marker_legend(sheet, steps, y)
-    sheet.height = _draw_columns(sheet, steps, chosen, y + 16)
-    return Picture(sheet, _summary(steps), [_row(step) for step in steps], lambda: _plotly(steps, title))
+    origins = sorted({step.origin for step in steps if step.measured})
+    runs = f"all of it, {' and '.join(origins)}"
+    legend: dict[str, Style | Line | None] = {**PARTS, **({runs: MEASURED} if origins else {})}
+    chart = Chart([_panel(steps, chosen, runs)], {"modelled", *origins}, title, width, legend)
+    return Picture.of(chart, _summary(steps), [_row(step) for step in steps])
+
+
+def _panel(steps: Sequence[SizedStep], chosen: int | None, runs: str) -> Panel:
+    longest = max(max(step.modelled, step.measured or 0) for step in steps)
+    size, unit = time_unit(longest)
+    up = Axis(f"time of a step ({unit})", 0, longest / size, [tick / size for tick in ticks(longest, 5)])
+    places = {place + 0.5: step for place, step in enumerate(steps)}
+    across = Axis("samples", 0, len(steps), list(places), lambda x: str(places[x].size), has_grid=False)
+    marks: list[Mark] = [Band(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]
+    for x, step in places.items():
+        held = str(step.held) if step.fits else f"{step.held} ✗"
+        marks += _column(step, x, size)
+        marks.append(Label(x, 0, Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
+    points = [
+        Point(x, step.measured / size, f"{counted(step.size, 'sample')}: {duration(step.measured)}, {step.origin}")
+        for x, step in places.items()
+        if step.measured
+    ]
+    marks += [Curve(runs, points, MEASURED)] if points else []
+    notes = [Words("held", -8, 33, "end", 11, is_bold=False), _note(HELD, 52)]
+    notes += [] if all(step.fits for step in steps) else [_note("✗ there is no room for them", 67)]
+    marks += [Label(0, 0, note) for note in notes]
+    return Panel(across, up, marks, 210.0, LEFT, RIGHT, head=16.0, foot=notes[-1].down + 9)
+
+
+def _note(text: str, down: float) -> Words:
+    return Words(text, MARGIN - LEFT, down, size=10, is_bold=False)
+
+
+def _column(step: SizedStep, x: float, size: float) -> Iterator[Bar]:
+    """size: seconds of 1 on the axis of time."""
+    base = 0.0
+    for part, style in PARTS.items():
+        seconds = getattr(step, part)
+        tip = f"{counted(step.size, 'sample')}: {style.label} {duration(seconds)}"
+        yield Bar(part, style, x, seconds / size, base, tip, thickness=2 / 3)
+        base += seconds / size
 
 
 def _summary(steps: Sequence[SizedStep]) -> str:
     shortest, fastest = min(steps, key=lambda step: step.modelled), best(steps)
     ends = "; ".join(
-        f"with {_samples(step.size)} {percent(step.overhead / step.modelled)} of it is overhead and "
+        f"with {counted(step.size, 'sample')} {percent(step.overhead / step.modelled)} of it is overhead and "
         f"{percent(step.idle / step.modelled)} idle"
         for step in (steps[0], steps[-1])
     )
-    sentence = (
-        f"The shortest step has micro-batches of {_samples(shortest.size)}, {duration(shortest.modelled)}; {ends}"
-    )
+    size = counted(shortest.size, "sample")
+    sentence = f"The shortest step has micro-batches of {size}, {duration(shortest.modelled)}; {ends}"
     if fastest is None:
         return f"{sentence}. None of them fits into memory."
     if fastest is not shortest:
-        return f"{sentence}. The shortest that fits into memory has {_samples(fastest.size)}."
+        return f"{sentence}. The shortest that fits into memory has {counted(fastest.size, 'sample')}."
     return f"{sentence}."
-
-
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count} samples"
 
 
 def _row(step: SizedStep) -> dict[str, object]:
@@ -112,79 +138,3 @@ def _row(step: SizedStep) -> dict[str, object]:
         "held (samples)": step.held,
         "fits": "yes" if step.fits else "no",
     }
-
-
-def _draw_marker_legend(sheet: Sheet, steps: Sequence[SizedStep], y: float) -> float:
-    origins = sorted({step.origin for step in steps if step.measured})
-    if not origins:
-        return y
-    sheet.path(f"M{MARGIN + 8:.2f},{y + 6:.2f}{SYMBOLS[MEASURED.symbol]}", fill=MEASURED.color)
-    sheet.text(MARGIN + 22, y + 10, f"all of it, {' and '.join(origins)}")
-    return y + 20
-
-
-def _draw_columns(sheet: Sheet, steps: Sequence[SizedStep], chosen: int | None, top: float) -> float:
-    longest = max(max(step.modelled, step.measured or 0) for step in steps)
-    bottom, pitch = top + HEIGHT, (sheet.width - LEFT - RIGHT) / len(steps)
-    scale = HEIGHT / longest
-    _draw_time_axis(sheet, longest, scale, bottom)
-    for index, step in enumerate(steps):
-        x = LEFT + index * pitch
-        if step.size == chosen:
-            sheet.box(x + 2, top - 4, pitch - 4, HEIGHT + 44, fill="currentColor", fill_opacity=0.1, rx=4)
-        _draw_column(sheet, step, x + pitch / 6, pitch * 2 / 3, scale, bottom)
-        with sheet.group(text_anchor="middle", font_weight="bold" if step.size == chosen else "normal"):
-            sheet.text(x + pitch / 2, bottom + 16, step.size)
-            sheet.text(x + pitch / 2, bottom + 33, str(step.held) if step.fits else f"{step.held} ✗")
-    with sheet.group(text_anchor="end", font_size=11):
-        sheet.text(LEFT - 8, bottom + 16, "samples")
-        sheet.text(LEFT - 8, bottom + 33, "held")
-    notes = ["samples in a micro-batch; held: those whose activations are there at once"]
-    notes += [] if all(step.fits for step in steps) else ["✗ there is no room for them"]
-    for line, note in enumerate(notes):
-        sheet.text(MARGIN, bottom + 52 + 15 * line, note, font_size=10)
-    return bottom + 46 + 15 * len(notes)
-
-
-def _draw_time_axis(sheet: Sheet, longest: float, scale: float, bottom: float) -> None:
-    size, unit = time_unit(longest)
-    with sheet.group(stroke="currentColor", stroke_opacity=0.2):
-        for tick in ticks(longest, 5):
-            sheet.line(LEFT, bottom - scale * tick, sheet.width - RIGHT, bottom - scale * tick)
-    for tick in ticks(longest, 5):
-        sheet.text(LEFT - 8, bottom - scale * tick + 4, number(tick / size), text_anchor="end")
-    sheet.text(MARGIN, bottom - HEIGHT - 10, f"time of a step ({unit})", font_size=11)
-
-
-def _draw_column(sheet: Sheet, step: SizedStep, x: float, width: float, scale: float, bottom: float) -> None:
-    y = bottom
-    for name, style in PARTS.items():
-        seconds = getattr(step, name)
-        y -= scale * seconds
-        tip = f"{_samples(step.size)}: {style.label} {duration(seconds)}"
-        fill = sheet.fill(name, style)
-        sheet.box(x, y, width, scale * seconds, tip=tip, fill=fill, stroke="currentColor", stroke_width=0.5)
-    if step.measured is not None:
-        at = f"M{x + width / 2:.2f},{bottom - scale * step.measured:.2f}{SYMBOLS[MEASURED.symbol]}"
-        tip = f"{_samples(step.size)}: {duration(step.measured)}, {step.origin}"
-        sheet.path(at, tip=tip, fill=MEASURED.color, stroke=BACKGROUND, stroke_width=1)
-
-
-def _plotly(steps: Sequence[SizedStep], title: str | None) -> go.Figure:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    sizes = [str(step.size) for step in steps]
-    for name, style in PARTS.items():
-        pattern = {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6}
-        marker = {"color": style.fill, "pattern": pattern}
-        figure.add_bar(x=sizes, y=[getattr(step, name) for step in steps], name=style.label, marker=marker)
-    run = [step for step in steps if step.measured is not None]
-    square: dict[str, object] = {"symbol": MEASURED.symbol, "size": 10, "color": MEASURED.color}
-    if run:
-        x, y = [str(step.size) for step in run], [step.measured for step in run]
-        figure.add_scatter(x=x, y=y, name=f"all of it, {run[0].origin}", mode="markers", marker=square)
-    figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text="samples of a micro-batch", type="category")
-    figure.update_yaxes(title_text="time of a step (s)")
-    return on_card(figure, title, {"modelled", *(step.origin for step in run)})

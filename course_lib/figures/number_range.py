@@ -9,22 +9,17 @@ share |    becomes zero |        float16 holds          | becomes infinite
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import percent, ticks
-from course_lib.figures.frame import draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.chart import Axis, Band, Bar, Chart, Label, Mark, Panel, Rule, Words
 from course_lib.figures.palette import STYLES, Style
 from course_lib.figures.picture import Picture, Row
-from course_lib.figures.plot import Axis, Plot, Scale, draw_axes
-from course_lib.figures.svg import HALO, Sheet
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from course_lib.experiments.ablations import Format
 
-LEFT, RIGHT, HEIGHT = 56.0, 20.0, 190.0
 FATES: dict[str, Style] = {
     "zero": STYLES["wait"]._replace(label="becomes zero"),
     "kept": STYLES["forward"]._replace(label="kept"),
@@ -46,13 +41,9 @@ def number_range(shares: Mapping[int, float], holds: Format, width: int = 560, t
         raise ValueError("shares is empty; give exponents(gradients) of gradients that are not all zero")
     whole = sum(shares.values())
     shares = {exponent: share / whole for exponent, share in shares.items()}  # zeros are zeros in every format
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, {"measured"}, y)
-    y = draw_legend(sheet, FATES, y)
-    sheet.height = _draw(sheet, shares, holds, y + 16)
+    chart = Chart([_panel(shares, holds)], {"measured"}, title, width, FATES)
     rows = [_row(exponent, share, holds) for exponent, share in sorted(shares.items())]
-    return Picture(sheet, _summary(shares, holds), rows, lambda: _plotly(shares, holds, title))
+    return Picture.of(chart, _summary(shares, holds), rows)
 
 
 def _row(exponent: int, share: float, holds: Format) -> Row:
@@ -63,9 +54,9 @@ def _row(exponent: int, share: float, holds: Format) -> Row:
     }
 
 
-def power(exponent: int) -> str:
+def power(exponent: float) -> str:
     """-25 is "2⁻²⁵"."""
-    return f"2{str(exponent).translate(DIGITS)}"
+    return f"2{str(round(exponent)).translate(DIGITS)}"
 
 
 def fate(exponent: int, holds: Format) -> str:
@@ -97,61 +88,31 @@ def _seen(shares: Mapping[int, float]) -> list[int]:
     return sorted(exponent for exponent, share in shares.items() if share >= FEW)
 
 
-def _draw(sheet: Sheet, shares: Mapping[int, float], holds: Format, top: float) -> float:
+def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
     seen = _seen(shares)
-    across = Scale(min(AXIS[0], seen[0]), max(AXIS[1], seen[-1] + 1))
+    low, high = min(AXIS[0], seen[0]), max(AXIS[1], seen[-1] + 1)
     highest = 1.25 * max(shares.values())  # with room above the bars for what is written there
-    plot = Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, across, Scale(0, highest))
-    with sheet.group(fill="currentColor", fill_opacity=0.1):
-        for low, high in ((across.low, holds.lowest), (holds.highest, across.high)):
-            left, right = (min(max(plot.at(x, 0)[0], plot.left), plot.right) for x in (low, high))
-            if right > left:
-                sheet.box(left, top, right - left, HEIGHT)
-    tens = [x for x in range(-200, 200, 10) if across.low <= x <= across.high]
-    end = draw_axes(
-        sheet,
-        plot,
-        Axis("size of the numbers", tens, lambda x: power(round(x))),
-        Axis("share of the numbers", ticks(highest, 4), percent),
-    )
-    _draw_bars(sheet, plot, {exponent: shares[exponent] for exponent in seen}, holds)
-    _draw_edges(sheet, plot, shares, holds)
-    return end
+    tens = [exponent for exponent in range(-200, 200, 10) if low <= exponent <= high]
+    across = Axis("size of the numbers", low, high, tens, power)
+    up = Axis("share of the numbers", 0, highest, ticks(highest, 4), percent)
+    first, last = max(holds.lowest, low), min(holds.highest, high)
+    bands = [Band(*ends) for ends in ((low, first), (last, high)) if ends[0] < ends[1]]
+    name = Words(f"what {holds.name} holds", down=-4, anchor="middle", size=11, is_bold=False)
+    bars = [_bar(exponent, shares[exponent], holds) for exponent in seen]
+    marks: list[Mark] = [*bands, *bars, *_edges(shares, holds, low, high), Label((first + last) / 2, highest, name)]
+    return Panel(across, up, marks, height=190.0, right=20.0, head=16.0)
 
 
-def _draw_bars(sheet: Sheet, plot: Plot, shares: Mapping[int, float], holds: Format) -> None:
-    for exponent, share in shares.items():
-        (x, y), (right, bottom) = plot.at(exponent, share), plot.at(exponent + 1, 0)
-        name = fate(exponent, holds)
-        tip = f"{power(exponent)} to {power(exponent + 1)}: {percent(share)}, {FATES[name].label} in {holds.name}"
-        look = {"fill": sheet.fill(name, FATES[name]), "stroke": "currentColor", "stroke_width": 0.5}
-        sheet.box(x, y, right - x, bottom - y, tip=tip, **look)
+def _bar(exponent: int, share: float, holds: Format) -> Bar:
+    name = fate(exponent, holds)
+    tip = f"{power(exponent)} to {power(exponent + 1)}: {percent(share)}, {FATES[name].label} in {holds.name}"
+    return Bar(name, FATES[name], exponent + 0.5, share, 0.0, tip)
 
 
-def _draw_edges(sheet: Sheet, plot: Plot, shares: Mapping[int, float], holds: Format) -> None:
+def _edges(shares: Mapping[int, float], holds: Format, low: int, high: int) -> Iterator[Rule]:
     """Where the format ends, and how much lies beyond."""
     share_of = lost(shares, holds)
     for exponent, name, anchor, aside in ((holds.lowest, "zero", "end", -6), (holds.highest, "infinite", "start", 6)):
-        if not plot.x.low < exponent < plot.x.high:
-            continue
-        x, _ = plot.at(exponent, 0)
-        sheet.line(x, plot.top, x, plot.bottom, stroke="currentColor", stroke_width=2, stroke_dasharray="6,3")
-        text = f"{percent(share_of[name])} {name}".replace("under ", "<")
-        sheet.text(x + aside, plot.top + 16, text, text_anchor=anchor, font_weight="bold", **HALO)
-    left = plot.at(max(holds.lowest, plot.x.low), 0)[0]
-    right = plot.at(min(holds.highest, plot.x.high), 0)[0]
-    sheet.text((left + right) / 2, plot.top - 4, f"what {holds.name} holds", text_anchor="middle", font_size=11)
-
-
-def _plotly(shares: Mapping[int, float], holds: Format, title: str | None) -> go.Figure:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for name, style in FATES.items():
-        own = {exponent: share for exponent, share in sorted(shares.items()) if fate(exponent, holds) == name}
-        pattern = {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6}
-        marker = {"color": style.fill, "pattern": pattern}
-        figure.add_bar(x=[e + 0.5 for e in own], y=list(own.values()), name=style.label, marker=marker, width=1)
-    figure.update_xaxes(title_text="size of the numbers (powers of two)")
-    figure.update_yaxes(title_text="share of the numbers", tickformat=".0%")
-    return on_card(figure, title, {"measured"})
+        if low < exponent < high:
+            text = f"{percent(share_of[name])} {name}".replace("under ", "<")
+            yield Rule(exponent, Words(text, right=aside, down=16, anchor=anchor, has_halo=True))

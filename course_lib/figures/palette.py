@@ -64,10 +64,13 @@ ORIGINS = {
 
 
 class Line(NamedTuple):
-    """How one line of a chart looks; dash: lengths in pixels; symbol: one of plotly's marker names."""
+    """How one line of a chart looks; symbol: one of plotly's marker names.
+
+    dash: lengths in pixels, "" for a line without gaps, None for symbols alone.
+    """
 
     color: str
-    dash: str
+    dash: str | None
     symbol: str
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from course_lib.figures import chart_svg
 from course_lib.figures.axis import number
+from course_lib.figures.chart import Chart
 from course_lib.figures.svg import Sheet, Tip, clean
 
 if TYPE_CHECKING:
@@ -29,16 +31,21 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing, the sentence that sums it up, the numbers behind it, and the same as a zoomable figure.
+    """A drawing, the sentence that sums it up, and the numbers behind it.
 
     summary: one plain sentence, for those who cannot see the picture and for those who can.
     rows: the numbers behind the picture, one dictionary of column to value for each row.
+    chart: what was drawn, where it can be drawn by plotly as well.
     """
 
     sheet: Sheet
     summary: str
     rows: Sequence[Row]
-    figure: Callable[[], go.Figure]
+    chart: Chart | None = None
+
+    @classmethod
+    def of(cls, chart: Chart, summary: str, rows: Sequence[Row]) -> Picture:
+        return cls(chart_svg.draw(chart), summary, rows, chart)
 
     @property
     def svg(self) -> str:
@@ -61,15 +68,21 @@ class Picture:
         return pandas.DataFrame(list(self.rows))
 
     def to_plotly(self) -> go.Figure:
-        """The same as a plotly figure, to zoom into. It loads nothing from outside in JupyterLab."""
-        return self.figure()
+        """The same as a plotly figure, to zoom into. Raises ValueError for what is no chart, a timeline or a map."""
+        if self.chart is None:
+            raise ValueError(
+                "only a chart can become a plotly figure; a timeline or a map stays the picture that it is"
+            )
+        from course_lib.figures import chart_plotly
+
+        return chart_plotly.figure(self.chart)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": self.summary, "text/html": self._image() + self._numbers()}
 
     def _image(self) -> str:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
-        places = "".join(_place(tip, self.sheet) for tip in _largest(self.sheet.tips))
+        places = "".join(_overlay(tip, self.sheet) for tip in _largest(self.sheet.tips))
         return (
             f'<div style="position:relative;max-width:{self.sheet.width}px">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
@@ -97,7 +110,7 @@ def _largest(tips: list[Tip]) -> list[Tip]:
     return [tip for i, tip in enumerate(wide) if i in chosen]
 
 
-def _place(tip: Tip, sheet: Sheet) -> str:
+def _overlay(tip: Tip, sheet: Sheet) -> str:
     # In percent, because the image shrinks with the page.
     left, width = 100 * tip.x / sheet.width, 100 * tip.width / sheet.width
     top, height = 100 * tip.y / sheet.height, 100 * tip.height / sheet.height

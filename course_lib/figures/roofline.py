@@ -12,28 +12,16 @@ A point lies below its roof, as not all traffic is hidden, and matrices are not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.figures.axis import number, percent, powers
-from course_lib.figures.frame import draw_origins, draw_title, new_sheet, on_card
-from course_lib.figures.palette import INK, LINES
-from course_lib.figures.picture import Picture
-from course_lib.figures.plot import (
-    Axis,
-    Plot,
-    Scale,
-    draw_axes,
-    draw_line,
-    draw_lines_legend,
-    draw_symbol,
-    spread,
-)
-from course_lib.figures.svg import HALO, Sheet
+from course_lib.figures.axis import number, percent, powers, with_prefix
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Words
+from course_lib.figures.palette import LINES, Line
+from course_lib.figures.picture import Picture, Row
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from course_lib.planner import Cluster, Estimate
 
 LEFT, RIGHT, HEIGHT = 60.0, 24.0, 320.0
@@ -41,12 +29,35 @@ TERA = 1e12
 
 
 class _Point(NamedTuple):
-    """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends there."""
+    """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends there.
+
+    speed, roof: FLOP/s of a device, as planned and as the link allows at this intensity.
+    """
 
     name: str
     link: str
     intensity: float
     speed: float
+    roof: float
+
+    @property
+    def share(self) -> float:
+        return self.speed / self.roof
+
+    def in_words(self) -> str:
+        return (
+            f"{self.name} over {self.link}: {with_prefix(self.intensity)} FLOPs a byte, "
+            f"{number(self.speed / TERA)} TFLOP/s, {percent(self.share)} of its roof"
+        )
+
+    def row(self) -> Row:
+        return {
+            "plan": self.name,
+            "link": self.link,
+            "FLOPs a byte": self.intensity,
+            "TFLOP/s": self.speed / TERA,
+            "roof (TFLOP/s)": self.roof / TERA,
+        }
 
 
 def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
@@ -59,18 +70,10 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
     cluster, precision = _common(estimates)
     roofs = {link.name: link.achieved for link in (cluster.inside_link, cluster.between_link)}
     peak = cluster.spec.peak[precision] * cluster.spec.matmul
-    points = [point for name, one in estimates.items() for point in _points(name, one)]
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, {"modelled"}, y)
-    y = draw_lines_legend(sheet, dict(zip(roofs, LINES, strict=False)), y)
-    sheet.height = _draw(sheet, points, roofs, peak, y)
-    return Picture(
-        sheet,
-        _summary(points, roofs, peak),
-        [_row(p, roofs, peak) for p in points],
-        lambda: _plotly(points, roofs, peak, title),
-    )
+    points = [point for name, one in estimates.items() for point in _points(name, one, roofs, peak)]
+    looks = dict(zip(roofs, LINES, strict=False))
+    chart = Chart([_panel(points, roofs, peak, looks, width)], {"modelled"}, title, width, looks)
+    return Picture.of(chart, _summary(points, roofs, peak), [point.row() for point in points])
 
 
 def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
@@ -87,11 +90,12 @@ def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
     return first.cluster, first.plan.precision
 
 
-def _points(name: str, one: Estimate) -> list[_Point]:
+def _points(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Point]:
     flops = one.model.step_flops(one.global_batch) + one.model.recomputed_flops(one.global_batch, one.plan.recompute)
     own = flops / one.cluster.devices
-    sent = _sent(one)
-    return [_Point(name, link, own / sent[link], own / one.step_time.total) for link in sent if sent[link]]
+    for link, sent in _sent(one).items():
+        if sent:
+            yield _Point(name, link, own / sent, own / one.step_time.total, min(peak, own / sent * roofs[link]))
 
 
 def _sent(one: Estimate) -> dict[str, float]:
@@ -109,104 +113,44 @@ def _sent(one: Estimate) -> dict[str, float]:
     return sent
 
 
-def _roof(intensity: float, bandwidth: float, peak: float) -> float:
-    return min(peak, intensity * bandwidth)
-
-
-def _draw(sheet: Sheet, points: list[_Point], roofs: Mapping[str, float], peak: float, top: float) -> float:
-    ridges = [peak / bandwidth for bandwidth in roofs.values()]
-    across = spread([*ridges, *(point.intensity for point in points)], margin=4)
-    up = Scale(min([peak, *(point.speed for point in points)]) / 8, 2 * peak, is_log=True)
-    plot = Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, across, up)
-    end = draw_axes(
-        sheet,
-        plot,
-        Axis("FLOPs for each byte that a device sends over the link", powers(across.low, across.high), _count),
-        Axis(
-            "TFLOP/s of a device",
-            [TERA * mark for mark in powers(up.low / TERA, up.high / TERA)],
-            lambda speed: number(speed / TERA),
-        ),
-    )
-    lines = dict(zip(roofs, LINES, strict=False))
+def _panel(
+    points: list[_Point], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line], width: int
+) -> Panel:
+    known = [*(peak / bandwidth for bandwidth in roofs.values()), *(point.intensity for point in points)]
+    across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, with_prefix)
+    low, high = min([peak, *(point.speed for point in points)]) / 8 / TERA, 2 * peak / TERA
+    up = Axis("TFLOP/s of a device", low, high, powers(low, high), is_log=True)
+    marks: list[Mark] = []
     for link, bandwidth in roofs.items():
-        start = max(across.low, up.low / bandwidth)
-        corner = (peak / bandwidth, peak)
-        draw_line(sheet, lines[link], [plot.at(start, start * bandwidth), plot.at(*corner), plot.at(across.high, peak)])
-    _name_points(sheet, plot, points)
+        start = max(across.low, TERA * low / bandwidth)
+        ends = (start, start * bandwidth), (peak / bandwidth, peak), (across.high, peak)
+        marks.append(Curve(link, [Point(intensity, speed / TERA) for intensity, speed in ends], looks[link]))
+    marks += _names(points, across, up, width)
     for point in points:
-        x, y = plot.at(point.intensity, point.speed)
-        draw_symbol(sheet, lines[point.link], x, y, tip=_in_words(point, roofs, peak))
-    return end
+        at = Point(point.intensity, point.speed / TERA, point.in_words())
+        marks.append(Curve(point.link, [at], looks[point.link]._replace(dash=None)))
+    return Panel(across, up, marks, HEIGHT, LEFT, RIGHT)
 
 
-def _name_points(sheet: Sheet, plot: Plot, points: list[_Point]) -> None:
+def _names(points: list[_Point], across: Axis, up: Axis, width: int) -> Iterator[Curve | Label]:
     """A thin line through the points of each plan, and its name below, lower where another name stands already."""
     taken: list[tuple[float, float]] = []
     for name in dict.fromkeys(point.name for point in points):
-        own = [plot.at(point.intensity, point.speed) for point in points if point.name == name]
-        draw_line(sheet, None, sorted(own))
-        x, y = sum(x for x, _ in own) / len(own), own[0][1] + 20
-        while any(abs(x - other) < 160 and abs(y - height) < 16 for other, height in taken):
-            y += 16
-        sheet.text(x, y, name, text_anchor="middle", **HALO)
-        taken.append((x, y))
-
-
-def _count(value: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{number(value / size)}{unit}"
-    return number(value)
-
-
-def _in_words(point: _Point, roofs: Mapping[str, float], peak: float) -> str:
-    share = percent(point.speed / _roof(point.intensity, roofs[point.link], peak))
-    return (
-        f"{point.name} over {point.link}: {_count(point.intensity)} FLOPs a byte, "
-        f"{number(point.speed / TERA)} TFLOP/s, {share} of its roof"
-    )
+        own = [Point(point.intensity, point.speed / TERA) for point in points if point.name == name]
+        yield Curve("", sorted(own), look=None)
+        middle = prod(point.x for point in own) ** (1 / len(own))
+        x, y = (width - LEFT - RIGHT) * across.share(middle), -HEIGHT * up.share(own[0].y)
+        down = 20
+        while any(abs(x - other) < 160 and abs(y + down - height) < 16 for other, height in taken):
+            down += 16
+        yield Label(middle, own[0].y, Words(name, down=down, anchor="middle", is_bold=False, has_halo=True))
+        taken.append((x, y + down))
 
 
 def _summary(points: list[_Point], roofs: Mapping[str, float], peak: float) -> str:
-    ridges = " and ".join(f"{_count(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
+    ridges = " and ".join(f"{with_prefix(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
     text = f"To compute at full speed a plan needs so many FLOPs for each byte it sends: {ridges}"
     if not points:
         return f"{text}; these plans send nothing."
     nearest = min(points, key=lambda point: point.intensity * roofs[point.link])
-    return f"{text}; nearest to the slope is {_in_words(nearest, roofs, peak)}."
-
-
-def _row(point: _Point, roofs: Mapping[str, float], peak: float) -> dict[str, object]:
-    return {
-        "plan": point.name,
-        "link": point.link,
-        "FLOPs a byte": point.intensity,
-        "TFLOP/s": point.speed / TERA,
-        "roof (TFLOP/s)": _roof(point.intensity, roofs[point.link], peak) / TERA,
-    }
-
-
-def _plotly(points: list[_Point], roofs: Mapping[str, float], peak: float, title: str | None) -> go.Figure:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for (link, bandwidth), line in zip(roofs.items(), LINES, strict=False):
-        ridge = peak / bandwidth
-        dash = {"color": line.color, "dash": line.dash.replace(",", "px,") + "px" if line.dash else "solid"}
-        intensities = [ridge / 100, ridge, 1e4 * max(peak / slowest for slowest in roofs.values())]
-        speeds = [_roof(intensity, bandwidth, peak) / TERA for intensity in intensities]
-        figure.add_scatter(x=intensities, y=speeds, name=link, mode="lines", line=dash)
-        own = [point for point in points if point.link == link]
-        figure.add_scatter(
-            x=[point.intensity for point in own],
-            y=[point.speed / TERA for point in own],
-            text=[point.name for point in own],
-            name=f"plans over {link}",
-            mode="markers+text",
-            textposition="bottom center",
-            marker={"color": line.color, "symbol": line.symbol, "size": 10, "line": {"color": INK, "width": 0.5}},
-        )
-    figure.update_xaxes(type="log", title_text="FLOPs for each byte that a device sends over the link")
-    figure.update_yaxes(type="log", title_text="TFLOP/s of a device")
-    return on_card(figure, title, {"modelled"})
+    return f"{text}; nearest to the slope is {nearest.in_words()}."

@@ -9,19 +9,13 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import number, percent, ticks
-from course_lib.figures.frame import draw_origins, draw_title, new_sheet, on_card
-from course_lib.figures.palette import INK, LINES
-from course_lib.figures.picture import Picture
-from course_lib.figures.plot import Axis, Plot, Scale, draw_axes, draw_line, draw_lines_legend, draw_symbol
-from course_lib.figures.svg import Sheet
+from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
+from course_lib.figures.palette import LINES, Line
+from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import ORIGINS, Timeline
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from course_lib.planner import Estimate
-
-LEFT, RIGHT, HEIGHT = 56.0, 24.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -67,25 +61,25 @@ def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = No
     Raises ValueError if there are no timings or more lines than can be told apart.
     """
     curves = _curves(timings)
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, {curve.origin for curve in curves}, y)
-    named = zip((curve.name for curve in curves), LINES, strict=False)
-    y = draw_lines_legend(sheet, {**dict(named), "ideal": None}, y)
-    sheet.height = _draw_plot(sheet, curves, y)
-    return Picture(
-        sheet,
-        summary="Speed-up over the number of ranks: " + "; ".join(map(_in_words, curves)) + ".",
-        rows=[
-            {"line": curve.name, "ranks": ranks, "speed-up": speed, "of the ideal": percent(speed / ranks)}
-            for curve in curves
-            for ranks, speed in curve.points
-        ],
-        figure=lambda: _plotly(curves, title),
-    )
+    counts = sorted({ranks for curve in curves for ranks, _ in curve.points})
+    most = counts[-1]
+    highest = max(most, *(speed for curve in curves for _, speed in curve.points))
+    looks = {curve.name: look for curve, look in zip(curves, LINES, strict=False)}
+    ideal = Curve("ideal", [Point(0, 0), Point(most, most)], look=None)
+    lines = [ideal, *(_line(curve, looks[curve.name]) for curve in curves)]
+    across, up = Axis("ranks", 0, most, counts, str), Axis("speed-up", 0, highest, ticks(highest, 6))
+    panel = Panel(across, up, lines, height=300.0)
+    origins = {curve.origin for curve in curves}
+    summary = "Speed-up over the number of ranks: " + "; ".join(map(_in_words, curves)) + "."
+    rows: list[Row] = [
+        {"line": curve.name, "ranks": ranks, "speed-up": speed, "of the ideal": percent(speed / ranks)}
+        for curve in curves
+        for ranks, speed in curve.points
+    ]
+    return Picture.of(Chart([panel], origins, title, width, {**looks, "ideal": None}), summary, rows)
 
 
-class _Curve(NamedTuple):
+class _Series(NamedTuple):
     label: str
     origin: str
     points: list[tuple[int, float]]
@@ -95,7 +89,7 @@ class _Curve(NamedTuple):
         return f"{self.label} ({self.origin})" if self.label else self.origin
 
 
-def _curves(timings: Iterable[Timing]) -> list[_Curve]:
+def _curves(timings: Iterable[Timing]) -> list[_Series]:
     speeds: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for timing in timings:
         speeds[timing.label, timing.origin][timing.ranks].append(timing.work / timing.seconds)
@@ -103,7 +97,7 @@ def _curves(timings: Iterable[Timing]) -> list[_Curve]:
         raise ValueError("timings is empty; give at least one Timing, for instance Timing.of(run.timeline)")
     if len(speeds) > len(LINES):
         raise ValueError(f"timings has {len(speeds)} labels and origins; draw at most {len(LINES)} lines in one chart")
-    return [_Curve(*key, _relative({ranks: median(s) for ranks, s in one.items()})) for key, one in speeds.items()]
+    return [_Series(*key, _relative({ranks: median(s) for ranks, s in one.items()})) for key, one in speeds.items()]
 
 
 def _relative(speeds: dict[int, float]) -> list[tuple[int, float]]:
@@ -111,7 +105,7 @@ def _relative(speeds: dict[int, float]) -> list[tuple[int, float]]:
     return [(ranks, fewest * speed / speeds[fewest]) for ranks, speed in sorted(speeds.items())]
 
 
-def _in_words(curve: _Curve) -> str:
+def _in_words(curve: _Series) -> str:
     (fewest, _), (most, speed) = curve.points[0], curve.points[-1]
     if fewest == most:
         return f"{curve.name}, only {fewest} timed"
@@ -119,33 +113,8 @@ def _in_words(curve: _Curve) -> str:
     return f"{curve.name}, {most} ranks are {times} times as fast as {fewest}, {percent(speed / most)} of the ideal"
 
 
-def _draw_plot(sheet: Sheet, curves: list[_Curve], top: float) -> float:
-    points = [point for curve in curves for point in curve.points]
-    most = max(ranks for ranks, _ in points)
-    highest = max(most, *(speed for _, speed in points))
-    plot = Plot(LEFT, sheet.width - RIGHT, top, top + HEIGHT, Scale(0, most), Scale(0, highest))
-    counts = Axis("ranks", sorted({ranks for ranks, _ in points}), str)
-    end = draw_axes(sheet, plot, counts, Axis("speed-up", ticks(highest, 6), number))
-    draw_line(sheet, None, [plot.at(0, 0), plot.at(most, most)])
-    for curve, line in zip(curves, LINES, strict=False):
-        draw_line(sheet, line, [plot.at(*point) for point in curve.points])
-        for ranks, speed in curve.points:
-            tip = f"{curve.name}: {ranks} ranks, speed-up {number(speed)}, {percent(speed / ranks)} of the ideal"
-            draw_symbol(sheet, line, *plot.at(ranks, speed), tip)
-    return end
+def _line(curve: _Series, look: Line) -> Curve:
+    def tip(ranks: int, speed: float) -> str:
+        return f"{curve.name}: {ranks} ranks, speed-up {number(speed)}, {percent(speed / ranks)} of the ideal"
 
-
-def _plotly(curves: list[_Curve], title: str | None) -> go.Figure:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for curve, line in zip(curves, LINES, strict=False):
-        ranks, speeds = zip(*curve.points, strict=True)
-        dash = {"color": line.color, "dash": line.dash.replace(",", "px,") + "px" if line.dash else "solid"}
-        marker = {"symbol": line.symbol, "size": 10}
-        figure.add_scatter(x=ranks, y=speeds, name=curve.name, mode="lines+markers", line=dash, marker=marker)
-    most = max(ranks for curve in curves for ranks, _ in curve.points)
-    figure.add_scatter(x=[0, most], y=[0, most], name="ideal", mode="lines", line={"color": INK, "width": 1})
-    figure.update_xaxes(title_text="ranks", tickvals=sorted({ranks for curve in curves for ranks, _ in curve.points}))
-    figure.update_yaxes(title_text="speed-up")
-    return on_card(figure, title, (curve.origin for curve in curves))
+    return Curve(curve.name, [Point(*point, tip(*point)) for point in curve.points], look)

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_lib.experiments.cuts import Operation
-from course_lib.figures.axis import data_size
-from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet, on_card
+from course_lib.figures.axis import counted, data_size, listed
+from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
 from course_lib.figures.palette import PAPER, RANKS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: beside the lanes, between things, and of a communication
 NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: of the hidden size, of four times it, and of a sequence
@@ -69,7 +66,6 @@ def who_holds_what(
         sheet,
         summary=_summary(operations, traffic, ranks, origin),
         rows=[_row(operation, sent) for operation, sent in zip(operations, traffic, strict=True)],
-        figure=lambda: _plotly(operations, traffic, title, origin),
     )
 
 
@@ -134,20 +130,20 @@ def _draw_thing(sheet: Sheet, thing: _Thing, ranks: int, x: float, middle: float
     look = {"font_weight": "bold"} if thing.is_matrix else {"font_style": "italic"}
     sheet.text(center, y - 6, thing.name, text_anchor="middle", **look)
     if cut == "whole":
-        tip = f"{thing.name}: every rank holds all of it"
-        sheet.box(
-            x, y, thing.width, thing.height, tip=tip, fill=BACKGROUND, stroke="currentColor", stroke_dasharray="3,2"
-        )
+        tip, dash = f"{thing.name}: every rank holds all of it", "3,2"
+        box = x, y, thing.width, thing.height
+        sheet.box(*box, tip=tip, fill=BACKGROUND, stroke="currentColor", stroke_dasharray=dash)
     for rank in range(ranks) if cut != "whole" else ():
-        place = _place(thing, rank, ranks, x, y)
+        box, fill = _box_of_share(thing, rank, ranks, x, y), sheet.fill(f"rank{rank}", RANKS[rank])
         what = {"addends": "an addend of all of it"}.get(cut, f"its {cut}")
-        _draw_share(sheet, rank, place, f"{thing.name}: rank {rank} holds {what}")
+        tip = f"{thing.name}: rank {rank} holds {what}"
+        sheet.box(*box, tip=tip, fill=fill, stroke="currentColor", stroke_width=0.7)
     # Names of cuts are wider than what is cut, so those of matrices are on a line of their own.
     below = middle + WIDE / 2 + (2 * LINE if thing.is_matrix else LINE)
     sheet.text(center, below, cut, text_anchor="middle", font_size=11)
 
 
-def _place(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> tuple[float, float, float, float]:
+def _box_of_share(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> tuple[float, float, float, float]:
     """Left, top, width and height of a rank's share."""
     if thing.cut == "columns":
         return x + thing.width * rank / ranks, y, thing.width / ranks, thing.height
@@ -155,11 +151,6 @@ def _place(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> tuple[fl
         step = STACK * rank / ranks
         return x + step, y + step, thing.width - STACK, thing.height - STACK
     return x, y + thing.height * rank / ranks, thing.width, thing.height / ranks
-
-
-def _draw_share(sheet: Sheet, rank: int, place: tuple[float, float, float, float], tip: str) -> None:
-    style = RANKS[rank]
-    sheet.box(*place, tip=tip, fill=sheet.fill(f"rank{rank}", style), stroke="currentColor", stroke_width=0.7)
 
 
 def _draw_station(sheet: Sheet, station: _Station, x: float, middle: float, lanes: tuple[float, float]) -> None:
@@ -196,8 +187,7 @@ def _summary(operations: Sequence[Operation], traffic: Traffic, ranks: int, orig
 def count_operations(names: Sequence[str]) -> str:
     """What travels, counted, in words: "2 all-reduces and 1 all-gather"; "" counts as nothing."""
     counts = Counter(filter(None, names))
-    parts = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items()]
-    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "nothing"
+    return listed([counted(count, name) for name, count in counts.items()]) if counts else "nothing"
 
 
 def _row(operation: Operation, sent: tuple[int, int]) -> dict[str, object]:
@@ -209,16 +199,3 @@ def _row(operation: Operation, sent: tuple[int, int]) -> dict[str, object]:
         "backward": operation.backward or "nothing",
         "sent backward (bytes)": sent[1],
     }
-
-
-def _plotly(operations: Sequence[Operation], traffic: Traffic, title: str | None, origin: str) -> go.Figure:
-    import plotly.graph_objects as go
-
-    names = [f"{number + 1}: {operation.name}" for number, operation in enumerate(operations)]
-    figure = go.Figure()
-    for way, direction in enumerate(("forward", "backward")):
-        style = STYLES[direction]
-        marker = {"color": style.fill, "pattern": {"shape": style.shape, "fgcolor": style.shade}}
-        figure.add_bar(x=names, y=[sent[way] for sent in traffic], name=direction, marker=marker)
-    figure.update_yaxes(title_text="bytes that each rank sends")
-    return on_card(figure, title, [origin])

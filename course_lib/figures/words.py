@@ -6,7 +6,7 @@ from collections import defaultdict
 from math import isclose
 from typing import TYPE_CHECKING
 
-from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures.axis import counted, data_size, duration, listed, percent
 from course_lib.figures.palette import ORIGINS, STYLES
 from course_lib.figures.shares import attribute
 from course_lib.timeline import Span, Timeline
@@ -23,7 +23,7 @@ def began(timeline: Timeline) -> float:
 
 def heading(timeline: Timeline) -> str:
     length = duration(timeline.makespan) if timeline.spans else "nothing was recorded"
-    return f"{ORIGINS[timeline.origin]}: {_ranks(timeline)}, {length}{_untimed(timeline)}"
+    return f"{ORIGINS[timeline.origin]}: {counted(timeline.world_size, 'rank')}, {length}{_untimed(timeline)}"
 
 
 def _untimed(timeline: Timeline) -> str:
@@ -33,7 +33,7 @@ def _untimed(timeline: Timeline) -> str:
 
 def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
     """The picture of a timeline, and of the one below it, in one sentence."""
-    sentence = f"{_ranks(timeline)}, {duration(timeline.makespan)}, {timeline.origin}: "
+    sentence = f"{counted(timeline.world_size, 'rank')}, {duration(timeline.makespan)}, {timeline.origin}: "
     if timeline.makespan:
         sentence += _average(timeline) + _longest_wait(timeline)
     else:
@@ -96,10 +96,6 @@ def plan_in_words(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def _ranks(timeline: Timeline) -> str:
-    return "1 rank" if timeline.world_size == 1 else f"{timeline.world_size} ranks"
-
-
 def _average(timeline: Timeline) -> str:
     shares = attribute(timeline)
     who = "it" if timeline.world_size == 1 else "on average a rank"
@@ -109,7 +105,7 @@ def _average(timeline: Timeline) -> str:
     parts.append(f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited")
     if shares.rest >= 0.02:
         parts.append(f"did none of these for {percent(shares.rest)}")
-    return f"{who} {', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{who} {listed(parts)}"
 
 
 def _longest_wait(timeline: Timeline) -> str:

@@ -114,14 +114,14 @@ EIGHT = Shares(0.4, 0.2, 0.3, 0.1)
 def test_a_bar_is_cut_in_proportion_and_fills_the_axis() -> None:
     svg = lost_time({"4 ranks": FOUR, "8 ranks": EIGHT}).svg
     where = places(svg)
-    whole = where["100%"][0] - where["0"][0]
+    whole = where["100%"][0] - where["0%"][0]
     widths = {box.tip: box.width for box in boxes(svg)}
     for name, shares in (("4 ranks", FOUR), ("8 ranks", EIGHT)):
         for cause, label in CAUSES.items():
             (width,) = [width for tip, width in widths.items() if tip.startswith(f"{name}: {label}")]
             assert width == pytest.approx(whole * getattr(shares, cause), abs=0.02)
     for bar in (boxes(svg)[:4], boxes(svg)[4:]):
-        ends = [where["0"][0], *(part.x + part.width for part in bar)]
+        ends = [where["0%"][0], *(part.x + part.width for part in bar)]
         assert [*(part.x for part in bar), where["100%"][0]] == pytest.approx(ends, abs=0.03)
 
 

@@ -142,7 +142,7 @@ def test_the_zoomable_map_has_every_plan() -> None:
     every, front = plan_map(FOUND).to_plotly().data
     assert len(every.x) == len(FOUND)
     assert list(front.y) == [one.step_time.total for one in FOUND.pareto]
-    assert "data 8 x tensor 1 x pipeline 1" in " ".join(every.text)
+    assert "data 8 x tensor 1 x pipeline 1" in " ".join(every.hovertext)
 
 
 def test_a_map_of_thousands_of_plans_stays_small() -> None:

@@ -221,7 +221,6 @@ def test_an_empty_timeline_is_a_picture_too() -> None:
     assert parsed(picture.svg).attrib["width"] == "800"
     assert boxes(picture.svg) == []
     assert any("nothing was recorded" in text for text in texts(picture.svg))
-    assert picture.to_plotly().data == ()
 
 
 def test_spans_without_length_do_no_harm() -> None:
@@ -259,25 +258,6 @@ def test_the_table_has_each_rank_in_milliseconds() -> None:
     assert table["communication not hidden (ms)"].tolist() == pytest.approx([2, 2])
     assert table["all (ms)"].tolist() == pytest.approx([35, 35])
     assert table["sent (bytes)"].tolist() == [4096 + 8192, 4096]
-
-
-def test_the_zoomable_figure_has_a_trace_for_each_kind_with_the_same_times() -> None:
-    figure = gantt(every_kind(), title="a < b").to_plotly()
-    names = [trace.name for trace in figure.data]
-    assert names == [*(s.label for s in STYLES.values() if s.label != "wait"), "transfer in the background", "wait"]
-    backward = figure.data[names.index("backward")]
-    assert (list(backward.y), list(backward.base), list(backward.x)) == ([0], [pytest.approx(10)], [pytest.approx(20)])
-    assert backward.marker.pattern.shape == "/"
-    assert (backward.text, backward.textposition) == (("0",), "inside")
-    assert backward.hovertext[0].startswith("rank 0: backward, micro-batch 0; 20 ms")
-    assert "<b>a &lt; b</b>" in figure.layout.title.text
-    assert "measured (in a real run)" in figure.layout.title.text
-    assert list(figure.layout.yaxis.ticktext) == ["rank 0", "rank 1"]
-
-
-def test_the_zoomable_figure_tells_two_timelines_apart() -> None:
-    figure = gantt(gpipe(2, 1, origin="measured"), compare=gpipe(1, 1)).to_plotly()
-    assert list(figure.layout.yaxis.ticktext) == ["rank 0, measured", "rank 1, measured", "rank 0, modelled"]
 
 
 def test_a_fill_is_the_pattern_of_its_kind() -> None:

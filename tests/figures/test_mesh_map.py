@@ -96,8 +96,3 @@ def test_a_ring_of_several_is_closed_by_a_curve() -> None:
 
 def test_both_ways_count_for_a_line() -> None:
     assert between({(0, 1): 5, (1, 0): 7, (2, 1): 1, (3, 2): 0}) == {(0, 1): 12, (1, 2): 1}
-
-
-def test_the_zoomable_figure_has_the_same_bytes() -> None:
-    sent, predicted = mesh_map((2, 2, 2), CUBE, PREDICTED).to_plotly().data
-    assert list(sent.y) == list(predicted.y) == [40_000, 4000, 8000, 112]

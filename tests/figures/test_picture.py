@@ -146,10 +146,15 @@ def test_the_table_has_the_same_rows(picture: Picture) -> None:
     assert picture.table().to_dict("records") == list(picture.rows)
 
 
-@every_picture
-def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(picture: Picture) -> None:
-    layout = picture.to_plotly().layout
+@pytest.mark.parametrize("name", [name for name in PICTURES if name != "gantt"])
+def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(name: str) -> None:
+    layout = PICTURES[name].to_plotly().layout
     assert (layout.paper_bgcolor, layout.plot_bgcolor, layout.font.color) == ("#ffffff", "#ffffff", "#1a1a1a")
+
+
+def test_a_timeline_is_no_chart_and_says_so() -> None:
+    with pytest.raises(ValueError, match="only a chart can become a plotly figure"):
+        PICTURES["gantt"].to_plotly()
 
 
 def test_pictures_are_drawn_without_importing_plotly_or_pandas() -> None:

@@ -89,8 +89,3 @@ def test_ranks_differ_without_color_and_can_be_written_on() -> None:
         assert contrast(INK, style.fill) >= 4.5
         assert not style.path or contrast(style.fill, style.shade) >= 1.35
     assert RANKS[-1].fill == PAPER
-
-
-def test_the_zoomable_figure_has_the_same_bytes() -> None:
-    forward, backward = who_holds_what(FITTING, SENT, 4).to_plotly().data
-    assert (list(forward.y), list(backward.y)) == ([0, 0, 0, 0, 1200], [1500, 0, 0, 0, 0])

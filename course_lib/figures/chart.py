@@ -1,0 +1,178 @@
+"""A chart is data: panels with two axes and the marks in them.
+
+    chart_svg.draw(chart)         what lessons store, and what explorers show
+    chart_plotly.figure(chart)    the same to zoom into, to point at, and to switch parts of off
+
+Places are numbers on the axes; only what is written beside a place is moved by pixels, to the right and down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from course_lib.figures.axis import number, powers
+from course_lib.figures.palette import Line, Style
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From low at one end to high at the other, evenly or by powers.
+
+    ticks: the round numbers on it, and write: how each is written.
+    has_grid: whether lines go across the panel there; without them the title stands beside the numbers.
+    """
+
+    title: str
+    low: float
+    high: float
+    ticks: Sequence[float] = ()
+    write: Callable[[float], str] = number
+    is_log: bool = False
+    has_grid: bool = True
+
+    @classmethod
+    def by_powers(
+        cls, title: str, values: Iterable[float], margin: float = 1.25, write: Callable[[float], str] = number
+    ) -> Axis:
+        """A logarithmic axis on which all these values find a place."""
+        known = list(values)
+        low, high = min(known) / margin, max(known) * margin
+        return cls(title, low, high, powers(low, high), write, is_log=True)
+
+    def share(self, value: float) -> float:
+        """How far along the axis a value is, 0 to 1."""
+        if self.is_log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+class Words(NamedTuple):
+    """What is written beside a place, and how far from it in pixels.
+
+    anchor: what of it is there, "middle" or "end"; by default its start.  has_halo: readable over lines and bars.
+    """
+
+    text: str
+    right: float = 0.0
+    down: float = 0.0
+    anchor: str | None = None
+    size: int = 12
+    is_bold: bool = True
+    has_halo: bool = False
+
+
+class Label(NamedTuple):
+    """Words at a place of their own."""
+
+    x: float
+    y: float
+    words: Words
+
+
+class Point(NamedTuple):
+    """A place of a curve. tip: what to say when the mouse rests there; it has a symbol then, and may have words."""
+
+    x: float
+    y: float
+    tip: str = ""
+    words: Words | None = None
+    look: Line | None = None
+
+
+class Curve(NamedTuple):
+    """Points in one look, joined by a line; without a look by a thin one in the color of the text."""
+
+    name: str
+    points: Sequence[Point]
+    look: Line | None
+
+
+class Cloud(NamedTuple):
+    """Thousands of points as dots, the first the most important; pale where is_pale says so."""
+
+    name: str
+    points: Sequence[Point]
+    look: Line
+    is_pale: Sequence[bool]
+
+
+class Area(NamedTuple):
+    """A staircase, filled down to the ground. steps: where it changes, and to what."""
+
+    name: str
+    steps: Sequence[tuple[float, float]]
+    look: Line
+    tip: str
+
+
+class Bar(NamedTuple):
+    """From base to base + size at a place on the other axis. part: what it is, whose name is in the style.
+
+    is_across: it lies along the x axis.  thickness: on the axis of `at`.  text: written in it where there is room.
+    """
+
+    part: str
+    style: Style
+    at: float
+    size: float
+    base: float
+    tip: str
+    thickness: float = 1.0
+    text: str = ""
+    is_across: bool = False
+
+
+class Rule(NamedTuple):
+    """A dashed line through the whole panel, at a place on the x axis; on the y axis if is_across."""
+
+    at: float
+    words: Words
+    width: int = 2
+    is_across: bool = False
+    is_over_bars: bool = False
+
+
+class Band(NamedTuple):
+    """A shaded part of the x axis, behind everything."""
+
+    low: float
+    high: float
+
+
+Mark = Label | Curve | Cloud | Area | Bar | Rule | Band
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Two axes and the marks between them, in the order in which they are drawn.
+
+    height, left, right, head, foot: pixels, of the panel and around it, where titles and numbers stand.
+    """
+
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark]
+    height: float
+    left: float = 56.0
+    right: float = 24.0
+    head: float = 22.0
+    foot: float = 44.0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels below each other, or in a row. legend: how what it names looks, in order; None is the thin line.
+
+    has_crosshair: whether one reads off what all curves have at one place.
+    """
+
+    panels: Sequence[Panel]
+    origins: Collection[str]
+    title: str | None
+    width: int
+    legend: Mapping[str, Style | Line | None] = field(default_factory=dict)
+    is_row: bool = False
+    has_crosshair: bool = False

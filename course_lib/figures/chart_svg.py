@@ -1,0 +1,188 @@
+"""Draws a chart as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from course_lib.figures.chart import Area, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule, Words
+from course_lib.figures.frame import (
+    draw_legend,
+    draw_line,
+    draw_numbers_beside,
+    draw_origins,
+    draw_symbol,
+    draw_title,
+    new_sheet,
+)
+from course_lib.figures.palette import PAPER
+from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
+
+CELL = 5.0  # pixels; of the dots that fall into one cell, the first is drawn
+MOST_TIPS = 300  # of a cloud
+
+
+def draw(chart: Chart) -> Sheet:
+    """Raises ValueError for a width too narrow to read."""
+    sheet = new_sheet(chart.width)
+    top = draw_title(sheet, chart.title)
+    top = draw_origins(sheet, chart.origins, top)
+    top = draw_legend(sheet, chart.legend, top)
+    for panel in chart.panels:
+        sheet.height = _draw_panel(sheet, panel, top)
+        top = top if chart.is_row else sheet.height
+    return sheet
+
+
+class _Box(NamedTuple):
+    """A panel where it is drawn, in pixels."""
+
+    panel: Panel
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def x(self, value: float) -> float:
+        return self.left + (self.right - self.left) * self.panel.x.share(value)
+
+    def y(self, value: float) -> float:
+        return self.bottom - (self.bottom - self.top) * self.panel.y.share(value)
+
+    def at(self, point: Point) -> tuple[float, float]:
+        return self.x(point.x), self.y(point.y)
+
+
+def _draw_panel(sheet: Sheet, panel: Panel, top: float) -> float:
+    """Returns where the next thing goes."""
+    top += panel.head
+    box = _Box(panel, panel.left, sheet.width - panel.right, top, top + panel.height)
+    bands = [mark for mark in panel.marks if isinstance(mark, Band)]
+    if bands:
+        with sheet.group(fill="currentColor", fill_opacity=0.1):
+            for band in bands:
+                sheet.box(box.x(band.low), top, box.x(band.high) - box.x(band.low), panel.height)
+    _draw_axes(sheet, box)
+    for mark in panel.marks:
+        if type(mark) in DRAW:
+            DRAW[type(mark)](sheet, box, mark)
+    return box.bottom + panel.foot
+
+
+def _draw_axes(sheet: Sheet, box: _Box) -> None:
+    x, y = box.panel.x, box.panel.y
+    if x.has_grid or y.has_grid:
+        with sheet.group(stroke="currentColor", stroke_opacity=0.2):
+            for tick in y.ticks if y.has_grid else ():
+                sheet.line(box.left, box.y(tick), box.right, box.y(tick))
+            for tick in x.ticks if x.has_grid else ():
+                sheet.line(box.x(tick), box.top, box.x(tick), box.bottom)
+    for tick in y.ticks:
+        sheet.text(box.left - 8, box.y(tick) + 4, y.write(tick), text_anchor="end")
+    if x.has_grid:
+        _draw_numbers_below(sheet, box)
+    elif x.ticks:
+        numbers = [(box.x(tick), x.write(tick)) for tick in x.ticks]
+        draw_numbers_beside(sheet, x.title, numbers, box.left, box.bottom + 14)
+    if y.title:
+        sheet.text(box.left - 40, box.top - 10, y.title, font_size=11)
+    if x.has_grid:
+        sheet.text((box.left + box.right) / 2, box.bottom + 34, x.title, text_anchor="middle", font_size=11)
+
+
+def _draw_numbers_below(sheet: Sheet, box: _Box) -> None:
+    """Those of the x axis, without those that would run into each other."""
+    free = box.left - 12
+    for tick in box.panel.x.ticks:
+        text = box.panel.x.write(tick)
+        x, half = box.x(tick), text_width(text) / 2
+        if x - half >= free:
+            sheet.text(x, box.bottom + 16, text, text_anchor="middle")
+            free = x + half + 4
+
+
+def _write(sheet: Sheet, words: Words, x: float, y: float) -> None:
+    look: dict[str, object] = {"text_anchor": words.anchor} if words.anchor else {}
+    look |= {} if words.size == 12 else {"font_size": words.size}
+    look |= {"font_weight": "bold"} if words.is_bold else {}
+    look |= HALO if words.has_halo else {}
+    sheet.text(x + words.right, y + words.down, words.text, **look)
+
+
+def _label(sheet: Sheet, box: _Box, label: Label) -> None:
+    _write(sheet, label.words, box.x(label.x), box.y(label.y))
+
+
+def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
+    draw_line(sheet, curve.look, map(box.at, curve.points))
+    for point in curve.points:
+        look = point.look or curve.look
+        if point.tip and look:
+            x, y = box.at(point)
+            draw_symbol(sheet, look, x, y)
+            sheet.box(x - 8, y - 8, 16.0, 16.0, tip=point.tip, fill="none", pointer_events="all")
+            if point.words:
+                _write(sheet, point.words, x, y)
+
+
+def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
+    """All dots as two shapes, one of them pale; the first have tooltips."""
+    cells: dict[tuple[int, int], tuple[float, float, bool, str]] = {}
+    for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
+        x, y = box.at(point)
+        cells.setdefault((int(x / CELL), int(y / CELL)), (x, y, is_pale, point.tip))
+    for pale, opacity in ((False, 0.9), (True, 0.35)):
+        dots = "".join(
+            f"M{x - 1.5:.1f},{y - 1.5:.1f}h3v3h-3z" for x, y, is_pale, _ in cells.values() if is_pale == pale
+        )
+        sheet.path(dots, fill=cloud.look.color, fill_opacity=opacity)
+    for x, y, _, tip in list(cells.values())[:MOST_TIPS]:
+        sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
+
+
+def _area(sheet: Sheet, box: _Box, area: Area) -> None:
+    steps = "".join(f"H{box.x(x):.2f}V{box.y(y):.2f}" for x, y in area.steps)
+    outline = f"M{box.left:.2f},{box.bottom:.2f}{steps}V{box.bottom:.2f}z"
+    sheet.path(outline, fill=area.look.color, fill_opacity=0.75)
+    sheet.line(box.left, box.bottom, box.right, box.bottom, stroke="currentColor", stroke_opacity=0.4)
+    width, height = box.right - box.left, box.bottom - box.top
+    sheet.box(box.left, box.top, width, height, tip=area.tip, fill="none", pointer_events="all")
+
+
+def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
+    if bar.size <= 0:
+        return
+    along, beside = (bar.base, bar.base + bar.size), (bar.at - bar.thickness / 2, bar.at + bar.thickness / 2)
+    (left, right), (top, bottom) = (along, beside) if bar.is_across else (beside, reversed(along))
+    x, y = box.x(left), box.y(top)
+    width, height = box.x(right) - x, box.y(bottom) - y
+    fill = sheet.fill(bar.part, bar.style)
+    sheet.box(x, y, width, height, tip=bar.tip, fill=fill, stroke="currentColor", stroke_width=0.5)
+    if bar.text and width >= text_width(bar.text) + 8:
+        # A halo in the color of the ground keeps the number readable over the hatching of a wait.
+        is_hatched = bar.style.fill == PAPER
+        halo = HALO if is_hatched else {}
+        ink = "currentColor" if is_hatched else bar.style.text
+        sheet.text(x + width / 2, y + height / 2 + 4, bar.text, text_anchor="middle", fill=ink, **halo)
+
+
+def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
+    words = rule.words
+    x, y = (box.left, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
+    ends = (x, y, box.right, y) if rule.is_across else (x, y, x, box.bottom)
+    if rule.is_over_bars:  # else it is lost on a bar of its color
+        sheet.line(*ends, stroke=BACKGROUND, stroke_width=rule.width + 4)
+    sheet.line(*ends, stroke="currentColor", stroke_width=rule.width, stroke_dasharray="6,3")
+    if words.anchor != "end" and x + words.right + text_width(words.text) > box.right:
+        words = words._replace(anchor="end", right=-words.right)
+    _write(sheet, words, x, y)
+
+
+DRAW: dict[type, Callable[..., None]] = {
+    Label: _label,
+    Curve: _curve,
+    Cloud: _cloud,
+    Area: _area,
+    Bar: _bar,
+    Rule: _rule,
+}

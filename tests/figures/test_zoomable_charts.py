@@ -1,0 +1,161 @@
+"""The same charts as plotly figures: where marks lie, what they say, and that color alone says nothing."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import plotly.graph_objects as go
+import pytest
+import torch
+
+from course_lib.experiments.ablations import Format
+from course_lib.figures import (
+    Shares,
+    SizedStep,
+    Timing,
+    in_flight,
+    limits,
+    loss_curves,
+    lost_time,
+    memory_by_part,
+    micro_batch_sizes,
+    number_range,
+    plan_map,
+    roofline,
+    speed_up,
+    step_time_by_part,
+)
+from course_lib.figures.axis import duration, memory_size
+from course_lib.figures.words import plan_in_words
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search, simulate
+from course_lib.schedules import SCHEDULES
+from tests.figures.drawn import texts
+
+GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
+NODES = Cluster("A100-80GB", nodes=2)
+PLANS = {
+    "wide": estimate(GPT, NODES, Plan(dp=16, zero=1), 64),
+    "deep": estimate(GPT, NODES, Plan(dp=2, tp=2, pp=4), 64),
+}
+FOUND = search(GPT, Cluster("A100-80GB", 1), 64)
+STEPS = [SizedStep(1, 0.1, 0.2, 0.02, 4, measured=0.325), SizedStep(2, 0.1, 0.1, 0.05, 8, fits=False)]
+CHARTS = {
+    "speed_up": speed_up([Timing(n, 1 / n, label=label) for n in (1, 2, 4) for label in ("a < b", "c")]),
+    "lost_time": lost_time({"4 ranks": Shares(0.6, 0.25, 0.1, 0.05)}),
+    "memory": memory_by_part({name: one.memory for name, one in PLANS.items()}, 80e9),
+    "time": step_time_by_part(PLANS),
+    "plan_map": plan_map(FOUND),
+    "roofline": roofline(PLANS),
+    "limits": limits(PLANS, dict.fromkeys(PLANS, 2e10), chosen="wide"),
+    "loss_curves": loss_curves({"float32": [3.0, 2.5, 2.0], "float16": [3.0, math.nan]}),
+    "number_range": number_range({-30: 0.2, 0: 0.5, 16: 0.3}, Format.of(torch.float16)),
+    "in_flight": in_flight(simulate(SCHEDULES["1f1b"](4, 8), 0.01, 0.02)),
+    "micro_batch_sizes": micro_batch_sizes(STEPS, chosen=2),
+}
+every_chart = pytest.mark.parametrize("name", CHARTS)
+
+
+@cache
+def figure_of(name: str) -> go.Figure:
+    return CHARTS[name].to_plotly()
+
+
+def axes(figure: go.Figure) -> dict[str, tuple[float, float]]:
+    """The range of each axis, lower end first, by the name that marks call it."""
+    named = {key.replace("axis", ""): value for key, value in figure.layout.to_plotly_json().items() if "axis" in key}
+    return {name: (min(axis["range"]), max(axis["range"])) for name, axis in named.items()}
+
+
+def is_log(figure: go.Figure, axis: str) -> bool:
+    return figure.layout[f"{axis[0]}axis{axis[1:]}"].type == "log"
+
+
+@every_chart
+def test_every_mark_lies_on_its_axes(name: str) -> None:
+    figure = figure_of(name)
+    ranges = axes(figure)
+    for trace in figure.data:
+        for axis, values in ((trace.xaxis or "x", trace.x), (trace.yaxis or "y", trace.y)):
+            low, high = ranges[axis]
+            places = [math.log10(value) if is_log(figure, axis) else value for value in values]
+            assert all(low - 1e-9 <= place <= high + 1e-9 for place in places), trace.name
+    for note in figure.layout.annotations:
+        for axis, place in ((note.xref, note.x), (note.yref, note.y)):
+            low, high = ranges[axis]
+            assert low - 1e-9 <= place <= high + 1e-9, note.text
+
+
+@every_chart
+def test_what_is_written_in_the_picture_is_written_in_the_figure(name: str) -> None:
+    figure = figure_of(name)
+    notes = {note.text.removeprefix("<b>").removesuffix("</b>") for note in figure.layout.annotations}
+    assert notes <= set(texts(CHARTS[name].svg))
+    titles = [value["title"]["text"] for key, value in figure.layout.to_plotly_json().items() if "axis" in key]
+    assert set(filter(None, titles)) <= set(texts(CHARTS[name].svg))
+
+
+@every_chart
+def test_nothing_is_told_by_color_alone(name: str) -> None:
+    figure = figure_of(name)
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert len({bar.marker.pattern.shape for bar in bars}) == len(bars)
+    curves = [trace for trace in figure.data if trace.type == "scatter" and trace.line.dash]
+    assert len({curve.line.dash for curve in curves if curve.name}) == len([curve for curve in curves if curve.name])
+
+
+@every_chart
+def test_each_name_stands_once_in_the_legend(name: str) -> None:
+    shown = [trace.name for trace in figure_of(name).data if trace.showlegend]
+    assert len(shown) == len(set(shown))
+    assert all(trace.legendgroup == trace.name for trace in figure_of(name).data)
+
+
+def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
+    every, front = figure_of("plan_map").data
+    assert len(every.x) == len(FOUND)
+    for one, x, y, words in zip(FOUND, every.x, every.y, every.hovertext, strict=True):
+        assert (x * 2**30, y) == (pytest.approx(one.memory.total), one.step_time.total)
+        assert words.startswith(plan_in_words(one.plan))
+        assert duration(one.step_time.total) in words and memory_size(one.memory.total) in words
+    assert len(front.x) == len(FOUND.pareto)
+    assert front.marker.symbol[0] != every.marker.symbol or front.line.dash != "solid"
+
+
+def test_plans_that_do_not_fit_are_paler() -> None:
+    every = figure_of("plan_map").data[0]
+    assert [opacity < 0.5 for opacity in every.marker.opacity] == [not one.fits for one in FOUND]
+
+
+def test_the_line_of_the_capacity_and_its_words_stand_at_the_same_place() -> None:
+    figure = figure_of("plan_map")
+    (line,) = figure.layout.shapes
+    (words,) = [note for note in figure.layout.annotations if "a device has" in note.text]
+    assert line.x0 == line.x1 == pytest.approx(FOUND[0].capacity / 2**30)
+    assert words.x == pytest.approx(math.log10(line.x0))
+
+
+def test_losses_are_read_off_together() -> None:
+    assert figure_of("loss_curves").layout.hovermode == "x unified"
+    assert figure_of("roofline").layout.hovermode == "closest"
+
+
+def test_each_rank_has_a_row_of_its_own_on_one_axis_of_time() -> None:
+    figure = figure_of("in_flight")
+    assert [trace.yaxis for trace in figure.data] == ["y", "y2", "y3", "y4"]
+    assert [max(trace.y) for trace in figure.data] == [4, 3, 2, 1]
+    assert figure.layout.xaxis.matches == figure.layout.xaxis2.matches == "x4"
+
+
+def test_names_with_angle_brackets_are_no_markup() -> None:
+    curve = figure_of("speed_up").data[0]
+    assert curve.name == "a &lt; b (measured)"
+    assert curve.hovertext[0].startswith("a &lt; b (measured): 1 ranks")
+    bars = lost_time({"a <run>": Shares(0.6, 0.25, 0.1, 0.05)}).to_plotly()
+    assert bars.layout.yaxis.ticktext == ("a &lt;run&gt;",)
+
+
+def test_words_that_would_leave_the_panel_stand_left_of_their_line() -> None:
+    far = memory_by_part({"large": PLANS["wide"].memory}, 1e12)
+    (line,) = [part for part in far.svg.split("<") if part.startswith("text") and "a device has" in part]
+    assert 'text-anchor="end"' in line
