@@ -14,7 +14,8 @@ hypothesis.settings.register_profile("course", deadline=None)  # a busy machine 
 hypothesis.settings.load_profile("course")
 
 # Else every rank would import them on its own, to find its function in a test's file: a tenth of a second each.
-server.PRELOAD += ["hypothesis", "pytest", "torch.distributed.checkpoint", "torch.distributed.optim"]
+server.PRELOAD[:0] = ["hypothesis", "pytest"]  # first, as what comes before course_lib's own is not garbage either
+server.PRELOAD += ["torch.distributed.checkpoint", "torch.distributed.optim"]
 
 
 def pytest_configure() -> None:
