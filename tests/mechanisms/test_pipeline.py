@@ -100,7 +100,7 @@ def cases(p: int) -> list[Case]:
     found = []
     for name in SCHEDULES:
         n = 2 * p if name in ("interleaved_1f1b", "zbv", "dualpipev") else p
-        found += [(name, n, 2 * p + 1, torch.float32, ""), (name, n, 2 * p + 1, torch.float64, "frozen")]
+        found += [(name, n, n + 1, torch.float32, ""), (name, n, n + 1, torch.float64, "frozen")]
         if name != "dualpipev":
             found.append((name, n, p - 1, torch.float32, "frozen"))
     return found
