@@ -280,7 +280,7 @@ def test_micro_batches_are_added_up_in_32_bits() -> None:
     model = build("", torch.bfloat16)
     inputs, targets = (tokens[:1] for tokens in minibatch(0, SAMPLES))
     (data.answer_loss(model(inputs).float(), targets) / m).backward()
-    gradients = launch(many_micro_batches, 1, (m,), device="cpu").results[0]
+    gradients = launch(many_micro_batches, 1, (m,), timeout=300, device="cpu").results[0]
     for name, parameter in model.named_parameters():
         expected = m * parameter.grad.float()
         assert float((gradients[name] - expected).abs().max()) <= 2**-7 * float(expected.abs().max()), name
