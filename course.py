@@ -149,7 +149,8 @@ def test_steps() -> dict[str, list[str]]:
         "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
-        "tests": ["-m", "pytest", "tests", *others, *many],  # ranks wait more than they compute
+        # Ranks wait more than they compute. The order of files is that of tests/conftest.py, not by number of tests.
+        "tests": ["-m", "pytest", "tests", *others, *many, "--no-loadscope-reorder"],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
         "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/notebooks", "tests/exercises", *notebooks],
         "browser": ["-m", "pytest", "tests/browser", *few],

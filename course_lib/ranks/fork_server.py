@@ -22,7 +22,7 @@ from typing import Any
 
 PREFIX = "ranks-"  # of everything in the temporary directory, followed by the owner's process id
 # By name, since what students' functions use lies in rooms above this one.
-_PRELOAD = ["course_lib.ranks.preload", "course_lib.model", "course_lib.data", "course_lib.mechanisms.data_parallel"]
+PRELOAD = ["course_lib.ranks.preload", "course_lib.model", "course_lib.data", "course_lib.mechanisms.data_parallel"]
 is_rank = False  # a worker sets this in its own process
 _lock = threading.Lock()
 _directory = ""  # where the fork server's socket is
@@ -44,7 +44,7 @@ def warm_up() -> None:
         resource_tracker.ensure_running()  # first, as it unblocks the signals that the next line blocks
         with _signals_blocked():
             _choose_directory()
-            forkserver.set_forkserver_preload(_PRELOAD)
+            forkserver.set_forkserver_preload(PRELOAD)
             forkserver.ensure_running()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 
@@ -13,6 +14,7 @@ from course_lib.figures.costs import MEMORY, TIME
 from course_lib.figures.words import plan_in_words
 from course_lib.instruments.ledger import Bytes
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+from course_lib.planner.search import Found
 from tests.figures.drawn import boxes, parsed, places, texts, written
 
 GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
@@ -114,34 +116,36 @@ def test_planned_steps_make_a_speed_up_by_samples_in_a_second() -> None:
     assert second["speed-up"] == pytest.approx(16 * gained)
 
 
-FOUND = search(GPT, Cluster("A100-80GB", 1), 64)
+@functools.cache
+def found() -> Found:
+    return search(GPT, Cluster("A100-80GB", 1), 64)
 
 
 def test_every_plan_of_the_front_has_its_place_and_its_tooltip() -> None:
-    svg = plan_map(FOUND).svg
+    svg = plan_map(found()).svg
     where = places(svg)
     numbers = {float(text): place for text, place in where.items() if re.fullmatch(r"[\d.]+", text)}
     below = max(y for _, y in numbers.values())
     across = {number: x for number, (x, y) in numbers.items() if y == below}
     (low, x0), (high, x1) = min(across.items()), max(across.items())
     tips = {box.tip: box for box in boxes(svg) if box.width == 16}
-    assert len(tips) == len(FOUND.pareto)
-    for one in FOUND.pareto:
+    assert len(tips) == len(found().pareto)
+    for one in found().pareto:
         (box,) = [box for tip, box in tips.items() if tip.startswith(f"{plan_in_words(one.plan)}: ")]
         share = math.log(one.memory.total / GiB / low) / math.log(high / low)
         assert box.x + 8 == pytest.approx(x0 + share * (x1 - x0), abs=0.1)
 
 
 def test_the_map_says_how_many_plans_fit_and_which_is_the_fastest() -> None:
-    summary = plan_map(FOUND).summary
-    assert summary.startswith(f"{sum(one.fits for one in FOUND):,} of {len(FOUND):,} plans fit into 78 GiB")
-    assert f"the fastest of them is {plan_in_words(FOUND.best.plan)}" in summary
+    summary = plan_map(found()).summary
+    assert summary.startswith(f"{sum(one.fits for one in found()):,} of {len(found()):,} plans fit into 78 GiB")
+    assert f"the fastest of them is {plan_in_words(found().best.plan)}" in summary
 
 
 def test_the_zoomable_map_has_every_plan() -> None:
-    every, front = plan_map(FOUND).to_plotly().data
-    assert len(every.x) == len(FOUND)
-    assert list(front.y) == [one.step_time.total for one in FOUND.pareto]
+    every, front = plan_map(found()).to_plotly().data
+    assert len(every.x) == len(found())
+    assert list(front.y) == [one.step_time.total for one in found().pareto]
     assert "data 8 x tensor 1 x pipeline 1" in " ".join(every.hovertext)
 
 

@@ -50,20 +50,17 @@ Sizes = tuple[int, int, int]
 Case = tuple[Sizes, str, torch.dtype, str]  # mesh, schedule, dtype, what is special
 
 EIGHT_RANKS: list[Case] = [
-    ((2, 2, 2), "gpipe", F32, "tied clip zero"),
     ((2, 2, 2), "1f1b", F64, "tied clip zero sequence grouped"),
-    ((2, 2, 2), "1f1b", F32, "tied clip frozen"),
-    ((2, 2, 2), "interleaved_1f1b", F64, "tied clip zero sequence frozen"),
+    ((2, 2, 2), "gpipe", F32, "tied clip frozen"),
     ((2, 2, 2), "zbv", F32, "loose grouped zero"),
     ((2, 2, 2), "dualpipev", F64, "tied clip zero sequence frozen"),
-    ((8, 1, 1), "gpipe", F64, "tied clip zero"),
 ]
 FOUR_RANKS: list[Case] = [
     ((1, 1, 4), "gpipe", F64, "tied clip sequence zero grouped"),
     ((1, 4, 1), "zb_h2", F64, "tied clip zero frozen"),
-    ((4, 1, 1), "1f1b", F32, "tied clip"),
+    ((4, 1, 1), "1f1b", F32, "tied clip zero"),
     ((2, 2, 1), "zb_h1", F64, "tied clip zero Adam"),
-    ((1, 2, 2), "dualpipev", F64, "clip sequence"),
+    ((1, 2, 2), "interleaved_1f1b", F64, "clip sequence tied frozen"),
     ((2, 1, 2), "naive", F32, "frozen clip zero"),
 ]
 
@@ -283,7 +280,7 @@ def test_micro_batches_are_added_up_in_32_bits() -> None:
     model = build("", torch.bfloat16)
     inputs, targets = (tokens[:1] for tokens in minibatch(0, SAMPLES))
     (data.answer_loss(model(inputs).float(), targets) / m).backward()
-    gradients = launch(many_micro_batches, 1, (m,), device="cpu").results[0]
+    gradients = launch(many_micro_batches, 1, (m,), timeout=300, device="cpu").results[0]
     for name, parameter in model.named_parameters():
         expected = m * parameter.grad.float()
         assert float((gradients[name] - expected).abs().max()) <= 2**-7 * float(expected.abs().max()), name

@@ -100,7 +100,7 @@ def cases(p: int) -> list[Case]:
     found = []
     for name in SCHEDULES:
         n = 2 * p if name in ("interleaved_1f1b", "zbv", "dualpipev") else p
-        found += [(name, n, 2 * p + 1, torch.float32, ""), (name, n, 2 * p + 1, torch.float64, "frozen")]
+        found += [(name, n, n + 1, torch.float32, ""), (name, n, n + 1, torch.float64, "frozen")]
         if name != "dualpipev":
             found.append((name, n, p - 1, torch.float32, "frozen"))
     return found
@@ -191,7 +191,7 @@ def both_runtimes(rank: int, p: int, m: int) -> list[tuple[str, bool, bool]]:
     return found
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 8), (4, 8)])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
 def test_gradients_are_those_of_pytorch_s_runtime(p: int, m: int) -> None:
     """m is a power of two, so that dividing by it, before or after the sum, rounds nothing."""
     for found in launch(both_runtimes, p, (p, m), device="cpu").results:

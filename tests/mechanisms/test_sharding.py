@@ -198,27 +198,34 @@ WAYS = [
 
 @pytest.mark.parametrize("train", WAYS)
 @pytest.mark.parametrize(
-    ("case", "dtype", "n"),
-    [*((EVERYTHING, dtype, n) for dtype in DTYPES for n in (2, 4)), ("tied", F32, 2), ("frozen uneven", F64, 4)],
+    ("case", "dtype", "n", "optimizer_name"),
+    [  # dtypes, numbers of ranks and optimizers in pairs
+        (EVERYTHING, F32, 2, "SGD"),
+        (EVERYTHING, F64, 2, "Adam"),
+        (EVERYTHING, F32, 4, "Adam"),
+        (EVERYTHING, F64, 4, "SGD"),
+        ("tied", F32, 2, "Adam"),
+        ("frozen uneven", F64, 4, "Adam"),
+    ],
     ids=str,
 )
 def test_training_is_that_of_one_process_with_the_whole_minibatch(
-    train: Train, case: str, dtype: torch.dtype, n: int
+    train: Train, case: str, dtype: torch.dtype, n: int, optimizer_name: str
 ) -> None:
-    for optimizer_name in OPTIMIZERS:
-        reference = alone(case, dtype, optimizer_name)
-        for state in on_ranks(train, n, case, dtype, optimizer_name):
-            close(state, reference)
+    reference = alone(case, dtype, optimizer_name)
+    for state in on_ranks(train, n, case, dtype, optimizer_name):
+        close(state, reference)
 
 
 @pytest.mark.parametrize("train", WAYS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_two_ranks_follow_one_process_that_does_their_shares_in_turn(train: Train, dtype: torch.dtype) -> None:
-    for case in ("plain", "tied frozen"):
-        for optimizer_name in OPTIMIZERS:
-            reference = train_on_shares_in_turn(case, dtype, optimizer_name, 2)
-            for state in on_ranks(train, 2, case, dtype, optimizer_name):
-                nearly_equal(state, reference)
+@pytest.mark.parametrize(("case", "dtype"), [("plain", F32), ("plain", F64), ("tied frozen", F32)], ids=str)
+def test_two_ranks_follow_one_process_that_does_their_shares_in_turn(
+    train: Train, case: str, dtype: torch.dtype
+) -> None:
+    optimizer_name = "SGD" if (case, dtype) == ("plain", F64) else "Adam"
+    reference = train_on_shares_in_turn(case, dtype, optimizer_name, 2)
+    for state in on_ranks(train, 2, case, dtype, optimizer_name):
+        nearly_equal(state, reference)
 
 
 @pytest.mark.parametrize("n", [2, 4])

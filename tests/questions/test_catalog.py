@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 
 from course_lib import questions
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.forms import Choice, FreeText, Ordering
+from course_lib.questions.question import Family
 
 SEEDS = range(1, 8)
+
+
+def family(name: str) -> Family[Any]:
+    """A question for any numbers, of which none has been made yet: some search for a plan when they are."""
+    return importlib.import_module(f"course_lib.questions.{CATALOG[name].home}").QUESTIONS[name]
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -19,7 +28,7 @@ def test_a_question_has_a_text_and_explains_its_answers(name: str) -> None:
     assert question.form.read(question.form.example)
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOG if questions.load(name).varies])
+@pytest.mark.parametrize("name", [name for name in CATALOG if family(name).draw])
 def test_a_seed_makes_other_numbers_and_always_the_same(name: str) -> None:
     first = questions.load(name)
     shown = {(question.text, tuple(question.form.lines)) for question in (questions.load(name, s) for s in SEEDS)}

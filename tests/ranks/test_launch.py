@@ -376,44 +376,24 @@ print(results, type(results[0]) is Point)
     assert script(program, folder=tmp_path) == "the script runs\n[Point(x=1), Point(x=2)] True\n"
 
 
-def test_ranks_can_be_spawned_where_they_cannot_be_forked(tmp_path: Path) -> None:
+def test_ranks_can_be_spawned_and_the_next_ones_are_while_the_student_reads_what_went_wrong(tmp_path: Path) -> None:
+    """Where ranks cannot be forked."""
     program = """
-import torch, torch.distributed as dist
-from course_lib import Deadlock, launch
-
-def total(rank, is_stuck=False):
-    if is_stuck:
-        dist.recv(torch.zeros(1), 1 - rank)
-    value = torch.tensor(rank + 1)
-    dist.all_reduce(value)
-    return int(value)
-
-print(launch(total, 2).results)
-try:
-    launch(total, 2, (True,))
-except Deadlock as error:
-    print(error)
-print(launch(total, 2).results)
-"""
-    shown = script(program, folder=tmp_path, COURSE_LIB_START_METHOD="spawn")
-    assert shown.startswith("[3, 3]\nNobody can move") and shown.endswith("[3, 3]\n")
-
-
-def test_the_next_ranks_are_spawned_while_the_student_reads_what_went_wrong(tmp_path: Path) -> None:
-    program = """
-import os, signal, threading, time
-import psutil
+import os, signal, time
+import psutil, torch
 import torch.distributed as dist
-from course_lib import RankFailed, Stopped, launch
+from course_lib import Deadlock, Stopped, launch
 
 def process(rank, fault=None):
-    if fault == "raise" and rank == 1:
-        raise ValueError("while the others wait")
-    if fault:
-        dist.barrier()
+    if fault == "wait":
+        dist.recv(torch.zeros(1), 1 - rank)
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
     if fault == "stop":
+        if rank == 0:
+            os.kill(os.getppid(), signal.SIGINT)  # what the Stop button does, and not before all ranks run
         time.sleep(60)
-    return os.getpid()
+    return int(total), os.getpid()
 
 def ranks():
     return {child.pid for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())}
@@ -421,18 +401,19 @@ def ranks():
 def faulty(fault, error):
     try:
         launch(process, 2, (fault,))
-    except error:
-        return ranks()
+    except error as found:
+        return str(found), ranks()
 
-waiting = faulty("raise", RankFailed)  # the ranks there are when the error shows
-one = set(launch(process, 1).results)
-two = set(launch(process, 2).results)
-print(len(waiting), two == waiting, ranks() == two | one)
-threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-new = faulty("stop", Stopped) - one
+message, waiting = faulty("wait", Deadlock)  # and the ranks there are when the error shows
+one = {pid for _, pid in launch(process, 1).results}
+totals, two = zip(*launch(process, 2).results)
+print(message.splitlines()[0])
+print(*totals, len(waiting), set(two) == waiting, ranks() == waiting | one)
+new = faulty("stop", Stopped)[1] - one
 print(len(new), new.isdisjoint(waiting), *new)
 """
-    first, second = script(program, folder=tmp_path, COURSE_LIB_START_METHOD="spawn").splitlines()
-    assert first == "2 True True"
+    message, first, second = script(program, folder=tmp_path, COURSE_LIB_START_METHOD="spawn").splitlines()
+    assert message.startswith("Nobody can move")
+    assert first == "3 3 2 True True"
     assert second.startswith("2 True ")
     assert not any(psutil.pid_exists(int(pid)) for pid in second.split()[2:])  # they went with the notebook

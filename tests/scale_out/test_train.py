@@ -152,7 +152,7 @@ def cluster(folder: Path, nodes: str, pids: str) -> dict[str, str]:
         (folder / name).chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7"}
     path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
-    python = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    python = {"PATH": path, "PYTHONPATH": str(ROOT)}
     return {**os.environ, **job, **python, "RANKS_PER_NODE": "2", "HOST_PIDS": pids, "PORT": str(free_port())}
 
 
