@@ -241,7 +241,7 @@ def test_hidden_states_travel_right_once_and_their_gradients_left_once() -> None
     n, samples = 4, 7
     timeline = launch(one_step, n, device="cpu").timeline
     size = samples * CONFIG.sequence * CONFIG.hidden * 4
-    sent = {(s.rank, s.peer) for s in timeline.spans if s.name == "send" and s.kind == "transfer" and s.bytes == size}
+    sent = {(s.rank, s.peer) for s in timeline.spans if s.name == "isend" and s.kind == "transfer" and s.bytes == size}
     assert sent == {(rank, rank + step) for rank in range(n) for step in (-1, 1) if 0 <= rank + step < n}
 
 
