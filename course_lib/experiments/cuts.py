@@ -35,8 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib.experiments.steps import after_barrier
-from course_lib.mechanisms import tensor_parallel as tp
-from course_lib.mechanisms.tensor_parallel import SEQUENCE, Group
+from course_lib.mechanisms.tensor_parallel import linear as tp
+from course_lib.mechanisms.tensor_parallel.linear import SEQUENCE, Group
 from course_lib.ranks import Pace, launch
 from course_lib.timeline import Timeline, compute
 
@@ -135,7 +135,7 @@ def _marked(kind: str, operation: Operation) -> contextlib.AbstractContextManage
 
 
 def _product(name: str, matrix: Tensor, how: str, group: Group) -> Operation:
-    own = tp.share(matrix, DIMENSION[how], group)
+    own = tp.shard(matrix, DIMENSION[how], group)
     leaves = "columns" if how == "columns" else "addends"
     return Operation(name, lambda x: x @ own, leaves, work=matrix.numel() / dist.get_world_size(group))
 
@@ -152,22 +152,24 @@ def _enter(how: str, group: Group, sequence_parallel: bool = False) -> list[Oper
 def _leave(how: str, width: int, group: Group, sequence_parallel: bool = False) -> list[Operation]:
     """What makes its result whole, or this rank's positions of it. width: of the result."""
     if how == "columns":
-        join = Operation("join", lambda x: tp.join(x, -1, width, group), "whole", "all-gather", "")
+        join = Operation("join", lambda x: tp.gather_from_ranks(x, -1, width, group), "whole", "all-gather", "")
         return [join, *([_take("positions", SEQUENCE, group)] if sequence_parallel else [])]
     if sequence_parallel:
         return [
-            Operation("g", lambda x: tp.sum_and_scatter_sequence(x, group), "positions", "reduce-scatter", "all-gather")
+            Operation("g", lambda x: tp.reduce_scatter_sequence(x, group), "positions", "reduce-scatter", "all-gather")
         ]
     return [Operation("g", lambda x: tp.sum_over_ranks(x, group), "whole", "all-reduce", "")]
 
 
 def _take(leaves: str, dim: int, group: Group) -> Operation:
-    return Operation("take", lambda x: tp.take(x, dim, group), leaves, "", "all-gather")
+    return Operation("take", lambda x: tp.scatter_to_ranks(x, dim, group), leaves, "", "all-gather")
 
 
 def _join_positions(group: Group) -> Operation:
     n = dist.get_world_size(group)
-    return Operation("join", lambda x: tp.join(x, SEQUENCE, n * x.shape[SEQUENCE], group), "whole", "all-gather", "")
+    return Operation(
+        "join", lambda x: tp.gather_from_ranks(x, SEQUENCE, n * x.shape[SEQUENCE], group), "whole", "all-gather", ""
+    )
 
 
 def _forgetful(operation: Operation, group: Group) -> Operation:
@@ -264,12 +266,12 @@ def _all(tensor: Tensor) -> Tensor:
 
 
 def _own_positions(tensor: Tensor) -> Tensor:
-    return tp.share(tensor, tp.SEQUENCE)
+    return tp.shard(tensor, tp.SEQUENCE)
 
 
 def _gradients(a: Tensor, b: Tensor, cut: tuple[str, str]) -> list[Tensor]:
     """Of this rank's shares of the matrices."""
-    return [tp.share(m.grad, DIMENSION[how]).clone() for m, how in zip((a, b), cut, strict=True) if m.grad is not None]
+    return [tp.shard(m.grad, DIMENSION[how]).clone() for m, how in zip((a, b), cut, strict=True) if m.grad is not None]
 
 
 def _one_process(a: Tensor, b: Tensor, x: Tensor, gradient: Tensor, cut: tuple[str, str]) -> list[Tensor]:

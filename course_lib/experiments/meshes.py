@@ -148,12 +148,12 @@ class Weight(NamedTuple):
 
 def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int) -> list[Weight]:
     mesh = hybrid.Mesh(*sizes)
-    part = hybrid.Part(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
+    part = hybrid.ModelPart(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
     optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE)
     inputs, targets = _minibatch(samples)
     dist.barrier()
     hybrid.train_step(part, optimizer, inputs, targets)
-    where, place = tensor_parallel.placements(part), mesh.place("tp")
+    where, place = tensor_parallel.placements(part), mesh.rank("tp")
     mesh.close()
     return [Weight(name, where[name].dim, place, value.float()) for name, value in part.state_dict().items()]
 

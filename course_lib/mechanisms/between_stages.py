@@ -28,7 +28,120 @@ from torch import Tensor
 from course_lib.mechanisms.schedules import Action, Schedule, messages_from, messages_of, validate
 
 
-class Plan(NamedTuple):
+class StageMessages:
+    """Messages between this rank and others, and between two stages of this rank. Nothing waits here but `fetch`, for
+    what it fetches, and `finish`.
+
+    formats: of each stage's inputs, as far as they are known from an earlier pass; they are added to. None: no stage's.
+    """
+
+    def __init__(
+        self, own: RankSchedule, group: dist.ProcessGroup | None, device: torch.device, formats: Formats | None = None
+    ) -> None:
+        self.own, self.group, self.device = own, group, device
+        self.formats: Formats = {} if formats is None else formats
+        self.samples = 0  # of the whole minibatch, as soon as it is known
+        self.awaited = {peer: deque(messages) for peer, messages in own.arriving.items()}
+        self.upcoming = deque(own.fetching)
+        self.arriving: dict[Action, tuple[list[Tensor], list[dist.Work]]] = {}
+        self.sending: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
+
+    def send(self, message: Action, tensors: list[Tensor]) -> None:
+        """Pass tensors on to the stage that the message is for."""
+        to = self.own.rank_of[message.stage]
+        if to == self.own.rank:
+            self.arriving[message] = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors], []
+            return
+        if message.op == "F":
+            self._describe(message, tensors, to)
+        for tensor in tensors:
+            self._start_sending(message, tensor.detach().contiguous(), to)
+
+    def fetch(self, message: Action) -> list[Tensor]:
+        """Wait for a message, and ask for the next one."""
+        if message not in self.arriving:
+            self._ask_for(message)
+        tensors, works = self.arriving.pop(message)
+        for work in works:
+            work.wait()
+        if self.upcoming and self.upcoming[0] == message:  # it came from another rank
+            self.upcoming.popleft()
+            self._let_go(self.own.used[message])
+            if message.op == "F":
+                for tensor, form in zip(tensors, self.formats[message.stage], strict=True):
+                    tensor.requires_grad_(form.differentiable)
+            if self.upcoming:
+                self._ask_for(self.upcoming[0], only_if_known=True)
+        return tensors
+
+    def finish(self) -> None:
+        """Wait until all that was sent has arrived."""
+        self._let_go(list(self.sending))
+
+    def _let_go(self, messages: list[Action]) -> None:
+        """Free what was sent; before `finish` only what has been used by now, so that nothing is waited for."""
+        for message in messages:
+            for work, _ in self.sending.pop(message, []):
+                work.wait()
+
+    def _ask_for(self, message: Action, only_if_known: bool = False) -> None:
+        """Start to receive from a peer, in its order, until it was the message's turn."""
+        peer = self.own.rank_of[message.stage + (-1 if message.op == "F" else 1)]
+        while message not in self.arriving:
+            following = self.awaited[peer][0]
+            if self._receiver(following) not in self.formats:
+                if only_if_known:
+                    return
+                self._read_description(following.stage, peer)
+            tensors = [torch.empty(f.shape, dtype=f.dtype, device=self.device) for f in self._formats_of(following)]
+            works = [dist.irecv(tensor, group=self.group, group_src=peer) for tensor in tensors]
+            self.arriving[self.awaited[peer].popleft()] = tensors, [work for work in works if work is not None]
+
+    def _receiver(self, message: Action) -> int:
+        """The later one of the two stages between which a message travels."""
+        return message.stage if message.op == "F" else message.stage + 1
+
+    def _formats_of(self, message: Action) -> list[_Format]:
+        forms = [form.of(self._size(message.micro_batch)) for form in self.formats[self._receiver(message)]]
+        return forms if message.op == "F" else [form for form in forms if form.differentiable]
+
+    def _size(self, k: int) -> int:
+        """Samples in a micro-batch, as `batches.micro_batches` cuts them."""
+        size, larger = divmod(self.samples, self.own.n_micro_batches)
+        return size + (k < larger)
+
+    def _start_sending(self, message: Action, tensor: Tensor, to: int) -> None:
+        work = dist.isend(tensor, group=self.group, group_dst=to)
+        assert work is not None  # as it would be outside the group
+        self.sending.setdefault(message, []).append((work, tensor))
+
+    def _describe(self, message: Action, tensors: list[Tensor], to: int) -> None:
+        """Tell the next stage what to expect, once; from then on, hold the outputs against it."""
+        _, stage, k = message
+        if stage not in self.formats:
+            self.formats[stage] = [_format(tensor, self._size(k)) for tensor in tensors]
+            header = _header(self.samples, self.formats[stage], stage - 1)
+            self._start_sending(message, header.to(self.device), to)
+        promised = self._formats_of(message)
+        returned = [_Format(tensor.dtype, tensor.requires_grad, tuple(tensor.shape)) for tensor in tensors]
+        if returned != promised:
+            raise ValueError(
+                f"stage {stage - 1} returned {_words(returned)} for micro-batch {k}, where its first micro-batch makes "
+                f"the next stage expect {_words(promised)}; only dimension 0 may change, with the number of samples"
+            )
+
+    def _read_description(self, stage: int, peer: int) -> None:
+        header = torch.empty(_HEADER, dtype=torch.int64, device=self.device)
+        dist.recv(header, group=self.group, group_src=peer)
+        numbers = iter(header.tolist())
+        self.samples, n_tensors = next(numbers), next(numbers)
+        self.formats[stage] = [
+            _Format(_DTYPES[next(numbers)], bool(next(numbers)), tuple(next(numbers) for _ in range(next(numbers))))
+            for _ in range(n_tensors)
+        ]
+
+
+class RankSchedule(NamedTuple):
     """What one rank has to know of a schedule.
 
     A message is named after the action that needs it: Action("F", s, k) are the inputs of stage s for micro-batch k,
@@ -46,9 +159,13 @@ class Plan(NamedTuple):
     used: dict[Action, list[Action]]  # which of this rank's own messages a peer must have used before it sent this one
 
 
-@lru_cache(maxsize=64)
-def plan_for(actions: tuple[tuple[Action, ...], ...], rank: int) -> Plan:
-    """Check a schedule, and find out who sends what to this rank; a training run asks for the same again and again."""
+def rank_schedule(schedule: Schedule, rank: int) -> RankSchedule:
+    """Check a schedule, and find out who sends what to this rank."""
+    return _rank_schedule(tuple(map(tuple, schedule.actions)), rank)
+
+
+@lru_cache(maxsize=64)  # a training run asks for the same again and again
+def _rank_schedule(actions: tuple[tuple[Action, ...], ...], rank: int) -> RankSchedule:
     schedule = Schedule([list(row) for row in actions])
     validate(schedule)
     arriving = {
@@ -61,7 +178,7 @@ def plan_for(actions: tuple[tuple[Action, ...], ...], rank: int) -> Plan:
     used = {message: before for peer in arriving for message, before in _used_before(schedule, rank, peer)}
     last, stages = schedule.n_stages - 1, schedule.stages_of(rank)
     m = schedule.n_micro_batches
-    return Plan(rank, actions[rank], stages, schedule.rank_of, last, m, arriving, fetching, used)
+    return RankSchedule(rank, actions[rank], stages, schedule.rank_of, last, m, arriving, fetching, used)
 
 
 def _message_for(action: Action) -> Action | None:
@@ -84,133 +201,26 @@ def _used_before(schedule: Schedule, rank: int, peer: int) -> Iterator[tuple[Act
 
 
 class _Format(NamedTuple):
-    """What a stage's input looks like: `shape` starts with -1 where that stands for a micro-batch's samples."""
+    """What a tensor between stages looks like: `shape` starts with -1 where that stands for a micro-batch's samples."""
 
     dtype: torch.dtype
     differentiable: bool
     shape: tuple[int, ...]
 
+    def of(self, samples: int) -> _Format:
+        """The same in a micro-batch of so many samples."""
+        return self._replace(shape=tuple(samples if length == -1 else length for length in self.shape))
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}{'' if self.differentiable else ' without gradient'}"
+
+
+Formats = dict[int, list[_Format]]
 _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 _HEADER = 64  # numbers that describe what is passed on: enough for a dozen tensors of three dimensions
-
-
-class Mail:
-    """Messages between this rank and others, and between two stages of this rank. Nothing waits here but `fetch`, for
-    what it fetches, and `finish`.
-    """
-
-    def __init__(self, plan: Plan, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        self.plan, self.group, self.device = plan, group, device
-        self.samples = 0  # of the whole minibatch, as soon as it is known
-        self.formats: dict[int, list[_Format]] = {}  # of each stage's inputs
-        self.awaited = {peer: deque(messages) for peer, messages in plan.arriving.items()}
-        self.upcoming = deque(plan.fetching)
-        self.arriving: dict[Action, tuple[list[Tensor], list[dist.Work]]] = {}
-        self.sending: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
-
-    def send(self, message: Action, tensors: list[Tensor]) -> None:
-        """Pass tensors on to the stage that the message is for."""
-        to = self.plan.rank_of[message.stage]
-        if to == self.plan.rank:
-            self.arriving[message] = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors], []
-            return
-        if message.op == "F":
-            self._describe(message, tensors, to)
-        for tensor in tensors:
-            self._start_sending(message, tensor.detach().contiguous(), to)
-
-    def fetch(self, message: Action) -> list[Tensor]:
-        """Wait for a message, and ask for the next one."""
-        if message not in self.arriving:
-            self._ask_for(message)
-        tensors, works = self.arriving.pop(message)
-        for work in works:
-            work.wait()
-        if self.upcoming and self.upcoming[0] == message:  # it came from another rank
-            self.upcoming.popleft()
-            self._let_go(self.plan.used[message])
-            if message.op == "F":
-                for tensor, form in zip(tensors, self.formats[message.stage], strict=True):
-                    tensor.requires_grad_(form.differentiable)
-            if self.upcoming:
-                self._ask_for(self.upcoming[0], only_if_known=True)
-        return tensors
-
-    def finish(self) -> None:
-        """Wait until all that was sent has arrived."""
-        self._let_go(list(self.sending))
-
-    def _let_go(self, messages: list[Action]) -> None:
-        """Free what was sent; before `finish` only what has been used by now, so that nothing is waited for."""
-        for message in messages:
-            for work, _ in self.sending.pop(message, []):
-                work.wait()
-
-    def _ask_for(self, message: Action, only_if_known: bool = False) -> None:
-        """Start to receive from a peer, in its order, until it was the message's turn."""
-        peer = self.plan.rank_of[message.stage + (-1 if message.op == "F" else 1)]
-        while message not in self.arriving:
-            following = self.awaited[peer][0]
-            if self._receiver(following) not in self.formats:
-                if only_if_known:
-                    return
-                self._read_description(following.stage, peer)
-            tensors = [self._empty(form, following.micro_batch) for form in self._formats_of(following)]
-            works = [dist.irecv(tensor, group=self.group, group_src=peer) for tensor in tensors]
-            self.arriving[self.awaited[peer].popleft()] = tensors, [work for work in works if work is not None]
-
-    def _receiver(self, message: Action) -> int:
-        """The later one of the two stages between which a message travels."""
-        return message.stage if message.op == "F" else message.stage + 1
-
-    def _formats_of(self, message: Action) -> list[_Format]:
-        formats = self.formats[self._receiver(message)]
-        return formats if message.op == "F" else [form for form in formats if form.differentiable]
-
-    def _empty(self, form: _Format, k: int) -> Tensor:
-        return torch.empty(self._shape(form, k), dtype=form.dtype, device=self.device)
-
-    def _shape(self, form: _Format, k: int) -> tuple[int, ...]:
-        return tuple(self._size(k) if length == -1 else length for length in form.shape)
-
-    def _size(self, k: int) -> int:
-        """Samples in a micro-batch, as `batches.micro_batches` cuts them."""
-        size, larger = divmod(self.samples, self.plan.n_micro_batches)
-        return size + (k < larger)
-
-    def _start_sending(self, message: Action, tensor: Tensor, to: int) -> None:
-        work = dist.isend(tensor, group=self.group, group_dst=to)
-        assert work is not None  # as it would be outside the group
-        self.sending.setdefault(message, []).append((work, tensor))
-
-    def _describe(self, message: Action, tensors: list[Tensor], to: int) -> None:
-        """Tell the next stage what to expect, once; from then on, hold the outputs against it."""
-        _, stage, k = message
-        if stage not in self.formats:
-            self.formats[stage] = [_format(tensor, self._size(k)) for tensor in tensors]
-            header = _header(self.samples, self.formats[stage], stage - 1)
-            self._start_sending(message, header.to(self.device), to)
-        promised = [(form.dtype, form.differentiable, self._shape(form, k)) for form in self.formats[stage]]
-        returned = [(tensor.dtype, tensor.requires_grad, tuple(tensor.shape)) for tensor in tensors]
-        if returned != promised:
-            raise ValueError(
-                f"stage {stage - 1} returned {_words(returned)} for micro-batch {k}, where its first micro-batch makes "
-                f"the next stage expect {_words(promised)}; only dimension 0 may change, with the number of samples"
-            )
-
-    def _read_description(self, stage: int, peer: int) -> None:
-        header = torch.empty(_HEADER, dtype=torch.int64, device=self.device)
-        dist.recv(header, group=self.group, group_src=peer)
-        numbers = iter(header.tolist())
-        self.samples, n_tensors = next(numbers), next(numbers)
-        self.formats[stage] = [
-            _Format(_DTYPES[next(numbers)], bool(next(numbers)), tuple(next(numbers) for _ in range(next(numbers))))
-            for _ in range(n_tensors)
-        ]
 
 
 def _format(tensor: Tensor, samples: int) -> _Format:
@@ -231,9 +241,5 @@ def _header(samples: int, formats: list[_Format], stage: int) -> Tensor:
     return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))
 
 
-def _words(tensors: list[tuple[torch.dtype, bool, tuple[int, ...]]]) -> str:
-    shown = (
-        f"{dtype} {list(shape)}{'' if differentiable else ' without gradient'}"
-        for dtype, differentiable, shape in tensors
-    )
-    return ", ".join(shown) or "nothing"
+def _words(tensors: list[_Format]) -> str:
+    return ", ".join(map(str, tensors)) or "nothing"

@@ -1,7 +1,7 @@
 r"""All mechanisms at once: data, pipeline and tensor parallelism on one mesh, with ZeRO-1 and mixed precision.
 
 Each axis cuts something else, so they do not get into each other's way: data parallelism the minibatch, pipeline
-parallelism the list of layers, tensor parallelism every layer. A rank has a place on each axis, and one group of
+parallelism the list of layers, tensor parallelism every layer. A rank has a number on each axis, and one group of
 ranks to talk to for each. Eight ranks as Mesh(dp=2, pp=2, tp=2):
 
                     replica 0                         replica 1
@@ -42,7 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_lib.mechanisms import batches, tensor_parallel
+from course_lib.mechanisms import batches, state, tensor_parallel, tied_weights
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
@@ -55,131 +55,8 @@ Axis = Literal["dp", "pp", "tp"]
 AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
 
 
-class Mesh:
-    """All ranks as a block of dp x pp x tp. All of them have to make it, with the same sizes.
-
-    dp: replicas of the model.  pp: ranks of a pipeline.  tp: ranks among which each layer is cut.
-    device: "cpu" or "cuda".
-
-    Raises ValueError if the sizes do not multiply to the number of ranks.
-    """
-
-    def __init__(self, dp: int, pp: int, tp: int, device: str = "cpu") -> None:
-        sizes = {"dp": dp, "pp": pp, "tp": tp}
-        _check_sizes(sizes, dist.get_world_size())
-        self.device_mesh = init_device_mesh(device, (dp, pp, tp), mesh_dim_names=AXES)
-
-    def group(self, axis: Axis) -> dist.ProcessGroup:
-        """The ranks that differ from this one in their place on this axis only, and this one."""
-        return self.device_mesh.get_group(axis)
-
-    def size(self, axis: Axis) -> int:
-        return dist.get_world_size(self.group(axis))
-
-    def place(self, axis: Axis) -> int:
-        """This rank's place on the axis, from 0 to size - 1."""
-        return dist.get_rank(self.group(axis))
-
-    def close(self) -> None:
-        """Let the groups go, so that these processes can be used for another mesh."""
-        for group in map(self.group, AXES):
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
-
-
-# A rank's part of the model
-
-
-class Part(nn.Module):
-    """What one rank has of a TinyGPT: the layers of its stages, and of each its tensor share.
-
-    model: the whole one, on every rank and on the device; rank 0's weights count, and nothing remains of it but this
-        part. Its dtype is the one to compute in. If that has 16 bits, gradients are still added up in 32: those of
-        micro-batches, of tied embeddings, and of replicas.
-    schedule: for the ranks of a pipeline, `mesh.size("pp")` of them. Its stages get equal numbers of layers, as far
-        as they divide, the embedding goes to the first and the head to the last.
-    sequence_parallel: between layers, tensor ranks hold their own positions only, see `tensor_parallel`.
-
-    Parameters have the names that they have in the whole model. `stages` are this rank's, by their numbers.
-
-    Raises ValueError, on all ranks, for a schedule of another number of ranks, more stages than blocks, and a model
-    that the tensor ranks cannot share.
-    """
-
-    def __init__(self, model: Any, mesh: Mesh, schedule: Schedule, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        _check_schedule(schedule, mesh, len(model.blocks))
-        self.mesh, self.schedule, self.config = mesh, schedule, model.config
-        from_first_rank(model)
-        masks = mesh.place("dp") * mesh.size("pp") + mesh.place("pp")
-        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel, seed=masks)
-        is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]
-        cut = split_layers(len(model.blocks), schedule.n_stages, costs=is_layer)
-        held = {stage: cut[stage] for stage in schedule.stages_of(mesh.place("pp"))}
-        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for blocks in held.values() for i in blocks})
-        self.stages: Mapping[int, nn.Module] = {
-            s: nn.Sequential(*model.blocks[b.start : b.stop]) for s, b in held.items()
-        }
-        for parameter in self.parameters():
-            if parameter.dtype in SIXTEEN_BITS:
-                parameter.grad_dtype = torch.float32
-
-    @property
-    def other_end(self) -> int | None:
-        """Where in the pipeline the other copy of this rank's tied embedding is; None if there is none."""
-        first, last = (self.schedule.rank_of[stage] for stage in (0, self.schedule.n_stages - 1))
-        if not self.config.tied_embeddings or first == last:
-            return None
-        return {first: last, last: first}.get(self.mesh.place("pp"))
-
-    @property
-    def tied(self) -> nn.Parameter | None:
-        """This rank's copy of an embedding that is tied to the one on another rank."""
-        if self.other_end is None:
-            return None
-        name = "blocks.0.token.weight" if 0 in self.stages else f"blocks.{self.config.layers + 1}.output.weight"
-        return self.get_parameter(name)
-
-    def loss_fn(self, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
-        """The mean cross-entropy of a micro-batch, times a factor, from this rank's share of the logits."""
-
-        def loss(logits: Tensor, targets: Tensor) -> Tensor:
-            group = self.mesh.group("tp")
-            return factor * tensor_parallel.vocab_parallel_cross_entropy(logits, targets, self.config.vocab, group)
-
-        return loss
-
-
-# A training step
-
-
-def make_optimizer(
-    part: Part, optimizer_cls: type[torch.optim.Optimizer], zero: bool = True, **kwargs: Any
-) -> ShardedOptimizer:
-    """An optimizer of this rank's parameters, with float32 masters where they have 16 bits.
-
-    zero: whether replicas share it out (ZeRO-1). If not, every rank is a sharding group of its own, with one shard.
-    kwargs: for optimizer_cls.
-
-    In its parameter groups `counts` says whether this rank counts them in the norm; see the table at the top.
-
-    Raises ValueError if all of this rank's parameters are frozen.
-    """
-    mesh, where = part.mesh, tensor_parallel.placements(part)
-    kinds: dict[str, list[nn.Parameter]] = {"cut": [], "whole": [], "tied": []}
-    for name, parameter in trainable(part).items():
-        kinds["tied" if parameter is part.tied else "cut" if where[name].is_sharded else "whole"].append(parameter)
-    counts = {"cut": True, "whole": mesh.place("tp") == 0, "tied": 0 in part.stages}
-    is_counted_here = zero or mesh.place("dp") == 0
-    # Copies on other ranks lie alike there: an optimizer's vector instructions may round by an element's place.
-    groups = [{"params": held, "counts": counts[kind] and is_counted_here} for kind, held in kinds.items() if held]
-    if not groups:
-        raise ValueError(f"part holds stages {list(part.stages)}, all frozen; give each rank something to train")
-    return ShardedOptimizer(groups, optimizer_cls, mesh.group("dp") if zero else _alone(), **kwargs)
-
-
 def train_step(
-    part: Part,
+    part: ModelPart,
     optimizer: ShardedOptimizer,
     inputs: Tensor,
     targets: Tensor,
@@ -198,7 +75,7 @@ def train_step(
     """
     mesh = part.mesh
     _check_samples(part, inputs)
-    own_inputs, own_targets = batches.split((inputs, targets), mesh.size("dp"))[mesh.place("dp")]
+    own_inputs, own_targets = batches.split((inputs, targets), mesh.size("dp"))[mesh.rank("dp")]
     scale = 1.0 if scaler is None else scaler.scale_factor
     weight = len(own_inputs) * mesh.size("dp") / len(inputs)  # 1 for a mean share
     loss_fn = part.loss_fn(weight * scale)
@@ -216,11 +93,12 @@ def train_step(
     return mean
 
 
-def complete_gradients(part: Part, optimizer: ShardedOptimizer) -> None:
+def complete_gradients(part: ModelPart, optimizer: ShardedOptimizer) -> None:
     """Add up what has arisen on several ranks, one axis after the other; the result is in the optimizer's shards."""
     mesh = part.mesh
     tensor_parallel.sum_partial_gradients(part, mesh.group("tp"))
-    _add_other_end(part)
+    for parameter, ranks in part.tied.items():
+        parameter.grad = tied_weights.sum_gradients(parameter, ranks, mesh.group("pp"))
     if dist.get_world_size(optimizer.group) < mesh.size("dp"):  # no ZeRO
         average_gradients(part, mesh.group("dp"))
     optimizer.finish()
@@ -248,93 +126,158 @@ def clip_grad_norm(optimizer: ShardedOptimizer, max_norm: float) -> float:
     return norm
 
 
-def _add_other_end(part: Part) -> None:
-    """The tied embedding's gradient is the sum of what arose where it is read and where it is the head."""
-    if part.tied is None or part.tied.grad is None:
-        return
-    own, group = part.tied.grad, part.mesh.group("pp")
-    other = torch.empty_like(own)
-    exchange = [
-        dist.P2POp(dist.isend, own.clone(), group=group, group_peer=part.other_end),
-        dist.P2POp(dist.irecv, other, group=group, group_peer=part.other_end),
-    ]
-    for work in dist.batch_isend_irecv(exchange):
-        work.wait()
-    own += other
-
-
-def _mean_over_replicas(part: Part, loss: Tensor | None) -> float:
+def _mean_over_replicas(part: ModelPart, loss: Tensor | None) -> float:
     """The loss is on the last stages; of each replica's tensor ranks, which all have it, one puts it in."""
     mesh = part.mesh
     total = torch.zeros((), dtype=torch.float64, device=next(part.parameters()).device)
-    if loss is not None and mesh.place("tp") == 0:
+    if loss is not None and mesh.rank("tp") == 0:
         total += loss / mesh.size("dp")
     dist.all_reduce(total)
     return float(total)
 
 
-def _alone() -> dist.ProcessGroup:
-    """A group of this rank and no other."""
-    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+# What a step needs: the mesh, a rank's part of the model, and its optimizer
+
+
+class Mesh:
+    """All ranks as a block of dp x pp x tp. All of them have to make it, with the same sizes.
+
+    dp: replicas of the model.  pp: ranks of a pipeline.  tp: ranks among which each layer is cut.
+    device: "cpu" or "cuda".
+
+    Raises ValueError if the sizes do not multiply to the number of ranks.
+    """
+
+    def __init__(self, dp: int, pp: int, tp: int, device: str = "cpu") -> None:
+        sizes = {"dp": dp, "pp": pp, "tp": tp}
+        _check_sizes(sizes, dist.get_world_size())
+        self.device_mesh = init_device_mesh(device, (dp, pp, tp), mesh_dim_names=AXES)
+
+    def group(self, axis: Axis) -> dist.ProcessGroup:
+        """The ranks that differ from this one in their number on this axis only, and this one."""
+        return self.device_mesh.get_group(axis)
+
+    def size(self, axis: Axis) -> int:
+        return dist.get_world_size(self.group(axis))
+
+    def rank(self, axis: Axis) -> int:
+        """This rank's number on the axis, from 0 to size - 1."""
+        return dist.get_rank(self.group(axis))
+
+    def close(self) -> None:
+        """Let the groups go, so that these processes can be used for another mesh."""
+        for group in map(self.group, AXES):
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+
+
+class ModelPart(nn.Module):
+    """What one rank has of a TinyGPT: the layers of its stages, and of each its tensor share.
+
+    model: the whole one, on every rank and on the device; rank 0's weights count, and nothing remains of it but this
+        part. Its dtype is the one to compute in. If that has 16 bits, gradients are still added up in 32: those of
+        micro-batches, of tied embeddings, and of replicas.
+    schedule: for the ranks of a pipeline, `mesh.size("pp")` of them. Its stages get equal numbers of layers, as far
+        as they divide, the embedding goes to the first and the head to the last.
+    sequence_parallel: between layers, tensor ranks hold their own positions only, see `tensor_parallel`.
+
+    Parameters have the names that they have in the whole model. `stages` are this rank's, by their numbers. `tied` are
+    its parameters of which other ranks of the pipeline have copies, with the numbers of all these ranks.
+
+    Raises ValueError, on all ranks, for a schedule of another number of ranks, more stages than blocks, and a model
+    that the tensor ranks cannot share.
+    """
+
+    def __init__(self, model: Any, mesh: Mesh, schedule: Schedule, sequence_parallel: bool = False) -> None:
+        super().__init__()
+        _check_schedule(schedule, mesh, len(model.blocks))
+        self.mesh, self.schedule, self.config = mesh, schedule, model.config
+        from_first_rank(model)
+        seed = mesh.rank("dp") * mesh.size("pp") + mesh.rank("pp")  # of dropout
+        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel, seed)
+        is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]
+        layers = split_layers(len(model.blocks), schedule.n_stages, costs=is_layer)
+        of_rank = [
+            nn.ModuleDict({str(i): model.blocks[i] for stage in schedule.stages_of(rank) for i in layers[stage]})
+            for rank in range(schedule.n_ranks)
+        ]
+        own = mesh.rank("pp")
+        self.blocks = of_rank[own]
+        self.stages: Mapping[int, nn.Module] = {
+            stage: nn.Sequential(*(model.blocks[i] for i in layers[stage])) for stage in schedule.stages_of(own)
+        }
+        self.tied = {parameter: ranks for parameter, ranks in tied_weights.holders(of_rank).items() if own in ranks}
+        for parameter in self.parameters():
+            if parameter.dtype in SIXTEEN_BITS:
+                parameter.grad_dtype = torch.float32
+
+    def loss_fn(self, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+        """The mean cross-entropy of a micro-batch, times a factor, from this rank's share of the logits."""
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            group = self.mesh.group("tp")
+            return factor * tensor_parallel.vocab_parallel_cross_entropy(logits, targets, self.config.vocab, group)
+
+        return loss
+
+
+def make_optimizer(
+    part: ModelPart, optimizer_cls: type[torch.optim.Optimizer], zero: bool = True, **kwargs: Any
+) -> ShardedOptimizer:
+    """An optimizer of this rank's parameters, with float32 masters where they have 16 bits.
+
+    zero: whether replicas share it out (ZeRO-1). If not, every rank is a sharding group of its own, with one shard.
+    kwargs: for optimizer_cls.
+
+    In its parameter groups `counts` says whether this rank counts them in the norm; see the table at the top.
+
+    Raises ValueError if all of this rank's parameters are frozen.
+    """
+    mesh, where = part.mesh, tensor_parallel.placements(part)
+    kinds: dict[str, list[nn.Parameter]] = {"cut": [], "whole": [], "tied": []}
+    for name, parameter in trainable(part).items():
+        kinds["tied" if parameter in part.tied else "cut" if where[name].is_sharded else "whole"].append(parameter)
+    counts = {"cut": True, "whole": mesh.rank("tp") == 0, "tied": 0 in part.stages}
+    is_counted_here = zero or mesh.rank("dp") == 0
+    # Copies on other ranks lie alike there: an optimizer's vector instructions may round by an element's place.
+    groups = [{"params": held, "counts": counts[kind] and is_counted_here} for kind, held in kinds.items() if held]
+    if not groups:
+        raise ValueError(f"part holds stages {list(part.stages)}, all frozen; give each rank something to train")
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if not zero else None
+    return ShardedOptimizer(groups, optimizer_cls, alone or mesh.group("dp"), **kwargs)
 
 
 # State, as if there were one process
 
 
-def full_state(part: Part) -> dict[str, Tensor]:
+def full_state(part: ModelPart) -> dict[str, Tensor]:
     """The state_dict of the whole model, on every rank and on the CPU. All ranks call it."""
     return _from_all_stages(part, tensor_parallel.full_state(part, part.mesh.group("tp")))
 
 
-def training_state(part: Part, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
-    """What `checkpoint.training_state` says of a whole model and its optimizer, on every rank and on the CPU.
+def training_state(part: ModelPart, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
+    """What `state.training_state` says of a whole model and its optimizer, on every rank and on the CPU.
 
     All ranks call it. It fits any other mesh, see `load_training_state`, and a plain model and optimizer.
     """
     where, group = tensor_parallel.placements(part), part.mesh.group("tp")
-    own = {f"model.{name}": value for name, value in tensor_parallel.full_state(part, group).items()}
-    states = optimizer.state_dict()["state"]
-    for name, (number, parameter) in _numbered(part, optimizer).items():
-        dim, length = where[name].dim, where[name].length
-        for key, value in states.get(number, {}).items():
-            if not isinstance(value, Tensor):
-                continue
-            if dim is not None and value.shape == parameter.shape:
-                value = tensor_parallel.gather(value, dim, length, group)
-            own[f"optimizer.{name}.{key}"] = value
+    own = state.training_state(part, optimizer, lambda name, tensor: where[name].gather(tensor, group))
     return _from_all_stages(part, own)
 
 
-def load_training_state(part: Part, optimizer: ShardedOptimizer, state: Mapping[str, Tensor]) -> None:
+def load_training_state(part: ModelPart, optimizer: ShardedOptimizer, whole: Mapping[str, Tensor]) -> None:
     """Take this rank's part of a `training_state`, from this or another mesh. All ranks call it.
 
     Raises KeyError for a state that lacks one of the part's tensors.
     """
     where, group = tensor_parallel.placements(part), part.mesh.group("tp")
-    tensor_parallel.load_full_state(part, {name: state[f"model.{name}"] for name in part.state_dict()}, group)
-    states: dict[int, dict[str, Tensor]] = {}
-    for name, (number, parameter) in _numbered(part, optimizer).items():
-        prefix, shape, dim = f"optimizer.{name}.", state[f"model.{name}"].shape, where[name].dim
-        for entry, value in state.items():
-            if not entry.startswith(prefix):
-                continue
-            if value.shape == shape:  # unlike a count of steps, which stays where it is
-                value = (value if dim is None else tensor_parallel.share(value, dim, group)).to(parameter.device)
-            states.setdefault(number, {})[entry.removeprefix(prefix)] = value
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    state.load_training_state(part, optimizer, whole, lambda name, tensor: where[name].shard(tensor, group))
 
 
-def _numbered(part: Part, optimizer: ShardedOptimizer) -> dict[str, tuple[int, nn.Parameter]]:
-    """Each trained parameter by all of its names, with its number in the optimizer."""
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {parameter: number for number, parameter in enumerate(held)}
-    named = part.named_parameters(remove_duplicate=False)
-    return {name: (numbers[parameter], parameter) for name, parameter in named if parameter in numbers}
-
-
-def _from_all_stages(part: Part, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    parts: list[dict[str, Tensor]] = [{}] * part.mesh.size("pp")
-    dist.all_gather_object(parts, {name: value.cpu() for name, value in own.items()}, group=part.mesh.group("pp"))
+def _from_all_stages(part: ModelPart, own: dict[str, Any]) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{}] * part.mesh.size("pp")
+    on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in own.items()}
+    dist.all_gather_object(parts, on_cpu, group=part.mesh.group("pp"))
     return {name: value for held in parts for name, value in held.items()}
 
 
@@ -366,7 +309,7 @@ def _check_schedule(schedule: Schedule, mesh: Mesh, n_blocks: int) -> None:
         )
 
 
-def _check_samples(part: Part, inputs: Tensor) -> None:
+def _check_samples(part: ModelPart, inputs: Tensor) -> None:
     dp, m = part.mesh.size("dp"), part.schedule.n_micro_batches
     if len(inputs) < dp * m:
         raise ValueError(

@@ -10,7 +10,8 @@ one rank is ever busy:
     rank 3               | F |  loss | B |
              0                                        time
 
-n ranks are as fast as one. `pipeline` fills the gaps with micro-batches; the cut into stages stays the same.
+n ranks are as fast as one. This is a pipeline with the schedule "naive" and one micro-batch, and so it runs on the
+pipeline's runner. `pipeline` fills the gaps with more micro-batches; the cut into stages stays the same.
 
 Every number is computed by the same operations in the same order as in one process, so the gradients have its bits.
 
@@ -19,20 +20,130 @@ Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pip
 
 from __future__ import annotations
 
-import bisect
 import functools
-import itertools
 import math
+import operator
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.mechanisms import tied_weights
+from course_lib.mechanisms.between_stages import Formats, StageMessages, rank_schedule
+from course_lib.mechanisms.pipeline import StageRunner
+from course_lib.mechanisms.schedules import SCHEDULES
 from course_lib.mechanisms.shards import from_first_rank
 from course_lib.timeline import compute
+
+
+class LayerWise(nn.Module):
+    """This rank's stage of a model, and the chain that it is a link of.
+
+        chain = LayerWise(model.blocks)
+        for inputs, targets in minibatches:               # the same on all ranks
+            output = chain(inputs)                        # on the last rank; None on the others
+            chain.backward(None if output is None else loss_fn(output, targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor.
+        Parameters and buffers of the group's first rank go to all; then each rank keeps its own blocks, under their
+        own names. (Let go of the model, and their memory is free.)
+    costs: as for `split_layers`; those of the group's first rank count.
+
+    A parameter that several stages use (a head tied to the token embedding) lives on each of them. `backward` gives
+    all of them the sum of their gradients, so equal optimizers keep the copies equal.
+
+    Raises ValueError if there are fewer blocks than ranks, for wrong costs, and on a rank outside of the group.
+    """
+
+    def __init__(
+        self, blocks: nn.Sequential, group: dist.ProcessGroup | None = None, costs: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.stage, self.n_stages = dist.get_rank(group), dist.get_world_size(group)
+        if self.stage < 0:
+            raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
+        agreed = [split_layers(len(blocks), self.n_stages, costs)]
+        dist.broadcast_object_list(agreed, group=group, group_src=0)  # measured costs differ from rank to rank
+        (self.stages,) = agreed
+        from_first_rank(blocks, group)
+        of_rank = [blocks[layers.start : layers.stop] for layers in self.stages]
+        self.blocks = of_rank[self.stage]
+        self._tied = {p: ranks for p, ranks in tied_weights.holders(of_rank).items() if self.stage in ranks}
+        naive = rank_schedule(SCHEDULES["naive"](self.n_stages, 1), self.stage)
+        # Nothing is asked for ahead of time: whether a backward pass follows is up to the caller.
+        self._schedule = naive._replace(fetching=[message for message in naive.fetching if message.op == "F"])
+        self._formats: dict[Any, Formats] = {}  # of what travels, for each shape of the inputs
+        self._runner: StageRunner | None = None
+        self._output: Any = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.n_stages - 1
+
+    def forward(self, inputs: Tensor) -> Tensor | None:
+        """The model's output on the last rank, None on the others.
+
+        inputs: the same on all ranks; only the first looks at more than the shape.
+        """
+        formats = self._formats.setdefault((inputs.shape, torch.is_grad_enabled()), {})
+        messages = StageMessages(self._schedule, self.group, inputs.device, formats)
+        messages.samples = len(inputs)
+        runner = StageRunner({self.stage: self._compute}, messages, [inputs], self._no_loss_yet, self._mark)
+        runner.forward(self.stage, 0)
+        messages.finish()
+        if torch.is_grad_enabled():
+            self._runner = runner
+        output, self._output = self._output, None
+        return output if self.is_last else None
+
+    def backward(self, loss: Tensor | None = None) -> None:
+        """Add each parameter's gradient to its `.grad`, as `loss.backward()` does in one process.
+
+        loss: on the last rank, made of its output; None on the others.
+
+        Raises RuntimeError if no forward pass came before, ValueError for a loss on the wrong rank or none on the last.
+        """
+        if self._runner is None:
+            raise RuntimeError("backward() has nothing to go back through; call it once after each forward pass")
+        if (loss is not None) != self.is_last:
+            raise ValueError(
+                f"loss={'None' if loss is None else 'a tensor'} on rank {self.stage} of {self.n_stages}; "
+                f"the last rank, {self.n_stages - 1}, gives the loss and all others None"
+            )
+        runner, self._runner = self._runner, None
+        if loss is not None:
+            runner.set_loss(0, loss)
+        with tied_weights.summed(self._tied, self.group):
+            runner.backward(self.stage, 0)
+            runner.messages.finish()
+
+    def _compute(self, x: Tensor) -> Any:
+        self._output = output = self.blocks(x)
+        if self.is_last:
+            return output
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                f"rank {self.stage}'s last block returned {type(output).__name__}, and only a single tensor can be "
+                "passed on to the next rank; let each block return one, or use pipeline.run_schedule for tuples"
+            )
+        return output.requires_grad_(torch.is_grad_enabled())  # frozen layers may be trained in the next step
+
+    def _no_loss_yet(self, output: Any, k: int) -> Tensor:
+        return torch.zeros(())  # the caller makes it of the output, and gives it to `backward`
+
+    def _mark(self, kind: str, stage: int, k: int, includes: str) -> AbstractContextManager[None]:
+        return compute(kind, stage=stage, work=len(self.stages[stage]))
+
+
+# Where to cut
 
 
 def split_layers(n_layers: int, n_stages: int, costs: Sequence[float] | None = None) -> list[range]:
@@ -55,43 +166,32 @@ def split_layers(n_layers: int, n_stages: int, costs: Sequence[float] | None = N
     for layer, cost in enumerate(costs):
         if not 0 <= cost < math.inf:
             raise ValueError(f"costs[{layer}]={cost} is not a cost; give a finite number of at least 0")
-    return _most_equal(costs, n_stages, limit=_least_limit(costs, n_stages))
+    limit, _ = _best_split(costs, n_stages, price=lambda cost: cost, add=max)
+    return _best_split(costs, n_stages, lambda cost: cost**2 if cost <= limit else math.inf, operator.add)[1]
 
 
-def _least_limit(costs: Sequence[float], n_stages: int) -> float:
-    """What the most expensive stage costs in the best split: the least sum of neighbors that no stage need exceed."""
-    sums = sorted({sum(costs[first:last]) for first, last in itertools.combinations(range(len(costs) + 1), 2)})
-    return sums[bisect.bisect_left(sums, True, key=lambda limit: _stages_needed(costs, limit) <= n_stages)]
+def _best_split(
+    costs: Sequence[float], n_stages: int, price: Callable[[float], float], add: Callable[[float, float], float]
+) -> tuple[float, list[range]]:
+    """The split whose stages' prices add up to the least, and that total. price: of a stage, by its cost.
 
-
-def _stages_needed(costs: Sequence[float], limit: float) -> float:
-    """The number of stages when each is filled until the next layer would exceed the limit."""
-    if max(costs) > limit:
-        return math.inf
-    stages, first = 1, 0
-    for layer in range(len(costs)):
-        if sum(costs[first : layer + 1]) > limit:
-            stages, first = stages + 1, layer
-    return stages
-
-
-def _most_equal(costs: Sequence[float], n_stages: int, limit: float) -> list[range]:
-    """The split with the least sum of squares and no stage above the limit."""
+    add: + or max. Among equal splits it is the one with the larger stages first.
+    """
 
     @functools.cache
     def best(first: int, n: int) -> tuple[float, tuple[range, ...]]:
-        """Sum of squares and stages, for the layers from `first` on in n stages."""
+        """Total and stages, for the layers from `first` on in n stages."""
         if n == 0:
             return (0.0 if first == len(costs) else math.inf), ()
         ends = range(len(costs) - (n - 1), first, -1)
-        return min((joined(range(first, last), n) for last in ends), key=lambda split: split[0])
+        return min((begin_with(range(first, last), n) for last in ends), key=lambda split: split[0])
 
-    def joined(stage: range, n: int) -> tuple[float, tuple[range, ...]]:
-        cost = sum(costs[stage.start : stage.stop])
-        squares, stages = best(stage.stop, n - 1)
-        return (squares + cost**2 if cost <= limit else math.inf), (stage, *stages)
+    def begin_with(stage: range, n: int) -> tuple[float, tuple[range, ...]]:
+        total, others = best(stage.stop, n - 1)
+        return add(total, price(sum(costs[stage.start : stage.stop]))), (stage, *others)
 
-    return list(best(0, n_stages)[1])
+    total, stages = best(0, n_stages)
+    return total, list(stages)
 
 
 def measure_costs(blocks: nn.Sequential, inputs: Tensor, repeats: int = 5) -> list[float]:
@@ -137,157 +237,3 @@ def stage_bytes(blocks: nn.Sequential, stages: Sequence[range]) -> list[int]:
     Gradients take as much again, and Adam twice as much.
     """
     return [sum(p.nbytes for p in blocks[layers.start : layers.stop].parameters()) for layers in stages]
-
-
-class LayerWise(nn.Module):
-    """This rank's stage of a model, and the chain that it is a link of.
-
-        chain = LayerWise(model.blocks)
-        for inputs, targets in minibatches:               # the same on all ranks
-            output = chain(inputs)                        # on the last rank; None on the others
-            chain.backward(None if output is None else loss_fn(output, targets))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor.
-        Parameters and buffers of the group's first rank go to all; then each rank keeps its own blocks, under their
-        own names. (Let go of the model, and their memory is free.)
-    costs: as for `split_layers`; those of the group's first rank count.
-
-    A parameter that several stages use (a head tied to the token embedding) lives on each of them. `backward` gives
-    all of them the sum of their gradients, so equal optimizers keep the copies equal.
-
-    Raises ValueError if there are fewer blocks than ranks, for wrong costs, and on a rank outside of the group.
-    """
-
-    def __init__(
-        self, blocks: nn.Sequential, group: dist.ProcessGroup | None = None, costs: Sequence[float] | None = None
-    ) -> None:
-        super().__init__()
-        self.group = group
-        self.stage, self.n_stages = dist.get_rank(group), dist.get_world_size(group)
-        if self.stage < 0:
-            raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
-        self.stages = self._agreed(split_layers(len(blocks), self.n_stages, costs), next(blocks.parameters()).device)
-        from_first_rank(blocks, group)
-        self._shared = [
-            (parameter, stages) for parameter, stages in _shared(blocks, self.stages) if self.stage in stages
-        ]
-        layers = self.stages[self.stage]
-        self.blocks = blocks[layers.start : layers.stop]
-        self._n_layers = len(layers)
-        self._announced: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
-        self._has_announced: set[torch.Size] = set()
-        self._passed: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def is_first(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.stage == self.n_stages - 1
-
-    def forward(self, inputs: Tensor) -> Tensor | None:
-        """The model's output on the last rank, None on the others.
-
-        inputs: the same on all ranks; only the first looks at more than the shape.
-        """
-        x = inputs if self.is_first else self._receive_from_left(inputs)
-        with compute("forward", stage=self.stage, work=self._n_layers):
-            output = self.blocks(x)
-        if not self.is_last and not isinstance(output, Tensor):
-            raise ValueError(
-                f"rank {self.stage}'s last block returned {type(output).__name__}, and only a single tensor can be "
-                "passed on to the next rank; let each block return one, or use pipeline.run_schedule for tuples"
-            )
-        if torch.is_grad_enabled():
-            self._passed = x, output
-        if self.is_last:
-            return output
-        self._send_right(output.detach(), inputs)
-        return None
-
-    def backward(self, loss: Tensor | None = None) -> None:
-        """Add each parameter's gradient to its `.grad`, as `loss.backward()` does in one process.
-
-        loss: on the last rank, made of its output; None on the others.
-
-        Raises RuntimeError if no forward pass came before, ValueError for a loss on the wrong rank or none on the last.
-        """
-        if self._passed is None:
-            raise RuntimeError("backward() has nothing to go back through; call it once after each forward pass")
-        if (loss is not None) != self.is_last:
-            raise ValueError(
-                f"loss={'None' if loss is None else 'a tensor'} on rank {self.stage} of {self.n_stages}; "
-                f"the last rank, {self.n_stages - 1}, gives the loss and all others None"
-            )
-        (x, output), self._passed = self._passed, None
-        accumulated = [parameter.grad for parameter, _ in self._shared]
-        for parameter, _ in self._shared:
-            parameter.grad = None  # only what is new may be sent
-        self._go_back(output if loss is None else loss)
-        if not self.is_first:
-            gradient = torch.zeros_like(x) if x.grad is None else x.grad
-            dist.send(gradient, group=self.group, group_dst=self.stage - 1)
-        self._sum_shared_gradients()
-        for (parameter, _), before in zip(self._shared, accumulated, strict=True):
-            if before is not None and parameter.grad is not None:
-                parameter.grad = before + parameter.grad
-
-    def _go_back(self, output: Tensor) -> None:
-        gradient = None
-        if not self.is_last:
-            gradient = self._receive_like(output.detach(), self.stage + 1)
-        with compute("backward", stage=self.stage, work=self._n_layers):
-            if output.requires_grad:  # else everything up to here is frozen
-                output.backward(gradient)
-
-    # A receiver has to know the shape of what comes. It is told once for each shape of the inputs, which all ranks see.
-
-    def _send_right(self, output: Tensor, inputs: Tensor) -> None:
-        if inputs.shape not in self._has_announced:
-            dist.send_object_list([(output.shape, output.dtype)], group=self.group, group_dst=self.stage + 1)
-            self._has_announced.add(inputs.shape)
-        dist.send(output.contiguous(), group=self.group, group_dst=self.stage + 1)
-
-    def _receive_from_left(self, inputs: Tensor) -> Tensor:
-        if inputs.shape not in self._announced:
-            announcement: list = [None]
-            dist.recv_object_list(announcement, group=self.group, group_src=self.stage - 1)
-            self._announced[inputs.shape] = announcement[0]
-        shape, dtype = self._announced[inputs.shape]
-        x = torch.empty(shape, dtype=dtype, device=inputs.device)
-        dist.recv(x, group=self.group, group_src=self.stage - 1)
-        return x.requires_grad_(torch.is_grad_enabled())
-
-    def _sum_shared_gradients(self) -> None:
-        for parameter, (first, *others) in self._shared:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            if self.stage == first:
-                # Later stages first: the order in which one process adds up the uses of a parameter.
-                arrived = [self._receive_like(gradient, stage) for stage in reversed(others)]
-                parameter.grad = functools.reduce(torch.add, [*arrived, gradient])
-                for stage in others:
-                    dist.send(parameter.grad, group=self.group, group_dst=stage)
-            else:
-                dist.send(gradient, group=self.group, group_dst=first)
-                parameter.grad = self._receive_like(gradient, first)
-
-    def _receive_like(self, tensor: Tensor, stage: int) -> Tensor:
-        arriving = torch.empty_like(tensor)
-        dist.recv(arriving, group=self.group, group_src=stage)
-        return arriving
-
-    def _agreed(self, stages: list[range], device: torch.device) -> list[range]:
-        """The first rank's stages: measured costs differ from rank to rank, and all have to cut alike."""
-        ends = torch.tensor([layers.stop for layers in stages], device=device)
-        dist.broadcast(ends, group=self.group, group_src=0)
-        return [range(first, last) for first, last in itertools.pairwise([0, *ends.tolist()])]
-
-
-def _shared(blocks: nn.Sequential, stages: Sequence[range]) -> list[tuple[nn.Parameter, list[int]]]:
-    """The parameters to be trained that more than one stage uses, each with its stages."""
-    held = [set(blocks[layers.start : layers.stop].parameters()) for layers in stages]
-    users = [(p, [stage for stage, its in enumerate(held) if p in its]) for p in blocks.parameters() if p.requires_grad]
-    return [(parameter, stages) for parameter, stages in users if len(stages) > 1]

@@ -72,6 +72,24 @@ class MasterWeights:
         self.scaler = scaler
 
     @torch.no_grad()
+    def step(self, clip: Callable[[list[nn.Parameter]], Any] | None = None) -> bool:
+        """Update the copies and round them into the parameters, unless a gradient overflowed; clear all gradients.
+
+        clip: called with the copies before the update, when their gradients are complete and unscaled.
+
+        Returns whether there was an update: the same on all ranks of the scaler's groups, all of which have to call.
+        """
+        self.collect()
+        is_finite = self.scaler is None or self.scaler.unscale(self.parameters)
+        if is_finite:
+            if clip is not None:
+                clip(self.parameters)
+            self.optimizer.step()
+            self._round()
+        self.zero_grad()
+        return is_finite
+
+    @torch.no_grad()
     def collect(self) -> None:
         """Add the parameters' gradients to those of their copies, in 32 bits, and clear them.
 
@@ -90,23 +108,9 @@ class MasterWeights:
                 copy.grad += parameter.grad
             parameter.grad = None
 
-    @torch.no_grad()
-    def step(self, clip: Callable[[list[nn.Parameter]], Any] | None = None) -> bool:
-        """Update the copies and round them into the parameters, unless a gradient overflowed; clear all gradients.
-
-        clip: called with the copies before the update, when their gradients are complete and unscaled.
-
-        Returns whether there was an update: the same on all ranks of the scaler's groups, all of which have to call.
-        """
-        self.collect()
-        is_finite = self.scaler is None or self.scaler.unscale(self.parameters)
-        if is_finite:
-            if clip is not None:
-                clip(self.parameters)
-            self.optimizer.step()
-            self._round()
-        self.zero_grad()
-        return is_finite
+    def _round(self) -> None:
+        for parameter, copy in zip(self.rounded, self.parameters, strict=True):
+            parameter.copy_(copy)
 
     def zero_grad(self) -> None:
         """Forget all gradients, in 16 bits and in 32."""
@@ -130,10 +134,6 @@ class MasterWeights:
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self._round()
-
-    def _round(self) -> None:
-        for parameter, copy in zip(self.rounded, self.parameters, strict=True):
-            parameter.copy_(copy)
 
 
 class LossScaler:
@@ -184,16 +184,7 @@ class LossScaler:
         Raises ValueError for a loss that is not finite, which no scale can help, and for one in 16 bits, which the
         scale itself may carry over the edge.
         """
-        if loss.dtype in SIXTEEN_BITS:
-            raise ValueError(
-                f"loss is a {_name(loss.dtype)}, which has no room for a scale of {self.scale_factor:g}; "
-                "compute it in float32, as in loss_fn(logits.float(), targets)"
-            )
-        if not loss.isfinite().all():
-            raise ValueError(
-                f"loss={loss.tolist()} before any scaling, so the forward pass overflowed or the weights are broken; "
-                "look for numbers above 65504 in float16, use bfloat16 or take a smaller learning rate"
-            )
+        _check_loss(loss, self.scale_factor)
         return loss * self.scale_factor
 
     @torch.no_grad()
@@ -206,31 +197,18 @@ class LossScaler:
         """
         parameters = _listed(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        for gradient in gradients:
-            if gradient.dtype in SIXTEEN_BITS:
-                raise ValueError(
-                    f"parameters have gradients in {_name(gradient.dtype)}, where unscaling loses what scaling has "
-                    "saved; give parameters in float32, as MasterWeights has them"
-                )
+        _check_gradients(gradients)
         # A GPU is asked for one answer, not for one for each gradient.
         finite = [gradient.isfinite().all() for gradient in gradients]
         for gradient in gradients:
             gradient *= 1 / self.scale_factor
         device = parameters[0].device if parameters else torch.device("cpu")
-        is_finite = self._agree(torch.stack([torch.ones((), dtype=torch.bool, device=device), *finite]).all())
+        is_finite = self._on_all_ranks(torch.stack([torch.ones((), dtype=torch.bool, device=device), *finite]).all())
         if self.dynamic:
             self._adapt(is_finite)
         return is_finite
 
-    def state_dict(self) -> dict[str, Any]:
-        """The scale, and how many steps in a row have been finite."""
-        return {"scale": self.scale_factor, "finite_in_a_row": self._finite_in_a_row}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        self.scale_factor, self._finite_in_a_row = state["scale"], state["finite_in_a_row"]
-
-    def _agree(self, is_finite: Tensor) -> bool:
+    def _on_all_ranks(self, is_finite: Tensor) -> bool:
         """Whether it is true on all ranks of all groups."""
         everyone: list[dist.ProcessGroup | None] = [None] if dist.is_initialized() else []
         is_finite = is_finite.int()
@@ -251,6 +229,39 @@ class LossScaler:
             raise ValueError(
                 f"gradients are not finite even with scale={self.scale_factor:g}, so it is not the scale that makes "
                 "them overflow; look for inf or nan in the data, the weights and the forward pass"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, and how many steps in a row have been finite."""
+        return {"scale": self.scale_factor, "finite_in_a_row": self._finite_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        self.scale_factor, self._finite_in_a_row = state["scale"], state["finite_in_a_row"]
+
+
+# What cannot work
+
+
+def _check_loss(loss: Tensor, scale: float) -> None:
+    if loss.dtype in SIXTEEN_BITS:
+        raise ValueError(
+            f"loss is a {_name(loss.dtype)}, which has no room for a scale of {scale:g}; "
+            "compute it in float32, as in loss_fn(logits.float(), targets)"
+        )
+    if not loss.isfinite().all():
+        raise ValueError(
+            f"loss={loss.tolist()} before any scaling, so the forward pass overflowed or the weights are broken; "
+            "look for numbers above 65504 in float16, use bfloat16 or take a smaller learning rate"
+        )
+
+
+def _check_gradients(gradients: Iterable[Tensor]) -> None:
+    for gradient in gradients:
+        if gradient.dtype in SIXTEEN_BITS:
+            raise ValueError(
+                f"parameters have gradients in {_name(gradient.dtype)}, where unscaling loses what scaling has "
+                "saved; give parameters in float32, as MasterWeights has them"
             )
 
 

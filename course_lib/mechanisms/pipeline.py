@@ -19,6 +19,7 @@ Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pip
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,15 +29,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms import batches
-from course_lib.mechanisms.between_stages import Mail, Plan, plan_for
+from course_lib.mechanisms.between_stages import RankSchedule, StageMessages, rank_schedule
 from course_lib.mechanisms.schedules import Action, Schedule
 from course_lib.mechanisms.split_backward import WeightGradients, accumulators, input_gradients
 from course_lib.timeline import compute
 
+Modules = Sequence[Any] | Mapping[int, Any]  # nn.Modules, or other callables, by number of their stage
+
 
 def run_schedule(
     schedule: Schedule,
-    stage_modules: Sequence[nn.Module] | Mapping[int, nn.Module],
+    stage_modules: Modules,
     inputs: Any,
     targets: Any,
     loss_fn: Callable[[Any, Any], Tensor],
@@ -64,105 +67,128 @@ def run_schedule(
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
     """
-    plan = plan_for(tuple(map(tuple, schedule.actions)), _place(schedule, group))
-    _check(plan, stage_modules, inputs, targets)
-    mail = Mail(plan, group, _device(stage_modules[stage] for stage in plan.stages))
-    rank = _Rank(plan, stage_modules, inputs, targets, loss_fn, mail, work or dict.fromkeys(plan.stages, 1.0))
-    perform = {"F": rank.forward, "B": rank.backward, "I": rank.input_gradient, "W": rank.weight_gradient}
+    own = rank_schedule(schedule, _rank_in(group, schedule))
+    _check(own, stage_modules, inputs, targets)
+    messages = StageMessages(own, group, _device(stage_modules[stage] for stage in own.stages))
+    minibatch = _Minibatch(inputs, targets, loss_fn, messages)
+    runner = StageRunner(stage_modules, messages, minibatch.inputs, minibatch.loss, functools.partial(_mark, work))
     with torch.enable_grad():
-        for op, stage, micro_batch in plan.actions:
-            perform[op](stage, micro_batch)
-    mail.finish()
-    return rank.loss
+        for action in own.actions:
+            runner.perform(action)
+    messages.finish()
+    return minibatch.total
 
 
-class _Rank:
-    """The stages of this rank: performs actions, and holds what lies between a forward and its backward."""
+class StageRunner:
+    """The stages of this rank: performs actions, and holds what lies between a forward and its backward.
+
+    modules: of its stages, by number.
+    inputs: the first stage's, for each micro-batch, on the rank that has it.
+    loss_fn: loss_fn(output, k) -> the loss of micro-batch k, from what the last stage puts out; backward begins there.
+    mark: mark(kind, stage, k, includes) -> a mark in the timeline, as `compute` makes them.
+    """
 
     def __init__(
         self,
-        plan: Plan,
-        modules: Sequence[nn.Module] | Mapping[int, nn.Module],
-        inputs: Any,
-        targets: Any,
-        loss_fn: Callable[[Any, Any], Tensor],
-        mail: Mail,
-        work: Mapping[int, float],
+        modules: Modules,
+        messages: StageMessages,
+        inputs: Sequence[Any],
+        loss_fn: Callable[[Any, int], Tensor],
+        mark: Callable[[str, int, int, str], AbstractContextManager[None]],
     ) -> None:
-        self.plan, self.modules, self.loss_fn, self.mail, self.work = plan, modules, loss_fn, mail, work
-        self.loss: Tensor | None = None
-        self.held: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}  # inputs, outputs
+        self.modules, self.messages, self.own = modules, messages, messages.own
+        self.inputs, self.loss_fn, self.mark = inputs, loss_fn, mark
+        self.in_flight: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}  # inputs, outputs
         self.unfinished: dict[tuple[int, int], WeightGradients] = {}
-        m = plan.n_micro_batches
-        if 0 in plan.stages:
-            mail.samples = batches.size(inputs)
-            self.inputs = batches.micro_batches(inputs, m)
-        if plan.last in plan.stages:
-            self.samples = batches.size(targets)
-            self.targets = batches.micro_batches(targets, m)
-        splitting = {action.stage for action in plan.actions if action.op == "I"}
+        splitting = {action.stage for action in self.own.actions if action.op == "I"}
         self.weights = {stage: accumulators(modules[stage].parameters()) for stage in splitting}
 
+    def perform(self, action: Action) -> None:
+        op, stage, k = action
+        {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[op](stage, k)
+
     def forward(self, stage: int, k: int) -> None:
-        inputs = self.mail.fetch(Action("F", stage, k)) if stage else []
-        with self._mark("forward", stage, k):
+        inputs = self.messages.fetch(Action("F", stage, k)) if stage else []
+        with self.mark("forward", stage, k, ""):
             module = self.modules[stage]
             output = module(*inputs) if stage else _call(module, self.inputs[k])
-            outputs = [self._loss(output, k)] if stage == self.plan.last else _tensors(output, stage)
+            outputs = [self.loss_fn(output, k)] if stage == self.own.last else _tensors(output, stage)
         differentiable = [tensor for tensor in inputs if tensor.requires_grad]
-        self.held[stage, k] = differentiable, [tensor for tensor in outputs if tensor.requires_grad]
-        if stage != self.plan.last:
-            self.mail.send(Action("F", stage + 1, k), outputs)
+        self.in_flight[stage, k] = differentiable, [tensor for tensor in outputs if tensor.requires_grad]
+        if stage != self.own.last:
+            self.messages.send(Action("F", stage + 1, k), outputs)
 
     def backward(self, stage: int, k: int) -> None:
         gradients = self._gradients(stage, k)
-        inputs, outputs = self.held.pop((stage, k))
-        with self._mark("backward", stage, k, includes="weight_grad"):
+        inputs, outputs = self.in_flight.pop((stage, k))
+        with self.mark("backward", stage, k, "weight_grad"):
             if outputs:
                 torch.autograd.backward(outputs, gradients)
         self._send_back(stage, k, inputs, [tensor.grad for tensor in inputs])
 
     def input_gradient(self, stage: int, k: int) -> None:
         gradients = self._gradients(stage, k)
-        inputs, outputs = self.held.pop((stage, k))
-        with self._mark("backward", stage, k):
+        inputs, outputs = self.in_flight.pop((stage, k))
+        with self.mark("backward", stage, k, ""):
             found, self.unfinished[stage, k] = input_gradients(outputs, gradients, inputs, self.weights[stage])
         self._send_back(stage, k, inputs, found)
 
     def weight_gradient(self, stage: int, k: int) -> None:
-        with self._mark("weight_grad", stage, k):
+        with self.mark("weight_grad", stage, k, ""):
             self.unfinished.pop((stage, k)).accumulate()
 
-    def _mark(self, kind: str, stage: int, k: int, includes: str = "") -> AbstractContextManager[None]:
-        return compute(kind, micro_batch=k, stage=stage, work=self.work[stage], includes=includes)
+    def set_loss(self, k: int, loss: Tensor) -> None:
+        """Let the backward pass of a micro-batch begin at this loss, which was made elsewhere."""
+        inputs, _ = self.in_flight[self.own.last, k]
+        self.in_flight[self.own.last, k] = inputs, [loss] if loss.requires_grad else []
 
-    def _loss(self, output: Any, k: int) -> Tensor:
-        """The loss of a micro-batch; its share of the minibatch's is added up on the way."""
-        if self.mail.samples != self.samples:
-            raise ValueError(f"inputs have {self.mail.samples} samples, targets {self.samples}; give as many of both")
-        loss = self.loss_fn(output, self.targets[k])
-        if not isinstance(loss, Tensor) or loss.dim():
-            shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise ValueError(f"loss_fn returned {shape}; it has to return a scalar tensor, the mean over the samples")
-        part = loss.detach() * self._weight(k)
-        self.loss = part if self.loss is None else self.loss + part
-        return loss
-
-    def _weight(self, k: int) -> float:
-        is_sum = getattr(self.loss_fn, "reduction", "mean") == "sum"
-        return 1.0 if is_sum else batches.size(self.targets[k]) / self.samples
-
-    def _gradients(self, stage: int, k: int) -> list[Tensor]:
-        if stage != self.plan.last:
-            return self.mail.fetch(Action("B", stage, k))
-        _, losses = self.held[stage, k]
-        return [torch.full_like(loss, self._weight(k)) for loss in losses]
+    def _gradients(self, stage: int, k: int) -> Sequence[Tensor | None]:
+        if stage != self.own.last:
+            return self.messages.fetch(Action("B", stage, k))
+        _, losses = self.in_flight[stage, k]
+        return [None for _ in losses]  # a scalar's is 1
 
     def _send_back(self, stage: int, k: int, inputs: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
         if stage:  # who waits for the gradient of a tensor that was not used waits for zeros
             found = zip(inputs, gradients, strict=True)
             there = [torch.zeros_like(tensor) if gradient is None else gradient for tensor, gradient in found]
-            self.mail.send(Action("B", stage - 1, k), there)
+            self.messages.send(Action("B", stage - 1, k), there)
+
+
+class _Minibatch:
+    """A minibatch in micro-batches; each one's share of the loss is added up on the way, to the `total`."""
+
+    def __init__(self, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor], messages: StageMessages):
+        self.loss_fn, self.messages = loss_fn, messages
+        self.inputs: list[Any] = []
+        self.total: Tensor | None = None
+        own, m = messages.own, messages.own.n_micro_batches
+        if 0 in own.stages:
+            messages.samples = batches.size(inputs)
+            self.inputs = batches.micro_batches(inputs, m)
+        if own.last in own.stages:
+            self.samples = batches.size(targets)
+            self.targets = batches.micro_batches(targets, m)
+
+    def loss(self, output: Any, k: int) -> Tensor:
+        """The share of a micro-batch in the minibatch's loss: a mean counts by its number of samples."""
+        if self.messages.samples != self.samples:
+            given = self.messages.samples
+            raise ValueError(f"inputs have {given} samples, targets {self.samples}; give as many of both")
+        loss = self.loss_fn(output, self.targets[k])
+        if not isinstance(loss, Tensor) or loss.dim():
+            shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise ValueError(f"loss_fn returned {shape}; it has to return a scalar tensor, the mean over the samples")
+        is_sum = getattr(self.loss_fn, "reduction", "mean") == "sum"
+        share = loss if is_sum else loss * (batches.size(self.targets[k]) / self.samples)
+        self.total = share.detach() if self.total is None else self.total + share.detach()
+        return share
+
+
+def _mark(
+    work: Mapping[int, float] | None, kind: str, stage: int, k: int, includes: str
+) -> AbstractContextManager[None]:
+    return compute(kind, micro_batch=k, stage=stage, work=work[stage] if work else 1.0, includes=includes)
 
 
 def _tensors(output: Any, stage: int) -> list[Tensor]:
@@ -179,7 +205,7 @@ def _call(module: nn.Module, inputs: Any) -> Any:
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
 
-def _place(schedule: Schedule, group: dist.ProcessGroup | None) -> int:
+def _rank_in(group: dist.ProcessGroup | None, schedule: Schedule) -> int:
     """This rank's number in the group, which has to be as large as the schedule."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
@@ -189,14 +215,16 @@ def _place(schedule: Schedule, group: dist.ProcessGroup | None) -> int:
     return rank
 
 
-def _check(plan: Plan, modules: Sequence[nn.Module] | Mapping[int, nn.Module], inputs: Any, targets: Any) -> None:
+def _check(
+    own: RankSchedule, modules: Sequence[nn.Module] | Mapping[int, nn.Module], inputs: Any, targets: Any
+) -> None:
     held = modules if isinstance(modules, Mapping) else range(len(modules))
-    for stage in plan.stages:
+    for stage in own.stages:
         if stage not in held:
-            raise ValueError(f"stage_modules lacks stage {stage}, which rank {plan.rank} holds; it has {list(held)}")
-    for name, value, stage in (("inputs", inputs, 0), ("targets", targets, plan.last)):
-        if value is None and stage in plan.stages:
-            raise ValueError(f"{name} is None on rank {plan.rank}, which holds stage {stage}; give the minibatch there")
+            raise ValueError(f"stage_modules lacks stage {stage}, which rank {own.rank} holds; it has {list(held)}")
+    for name, value, stage in (("inputs", inputs, 0), ("targets", targets, own.last)):
+        if value is None and stage in own.stages:
+            raise ValueError(f"{name} is None on rank {own.rank}, which holds stage {stage}; give the minibatch there")
 
 
 def _device(modules: Iterable[nn.Module]) -> torch.device:

@@ -55,13 +55,13 @@ def accumulators(parameters: Iterable[nn.Parameter]) -> dict[Node, nn.Parameter]
 
 def input_gradients(
     outputs: Sequence[Tensor],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
     inputs: Sequence[Tensor],
     weights: dict[Node, nn.Parameter],
 ) -> tuple[list[Tensor | None], WeightGradients]:
     """The gradients of the inputs, and what is left to do for those of the weights.
 
-    outputs: what a module returned; all require a gradient.  gradients: those of the outputs, in the same shapes.
+    outputs: what a module returned; all require a gradient.  gradients: those of the outputs; None is a scalar's 1.
     inputs: what it was called with, as far as it requires a gradient.  None is returned for an input without use.
     weights: `accumulators(module.parameters())`; the same for all calls of the module.
 

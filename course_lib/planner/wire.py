@@ -212,7 +212,7 @@ class Hybrid:
     """`hybrid.train_step` on a mesh.
 
     mesh: the sizes of dp, pp and tp; rank = (d x pp + p) x tp + t.  samples: of the whole minibatch.
-    zero, sequence_parallel: as for `hybrid.make_optimizer` and `hybrid.Part`.
+    zero, sequence_parallel: as for `hybrid.make_optimizer` and `hybrid.ModelPart`.
     clips, scales: whether the step has a max_norm and a scaler.
     size: bytes of a number in the model's dtype; what is added up has 4 at least.
 

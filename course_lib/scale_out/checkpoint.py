@@ -31,7 +31,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from course_lib.mechanisms.state import Convert, training_state
+
 State = Mapping[str, Tensor]
 Folder = str | os.PathLike[str]
-Describe = Callable[[str, Tensor], Tensor]
 
 
 class CheckpointError(ValueError):
@@ -68,12 +69,12 @@ def save(state: State, folder: Folder, step: int, group: dist.ProcessGroup | Non
     if _is_first(group):
         shutil.rmtree(writing, ignore_errors=True)  # what a crash has left
         writing.mkdir(parents=True)
-    _wait_for_all(group)
+    _gather(None, group)  # all wait for the first
     with _in_one_process_too():
         dcp.save(dict(state), checkpoint_id=writing, process_group=group)
     if _is_first(group):
         _publish(writing, done)
-    _wait_for_all(group)
+    _gather(None, group)  # nobody returns before it is there
     return done
 
 
@@ -136,30 +137,13 @@ def sharded(local: Tensor, mesh: DeviceMesh, dim: int, length: int | None = None
     )
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, describe: Describe | None = None) -> State:
-    """The tensors of a module and of its optimizer by name: "model.NAME" and "optimizer.NAME.KEY".
-
-    describe: called with each name in the model and the tensor that this rank holds of it, or of the optimizer's
-        state where it has the same shape; returns the tensor, if it is whole, or `sharded` of it.
-    A tied parameter is there under each of its names, so that pipeline stages that hold copies of it find theirs.
-    The optimizer's settings, as its learning rate, are not there; they come with the program.
-    """
-    describe = describe or (lambda name, tensor: tensor)
-    state = {f"model.{name}": describe(name, tensor) for name, tensor in model.state_dict().items()}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        for key, value in optimizer.state.get(parameter, {}).items():
-            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
-            state[f"optimizer.{name}.{key}"] = describe(name, value) if is_alike else value
-    return {name: value for name, value in state.items() if value is not None}
-
-
 def resume(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     folder: Folder,
     step: int | None = None,
     group: dist.ProcessGroup | None = None,
-    describe: Describe | None = None,
+    describe: Convert | None = None,
 ) -> int:
     """Load what `save(training_state(model, optimizer, describe), folder, step)` has written; return its step.
 
@@ -234,11 +218,6 @@ def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 def _is_first(group: dist.ProcessGroup | None) -> bool:
     return not dist.is_initialized() or dist.get_rank(group) == 0
-
-
-def _wait_for_all(group: dist.ProcessGroup | None) -> None:
-    if dist.is_initialized():
-        dist.barrier(group)
 
 
 @contextlib.contextmanager

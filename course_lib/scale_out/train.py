@@ -30,7 +30,7 @@ import torch.distributed as dist
 from course_lib import data
 from course_lib.mechanisms.hybrid import (
     Mesh,
-    Part,
+    ModelPart,
     load_training_state,
     make_optimizer,
     train_step,
@@ -104,7 +104,7 @@ def train(rank: int, options: Options) -> list[float]:
     device = torch.device("cuda", torch.cuda.current_device()) if options.uses_gpu else torch.device("cpu")
     replicas = max(1, dist.get_world_size() // (options.pp * options.tp))
     mesh = Mesh(replicas, options.pp, options.tp, device.type)
-    part = Part(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
+    part = ModelPart(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
     optimizer = make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
     scaler = LossScaler(LOSS_SCALE, dynamic=False) if options.precision == "fp16" else None
     done, losses = resume(part, optimizer, options), []
@@ -130,7 +130,7 @@ def schedule_of(options: Options) -> Schedule:
     return SCHEDULES[options.schedule](stages, options.micro_batches)
 
 
-def resume(part: Part, optimizer: ShardedOptimizer, options: Options) -> int:
+def resume(part: ModelPart, optimizer: ShardedOptimizer, options: Options) -> int:
     """Go on from the newest checkpoint; returns its step, 0 if there is none."""
     if not (options.checkpoints and checkpoint.steps(options.checkpoints)):
         return 0

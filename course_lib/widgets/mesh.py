@@ -48,8 +48,9 @@ def predict(experiment: HybridExperiment) -> Timeline:
     """What the simulator says of the pipelines, with the all-reduces of tensor ranks at the end of each action, and
     after it what the links take for the loss, the gradients and the updated weights.
 
-    That is exact, but for the first message from a stage to the next, which says what tensors look like (`Mail`): the
-    simulator has no place for it, so with several stages a step takes up to 0.03% longer than this.
+    That is exact, but for the first message from a stage to the next, which says what tensors look like
+    (`StageMessages`): the simulator has no place for it, so with several stages a step takes up to 0.03% longer than
+    this.
     """
     replica = experiment.sizes[1] * experiment.sizes[2]
     spans = [span for rank in range(replica) for span in _play(experiment, rank)]

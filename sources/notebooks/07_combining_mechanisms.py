@@ -49,7 +49,7 @@ for rank, groups in enumerate(launch(neighbors, world_size=8).results):
 
 # %%
 from course_lib import data
-from course_lib.mechanisms.hybrid import Part, make_optimizer, train_step
+from course_lib.mechanisms.hybrid import ModelPart, make_optimizer, train_step
 from course_lib.mechanisms.schedules import SCHEDULES
 from course_lib.model import GPTConfig, TinyGPT
 
@@ -60,7 +60,7 @@ whole = sum(parameter.numel() for parameter in TinyGPT(config).parameters())
 def make_part(sizes, schedule="1f1b", micro_batches=4, dtype=torch.float32, sequence_parallel=False):
     mesh = Mesh(*sizes)
     model = TinyGPT(config, dtype=dtype)
-    return Part(model, mesh, SCHEDULES[schedule](sizes[1], micro_batches), sequence_parallel)
+    return ModelPart(model, mesh, SCHEDULES[schedule](sizes[1], micro_batches), sequence_parallel)
 
 def what_it_holds(rank):
     part = make_part((2, 2, 2))
@@ -139,7 +139,7 @@ def squares_by_kind(rank):
     part = make_part((2, 2, 2), dtype=torch.float64)
     optimizer = make_optimizer(part, torch.optim.SGD, zero=False, lr=0.0)
     mesh = part.mesh
-    inputs, targets = (tokens.chunk(2)[mesh.place("dp")] for tokens in minibatch)
+    inputs, targets = (tokens.chunk(2)[mesh.rank("dp")] for tokens in minibatch)
     run_schedule(part.schedule, part.stages, inputs, targets, part.loss_fn(1.0), mesh.group("pp"))
     complete_gradients(part, optimizer)
     groups = optimizer.inner.param_groups

@@ -12,7 +12,7 @@ from torch import Tensor
 from course_lib import launch
 from course_lib.experiments import cuts
 from course_lib.experiments.cuts import CUTS, DIMENSION
-from course_lib.mechanisms import tensor_parallel as tp
+from course_lib.mechanisms.tensor_parallel import linear as tp
 
 HIDDEN, WIDE = 8, 34  # 34 columns do not divide evenly among 4 ranks
 
@@ -44,13 +44,13 @@ def differences(
     operations = cuts.cut_mlp(a, b, cut, sequence_parallel=sequence_parallel)
     operations = cuts.gelu_first(operations) if mistake == "gelu" else cuts.without_sum(operations, mistake)
     if sequence_parallel:
-        x, gradient = tp.share(x, 1), tp.share(gradient, 1)
+        x, gradient = tp.shard(x, 1), tp.shard(gradient, 1)
     y, of_x = cuts.forward_and_backward(operations, x, gradient)
     right = list(one_process(dtype))
     if sequence_parallel:
-        right[:2] = [tp.share(tensor, 1) for tensor in right[:2]]
-    found = [y, of_x, *(tp.share(m.grad, DIMENSION[how]) for m, how in zip((a, b), cut, strict=True))]  # type: ignore[arg-type]
-    right[2:] = [tp.share(tensor, DIMENSION[how]) for tensor, how in zip(right[2:], cut, strict=True)]
+        right[:2] = [tp.shard(tensor, 1) for tensor in right[:2]]
+    found = [y, of_x, *(tp.shard(m.grad, DIMENSION[how]) for m, how in zip((a, b), cut, strict=True))]  # type: ignore[arg-type]
+    right[2:] = [tp.shard(tensor, DIMENSION[how]) for tensor, how in zip(right[2:], cut, strict=True)]
     return [(one - other).abs().max().item() for one, other in zip(found, right, strict=True)]
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from course_lib import data, launch
 from course_lib.mechanisms.hybrid import (
     Mesh,
-    Part,
+    ModelPart,
     full_state,
     load_training_state,
     make_optimizer,
@@ -100,13 +100,13 @@ def alone(special: str, dtype: torch.dtype, steps: int = STEPS) -> tuple[nn.Modu
     return model, optimizer, losses
 
 
-def make_part(mesh: Mesh, schedule: str, dtype: torch.dtype, special: str, seed: int = 0) -> Part:
+def make_part(mesh: Mesh, schedule: str, dtype: torch.dtype, special: str, seed: int = 0) -> ModelPart:
     n_stages = mesh.size("pp") * (2 if schedule in TWO_STAGES_PER_RANK else 1)
     m = max(1, min(4, SAMPLES // mesh.size("dp")))
-    return Part(build(special, dtype, seed), mesh, SCHEDULES[schedule](n_stages, m), "sequence" in special)
+    return ModelPart(build(special, dtype, seed), mesh, SCHEDULES[schedule](n_stages, m), "sequence" in special)
 
 
-def optimize(part: Part, special: str) -> Any:
+def optimize(part: ModelPart, special: str) -> Any:
     kind, settings = optimizer_of(special)
     return make_optimizer(part, kind, zero="zero" in special, **settings)
 
@@ -123,7 +123,7 @@ def train_all(rank: int, cases: list[Case]) -> list[Any]:
             train_step(part, optimizer, *minibatch(s, SAMPLES), max_norm=max_norm_of(special)) for s in range(STEPS)
         ]
         where = placements(part)
-        places = {name: mesh.place("tp") if where[name].is_sharded else None for name in where}
+        places = {name: mesh.rank("tp") if where[name].is_sharded else None for name in where}
         outcomes.append((losses, full_state(part), {(name, places[name]): t for name, t in part.state_dict().items()}))
     return outcomes
 
@@ -267,7 +267,7 @@ def test_sixteen_bits_are_as_near_to_the_truth_as_in_one_process() -> None:
 
 def many_micro_batches(rank: int, m: int) -> State:
     """The gradients of m times the same sample, in as many micro-batches."""
-    part = Part(build("", torch.bfloat16), Mesh(1, 1, 1), SCHEDULES["gpipe"](1, m))
+    part = ModelPart(build("", torch.bfloat16), Mesh(1, 1, 1), SCHEDULES["gpipe"](1, m))
     inputs, targets = (tokens[:1].repeat(m, 1) for tokens in minibatch(0, SAMPLES))
     run_schedule(part.schedule, part.stages, inputs, targets, part.loss_fn(1.0))
     return {name: parameter.grad for name, parameter in part.named_parameters() if parameter.grad is not None}
@@ -328,7 +328,7 @@ def cause(what: str, value: Any) -> None:
     mesh = Mesh(*value) if what == "mesh" else Mesh(2, 2, 1)
     n_ranks, heads, n_layers = value if what == "part" else (2, 4, 3)
     config = replace(CONFIG, heads=heads, layers=n_layers)
-    part = Part(TinyGPT(config), mesh, SCHEDULES["interleaved_1f1b"](2 * n_ranks, 4))
+    part = ModelPart(TinyGPT(config), mesh, SCHEDULES["interleaved_1f1b"](2 * n_ranks, 4))
     if what == "frozen":
         part.requires_grad_(False)
     optimizer = make_optimizer(part, torch.optim.SGD, lr=0.1)

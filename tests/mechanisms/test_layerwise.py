@@ -241,7 +241,7 @@ def test_hidden_states_travel_right_once_and_their_gradients_left_once() -> None
     n, samples = 4, 7
     timeline = launch(one_step, n, device="cpu").timeline
     size = samples * CONFIG.sequence * CONFIG.hidden * 4
-    sent = {(s.rank, s.peer) for s in timeline.spans if s.name == "send" and s.kind == "transfer" and s.bytes == size}
+    sent = {(s.rank, s.peer) for s in timeline.spans if s.name == "isend" and s.kind == "transfer" and s.bytes == size}
     assert sent == {(rank, rank + step) for rank in range(n) for step in (-1, 1) if 0 <= rank + step < n}
 
 
@@ -267,6 +267,41 @@ def test_without_gradients_the_chain_only_computes() -> None:
     first, last = launch(logits, 2, device="cpu").results
     assert first is None
     assert torch.equal(last, build("plain", torch.float32)(minibatch(0)[0]))
+
+
+def test_forward_passes_that_nobody_goes_back_through_leave_nothing_behind() -> None:
+    def train(rank: int) -> State:
+        chain = LayerWise(build("tied", torch.float32, seed=rank).blocks)
+        inputs, targets = minibatch(0)
+        chain(inputs), chain(inputs)
+        with torch.no_grad():
+            chain(inputs[:, :5])
+        output = chain(inputs)
+        chain.backward(None if output is None else data.answer_loss(output, targets))
+        return snapshot(chain)
+
+    model = build("tied", torch.float32)
+    inputs, targets = minibatch(0)
+    data.answer_loss(model(inputs), targets).backward()
+    reference = snapshot(model)
+    for state in launch(train, 2, device="cpu").results:
+        assert all(torch.equal(tensor, reference[name]) for name, tensor in state.items())
+
+
+def test_layers_can_be_frozen_and_trained_again_on_the_way() -> None:
+    def steps(rank: int) -> list[bool]:
+        chain, found = LayerWise(build("plain", torch.float32).blocks), []
+        inputs, targets = minibatch(0)
+        for is_trained in (False, True, False):
+            if rank == 0:
+                chain.requires_grad_(is_trained)
+            output = chain(inputs)
+            chain.backward(None if output is None else data.answer_loss(output, targets))
+            found.append(all(parameter.grad is not None for parameter in chain.parameters()))
+            chain.zero_grad()
+        return found
+
+    assert launch(steps, 2, device="cpu").results == [[False, True, False], [True] * 3]
 
 
 def no_forward(chain: LayerWise, rank: int) -> None:

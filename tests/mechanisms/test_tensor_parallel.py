@@ -33,14 +33,13 @@ from course_lib.mechanisms.tensor_parallel import (
     RowParallelLinear,
     VocabParallelEmbedding,
     full_state,
-    gather,
     load_full_state,
     parallelize,
     placements,
-    share,
     sum_partial_gradients,
     vocab_parallel_cross_entropy,
 )
+from course_lib.mechanisms.tensor_parallel.placement import gather, shard
 from course_lib.model import MLP, Attention, Embedding, GPTConfig, TinyGPT
 from tests.mechanisms.training import (
     DTYPES,
@@ -275,9 +274,9 @@ def test_a_cut_linear_layer_and_its_gradients_are_those_of_the_whole_one(n: int,
     def on_a_rank(rank: int) -> State:
         torch.manual_seed(rank)
         layer = (ColumnParallelLinear if is_column else RowParallelLinear)(nn.Linear(*sizes, bias))
-        own = (x if is_column else share(x, -1)).clone().requires_grad_()
+        own = (x if is_column else shard(x, -1)).clone().requires_grad_()
         out = layer(own)
-        out.backward(share(upstream, -1) if is_column else upstream)
+        out.backward(shard(upstream, -1) if is_column else upstream)
         results = {"out": out.detach(), "x grad": gradient_of(own)}
         cut_one = "out" if is_column else "x grad"
         return results | {cut_one: gather(results[cut_one], -1, 7)} | whole(layer)
@@ -346,7 +345,7 @@ def test_the_loss_from_shares_is_cross_entropy_and_so_is_that_from_gathered_ones
     targets[0, :4] = data.NO_LOSS
 
     def on_a_rank(rank: int, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> State:
-        state = loss_and_gradient(share(logits, -1), targets, loss_fn)
+        state = loss_and_gradient(shard(logits, -1), targets, loss_fn)
         return state | {"gradient": gather(state["gradient"], -1, vocab)}
 
     reference = loss_and_gradient(logits, targets, data.answer_loss)
@@ -363,7 +362,7 @@ def test_the_loss_of_logits_in_16_bits_is_computed_in_32() -> None:
     targets = torch.arange(64)
 
     def on_a_rank(rank: int) -> State:
-        return loss_and_gradient(share(logits, -1), targets, lambda x, t: vocab_parallel_cross_entropy(x, t, 300))
+        return loss_and_gradient(shard(logits, -1), targets, lambda x, t: vocab_parallel_cross_entropy(x, t, 300))
 
     state = launch(on_a_rank, 2, device="cpu").results[0]
     assert state["gradient"].dtype == torch.bfloat16
@@ -372,7 +371,7 @@ def test_the_loss_of_logits_in_16_bits_is_computed_in_32() -> None:
 
 def test_without_any_target_to_count_the_loss_is_that_of_torch() -> None:
     logits, targets = torch.ones(3, 4), torch.full((3,), -100)
-    result = launch(lambda rank: vocab_parallel_cross_entropy(share(logits, -1), targets, 4), 2, device="cpu").results
+    result = launch(lambda rank: vocab_parallel_cross_entropy(shard(logits, -1), targets, 4), 2, device="cpu").results
     assert F.cross_entropy(logits, targets).isnan()
     assert all(loss.isnan() for loss in result)
 
@@ -381,7 +380,7 @@ def test_another_index_than_the_usual_can_be_ignored() -> None:
     logits, targets = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
 
     def on_a_rank(rank: int) -> Tensor:
-        return vocab_parallel_cross_entropy(share(logits, -1), targets, 4, ignore_index=1)
+        return vocab_parallel_cross_entropy(shard(logits, -1), targets, 4, ignore_index=1)
 
     for loss in launch(on_a_rank, 2, device="cpu").results:
         close({"loss": loss}, {"loss": F.cross_entropy(logits, targets, ignore_index=1)})
@@ -394,7 +393,7 @@ def test_another_index_than_the_usual_can_be_ignored() -> None:
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_gathered_shares_are_the_tensor(n: int, dim: int) -> None:
     tensor = torch.arange(5 * 7 * 6).view(5, 7, 6)
-    for result in launch(lambda rank: gather(share(tensor, dim), dim, tensor.shape[dim]), n, device="cpu").results:
+    for result in launch(lambda rank: gather(shard(tensor, dim), dim, tensor.shape[dim]), n, device="cpu").results:
         assert torch.equal(result, tensor)
 
 

@@ -290,14 +290,14 @@ def hybrid_steps(rank: int, cases: list[Case]) -> Any:
     found = []
     for sizes, name, dtype, special in cases:
         config, mesh = config_of(special), hybrid.Mesh(*sizes)
-        part = hybrid.Part(TinyGPT(config, dtype=dtype), mesh, schedule_of(sizes, name), "sequence" in special)
+        part = hybrid.ModelPart(TinyGPT(config, dtype=dtype), mesh, schedule_of(sizes, name), "sequence" in special)
         optimizer = hybrid.make_optimizer(part, torch.optim.Adam, zero="zero" in special)
         scaler = mixed_precision.LossScaler(2.0**4) if "scales" in special else None
         inputs, targets = batch(config, UNEVEN)
         dist.barrier()
         hybrid.train_step(part, optimizer, inputs, targets, scaler, 1.0 if "clips" in special else None)
         dist.barrier()
-        x, y = (tokens.tensor_split(sizes[0])[mesh.place("dp")] for tokens in (inputs, targets))
+        x, y = (tokens.tensor_split(sizes[0])[mesh.rank("dp")] for tokens in (inputs, targets))
         pipeline.run_schedule(part.schedule, part.stages, x, y, part.loss_fn(1.0), mesh.group("pp"))
         held = ledger.count(part, optimizer.inner)
         dist.barrier()

@@ -1,0 +1,67 @@
+"""The state of a training as a dict of tensors by name, whichever ranks hold them.
+
+    model.blocks.1.mlp.up.weight                   what `state_dict` has of the model
+    optimizer.blocks.1.mlp.up.weight.exp_avg       what the optimizer remembers of this parameter
+
+Where ranks hold parts, the names stay; what was cut is made whole on the way out, and cut anew on the way in. So a
+state fits other ranks, and one process with a plain model and optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Convert = Callable[[str, Tensor], Tensor]
+
+
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, convert: Convert | None = None
+) -> dict[str, Any]:
+    """The tensors of a module and of its optimizer by name: "model.NAME" and "optimizer.NAME.KEY".
+
+    convert: called with each name in the model and the tensor that this rank holds of it, or of the optimizer's state
+        where it has the same shape; returns what is to stand in the state: the whole tensor, or a description.
+    A tied parameter is there under each of its names, so that pipeline stages that hold copies of it find theirs.
+    The optimizer's settings, as its learning rate, are not there; they come with the program.
+    """
+    convert = convert or (lambda name, tensor: tensor)
+    state = {f"model.{name}": convert(name, tensor) for name, tensor in model.state_dict().items()}
+    memory = optimizer.state_dict()["state"]
+    for name, (number, parameter) in _numbered(model, optimizer).items():
+        for key, value in memory.get(number, {}).items():
+            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape  # unlike a count of steps
+            state[f"optimizer.{name}.{key}"] = convert(name, value) if is_alike else value
+    return {name: value for name, value in state.items() if value is not None}
+
+
+def load_training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], convert: Convert
+) -> None:
+    """Take over a `training_state`, or this rank's part of it.
+
+    convert: called with each name in the model and a tensor of the state; returns what this rank holds of it.
+
+    Raises KeyError for a state that lacks one of the model's tensors.
+    """
+    model.load_state_dict({name: convert(name, state[f"model.{name}"]) for name in model.state_dict()})
+    memory: dict[int, dict[str, Any]] = {}
+    for name, (number, parameter) in _numbered(model, optimizer).items():
+        prefix, shape = f"optimizer.{name}.", state[f"model.{name}"].shape
+        for entry in (entry for entry in state if entry.startswith(prefix)):
+            value = state[entry]
+            if isinstance(value, Tensor) and value.shape == shape:  # a count of steps stays on the CPU
+                value = convert(name, value).to(parameter.device)
+            memory.setdefault(number, {})[entry.removeprefix(prefix)] = value
+    optimizer.load_state_dict({"state": memory, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[int, nn.Parameter]]:
+    """Each trained parameter by all of its names, with its number in the optimizer."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {parameter: number for number, parameter in enumerate(trained)}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: (numbers[parameter], parameter) for name, parameter in named if parameter in numbers}

@@ -1,0 +1,166 @@
+"""How parameters lie on the ranks of a tensor group: cut along one dimension, or whole on each of them.
+
+    weight [5, 4], cut along dimension 0 for 2 ranks      rank 0: rows 0 1 2      rank 1: rows 3 4
+    a norm's weight                                       rank 0: all of it       rank 1: the same
+
+Each module notes it of its own parameters. So shards can be gathered, whole tensors cut anew for other ranks, and sums
+over the model, such as the norm of its gradient, count on every rank what is cut, and once what is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+
+
+def shard(tensor: Tensor, dim: int, group: Group = None) -> Tensor:
+    """This rank's shard of a tensor along one dimension; if the ranks do not divide it, the first get one more."""
+    return tensor.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)]
+
+
+def gather(tensor: Tensor, dim: int, length: int, group: Group = None) -> Tensor:
+    """The whole tensor, `length` long in dimension dim, from the ranks' shards; the inverse of `shard`."""
+    n = dist.get_world_size(group)
+    lengths = [len(shard_range(length, rank, n)) for rank in range(n)]
+    padding = list(tensor.shape)
+    padding[dim] = lengths[0] - tensor.shape[dim]  # a collective wants equal sizes
+    sent = torch.cat([tensor, tensor.new_zeros(padding)], dim)
+    shards = [torch.empty_like(sent) for _ in range(n)]
+    dist.all_gather(shards, sent, group=group)
+    return torch.cat([own.narrow(dim, 0, length) for own, length in zip(shards, lengths, strict=True)], dim)
+
+
+def shard_range(length: int, rank: int, n: int) -> range:
+    """What `shard` gives to a rank of n."""
+    first = rank * (length // n) + min(rank, length % n)
+    return range(first, first + length // n + (rank < length % n))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How one parameter lies on the ranks of a tensor group.
+
+    dim: the dimension along which it is cut; None: every rank holds all of it, and all hold the same.
+    length: of the whole parameter in that dimension.
+    is_partial: a backward pass leaves an addend of its gradient on each rank, see `sum_partial_gradients`.
+    """
+
+    dim: int | None = None
+    length: int = 0
+    is_partial: bool = False
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.dim is not None
+
+    def shard(self, whole: Tensor, group: Group) -> Tensor:
+        """This rank's part of a tensor that lies like the parameter."""
+        return whole if self.dim is None else shard(whole, self.dim, group)
+
+    def gather(self, own: Tensor, group: Group) -> Tensor:
+        """The whole tensor from the ranks' parts, a new one. All ranks call it."""
+        return own.clone() if self.dim is None else gather(own, self.dim, self.length, group)
+
+
+_PLACEMENTS = "tensor_parallel_placements"  # the attribute of a module that says it of its own parameters
+
+
+def placements(model: nn.Module) -> dict[str, Placement]:
+    """How each tensor of the model's state lies on the ranks, by name; a tied one is there under all of its names."""
+    found = {}
+    for prefix, module in model.named_modules():
+        noted = getattr(module, _PLACEMENTS, {})
+        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        for name in (*own, *dict(module.named_buffers(recurse=False))):
+            found[f"{prefix}.{name}".lstrip(".")] = noted.get(name, Placement())
+    return found
+
+
+def mark_partial(module: nn.Module) -> None:
+    """Note that a backward pass leaves addends of the gradients of the module's own parameters, unless they are cut."""
+    partial = {name: Placement(is_partial=True) for name, _ in module.named_parameters(recurse=False)}
+    setattr(module, _PLACEMENTS, partial | getattr(module, _PLACEMENTS, {}))
+
+
+def shard_parameters(
+    module: nn.Module, whole: nn.Module, dims: Mapping[str, int | None], group: Group, is_partial: bool = False
+) -> None:
+    """Give the module this rank's shards of a whole layer's parameters, as the group's first rank has them.
+
+    dims: the dimension along which each is cut; None: the module gets all of it.
+    is_partial: of those that are not cut.
+
+    Raises ValueError for a dimension shorter than the number of ranks.
+    """
+    for name, dim in dims.items():
+        parameter = getattr(whole, name)
+        if parameter is None:
+            module.register_parameter(name, None)
+            continue
+        if dim is not None:
+            check_length(f"{name}.shape[{dim}]", parameter.shape[dim], dist.get_world_size(group))
+        placement = Placement(is_partial=is_partial) if dim is None else Placement(dim, parameter.shape[dim])
+        own = placement.shard(_of_first_rank(parameter, group), group).clone()
+        module.register_parameter(name, nn.Parameter(own, parameter.requires_grad))
+        setattr(module, _PLACEMENTS, getattr(module, _PLACEMENTS, {}) | {name: placement})
+
+
+def check_length(name: str, length: int, n: int) -> None:
+    """Raises ValueError if n ranks cannot all have a shard."""
+    if length < n:
+        raise ValueError(f"{name}={length} cannot be cut into shares for {n} ranks; use at most {length} ranks")
+
+
+_EQUAL = "tensor_parallel_version"  # the attribute of a parameter with which it was made equal on all ranks
+
+
+def note_equal(model: nn.Module) -> None:
+    """Note that all ranks have the same parameters, so that `shard_parameters` need not send them one by one."""
+    for parameter in model.parameters():
+        setattr(parameter, _EQUAL, parameter._version)
+
+
+def _of_first_rank(parameter: Tensor, group: Group) -> Tensor:
+    whole = parameter.detach()
+    if getattr(parameter, _EQUAL, None) != parameter._version:
+        whole = whole.clone()
+        dist.broadcast(whole, group=group, group_src=0)
+    return whole
+
+
+def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:
+    """Make the gradients of replicated parameters whole, in place. Call it once after the last backward pass of a step.
+
+    Some replicated parameters see only this rank's part of the work: with sequence parallelism those of norms and
+    biases (their positions), and keys and values that several ranks share (their queries). One all-reduce in all;
+    none where no gradient is partial.
+    """
+    where = placements(model)
+    gradients = [p.grad for name, p in model.named_parameters() if where[name].is_partial and p.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))
+
+
+def full_state(model: nn.Module, group: Group = None) -> dict[str, Tensor]:
+    """The state_dict of the model before it was cut, on every rank: it fits any other number of ranks, also one."""
+    where = placements(model)
+    return {name: where[name].gather(tensor, group) for name, tensor in model.state_dict().items()}
+
+
+def load_full_state(model: nn.Module, state: Mapping[str, Tensor], group: Group = None) -> None:
+    """Give each rank its share of a state_dict of the whole model.
+
+    Raises RuntimeError, as load_state_dict does, for names and shapes that do not fit.
+    """
+    where = placements(model)
+    model.load_state_dict({name: where.get(name, Placement()).shard(tensor, group) for name, tensor in state.items()})
