@@ -168,7 +168,7 @@ class _Conjugate(torch.autograd.Function):
 
 
 def _all_reduce(x: Tensor, group: Group) -> Tensor:
-    total = x.clone(memory_format=torch.contiguous_format)  # others may shard_parameters on to x
+    total = x.clone(memory_format=torch.contiguous_format)  # others may hold on to x
     dist.all_reduce(total, group=group)
     return total
 
