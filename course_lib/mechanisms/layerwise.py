@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms.shards import from_first_rank
+from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.timeline import compute
 
 

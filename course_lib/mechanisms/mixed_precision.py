@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.collectives import ring_all_gather, ring_all_reduce
-from course_lib.mechanisms.data_parallel import check_finished
+from course_lib.mechanisms.replicas import check_finished
 from course_lib.timeline import compute
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)

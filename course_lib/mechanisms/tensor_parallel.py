@@ -39,7 +39,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.mechanisms.shards import from_first_rank
+from course_lib.mechanisms.replicas import from_first_rank
 
 Group = dist.ProcessGroup | None
 Model = TypeVar("Model", bound=nn.Module)

@@ -18,7 +18,7 @@ import pytest
 from course_lib import RunError, launch
 from tests.mechanisms import test_situations_sharding as situations
 
-MODULES = ("shards", "fully_sharded", "sharding")  # in the order in which they import each other
+MODULES = ("buckets", "replicas", "shards", "fully_sharded", "sharding")  # in the order in which they import each other
 
 
 @contextmanager
@@ -63,12 +63,12 @@ MUTATIONS = [
         "small_buckets",
         "local",
     ),
-    ("shards", "[end - rank * self.shard_size for", "[end for", "used_now_and_then", "local"),
+    ("shards", "min(max(end, first), last)", "last", "used_now_and_then", "local"),
     ("shards", "            total += other", "            pass", "small_buckets", "local"),
     ("shards", "flat.mul_(weight).add_(0.0)", "flat.mul_(weight)", "gradients_of_zero", "sharded"),
     ("shards", "            view.fill_(-0.0)", "            pass", "never_used", "local"),
     ("shards", "total.div_(n)", "total.div_(n + 1)", "small_buckets", "sharded"),
-    ("shards", "piece.grad.add_(mean)", "mean", "several_backward_passes_of_different_layers", "FullySharded"),
+    ("shards", "part.grad.add_(mean)", "mean", "several_backward_passes_of_different_layers", "FullySharded"),
     (
         "shards",
         "            place.copy_(parameter.detach())",
@@ -78,7 +78,7 @@ MUTATIONS = [
     ),
     ("shards", "            parameter.data = place", "            pass", "averaged_weights_are_swapped_in", "local"),
     ("shards", ' and name != "step"', "", "scalar_in_the_state", "local"),
-    ("shards", "kept[name] = part.clone()", "kept[name] = 0 * part", "state_without_the_first", "local"),
+    ("shards", "bucket.layout.piece(number, value)", "bucket.layout.piece(number, 0 * value)", "state_without_the_first", "local"),
     ("shards", "state[name] = whole.clone()", "state[name] = 0 * whole", "scalar_in_the_state", "FullySharded"),
     ("sharding", "dist.broadcast(self.flat, group=group, group_src=0)", "pass", "small_buckets", "local"),
     (
