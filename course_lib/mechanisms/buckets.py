@@ -66,17 +66,11 @@ class InOrder:
         """How much of the gradients is computed, from 0 to 1."""
         return 1 - sum(parameter.nbytes for missing in self._missing for parameter in missing) / self._total_bytes
 
-    def send_complete(self) -> None:
-        while self.next < len(self.buckets) and not self._missing[self.next]:
-            self._send_next()
-
-    def send_rest(self) -> None:
-        while self.next < len(self.buckets):
-            self._send_next()
-
-    def _send_next(self) -> None:
-        self.next += 1
-        self._send(self.next - 1)
+    def send(self, rest: bool = False) -> None:
+        """Send those whose turn it is; or all the rest, for want of gradients that nobody computes."""
+        while self.next < len(self.buckets) and (rest or not self._missing[self.next]):
+            self.next += 1
+            self._send(self.next - 1)
 
 
 def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Tensor], None]) -> None:

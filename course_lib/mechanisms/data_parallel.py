@@ -31,7 +31,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients
-from course_lib.mechanisms.replicas import UNKNOWN, Step, check_same_parameters, device_of, make_equal, samples_in
+from course_lib.mechanisms.replicas import (
+    UNKNOWN,
+    Step,
+    check_same_parameters,
+    device_of,
+    make_equal,
+    mean_share,
+    samples_in,
+)
 from course_lib.timeline import reach
 
 
@@ -123,14 +131,14 @@ class DataParallel(nn.Module):
         self._step.gradient_is_computed(self._in_order.expects(parameter), self._is_syncing)
         if self._is_syncing and self._in_order.note(parameter) and self.overlap:
             reach(self._in_order.fraction())
-            self._in_order.send_complete()
+            self._in_order.send()
 
     def _send(self, number: int) -> None:
         samples, bucket = self._step.samples, self._buckets[number]
         # Weights need a common measure. This step's total would do, but asking for it in every step costs as much as
         # a bucket; the mean share of the first step does as well, as `receive` divides by the sum of the weights.
         if self._usual_share is None:
-            self._usual_share = _mean(samples, bucket.flat.device, self.group)
+            self._usual_share = mean_share(samples, bucket.flat.device, self.group)()
         bucket.send(samples / self._usual_share, self.group)
 
     def finish(self) -> None:
@@ -139,7 +147,7 @@ class DataParallel(nn.Module):
         Raises RuntimeError if no forward pass came before it, or no backward pass after that.
         """
         self._step.check_backward_is_done()
-        self._in_order.send_rest()
+        self._in_order.send(rest=True)
         for bucket in self._buckets:
             bucket.receive()
             if bucket.flat.dtype == torch.float16:  # no room for the weights of shares that have grown: ask again
@@ -198,10 +206,3 @@ def _weight(samples: int | None, shares: list[int]) -> float:
         given = ["None" if share == UNKNOWN else str(share) for share in shares]
         raise ValueError(f"samples is {', '.join(given)} on the ranks of the group; give 1 or more on all, or on none")
     return samples / sum(shares)
-
-
-def _mean(samples: int, device: torch.device, group: dist.ProcessGroup | None) -> float:
-    """The mean of `samples` over the group, where at least one is counted."""
-    total = torch.tensor([samples], device=device)
-    dist.all_reduce(total, group=group)
-    return max(1, int(total)) / dist.get_world_size(group)

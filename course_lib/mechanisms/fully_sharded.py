@@ -14,9 +14,9 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from course_lib.mechanisms.buckets import watch_gradients, weakly
-from course_lib.mechanisms.replicas import device_of, make_equal, samples_in
+from course_lib.mechanisms.replicas import device_of, make_equal, mean_share, samples_in, tensors_in
 from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
 from course_lib.timeline import reach
 
@@ -41,8 +41,7 @@ class _Block:
         parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
         self.size = sum(parameter.numel() for parameter in parameters)
         self.trained = {parameter for parameter in parameters if parameter.requires_grad}
-        self.missing = set(self.trained)  # whose gradient is not computed yet
-        self.is_reduced = False
+        self.expect_gradients()
         # Gradients of the pieces while the parameters are whole, and of whole parameters until they are sent.
         self._aside: dict[Tensor, Tensor | None] = {}
         self._gathering: list[dist.Work] = []
@@ -63,11 +62,12 @@ class _Block:
         self._finish_gather()
 
     def _finish_gather(self) -> None:
-        for bucket, work in zip(self.buckets, self._gathering, strict=bool(self._gathering)):
+        if not self._gathering:
+            return
+        for bucket, work in zip(self.buckets, self._gathering, strict=True):
             work.wait()
             self._become(bucket.parameters, bucket.views)
-            self.is_whole = True
-        self._gathering = []
+        self._gathering, self.is_whole = [], True
 
     def free(self) -> None:
         self._finish_gather()
@@ -99,6 +99,10 @@ class _Block:
         for bucket in self.buckets:
             bucket.receive()
 
+    def expect_gradients(self) -> None:
+        self.missing = set(self.trained)  # whose gradient is not computed yet
+        self.is_reduced = False
+
     def check_parameters(self) -> None:
         for bucket in self.buckets:
             if not self.is_whole:
@@ -108,11 +112,6 @@ class _Block:
                     "a parameter was frozen when FullySharded was made, and now it is to be trained; "
                     "set requires_grad first, and shard the model after that"
                 )
-
-    def expect_gradients(self) -> None:
-        """Once more, if it has had some: a block that is used twice may get them one after the other."""
-        if self.is_reduced:
-            self.missing, self.is_reduced = set(self.trained), False
 
 
 class FullySharded(nn.Module):
@@ -144,10 +143,7 @@ class FullySharded(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        group: dist.ProcessGroup | None = None,
-        compute_dtype: torch.dtype | None = None,
+        self, model: nn.Module, group: dist.ProcessGroup | None = None, compute_dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         _check_model(model, compute_dtype)
@@ -157,16 +153,19 @@ class FullySharded(nn.Module):
             _Block(module, _buckets(parameters, group, compute_dtype))
             for module, parameters in _parameters_by_block(model).items()
         ]
+        self._buckets = [bucket for block in self._blocks for bucket in block.buckets]
+        self._block_of = {parameter: block for block in self._blocks for parameter in block.trained}
         self._total = sum(block.size for block in self._blocks)
         self._done = 0
         self._weight = 1.0
         self._weights: set[float] = set()  # of the forward passes that are being differentiated
         self._backward: int | None = None  # autograd's number for the backward pass that is going on
         self._sending: _Block | None = None
-        self._block_of = {parameter: block for block in self._blocks for parameter in block.trained}
         watch_gradients(self._block_of, self._gradient_is_computed)
+        before, after = weakly(self._before_forward), weakly(self._after_forward)
         for number, block in enumerate(self._blocks):
-            self._watch(number, block)
+            block.module.register_forward_pre_hook(functools.partial(before, number))
+            block.module.register_forward_hook(functools.partial(after, number))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
@@ -174,42 +173,34 @@ class FullySharded(nn.Module):
         for block in self._blocks:
             block.check_parameters()
         self._done = 0
-        counting = self._count_samples(samples_in((args, kwargs))) if torch.is_grad_enabled() else None
+        samples = samples_in((args, kwargs))
+        mean = mean_share(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
         kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         outputs = self.module(*map(self._cast, args), **kwargs)
         for block in self._blocks:
             block.free()  # one that was prefetched, and then left out
-        if counting is not None:
-            self._weight = counting()
-            use = functools.partial(weakly(self._use_weight), self._weight)
-            for tensor in _tensors_in(outputs):
-                if tensor.requires_grad:
-                    tensor.register_hook(use)
+        if mean is not None:
+            self._weigh(outputs, samples / mean())
         return outputs
 
-    def _watch(self, number: int, block: _Block) -> None:
-        before, after = weakly(self._before_forward), weakly(self._after_forward)
-        block.module.register_forward_pre_hook(lambda module, inputs: before(number, inputs))
-        block.module.register_forward_hook(lambda module, inputs, outputs: after(number, outputs))
-
-    def _before_forward(self, number: int, inputs: Any) -> None:
+    def _before_forward(self, number: int, _: nn.Module, inputs: Any) -> None:
         block = self._blocks[number]
         block.gather()
-        if self._is_in_backward:  # activations are being recomputed
+        if self._backward is not None:  # activations are being recomputed
             return
         self._prefetch(number + 1)
-        differentiable = [tensor for tensor in _tensors_in(inputs) if tensor.requires_grad]
+        differentiable = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         if not block.trained and len(differentiable) == 1:  # no gradient of its own says when it is done
             differentiable[0].register_hook(lambda _: block.free())
 
-    def _after_forward(self, number: int, outputs: Any) -> None:
-        if self._is_in_backward:
+    def _after_forward(self, number: int, _: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._backward is not None:
             return
         block = self._blocks[number]
         block.free()
         self._has_computed(block)
         if torch.is_grad_enabled():
-            tensors = list(_tensors_in(outputs))
+            tensors = list(tensors_in(outputs))
             if block.trained and not tensors:
                 raise TypeError(
                     f"a block returned {type(outputs).__name__}, in which no tensor is found, so nothing tells when "
@@ -221,11 +212,13 @@ class FullySharded(nn.Module):
 
     def _before_backward(self, number: int) -> None:
         self._check_backward()
-        if not self._is_in_backward:
+        if self._backward is None:
             self._backward, self._done = torch._C._current_graph_task_id(), 0
             Variable._execution_engine.queue_callback(self._end_backward)
-        self._blocks[number].expect_gradients()
-        self._blocks[number].gather()
+        block = self._blocks[number]
+        if block.is_reduced:  # it is used twice, and may get its gradients one after the other
+            block.expect_gradients()
+        block.gather()
         self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
 
     def _prefetch(self, number: int) -> None:
@@ -253,13 +246,9 @@ class FullySharded(nn.Module):
                 self._scatter(block)
             block.receive()
             block.free()
-            block.missing, block.is_reduced = set(block.trained), False
+            block.expect_gradients()
         self._backward, self._sending = None, None
         self._weights.clear()
-
-    @property
-    def _is_in_backward(self) -> bool:
-        return self._backward is not None
 
     def _has_computed(self, block: _Block) -> None:
         self._done += block.size
@@ -272,16 +261,13 @@ class FullySharded(nn.Module):
 
     # Unequal shares
 
-    def _count_samples(self, samples: int) -> Callable[[], float]:
-        """Begin to add up the ranks' samples. Returns a function that gives this rank's weight: 1 for a mean share."""
-        total = torch.tensor([samples], device=device_of(self))
-        work = dist.all_reduce(total, group=self.group, async_op=True)
-
-        def weight() -> float:
-            work.wait()
-            return samples * dist.get_world_size(self.group) / max(1, int(total))
-
-        return weight
+    def _weigh(self, outputs: Any, weight: float) -> None:
+        """Let gradients of these outputs count by this rank's share of the minibatch: 1 for a mean share."""
+        self._weight = weight
+        use = functools.partial(weakly(self._use_weight), weight)
+        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(use)
 
     def _use_weight(self, weight: float, _: Tensor) -> None:
         self._weights.add(weight)
@@ -299,11 +285,11 @@ class FullySharded(nn.Module):
     ) -> dict[str, Any]:
         """The whole model's, with the plain model's names, on every rank. All ranks call it."""
         wholes: dict[Tensor, Tensor] = {}
-        for bucket in self._buckets():
+        for bucket in self._buckets:
             take_back(bucket.parameters, bucket.pieces)
             wholes.update(zip(bucket.parameters, bucket.layout.gather(bucket.shard), strict=True))
         destination = {} if destination is None else destination
-        for name, tensor in self._tensors().items():
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
             destination[prefix + name] = wholes.get(tensor, tensor).clone()
         return destination
 
@@ -313,14 +299,14 @@ class FullySharded(nn.Module):
 
         Raises ValueError if names or shapes are not those of the model.
         """
-        tensors = self._tensors()
+        tensors = self.module.state_dict(keep_vars=True)
         if tensors.keys() != state_dict.keys():
             raise ValueError(
                 f"state_dict holds other tensors than the model: {sorted(tensors.keys() ^ state_dict.keys())} are in "
                 f"only one of the two; give what state_dict() of this model returned"
             )
         values = {tensor: state_dict[name] for name, tensor in tensors.items()}
-        for bucket in self._buckets():
+        for bucket in self._buckets:
             _load(bucket, [values.pop(parameter) for parameter in bucket.parameters])
         for buffer, value in values.items():
             buffer.copy_(value)
@@ -328,21 +314,14 @@ class FullySharded(nn.Module):
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         """The state that an optimizer of `parameters()` has for whole parameters, by name. All ranks call it."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
-        wholes = (gather_state(bucket, optimizer.state) for bucket in self._buckets())
+        wholes = (gather_state(bucket, optimizer.state) for bucket in self._buckets)
         return {names[parameter]: state for whole in wholes for parameter, state in whole.items()}
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, dict[str, Any]]) -> None:
         """Take over what `optimizer_state_dict()` returned, at this or another world size."""
         states = {parameter: state.get(name, {}) for name, parameter in self.module.named_parameters()}
-        for bucket in self._buckets():
+        for bucket in self._buckets:
             optimizer.state.update(cut_state(bucket, states))
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return self.module.state_dict(keep_vars=True)
-
-    def _buckets(self) -> Iterator[Bucket]:
-        for block in self._blocks:
-            yield from block.buckets
 
     # What would end in a wrong gradient
 
@@ -385,17 +364,17 @@ def _load(bucket: Bucket, values: list[Tensor]) -> None:
 
 def _parameters_by_block(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
     """The parameters that each block alone uses; the model as a whole comes first and has the rest."""
-    blocks = list(_blocks(model))
+    blocks = dict.fromkeys(_blocks(model))
     inside = {module for block in blocks for module in block.modules()}
-    users: dict[nn.Parameter, set[nn.Module]] = {parameter: set() for parameter in model.parameters()}
-    for module in (*blocks, *(module for module in model.modules() if module not in inside)):
-        for parameter in module.parameters(recurse=module in inside):
-            users[parameter].add(module if module in inside else model)
-    owned: dict[nn.Module, list[nn.Parameter]] = {model: []}
-    owned.update((block, []) for block in blocks if any(users[p] == {block} for p in block.parameters()))
-    for parameter, modules in users.items():
-        owned[next(iter(modules)) if len(modules) == 1 else model].append(parameter)
-    return owned
+    outside = (module for module in model.modules() if module not in inside)
+    shared = {parameter for module in outside for parameter in module.parameters(recurse=False)}
+    users = Counter(parameter for block in blocks for parameter in block.parameters())
+    shared |= {parameter for parameter, count in users.items() if count > 1}
+    owned = {block: [parameter for parameter in block.parameters() if parameter not in shared] for block in blocks}
+    return {
+        model: [parameter for parameter in model.parameters() if parameter in shared],
+        **{block: parameters for block, parameters in owned.items() if parameters},
+    }
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -406,16 +385,6 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from _blocks(child)
-
-
-def _tensors_in(outputs: Any) -> Iterator[Tensor]:
-    if isinstance(outputs, Tensor):
-        yield outputs
-    elif dataclasses.is_dataclass(outputs):
-        yield from _tensors_in(vars(outputs))
-    elif isinstance(outputs, (tuple, list, dict)):
-        for part in outputs.values() if isinstance(outputs, dict) else outputs:
-            yield from _tensors_in(part)
 
 
 def _check_model(model: nn.Module, compute_dtype: torch.dtype | None) -> None:

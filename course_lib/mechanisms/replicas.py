@@ -6,18 +6,17 @@ gradients are averaged. Whatever else would let replicas drift apart without a w
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import weakref
 import zlib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
 UNKNOWN = -1  # the share of a rank that did not say
 
@@ -92,15 +91,37 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def samples_in(inputs: Any) -> int:
-    """The length of the first tensor, also within tuples, lists and dicts."""
-    tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    return next((len(tensor) for tensor in tensors if tensor.dim()), 1)
+    """The length of the first tensor."""
+    return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 1)
+
+
+def mean_share(samples: int, device: torch.device, group: dist.ProcessGroup | None) -> Callable[[], float]:
+    """Begin to add up the ranks' samples. Returns a function that waits for their mean, at least 1 / N."""
+    total = torch.tensor([samples], device=device)
+    work = dist.all_reduce(total, group=group, async_op=True)
+
+    def mean() -> float:
+        work.wait()
+        return max(1, int(total)) / dist.get_world_size(group)
+
+    return mean
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those within tuples, lists, dicts and dataclasses, too."""
+    if isinstance(value, Tensor):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        yield from tensors_in(vars(value))
+    elif isinstance(value, (tuple, list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part)
 
 
 # A step in the right order
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class Step:
     """What a replica has done since its last `finish()`, which tells what it may do next.
 

@@ -80,8 +80,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Parameters in 16 bits get a float32 master, sharded with the rest: 12 bytes / N each for Adam.
 
+    inner: the optimizer of this rank's shards.
+
     Raises ValueError for an argument that cannot work, and on all ranks if their parameters differ.
     """
+
+    inner: torch.optim.Optimizer
 
     def __init__(
         self,
@@ -98,7 +102,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         _check_arguments(params, optimizer_cls, gradients, bucket_mb)
         self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
         self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
-        self._inner: torch.optim.Optimizer | None = None
         self._buckets: list[Bucket] = []
         self._room: dict[torch.dtype, Tensor] = {}  # for the gradients of the bucket that is on its way
         self._elsewhere: dict[nn.Parameter, Tensor] = {}  # what a `.grad` is while the gradient is in the shards
@@ -146,7 +149,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 _cut_gradients(bucket)
         else:
             while self._in_order.next or not self._is_sent or self._has_more():
-                self._in_order.send_rest()
+                self._in_order.send(rest=True)
                 self._in_order.begin()
         for bucket in self._buckets:
             bucket.receive()
@@ -164,7 +167,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _gradient_is_computed(self, parameter: Tensor) -> None:
         if self._in_order.note(parameter):
-            self._in_order.send_complete()
+            self._in_order.send()
             if self._in_order.next == len(self._buckets):
                 self._in_order.begin()
 
@@ -227,12 +230,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # What is sharded
 
     @property
-    def inner(self) -> torch.optim.Optimizer:
-        """The optimizer of this rank's shards."""
-        assert self._inner is not None
-        return self._inner
-
-    @property
     def shards(self) -> list[nn.Parameter]:
         """This rank's part of each parameter, flat; after `finish()` their `.grad` is that of the mean gradient."""
         return [piece for bucket in self._buckets for piece in bucket.updated]
@@ -255,11 +252,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         from_first_rank(named.values(), self.group)
         buckets = [_bucket(held, self.group) for held in fill_buckets(reversed(parameters), self.bucket_mb * 2**20)]
         sharded = {**_hyperparameters(whole), "params": [piece for bucket in buckets for piece in bucket.updated]}
-        if self._inner is None:
-            self._inner = self._make_inner([sharded])
+        if self._buckets:
+            self.inner.add_param_group(sharded)
         else:
-            self._inner.add_param_group(sharded)
-        whole.update(_hyperparameters(self._inner.param_groups[-1]))
+            self.inner = self._make_inner([sharded])
+        whole.update(_hyperparameters(self.inner.param_groups[-1]))
         self._watch(buckets)
 
     def _watch(self, buckets: list[Bucket]) -> None:
