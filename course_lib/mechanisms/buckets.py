@@ -14,6 +14,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,8 +23,14 @@ import torch
 from torch import Tensor, nn
 
 
-def fill_buckets(parameters: Iterable[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
-    """Parameters in the given order, in buckets of one dtype and device; none above `limit` bytes if it holds two."""
+def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float | None) -> list[list[nn.Parameter]]:
+    """Parameters in the given order, in buckets of one dtype and device; one that holds two has at most `bucket_mb`.
+
+    bucket_mb: in MiB; None for no limit. Raises ValueError if it is not positive.
+    """
+    limit = math.inf if bucket_mb is None else bucket_mb * 2**20
+    if not limit > 0:
+        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 25")
     full: list[list[nn.Parameter]] = []
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -73,7 +80,7 @@ class InOrder:
             self._send(self.next - 1)
 
 
-def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Tensor], None]) -> None:
+def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], None]) -> None:
     """Call the method with a parameter whenever its gradient is computed."""
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(weakly(method))

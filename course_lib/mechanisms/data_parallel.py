@@ -22,7 +22,6 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,18 +31,19 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients
 from course_lib.mechanisms.replicas import (
-    UNKNOWN,
+    Group,
     Step,
     check_same_parameters,
     device_of,
     make_equal,
     mean_share,
+    part_of_minibatch,
     samples_in,
 )
 from course_lib.timeline import reach
 
 
-def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None, samples: int | None = None) -> None:
+def average_gradients(model: nn.Module, group: Group = None, samples: int | None = None) -> None:
     """Replace each parameter's gradient by its mean over the group, in place.
 
     samples: the size of this rank's share, where shares differ; its gradient, a mean over the share, then counts
@@ -54,7 +54,7 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None, 
     """
     gradients = {name: tensor.grad for name, tensor in trainable(model).items() if tensor.grad is not None}
     shares = check_same_parameters(gradients, "have a gradient", device_of(model), group, samples)
-    weight = _weight(samples, shares)
+    weight = part_of_minibatch(samples, shares)
     for gradient in gradients.values():
         gradient *= weight  # before they are added up, as in 16 bits the sum may overflow where the mean does not
         dist.all_reduce(gradient, group=group)
@@ -94,20 +94,13 @@ class DataParallel(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        group: dist.ProcessGroup | None = None,
-        bucket_mb: float | None = 25,
-        overlap: bool = True,
+        self, model: nn.Module, group: Group = None, bucket_mb: float | None = 25, overlap: bool = True
     ) -> None:
         super().__init__()
-        limit = math.inf if bucket_mb is None else bucket_mb * 2**20
-        if not limit > 0:
-            raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 25")
         self.module, self.group, self.overlap = model, group, overlap
-        make_equal(model, group)
         parameters = list(trainable(model).values())
-        buckets = fill_buckets(reversed(parameters), limit)
+        buckets = fill_buckets(reversed(parameters), bucket_mb)
+        make_equal(model, group)
         self._buckets = [_Bucket(held) for held in buckets]
         self._in_order = InOrder(buckets, self._send)
         watch_gradients(parameters, self._gradient_is_computed)
@@ -180,7 +173,7 @@ class _Bucket:
         self.views = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
     @torch.no_grad()
-    def send(self, weight: float, group: dist.ProcessGroup | None) -> None:
+    def send(self, weight: float, group: Group) -> None:
         if self.flat.itemsize == 2:  # a sum may overflow in 16 bits where the mean does not
             weight /= dist.get_world_size(group)
         self.weight.fill_(weight)
@@ -196,13 +189,3 @@ class _Bucket:
         self.gradients /= self.weight
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
-
-
-def _weight(samples: int | None, shares: list[int]) -> float:
-    """The part of the minibatch that this rank has."""
-    if samples is None and set(shares) == {UNKNOWN}:
-        return 1 / len(shares)
-    if samples is None or min(shares) < 1:
-        given = ["None" if share == UNKNOWN else str(share) for share in shares]
-        raise ValueError(f"samples is {', '.join(given)} on the ranks of the group; give 1 or more on all, or on none")
-    return samples / sum(shares)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from course_lib.mechanisms.buckets import watch_gradients, weakly
-from course_lib.mechanisms.replicas import device_of, make_equal, mean_share, samples_in, tensors_in
+from course_lib.mechanisms.replicas import Group, device_of, make_equal, mean_share, samples_in, tensors_in
 from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
 from course_lib.timeline import reach
 
@@ -142,9 +142,7 @@ class FullySharded(nn.Module):
     backward() raise RuntimeError for what would end in a wrong gradient.
     """
 
-    def __init__(
-        self, model: nn.Module, group: dist.ProcessGroup | None = None, compute_dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, group: Group = None, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
         _check_model(model, compute_dtype)
         self.module, self.group, self.compute_dtype = model, group, compute_dtype
@@ -225,7 +223,7 @@ class FullySharded(nn.Module):
         if number < len(self._blocks) and not self._blocks[number].is_reduced:
             self._blocks[number].start_gather()
 
-    def _gradient_is_computed(self, parameter: Tensor) -> None:
+    def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
         block = self._block_of[parameter]
         block.missing.discard(parameter)
         if not block.missing:
@@ -333,9 +331,7 @@ class FullySharded(nn.Module):
             )
 
 
-def _buckets(
-    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None, compute_dtype: torch.dtype | None
-) -> list[Bucket]:
+def _buckets(parameters: Iterable[nn.Parameter], group: Group, compute_dtype: torch.dtype | None) -> list[Bucket]:
     """Parameters of one dtype together, frozen ones apart; the whole is made when it is needed."""
     alike: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -348,7 +344,7 @@ def _buckets(
         own = layout.shard(flat).clone()
         if compute_dtype is not None:
             flat, own = flat.to(compute_dtype), own.to(master_dtype(own.dtype))
-        buckets.append(Bucket(held, layout, flat, own, updated=held))
+        buckets.append(Bucket(held, layout, flat, own))
     return buckets
 
 

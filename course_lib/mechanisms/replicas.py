@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-UNKNOWN = -1  # the share of a rank that did not say
+Group = dist.ProcessGroup | None  # None: of all ranks
+_UNKNOWN = -1  # the share of a rank that did not say
 
 
-def make_equal(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+def make_equal(model: nn.Module, group: Group) -> None:
     """Give every rank the parameters and buffers of the group's first.
 
     Raises ValueError on all ranks if their models differ.
@@ -35,7 +36,7 @@ def make_equal(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     from_first_rank(model, group)
 
 
-def from_first_rank(tensors: nn.Module | Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+def from_first_rank(tensors: nn.Module | Iterable[Tensor], group: Group = None) -> None:
     """Make tensors those of the group's first rank, in one message for each dtype and 256 MiB.
 
     tensors: or a model, for all of its parameters and buffers.
@@ -46,13 +47,9 @@ def from_first_rank(tensors: nn.Module | Iterable[Tensor], group: dist.ProcessGr
 
 
 def check_same_parameters(
-    tensors: Mapping[str, Tensor],
-    what: str,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-    samples: int | None = None,
+    tensors: Mapping[str, Tensor], what: str, device: torch.device, group: Group, samples: int | None = None
 ) -> list[int]:
-    """Make sure that all ranks name the same tensors, and return everyone's `samples` (or UNKNOWN), by rank.
+    """Make sure that all ranks name the same tensors, and return everyone's `samples` (or _UNKNOWN), by rank.
 
     Only a checksum goes around. It has the same size whatever a rank holds, so the comparison itself cannot hang.
     Raises ValueError on every rank if names, shapes or dtypes differ, and on a rank that is not in the group.
@@ -61,7 +58,7 @@ def check_same_parameters(
         raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
     listed = [f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     checksum = zlib.crc32("\n".join(listed).encode())
-    share = UNKNOWN if samples is None else max(int(samples), 0)
+    share = _UNKNOWN if samples is None else max(int(samples), 0)
     mine = torch.tensor([checksum, share], device=device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine, group=group)
@@ -71,7 +68,7 @@ def check_same_parameters(
     return shares
 
 
-def _difference(listed: list[str], what: str, group: dist.ProcessGroup | None) -> str:
+def _difference(listed: list[str], what: str, group: Group) -> str:
     """The first parameter that only some ranks list, in words."""
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, listed, group=group)
@@ -95,7 +92,17 @@ def samples_in(inputs: Any) -> int:
     return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 1)
 
 
-def mean_share(samples: int, device: torch.device, group: dist.ProcessGroup | None) -> Callable[[], float]:
+def part_of_minibatch(samples: int | None, shares: list[int]) -> float:
+    """The part of the minibatch that this rank has."""
+    if samples is None and set(shares) == {_UNKNOWN}:
+        return 1 / len(shares)
+    if samples is None or min(shares) < 1:
+        given = ["None" if share == _UNKNOWN else str(share) for share in shares]
+        raise ValueError(f"samples is {', '.join(given)} on the ranks of the group; give 1 or more on all, or on none")
+    return samples / sum(shares)
+
+
+def mean_share(samples: int, device: torch.device, group: Group) -> Callable[[], float]:
     """Begin to add up the ranks' samples. Returns a function that waits for their mean, at least 1 / N."""
     total = torch.tensor([samples], device=device)
     work = dist.all_reduce(total, group=group, async_op=True)

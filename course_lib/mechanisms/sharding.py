@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients, weakly
 from course_lib.mechanisms.fully_sharded import FullySharded
-from course_lib.mechanisms.replicas import check_same_parameters, from_first_rank
+from course_lib.mechanisms.replicas import Group, check_same_parameters, from_first_rank
 from course_lib.mechanisms.shards import (
     Bucket,
     Layout,
@@ -91,15 +91,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         optimizer_cls: type[torch.optim.Optimizer],
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         *,
         gradients: Literal["local", "averaged", "sharded"] = "local",
         bucket_mb: float | None = 10,
         **kwargs: Any,
     ) -> None:
         params = params if isinstance(params, Tensor) else list(params)
-        bucket_mb = math.inf if bucket_mb is None else bucket_mb
-        _check_arguments(params, optimizer_cls, gradients, bucket_mb)
+        _check_arguments(params, optimizer_cls, gradients)
         self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
         self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
         self._buckets: list[Bucket] = []
@@ -165,7 +164,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             whole.update(_hyperparameters(sharded))  # some optimizers choose a learning rate themselves
 
     @torch.no_grad()
-    def _gradient_is_computed(self, parameter: Tensor) -> None:
+    def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
         if self._in_order.note(parameter):
             self._in_order.send()
             if self._in_order.next == len(self._buckets):
@@ -247,10 +246,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         frozen = [parameter for parameter in whole["params"] if not parameter.requires_grad]
         if not parameters:
             raise ValueError("params holds only frozen parameters; give some that require a gradient")
+        full = fill_buckets(reversed(parameters), self.bucket_mb)
         named = {f"params[{number}]": parameter for number, parameter in enumerate((*parameters, *frozen))}
         check_same_parameters(named, "are to be updated", parameters[0].device, self.group)
         from_first_rank(named.values(), self.group)
-        buckets = [_bucket(held, self.group) for held in fill_buckets(reversed(parameters), self.bucket_mb * 2**20)]
+        buckets = [_bucket(held, self.group) for held in full]
         sharded = {**_hyperparameters(whole), "params": [piece for bucket in buckets for piece in bucket.updated]}
         if self._buckets:
             self.inner.add_param_group(sharded)
@@ -315,11 +315,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {p: number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
 
 
-def _bucket(parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> Bucket:
+def _bucket(parameters: list[nn.Parameter], group: Group) -> Bucket:
     """Lay parameters end to end; the shard is part of that, or a master if they have 16 bits."""
     layout = Layout(parameters, group)
     flat = layout.join([parameter.detach() for parameter in parameters], like=parameters[0])
     bucket = Bucket(parameters, layout, flat, layout.shard(flat).to(master_dtype(flat.dtype)))
+    bucket.updated = [nn.Parameter(piece) for piece in bucket.pieces]
     for parameter, view in zip(parameters, bucket.views, strict=True):
         parameter.data = view
     return bucket
@@ -351,7 +352,7 @@ def _cut_gradients(bucket: Bucket) -> None:
     accumulate(bucket.updated, bucket.layout.pieces(bucket.layout.shard(joined).clone()), n=1)
 
 
-def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: dist.ProcessGroup | None = None) -> Tensor:
+def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: Group = None) -> Tensor:
     """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns it from before.
 
     shards: `FullySharded.parameters()`, or `ShardedOptimizer.shards` after `finish()`. Every element is on one
@@ -374,7 +375,7 @@ def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _check_arguments(params: Any, optimizer_cls: Any, gradients: str, bucket_mb: float) -> None:
+def _check_arguments(params: Any, optimizer_cls: Any, gradients: str) -> None:
     if isinstance(params, Tensor):
         raise ValueError("params is one tensor; give a list of parameters, for instance [weight]")
     if not params:
@@ -388,5 +389,3 @@ def _check_arguments(params: Any, optimizer_cls: Any, gradients: str, bucket_mb:
         )
     if gradients not in GRADIENTS:
         raise ValueError(f"gradients={gradients!r} is unknown; choose one of {', '.join(GRADIENTS)}")
-    if not bucket_mb > 0:
-        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 10")

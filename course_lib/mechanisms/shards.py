@@ -19,6 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.mechanisms.replicas import Group
+
 
 class Layout:
     """Where tensors lie when they are put end to end and cut into shards of equal length, of which this rank has one.
@@ -28,10 +30,10 @@ class Layout:
     homes: the rank that has the first element of each tensor.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
         self.group, self.n, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self.shapes = [tensor.shape for tensor in tensors]
-        self.sizes = [tensor.numel() for tensor in tensors]
+        self.shapes = [parameter.shape for parameter in parameters]
+        self.sizes = [parameter.numel() for parameter in parameters]
         self.shard_size = -(-sum(self.sizes) // self.n)
         self.padding = self.n * self.shard_size - sum(self.sizes)
         begin, end = self.rank * self.shard_size, (self.rank + 1) * self.shard_size
@@ -86,28 +88,16 @@ class Bucket:
 
     flat, views: the whole of them, in one tensor and in their shapes.
     shard, pieces: this rank's part of all and of each. They may be part of the flat tensor, or a copy in another dtype.
-    updated: what an optimizer has: the pieces, unless it has the parameters themselves. They get the gradients.
+    updated: what an optimizer has and what gets the gradients: the parameters, unless somebody says otherwise.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        layout: Layout,
-        flat: Tensor,
-        shard: Tensor,
-        updated: Sequence[nn.Parameter] | None = None,
-    ) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout, flat: Tensor, shard: Tensor) -> None:
         self.parameters, self.layout, self.flat, self.shard = parameters, layout, flat, shard
         self.views, self.pieces = layout.split(flat), layout.pieces(shard)
-        self.updated = [nn.Parameter(piece) for piece in self.pieces] if updated is None else updated
+        self.updated = parameters
         self._arriving: Callable[[], Tensor] | None = None
 
-    def send(
-        self,
-        gradients: Iterable[Tensor | None],
-        weight: float = 1.0,
-        room: Iterable[Tensor | None] = (None, None),
-    ) -> None:
+    def send(self, gradients: Iterable[Tensor | None], weight: float = 1.0, room: Any = (None, None)) -> None:
         """Begin to average gradients of the parameters over the ranks.
 
         room: two flat tensors to send from and to receive in; without it, new ones.
@@ -214,7 +204,7 @@ def take_back(parameters: Iterable[nn.Parameter], places: Iterable[Tensor]) -> N
 States = Mapping[Any, Mapping[str, Any]]  # by parameter
 
 
-def gather_state(bucket: Bucket, states: States) -> dict[Tensor, dict[str, Any]]:
+def gather_state(bucket: Bucket, states: States) -> dict[nn.Parameter, dict[str, Any]]:
     """What an optimizer has for `updated` -> what it would have for the whole parameters. All ranks call it."""
     own = [
         {name: value.cpu() if _is_flat(value) else value for name, value in states.get(part, {}).items()}
@@ -222,7 +212,7 @@ def gather_state(bucket: Bucket, states: States) -> dict[Tensor, dict[str, Any]]
     ]
     everyone: list[Any] = [None] * bucket.layout.n
     dist.all_gather_object(everyone, own, group=bucket.layout.group)
-    wholes: dict[Tensor, dict[str, Any]] = {}
+    wholes: dict[nn.Parameter, dict[str, Any]] = {}
     for number, parameter in enumerate(bucket.parameters):
         parts = [theirs[number] for theirs in everyone]
         wholes[parameter] = whole = dict(parts[bucket.layout.homes[number]])
@@ -232,9 +222,9 @@ def gather_state(bucket: Bucket, states: States) -> dict[Tensor, dict[str, Any]]
     return wholes
 
 
-def cut_state(bucket: Bucket, states: States) -> dict[Tensor, dict[str, Any]]:
+def cut_state(bucket: Bucket, states: States) -> dict[nn.Parameter, dict[str, Any]]:
     """The reverse of `gather_state`. Any parameter may have no state, or another one than the others."""
-    cut: dict[Tensor, dict[str, Any]] = {}
+    cut: dict[nn.Parameter, dict[str, Any]] = {}
     for number, (parameter, part) in enumerate(zip(bucket.parameters, bucket.updated, strict=True)):
         cut[part] = copy.deepcopy(dict(states.get(parameter, {})))
         for name, value in cut[part].items():
