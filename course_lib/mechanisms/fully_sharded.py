@@ -103,16 +103,6 @@ class _Block:
         self.missing = set(self.trained)  # whose gradient is not computed yet
         self.is_reduced = False
 
-    def check_parameters(self) -> None:
-        for bucket in self.buckets:
-            if not self.is_whole:
-                take_back(bucket.parameters, bucket.pieces)
-            if any(parameter.requires_grad and parameter not in self.trained for parameter in bucket.parameters):
-                raise RuntimeError(
-                    "a parameter was frozen when FullySharded was made, and now it is to be trained; "
-                    "set requires_grad first, and shard the model after that"
-                )
-
 
 class FullySharded(nn.Module):
     """A model of which every rank holds one Nth, and the whole of a block only while it computes: ZeRO-3 (FSDP).
@@ -133,7 +123,8 @@ class FullySharded(nn.Module):
     computation, a parameter of the model is this rank's part of it from then on, flat and maybe empty: optimizers
     can have the model's parameters, made before or after. After backward() their `.grad` is that of the mean gradient:
     a rank's share is the length of the first tensor given to `forward`, and counts in proportion. A parameter that no
-    rank has used has no gradient, and gradients of several backward passes add up.
+    rank has used has no gradient, and gradients of several backward passes add up. `torch.nn.utils.clip_grad_norm_`
+    would take the norm of this rank's part for that of the whole gradient: use `sharding.clip_grad_norm`.
 
     compute_dtype: the floating-point type to gather, compute and send gradients in; floating-point inputs are
         converted. The shards, and with them gradients and optimizer, stay in float32 (or float64).
@@ -168,8 +159,7 @@ class FullySharded(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
         self._check_backward()
-        for block in self._blocks:
-            block.check_parameters()
+        self._check_frozen()
         self._done = 0
         samples = samples_in((args, kwargs))
         mean = mean_share(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
@@ -322,6 +312,13 @@ class FullySharded(nn.Module):
             optimizer.state.update(cut_state(bucket, states))
 
     # What would end in a wrong gradient
+
+    def _check_frozen(self) -> None:
+        if any(parameter.requires_grad and parameter not in self._block_of for parameter in self.module.parameters()):
+            raise RuntimeError(
+                "a parameter was frozen when FullySharded was made, and now it is to be trained; "
+                "set requires_grad first, and shard the model after that"
+            )
 
     def _check_backward(self) -> None:
         if self._backward not in (None, torch._C._current_graph_task_id()):

@@ -139,8 +139,8 @@ MUTATIONS = [
     ("fully_sharded", "            if block.missing:  #", "            if False:  #", "frozen_later", "FullySharded"),
     (
         "fully_sharded",
-        "                take_back(bucket.parameters, bucket.pieces)",
-        "                pass",
+        "take_back(bucket.parameters, bucket.pieces)\n            self._gathering",
+        "self._gathering",
         "averaged_weights_are_swapped_in",
         "FullySharded",
     ),
