@@ -74,7 +74,7 @@ class InOrder:
         return 1 - sum(parameter.nbytes for missing in self._missing for parameter in missing) / self._total_bytes
 
     def send(self, rest: bool = False) -> None:
-        """Send those whose turn it is; or all the rest, for want of gradients that nobody computes."""
+        """Send the buckets whose turn it is; with `rest` all that are left, complete or not."""
         while self.next < len(self.buckets) and (rest or not self._missing[self.next]):
             self.next += 1
             self._send(self.next - 1)
