@@ -222,9 +222,9 @@ def gather_state(bucket: Bucket, states: States) -> dict[nn.Parameter, dict[str,
     return wholes
 
 
-def cut_state(bucket: Bucket, states: States) -> dict[nn.Parameter, dict[str, Any]]:
+def cut_state(bucket: Bucket, states: States) -> dict[Any, dict[str, Any]]:
     """The reverse of `gather_state`. Any parameter may have no state, or another one than the others."""
-    cut: dict[nn.Parameter, dict[str, Any]] = {}
+    cut: dict[Any, dict[str, Any]] = {}
     for number, (parameter, part) in enumerate(zip(bucket.parameters, bucket.updated, strict=True)):
         cut[part] = copy.deepcopy(dict(states.get(parameter, {})))
         for name, value in cut[part].items():
