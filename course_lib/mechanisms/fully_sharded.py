@@ -14,9 +14,9 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,19 +24,84 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from course_lib.mechanisms.data_parallel import agree, trainable
-from course_lib.mechanisms.shards import (
-    Layout,
-    accumulate,
-    cut_state,
-    gather_state,
-    join_gradients,
-    master_dtype,
-    reduce_scatter,
-    take_back,
-    weakly,
-)
+from course_lib.mechanisms.buckets import watch_gradients, weakly
+from course_lib.mechanisms.replicas import Group, device_of, make_equal, mean_share, samples_in, tensors_in
+from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
 from course_lib.timeline import reach
+
+
+class _Block:
+    """A module whose parameters come and go together: gather them, use them, free them, and scatter their gradients.
+
+    While a block is not whole, its parameters are this rank's pieces.
+    """
+
+    def __init__(self, module: nn.Module, buckets: Sequence[Bucket]) -> None:
+        self.module, self.buckets = module, buckets
+        parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
+        self.size = sum(parameter.numel() for parameter in parameters)
+        self.trained = {parameter for parameter in parameters if parameter.requires_grad}
+        self.expect_gradients()
+        # Gradients of the pieces while the parameters are whole, and of whole parameters until they are sent.
+        self._aside: dict[Tensor, Tensor | None] = {}
+        self._gathering: list[dist.Work] = []
+        self.is_whole = True
+        self.free()
+
+    def start_gather(self) -> None:
+        if self.is_whole or self._gathering:
+            return
+        for bucket in self.buckets:
+            bucket.receive()
+            bucket.flat.untyped_storage().resize_(bucket.flat.nbytes)
+            take_back(bucket.parameters, bucket.pieces)
+            self._gathering.append(bucket.gather())
+
+    def gather(self) -> None:
+        self.start_gather()
+        self._finish_gather()
+
+    def _finish_gather(self) -> None:
+        if not self._gathering:
+            return
+        for bucket, work in zip(self.buckets, self._gathering, strict=True):
+            work.wait()
+            self._become(bucket.parameters, bucket.views)
+        self._gathering, self.is_whole = [], True
+
+    def free(self) -> None:
+        self._finish_gather()
+        if not self.is_whole:
+            return
+        for bucket in self.buckets:
+            self._become(bucket.parameters, bucket.pieces)
+            # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
+            bucket.flat.untyped_storage().resize_(0)
+        self.is_whole = False
+
+    def _become(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+        """Let the parameters be these, and exchange their gradients for those that were put aside."""
+        for parameter, value in zip(parameters, values, strict=True):
+            gradient, parameter.grad = parameter.grad, None  # it has another shape
+            parameter.data = value
+            self._aside[parameter], parameter.grad = gradient, self._aside.get(parameter)
+
+    def scatter(self, weight: float) -> None:
+        """Begin to average the gradients, and free them."""
+        self.free()
+        for bucket in self.buckets:
+            if self.trained.issuperset(bucket.parameters):
+                bucket.send((self._aside.pop(parameter, None) for parameter in bucket.parameters), weight)
+        self.missing.clear()
+        self.is_reduced = True
+
+    def receive(self) -> None:
+        for bucket in self.buckets:
+            bucket.receive()
+
+    def expect_gradients(self) -> None:
+        self.missing = set(self.trained)  # whose gradient is not computed yet
+        self.is_reduced = False
 
 
 class FullySharded(nn.Module):
@@ -58,7 +123,8 @@ class FullySharded(nn.Module):
     computation, a parameter of the model is this rank's part of it from then on, flat and maybe empty: optimizers
     can have the model's parameters, made before or after. After backward() their `.grad` is that of the mean gradient:
     a rank's share is the length of the first tensor given to `forward`, and counts in proportion. A parameter that no
-    rank has used has no gradient, and gradients of several backward passes add up.
+    rank has used has no gradient, and gradients of several backward passes add up. `torch.nn.utils.clip_grad_norm_`
+    would take the norm of this rank's part for that of the whole gradient: use `sharding.clip_grad_norm`.
 
     compute_dtype: the floating-point type to gather, compute and send gradients in; floating-point inputs are
         converted. The shards, and with them gradients and optimizer, stay in float32 (or float64).
@@ -67,177 +133,63 @@ class FullySharded(nn.Module):
     backward() raise RuntimeError for what would end in a wrong gradient.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        group: dist.ProcessGroup | None = None,
-        compute_dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, group: Group = None, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
         _check_model(model, compute_dtype)
         self.module, self.group, self.compute_dtype = model, group, compute_dtype
-        tensors = dict(model.named_parameters()) | {f"buffer {name}": held for name, held in model.named_buffers()}
-        agree(tensors, "the model has", next(model.parameters()).device, group)
-        agree(trainable(model), "are to be trained", next(model.parameters()).device, group)
-        for buffer in model.buffers():
-            dist.broadcast(buffer, group=group, group_src=0)
-        owned = _parameters_by_block(model)
-        self._blocks = [_Block(block, owned[block], group, compute_dtype) for block in owned]
+        make_equal(model, group)
+        self._blocks = [
+            _Block(module, _buckets(parameters, group, compute_dtype))
+            for module, parameters in _parameters_by_block(model).items()
+        ]
+        self._buckets = [bucket for block in self._blocks for bucket in block.buckets]
+        self._block_of = {parameter: block for block in self._blocks for parameter in block.trained}
         self._total = sum(block.size for block in self._blocks)
         self._done = 0
         self._weight = 1.0
         self._weights: set[float] = set()  # of the forward passes that are being differentiated
         self._backward: int | None = None  # autograd's number for the backward pass that is going on
         self._sending: _Block | None = None
+        watch_gradients(self._block_of, self._gradient_is_computed)
+        before, after = weakly(self._before_forward), weakly(self._after_forward)
         for number, block in enumerate(self._blocks):
-            self._watch(number, block)
-
-    @property
-    def _is_in_backward(self) -> bool:
-        return self._backward is not None
+            block.module.register_forward_pre_hook(functools.partial(before, number))
+            block.module.register_forward_hook(functools.partial(after, number))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
         self._check_backward()
-        self._check_parameters()
+        self._check_frozen()
         self._done = 0
-        counting = self._count_samples((*args, *kwargs.values())) if torch.is_grad_enabled() else None
+        samples = samples_in((args, kwargs))
+        mean = mean_share(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
         kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         outputs = self.module(*map(self._cast, args), **kwargs)
         for block in self._blocks:
             block.free()  # one that was prefetched, and then left out
-        if counting is not None:
-            self._weight = counting()
-            use = functools.partial(weakly(self._use_weight), self._weight)
-            for tensor in _tensors_in(outputs):
-                if tensor.requires_grad:
-                    tensor.register_hook(use)
+        if mean is not None:
+            self._weigh(outputs, samples / mean())
         return outputs
 
-    def state_dict(  # type: ignore[override]
-        self, *args: Any, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Any]:
-        """The whole model's, with the plain model's names, on every rank. All ranks call it."""
-        wholes: dict[Tensor, Tensor] = {}
-        for shard in self._shards():
-            gathered = shard.layout.gather(shard.current(), self.group)
-            wholes.update(zip(shard.parameters, gathered, strict=True))
-        destination = {} if destination is None else destination
-        for name, tensor in self._tensors().items():
-            destination[prefix + name] = wholes.get(tensor, tensor).clone()
-        return destination
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> None:
-        """Take this rank's shards from whole tensors with the plain model's names, the same on all ranks.
-
-        Raises ValueError if names or shapes are not those of the model.
-        """
-        tensors = self._tensors()
-        if tensors.keys() != state_dict.keys():
-            raise ValueError(
-                f"state_dict holds other tensors than the model: {sorted(tensors.keys() ^ state_dict.keys())} are in "
-                f"only one of the two; give what state_dict() of this model returned"
-            )
-        values = {tensor: state_dict[name] for name, tensor in tensors.items()}
-        for shard in self._shards():
-            shard.load([values.pop(parameter) for parameter in shard.parameters])
-        for buffer, value in values.items():
-            buffer.copy_(value)
-
-    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-        """The state that an optimizer of `parameters()` has for whole parameters, by name. All ranks call it."""
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        whole: dict[str, dict[str, Any]] = {}
-        for shard in self._shards():
-            states = [optimizer.state.get(parameter, {}) for parameter in shard.parameters]
-            states = gather_state(states, shard.pieces, shard.layout, self.group)
-            whole.update(zip((names[parameter] for parameter in shard.parameters), states, strict=True))
-        return whole
-
-    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, dict[str, Any]]) -> None:
-        """Take over what `optimizer_state_dict()` returned, at this or another world size."""
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        for shard in self._shards():
-            states = [state.get(names[parameter], {}) for parameter in shard.parameters]
-            cut = cut_state(states, shard.layout, dist.get_rank(self.group))
-            optimizer.state.update(zip(shard.parameters, cut, strict=True))
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return self.module.state_dict(keep_vars=True)
-
-    def _shards(self) -> Iterator[_Shard]:
-        for block in self._blocks:
-            yield from block.shards
-
-    def _cast(self, value: Any) -> Any:
-        if self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point():
-            return value.to(self.compute_dtype)
-        return value
-
-    def _count_samples(self, inputs: Iterable[Any]) -> Callable[[], float]:
-        """Begin to add up the ranks' samples. Returns a function that gives this rank's weight: 1 for a mean share."""
-        samples = next((len(value) for value in inputs if isinstance(value, Tensor) and value.dim()), 1)
-        total = torch.tensor([samples], device=next(self.parameters()).device)
-        work = dist.all_reduce(total, group=self.group, async_op=True)
-
-        def weight() -> float:
-            work.wait()
-            return samples * dist.get_world_size(self.group) / max(1, int(total))
-
-        return weight
-
-    def _watch(self, number: int, block: _Block) -> None:
-        before, after = weakly(self._before_forward), weakly(self._after_forward)
-        block.module.register_forward_pre_hook(lambda module, inputs: before(number, inputs))
-        block.module.register_forward_hook(lambda module, inputs, outputs: after(number, outputs))
-        hook = weakly(self._gradient_is_computed)
-        for parameter in block.trained:
-            parameter.register_post_accumulate_grad_hook(functools.partial(hook, number))
-
-    def _use_weight(self, weight: float, _: Tensor) -> None:
-        self._weights.add(weight)
-        if len(self._weights) > 1:
-            raise RuntimeError(
-                "one backward() covers two forward passes in which this rank's shares of the minibatch differ, and a "
-                "gradient has only one weight; call backward() after each forward pass, gradients add up"
-            )
-        self._weight = weight
-
-    def _check_backward(self) -> None:
-        if self._backward not in (None, torch._C._current_graph_task_id()):
-            raise RuntimeError(
-                "the last backward() was interrupted by an error, and what the ranks have sent each other since no "
-                "longer fits together; start the ranks again, and look at that first error"
-            )
-
-    def _check_parameters(self) -> None:
-        for shard in self._shards():
-            shard.current()
-            if not shard.is_trained and any(parameter.requires_grad for parameter in shard.parameters):
-                raise RuntimeError(
-                    "a parameter was frozen when FullySharded was made, and now it is to be trained; "
-                    "set requires_grad first, and shard the model after that"
-                )
-
-    def _before_forward(self, number: int, inputs: Any) -> None:
+    def _before_forward(self, number: int, _: nn.Module, inputs: Any) -> None:
         block = self._blocks[number]
         block.gather()
-        if self._is_in_backward:  # activations are being recomputed
+        if self._backward is not None:  # activations are being recomputed
             return
         self._prefetch(number + 1)
-        differentiable = [tensor for tensor in _tensors_in(inputs) if tensor.requires_grad]
+        differentiable = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         if not block.trained and len(differentiable) == 1:  # no gradient of its own says when it is done
             differentiable[0].register_hook(lambda _: block.free())
 
-    def _after_forward(self, number: int, outputs: Any) -> None:
-        if self._is_in_backward:
+    def _after_forward(self, number: int, _: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._backward is not None:
             return
-        self._blocks[number].free()
-        self._has_computed(self._blocks[number])
+        block = self._blocks[number]
+        block.free()
+        self._has_computed(block)
         if torch.is_grad_enabled():
-            tensors = list(_tensors_in(outputs))
-            if self._blocks[number].trained and not tensors:
+            tensors = list(tensors_in(outputs))
+            if block.trained and not tensors:
                 raise TypeError(
                     f"a block returned {type(outputs).__name__}, in which no tensor is found, so nothing tells when "
                     f"its backward pass begins; return a tensor, or a tuple, list, dict or dataclass of some"
@@ -248,198 +200,174 @@ class FullySharded(nn.Module):
 
     def _before_backward(self, number: int) -> None:
         self._check_backward()
-        if not self._is_in_backward:
+        if self._backward is None:
             self._backward, self._done = torch._C._current_graph_task_id(), 0
             Variable._execution_engine.queue_callback(self._end_backward)
-        self._blocks[number].expect_gradients()
-        self._blocks[number].gather()
+        block = self._blocks[number]
+        if block.is_reduced:  # it is used twice, and may get its gradients one after the other
+            block.expect_gradients()
+        block.gather()
         self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
 
     def _prefetch(self, number: int) -> None:
         if number < len(self._blocks) and not self._blocks[number].is_reduced:
             self._blocks[number].start_gather()
 
-    def _gradient_is_computed(self, number: int, parameter: Tensor) -> None:
-        block = self._blocks[number]
+    def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
+        block = self._block_of[parameter]
         block.missing.discard(parameter)
         if not block.missing:
-            self._reduce(block)
+            self._scatter(block)
 
     @torch.no_grad()
-    def _reduce(self, block: _Block) -> None:
+    def _scatter(self, block: _Block) -> None:
         self._has_computed(block)
         if self._sending is not None:
             self._sending.receive()  # one on its way at a time, or their copies would fill the memory
-        block.free()
-        block.send(self._weight)
+        block.scatter(self._weight)
         self._sending = block
-
-    def _has_computed(self, block: _Block) -> None:
-        self._done += block.size
-        reach(min(1.0, self._done / self._total))  # a block may be used twice
 
     @torch.no_grad()
     def _end_backward(self) -> None:
         for block in reversed(self._blocks):
             if block.missing:  # of parameters that were not used; other ranks may have used them
-                self._reduce(block)
+                self._scatter(block)
             block.receive()
             block.free()
-            block.missing, block.is_reduced = set(block.trained), False
+            block.expect_gradients()
         self._backward, self._sending = None, None
         self._weights.clear()
 
+    def _has_computed(self, block: _Block) -> None:
+        self._done += block.size
+        reach(min(1.0, self._done / self._total))  # a block may be used twice
 
-class _Block:
-    """A module whose parameters come and go together."""
+    def _cast(self, value: Any) -> Any:
+        if self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point():
+            return value.to(self.compute_dtype)
+        return value
 
-    def __init__(
-        self,
-        module: nn.Module,
-        parameters: list[nn.Parameter],
-        group: dist.ProcessGroup | None,
-        compute_dtype: torch.dtype | None,
-    ) -> None:
-        self.module = module
-        self.size = sum(parameter.numel() for parameter in parameters)
-        self.trained = {parameter for parameter in parameters if parameter.requires_grad}
-        self.missing = set(self.trained)  # whose gradient is not computed yet
-        self.is_reduced = False
-        alike: dict[Any, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            alike.setdefault((parameter.dtype, parameter.requires_grad), []).append(parameter)
-        self.shards = [_Shard(held, group, compute_dtype) for held in alike.values()]
+    # Unequal shares
 
-    def expect_gradients(self) -> None:
-        """Once more, if it has had some: a block that is used twice may get them one after the other."""
-        if self.is_reduced:
-            self.missing, self.is_reduced = set(self.trained), False
+    def _weigh(self, outputs: Any, weight: float) -> None:
+        """Let gradients of these outputs count by this rank's share of the minibatch: 1 for a mean share."""
+        self._weight = weight
+        use = functools.partial(weakly(self._use_weight), weight)
+        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(use)
 
-    def start_gather(self) -> None:
-        for shard in self.shards:
-            shard.start_gather()
+    def _use_weight(self, weight: float, _: Tensor) -> None:
+        self._weights.add(weight)
+        if len(self._weights) > 1:
+            raise RuntimeError(
+                "one backward() covers two forward passes in which this rank's shares of the minibatch differ, and a "
+                "gradient has only one weight; call backward() after each forward pass, gradients add up"
+            )
+        self._weight = weight
 
-    def gather(self) -> None:
-        self.start_gather()
-        for shard in self.shards:
-            shard.finish_gather()
+    # State, as if there were one process
 
-    def free(self) -> None:
-        for shard in self.shards:
-            shard.free()
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """The whole model's, with the plain model's names, on every rank. All ranks call it."""
+        wholes: dict[Tensor, Tensor] = {}
+        for bucket in self._buckets:
+            take_back(bucket.parameters, bucket.pieces)
+            wholes.update(zip(bucket.parameters, bucket.layout.gather(bucket.shard), strict=True))
+        destination = {} if destination is None else destination
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            destination[prefix + name] = wholes.get(tensor, tensor).clone()
+        return destination
 
-    def send(self, weight: float) -> None:
-        for shard in self.shards:
-            if shard.is_trained:
-                shard.send(weight)
-        self.missing.clear()
-        self.is_reduced = True
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> None:
+        """Take this rank's shards from whole tensors with the plain model's names, the same on all ranks.
 
-    def receive(self) -> None:
-        for shard in self.shards:
-            shard.receive()
+        Raises ValueError if names or shapes are not those of the model.
+        """
+        tensors = self.module.state_dict(keep_vars=True)
+        if tensors.keys() != state_dict.keys():
+            raise ValueError(
+                f"state_dict holds other tensors than the model: {sorted(tensors.keys() ^ state_dict.keys())} are in "
+                f"only one of the two; give what state_dict() of this model returned"
+            )
+        values = {tensor: state_dict[name] for name, tensor in tensors.items()}
+        for bucket in self._buckets:
+            _load(bucket, [values.pop(parameter) for parameter in bucket.parameters])
+        for buffer, value in values.items():
+            buffer.copy_(value)
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+        """The state that an optimizer of `parameters()` has for whole parameters, by name. All ranks call it."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        wholes = (gather_state(bucket, optimizer.state) for bucket in self._buckets)
+        return {names[parameter]: state for whole in wholes for parameter, state in whole.items()}
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, dict[str, Any]]) -> None:
+        """Take over what `optimizer_state_dict()` returned, at this or another world size."""
+        states = {parameter: state.get(name, {}) for name, parameter in self.module.named_parameters()}
+        for bucket in self._buckets:
+            optimizer.state.update(cut_state(bucket, states))
+
+    # What would end in a wrong gradient
+
+    def _check_frozen(self) -> None:
+        if any(parameter.requires_grad and parameter not in self._block_of for parameter in self.module.parameters()):
+            raise RuntimeError(
+                "a parameter was frozen when FullySharded was made, and now it is to be trained; "
+                "set requires_grad first, and shard the model after that"
+            )
+
+    def _check_backward(self) -> None:
+        if self._backward not in (None, torch._C._current_graph_task_id()):
+            raise RuntimeError(
+                "the last backward() was interrupted by an error, and what the ranks have sent each other since no "
+                "longer fits together; start the ranks again, and look at that first error"
+            )
 
 
-class _Shard:
-    """This rank's part of some parameters, and the memory for the whole of them, most of the time without any."""
+def _buckets(parameters: Iterable[nn.Parameter], group: Group, compute_dtype: torch.dtype | None) -> list[Bucket]:
+    """Parameters of one dtype together, frozen ones apart; the whole is made when it is needed."""
+    alike: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        alike.setdefault((parameter.dtype, parameter.requires_grad), []).append(parameter)
+        parameter.is_sharded = True  # type: ignore[attr-defined]
+    buckets = []
+    for held in alike.values():
+        layout = Layout(held, group)
+        flat = layout.join([parameter.detach() for parameter in held], like=held[0])
+        own = layout.shard(flat).clone()
+        if compute_dtype is not None:
+            flat, own = flat.to(compute_dtype), own.to(master_dtype(own.dtype))
+        buckets.append(Bucket(held, layout, flat, own))
+    return buckets
 
-    def __init__(
-        self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None, compute_dtype: torch.dtype | None
-    ) -> None:
-        self.parameters, self.group = parameters, group
-        self.layout = Layout.of(parameters, group)
-        flat = self.layout.join([parameter.detach() for parameter in parameters], like=parameters[0])
-        dist.broadcast(flat, group=group, group_src=0)
-        rank = dist.get_rank(group)
-        own = self.layout.shard(flat, rank).clone()
-        self.own = own if compute_dtype is None else own.to(master_dtype(own.dtype))
-        self.pieces = self.layout.pieces(self.own, rank)
-        self.is_trained = parameters[0].requires_grad
-        self.whole = flat.to(compute_dtype or flat.dtype)
-        self.views = self.layout.split(self.whole)
-        # Gradients of the pieces while the parameters are whole, and of whole parameters until they are sent.
-        self.aside: list[Tensor | None] = [None] * len(parameters)
-        self.gathering: dist.Work | None = None
-        self.arriving: Callable[[], Tensor] | None = None
-        self.is_whole = True
-        self.free()
-        for parameter in parameters:
-            parameter.is_sharded = True  # type: ignore[attr-defined]
 
-    def current(self) -> Tensor:
-        """This rank's shard, with the values that the parameters have now."""
-        if not self.is_whole:
-            take_back(self.parameters, self.pieces)
-        return self.own
-
-    def start_gather(self) -> None:
-        if self.is_whole or self.gathering is not None:
-            return
-        self.receive()
-        self.whole.untyped_storage().resize_(self.whole.nbytes)
-        own = self.current().to(self.whole.dtype)
-        self.gathering = dist.all_gather_single(self.whole, own, group=self.group, async_op=True)
-
-    def finish_gather(self) -> None:
-        if self.gathering is None:
-            return
-        self.gathering.wait()
-        self.gathering, self.is_whole = None, True
-        self._become(self.views)
-
-    def free(self) -> None:
-        self.finish_gather()
-        if not self.is_whole:
-            return
-        self._become(self.pieces)
-        # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
-        self.whole.untyped_storage().resize_(0)
-        self.is_whole = False
-
-    def _become(self, values: list[Tensor]) -> None:
-        """Let the parameters be these, and exchange their gradients for those that were put aside."""
-        for number, (parameter, value) in enumerate(zip(self.parameters, values, strict=True)):
-            gradient, parameter.grad = parameter.grad, None  # it has another shape
-            parameter.data = value
-            self.aside[number], parameter.grad = gradient, self.aside[number]
-
-    def send(self, weight: float) -> None:
-        """Begin to average the gradients, and free them."""
-        self.receive()
-        flat = join_gradients(self.layout, self.aside, self.whole, weight)
-        self.aside = [None] * len(self.aside)
-        self.arriving = reduce_scatter(flat, self.group)
-
-    def receive(self) -> None:
-        if self.arriving is not None:
-            sums = self.layout.pieces(self.arriving(), dist.get_rank(self.group))
-            accumulate(self.parameters, sums, self.layout.n)
-            self.arriving = None
-
-    def load(self, values: list[Tensor]) -> None:
-        for value, shape in zip(values, self.layout.shapes, strict=True):
-            if value.shape != shape:
-                raise ValueError(
-                    f"state_dict holds a tensor of shape {list(value.shape)} where the model has {list(shape)}; "
-                    f"build the model with the same configuration"
-                )
-        flat = self.layout.join(values, like=self.own)
-        self.own.copy_(self.layout.shard(flat, dist.get_rank(self.group)))
+def _load(bucket: Bucket, values: list[Tensor]) -> None:
+    for value, shape in zip(values, bucket.layout.shapes, strict=True):
+        if value.shape != shape:
+            raise ValueError(
+                f"state_dict holds a tensor of shape {list(value.shape)} where the model has {list(shape)}; "
+                f"build the model with the same configuration"
+            )
+    bucket.shard.copy_(bucket.layout.shard(bucket.layout.join(values, like=bucket.shard)))
 
 
 def _parameters_by_block(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
     """The parameters that each block alone uses; the model as a whole comes first and has the rest."""
-    blocks = list(_blocks(model))
+    blocks = dict.fromkeys(_blocks(model))
     inside = {module for block in blocks for module in block.modules()}
-    users: dict[nn.Parameter, set[nn.Module]] = {parameter: set() for parameter in model.parameters()}
-    for module in (*blocks, *(module for module in model.modules() if module not in inside)):
-        for parameter in module.parameters(recurse=module in inside):
-            users[parameter].add(module if module in inside else model)
-    owned: dict[nn.Module, list[nn.Parameter]] = {model: []}
-    owned.update((block, []) for block in blocks if any(users[p] == {block} for p in block.parameters()))
-    for parameter, modules in users.items():
-        owned[next(iter(modules)) if len(modules) == 1 else model].append(parameter)
-    return owned
+    outside = (module for module in model.modules() if module not in inside)
+    shared = {parameter for module in outside for parameter in module.parameters(recurse=False)}
+    users = Counter(parameter for block in blocks for parameter in block.parameters())
+    shared |= {parameter for parameter, count in users.items() if count > 1}
+    owned = {block: [parameter for parameter in block.parameters() if parameter not in shared] for block in blocks}
+    return {
+        model: [parameter for parameter in model.parameters() if parameter in shared],
+        **{block: parameters for block, parameters in owned.items() if parameters},
+    }
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -450,16 +378,6 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from _blocks(child)
-
-
-def _tensors_in(outputs: Any) -> Iterator[Tensor]:
-    if isinstance(outputs, Tensor):
-        yield outputs
-    elif dataclasses.is_dataclass(outputs):
-        yield from _tensors_in(vars(outputs))
-    elif isinstance(outputs, (tuple, list, dict)):
-        for part in outputs.values() if isinstance(outputs, dict) else outputs:
-            yield from _tensors_in(part)
 
 
 def _check_model(model: nn.Module, compute_dtype: torch.dtype | None) -> None:

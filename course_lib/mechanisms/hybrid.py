@@ -47,9 +47,9 @@ from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.schedules import Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
-from course_lib.mechanisms.shards import from_first_rank
 
 Axis = Literal["dp", "pp", "tp"]
 AXES: tuple[Axis, ...] = ("dp", "pp", "tp")

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from course_lib.mechanisms import tied_weights
 from course_lib.mechanisms.between_stages import Formats, StageMessages, rank_schedule
 from course_lib.mechanisms.pipeline import StageRunner
+from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.schedules import SCHEDULES
-from course_lib.mechanisms.shards import from_first_rank
 from course_lib.timeline import compute
 
 

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms.data_parallel import check_finished
+from course_lib.mechanisms.replicas import check_finished
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 SMALLEST_SCALE = 2.0**-24

@@ -34,18 +34,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms.data_parallel import agree, fill_buckets
+from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients, weakly
 from course_lib.mechanisms.fully_sharded import FullySharded
+from course_lib.mechanisms.replicas import Group, check_same_parameters, from_first_rank
 from course_lib.mechanisms.shards import (
+    Bucket,
     Layout,
     accumulate,
     cut_state,
     gather_state,
     join_gradients,
     master_dtype,
-    reduce_scatter,
     take_back,
-    weakly,
 )
 from course_lib.timeline import compute
 
@@ -53,25 +53,6 @@ __all__ = ["FullySharded", "ShardedOptimizer", "clip_grad_norm"]
 
 GRADIENTS = ("local", "averaged", "sharded")
 _NEEDS_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
-
-
-def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns it from before.
-
-    shards: `FullySharded.parameters()`, or `ShardedOptimizer.shards` after `finish()`. Every element is on one
-        rank only, so the squares of all ranks add up to the square of the norm.
-
-    Raises ValueError if max_norm is not positive.
-    """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm={max_norm} would erase or flip all gradients; give a positive number such as 1.0")
-    gradients = [shard.grad for shard in shards if shard.grad is not None]
-    squares = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
-    dist.all_reduce(squares, group=group)
-    norm = squares.sqrt()
-    for gradient in gradients:
-        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
-    return norm
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -99,42 +80,158 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Parameters in 16 bits get a float32 master, sharded with the rest: 12 bytes / N each for Adam.
 
+    inner: the optimizer of this rank's shards.
+
     Raises ValueError for an argument that cannot work, and on all ranks if their parameters differ.
     """
+
+    inner: torch.optim.Optimizer
 
     def __init__(
         self,
         params: Iterable[Any],
         optimizer_cls: type[torch.optim.Optimizer],
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         *,
         gradients: Literal["local", "averaged", "sharded"] = "local",
         bucket_mb: float | None = 10,
         **kwargs: Any,
     ) -> None:
         params = params if isinstance(params, Tensor) else list(params)
-        bucket_mb = math.inf if bucket_mb is None else bucket_mb
-        _check_arguments(params, optimizer_cls, gradients, bucket_mb)
+        _check_arguments(params, optimizer_cls, gradients)
         self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
         self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
-        self._inner: torch.optim.Optimizer | None = None
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._room: dict[torch.dtype, Tensor] = {}  # for the gradients of the bucket that is on its way
-        self._next = 0  # the bucket to be sent next: their order has to be the same on all ranks
+        self._elsewhere: dict[nn.Parameter, Tensor] = {}  # what a `.grad` is while the gradient is in the shards
+        self._in_order = InOrder([], self._send)
         self._is_sent = self._is_finished = False
         super().__init__(params, kwargs)
         self.defaults = self.inner.defaults
 
-    @property
-    def inner(self) -> torch.optim.Optimizer:
-        """The optimizer of this rank's shards."""
-        assert self._inner is not None
-        return self._inner
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters on all ranks; returns what the closure, if any, returned.
+
+        Raises RuntimeError if a parameter has another dtype than before, or is no longer frozen, and for gradients
+        that a `DataParallel` has yet to average.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.finish()
+        self._check_frozen()
+        for bucket in self._buckets:
+            _use_values_of_now(bucket)
+        self._update_shards()
+        for work in [bucket.gather() for bucket in self._buckets]:
+            work.wait()
+        self._begin_step()
+        if self.gradients != "sharded":  # shards of gradients that are still there as a whole
+            self.inner.zero_grad()
+        return loss
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait until the gradients have arrived: from here on the shards' `.grad` is the mean over the group.
+
+        `step()` calls it, unless it was called before, for instance to clip gradients. After it, backward() raises
+        RuntimeError until `step()` or `zero_grad()`.
+        """
+        if self._is_finished:
+            return
+        for bucket in self._buckets:
+            _forget_zeroed(bucket)
+        if self.gradients == "averaged":
+            for bucket in self._buckets:
+                _cut_gradients(bucket)
+        else:
+            while self._in_order.next or not self._is_sent or self._has_more():
+                self._in_order.send(rest=True)
+                self._in_order.begin()
+        for bucket in self._buckets:
+            bucket.receive()
+        self._room.clear()
+        self._is_finished = True
+
+    def _update_shards(self) -> None:
+        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
+            sharded.update(_hyperparameters(whole))
+        with compute("optimizer"):
+            self.inner.step()
+        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
+            whole.update(_hyperparameters(sharded))  # some optimizers choose a learning rate themselves
+
+    @torch.no_grad()
+    def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
+        if self._in_order.note(parameter):
+            self._in_order.send()
+            if self._in_order.next == len(self._buckets):
+                self._in_order.begin()
+
+    def _send(self, number: int) -> None:
+        self._buckets[number - 1].receive()  # one on its way at a time, or their copies would fill the memory
+        bucket = self._buckets[number]
+        bucket.send(self._gradients_in(bucket), room=self._room_for(bucket))
+        if self.gradients == "sharded":
+            for parameter in bucket.parameters:
+                parameter.grad = self._elsewhere[parameter]
+        self._is_sent = self._is_sent or bucket is self._buckets[-1]
+
+    def _gradients_in(self, bucket: Bucket) -> list[Tensor | None]:
+        """Those that are not in the shards yet."""
+        pairs = [(parameter.grad, self._elsewhere[parameter]) for parameter in bucket.parameters]
+        return [None if gradient is elsewhere else gradient for gradient, elsewhere in pairs]
+
+    def _has_more(self) -> bool:
+        """Whether a later backward pass has left gradients in a bucket that is not full."""
+        gradients = (gradient for bucket in self._buckets for gradient in self._gradients_in(bucket))
+        return self.gradients == "sharded" and any(gradient is not None for gradient in gradients)
+
+    def _room_for(self, bucket: Bucket) -> Tensor:
+        """Twice the length of a bucket: the gradients, and what arrives. gloo frees late what is made anew."""
+        # In the parameters' dtype, or a wider one if their gradients are added up in it.
+        given = [parameter.grad.dtype for parameter in bucket.parameters if parameter.grad is not None]
+        dtype = functools.reduce(torch.promote_types, given, bucket.flat.dtype)
+        if dtype not in self._room:
+            size = max(one.flat.numel() for one in self._buckets)
+            self._room[dtype] = bucket.flat.new_empty(2, size, dtype=dtype)
+        return self._room[dtype][:, : bucket.flat.numel()]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for bucket in self._buckets:
+            bucket.receive()
+        self.inner.zero_grad()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._in_order.begin()
+        self._is_sent = self._is_finished = False
+
+    @torch.no_grad()
+    def _gradient_is_coming(self, number: int, index: int, _: Tensor) -> None:
+        """Make room for a gradient that autograd is about to add to what `.grad` is."""
+        if self._is_finished:
+            raise RuntimeError(
+                "backward() came after finish(), so its gradients would be lost; "
+                "call finish() after the last backward(), and then step() or zero_grad()"
+            )
+        bucket = self._buckets[number]
+        parameter = bucket.parameters[index]
+        if parameter.grad is self._elsewhere[parameter]:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad is None:  # somebody has thrown away the last one
+            bucket.receive()
+            bucket.updated[index].grad = None
+
+    # What is sharded
 
     @property
     def shards(self) -> list[nn.Parameter]:
         """This rank's part of each parameter, flat; after `finish()` their `.grad` is that of the mean gradient."""
-        return [piece for bucket in self._buckets for piece in bucket.pieces]
+        return [piece for bucket in self._buckets for piece in bucket.updated]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -149,85 +246,51 @@ class ShardedOptimizer(torch.optim.Optimizer):
         frozen = [parameter for parameter in whole["params"] if not parameter.requires_grad]
         if not parameters:
             raise ValueError("params holds only frozen parameters; give some that require a gradient")
+        full = fill_buckets(reversed(parameters), self.bucket_mb)
         named = {f"params[{number}]": parameter for number, parameter in enumerate((*parameters, *frozen))}
-        agree(named, "are to be updated", parameters[0].device, self.group)
-        for parameter in frozen:
-            dist.broadcast(parameter.detach(), group=self.group, group_src=0)
-        full = fill_buckets(reversed(parameters), self.bucket_mb * 2**20)
-        buckets = [_Bucket(bucket, self.group) for bucket in full]
-        sharded = {**_hyperparameters(whole), "params": [piece for bucket in buckets for piece in bucket.pieces]}
-        if self._inner is None:
-            self._inner = self._make_inner([sharded])
+        check_same_parameters(named, "are to be updated", parameters[0].device, self.group)
+        from_first_rank(named.values(), self.group)
+        buckets = [_bucket(held, self.group) for held in full]
+        sharded = {**_hyperparameters(whole), "params": [piece for bucket in buckets for piece in bucket.updated]}
+        if self._buckets:
+            self.inner.add_param_group(sharded)
         else:
-            self._inner.add_param_group(sharded)
-        whole.update(_hyperparameters(self._inner.param_groups[-1]))
-        self._watch_gradients(buckets)
+            self.inner = self._make_inner([sharded])
+        whole.update(_hyperparameters(self.inner.param_groups[-1]))
+        self._watch(buckets)
+
+    def _watch(self, buckets: list[Bucket]) -> None:
+        hook = weakly(self._gradient_is_coming)
+        for number, bucket in enumerate(buckets, start=len(self._buckets)):
+            for index, parameter in enumerate(bucket.parameters):
+                parameter.register_hook(functools.partial(hook, number, index))
+                self._elsewhere[parameter] = bucket.flat.new_full((), math.nan).expand(parameter.shape)
+            if self.gradients == "sharded":
+                watch_gradients(bucket.parameters, self._gradient_is_computed)
         self._buckets += buckets
+        self._in_order = InOrder([bucket.parameters for bucket in self._buckets], self._send)
 
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Wait until the gradients have arrived: from here on the shards' `.grad` is the mean over the group.
+    def _check_frozen(self) -> None:
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            if parameter.requires_grad and parameter not in self._elsewhere:
+                raise RuntimeError(
+                    f"a parameter of shape {list(parameter.shape)} was frozen when ShardedOptimizer was made, so no "
+                    f"rank has a shard of it, and now it is to be trained; make a new ShardedOptimizer"
+                )
 
-        `step()` calls it, unless it was called before, for instance to clip gradients. After it, backward() raises
-        RuntimeError until `step()` or `zero_grad()`.
-        """
-        if self._is_finished:
-            return
-        for bucket in self._buckets:
-            bucket.forget_zeroed()
-        if self.gradients == "averaged":
-            for bucket in self._buckets:
-                bucket.cut_gradients()
-        else:
-            while self._next or not self._is_sent or self._has_more():
-                self._send_next()
-        for bucket in self._buckets:
-            bucket.receive()
-        self._room.clear()
-        self._is_finished = True
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on all ranks; returns what the closure, if any, returned.
-
-        Raises RuntimeError if a parameter has another dtype than before, or is no longer frozen.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.finish()
-        self._check_frozen()
-        for bucket in self._buckets:
-            bucket.take_back()
-        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
-            sharded.update(_hyperparameters(whole))
-        with compute("optimizer"):
-            self.inner.step()
-        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
-            whole.update(_hyperparameters(sharded))  # some optimizers choose a learning rate themselves
-        for work in [bucket.gather() for bucket in self._buckets]:
-            work.wait()
-        self._begin_step()
-        if self.gradients != "sharded":  # shards of gradients that are still there as a whole
-            self.inner.zero_grad()
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        for bucket in self._buckets:
-            bucket.receive()
-        self.inner.zero_grad()
-        self._begin_step()
+    # State, as if there were one process
 
     def state_dict(self) -> dict[str, Any]:
         """The state of `optimizer_cls` on one process, with whole tensors, on every rank. All ranks call it."""
         packed = super().state_dict()
         numbers = self._numbers()
         for bucket in self._buckets:
-            states = gather_state(self._states_of(bucket), bucket.pieces, bucket.layout, self.group)
-            whole = zip(bucket.parameters, states, strict=True)
-            packed["state"].update((numbers[parameter], state) for parameter, state in whole if state)
+            states = {piece: dict(self.inner.state.get(piece, {})) for piece in bucket.updated}
+            if _has_master(bucket):
+                for piece, state in states.items():
+                    state["master"] = piece.detach()
+            whole = gather_state(bucket, states)
+            packed["state"].update((numbers[parameter], state) for parameter, state in whole.items() if state)
         return packed
 
     @torch.no_grad()
@@ -239,177 +302,80 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         numbers = self._numbers()
         for bucket in self._buckets:
-            states = [state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters]
-            cut = cut_state(states, bucket.layout, bucket.rank)
-            own = bucket.layout.pieces(bucket.own, bucket.rank)
-            for piece, value, state in zip(bucket.pieces, own, cut, strict=True):
-                if bucket.has_master:
+            states = {parameter: state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters}
+            own = bucket.layout.pieces(bucket.layout.shard(bucket.flat))
+            for value, (piece, state) in zip(own, cut_state(bucket, states).items(), strict=True):
+                if _has_master(bucket):
                     piece.copy_(state.pop("master", value))
                 self.inner.state[piece] = state
             bucket.gather().wait()  # a master decides what the parameter is
-
-    def _states_of(self, bucket: _Bucket) -> list[Mapping[str, Any]]:
-        states = [self.inner.state.get(piece, {}) for piece in bucket.pieces]
-        if bucket.has_master:
-            return [{**state, "master": piece.detach()} for state, piece in zip(states, bucket.pieces, strict=True)]
-        return states
-
-    def _check_frozen(self) -> None:
-        held = {parameter for bucket in self._buckets for parameter in bucket.parameters}
-        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-            if parameter.requires_grad and parameter not in held:
-                raise RuntimeError(
-                    f"a parameter of shape {list(parameter.shape)} was frozen when ShardedOptimizer was made, so no "
-                    f"rank has a shard of it, and now it is to be trained; make a new ShardedOptimizer"
-                )
 
     def _numbers(self) -> dict[nn.Parameter, int]:
         """The number under which a parameter stands in a state_dict."""
         return {p: number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
 
-    def _begin_step(self) -> None:
-        self._next = 0
-        self._is_sent = self._is_finished = False
-        for bucket in self._buckets:
-            bucket.missing = set(bucket.parameters)
 
-    def _watch_gradients(self, buckets: list[_Bucket]) -> None:
-        before, after = weakly(self._gradient_is_coming), weakly(self._gradient_is_computed)
-        for number, bucket in enumerate(buckets, start=len(self._buckets)):
-            for index, parameter in enumerate(bucket.parameters):
-                parameter.register_hook(functools.partial(before, number, index))
-                if self.gradients == "sharded":
-                    parameter.register_post_accumulate_grad_hook(functools.partial(after, number))
-
-    @torch.no_grad()
-    def _gradient_is_coming(self, number: int, index: int, _: Tensor) -> None:
-        if self._is_finished:
-            raise RuntimeError(
-                "backward() came after finish(), so its gradients would be lost; "
-                "call finish() after the last backward(), and then step() or zero_grad()"
-            )
-        self._buckets[number].make_room(index)
-
-    @torch.no_grad()
-    def _gradient_is_computed(self, number: int, parameter: Tensor) -> None:
-        self._buckets[number].missing.discard(parameter)
-        while not self._buckets[self._next].missing:
-            self._send_next()
-
-    def _has_more(self) -> bool:
-        """Whether a later backward pass has left gradients in a bucket that is not full."""
-        return self.gradients == "sharded" and any(bucket.has_gradients() for bucket in self._buckets)
-
-    def _send_next(self) -> None:
-        self._buckets[self._next - 1].receive()  # one on its way at a time, or their copies would fill the memory
-        bucket = self._buckets[self._next]
-        bucket.send(self._room_for(bucket), is_last_use=self.gradients == "sharded")
-        self._next = (self._next + 1) % len(self._buckets)
-        self._is_sent = self._is_sent or self._next == 0
-
-    def _room_for(self, bucket: _Bucket) -> Tensor:
-        """Twice the length of a bucket: the gradients, and what arrives. gloo frees late what is made anew."""
-        dtype = bucket.gradients_dtype
-        if dtype not in self._room:
-            size = max(one.flat.numel() for one in self._buckets)
-            self._room[dtype] = bucket.flat.new_empty(2, size, dtype=dtype)
-        return self._room[dtype][:, : bucket.flat.numel()]
+def _bucket(parameters: list[nn.Parameter], group: Group) -> Bucket:
+    """Lay parameters end to end; the shard is part of that, or a master if they have 16 bits."""
+    layout = Layout(parameters, group)
+    flat = layout.join([parameter.detach() for parameter in parameters], like=parameters[0])
+    bucket = Bucket(parameters, layout, flat, layout.shard(flat).to(master_dtype(flat.dtype)))
+    bucket.updated = [nn.Parameter(piece) for piece in bucket.pieces]
+    for parameter, view in zip(parameters, bucket.views, strict=True):
+        parameter.data = view
+    return bucket
 
 
-class _Bucket:
-    """Parameters that travel together: views of one flat tensor, of which this rank updates its shard."""
+def _has_master(bucket: Bucket) -> bool:
+    return bucket.shard.dtype != bucket.flat.dtype
 
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> None:
-        self.parameters, self.group = parameters, group
-        self.rank = dist.get_rank(group)
-        self.layout = Layout.of(parameters, group)
-        self.flat = self.layout.join([parameter.detach() for parameter in parameters], like=parameters[0])
-        dist.broadcast(self.flat, group=group, group_src=0)
-        self.views = self.layout.split(self.flat)
-        for parameter, view in zip(parameters, self.views, strict=True):
-            parameter.data = view
-        self.own = self.layout.shard(self.flat, self.rank)
-        self.shard = self.own.to(master_dtype(self.own.dtype))  # the same memory, or a master
-        self.pieces = [nn.Parameter(piece) for piece in self.layout.pieces(self.shard, self.rank)]
-        # What a `.grad` is while the gradient is in the shards. When it is gone, somebody has called zero_grad().
-        nothing = self.flat.new_full((), math.nan)
-        self.elsewhere = [nothing.expand(parameter.shape) for parameter in parameters]
-        self.missing: set[Tensor] = set(parameters)
-        self.arriving: Callable[[], Tensor] | None = None
 
-    @property
-    def has_master(self) -> bool:
-        return self.shard.dtype != self.own.dtype
+def _use_values_of_now(bucket: Bucket) -> None:
+    """Parameters may have been replaced or, where there is a master, changed."""
+    take_back(bucket.parameters, bucket.views)
+    if _has_master(bucket):
+        own = bucket.layout.shard(bucket.flat)
+        bucket.shard.copy_(torch.where(own == bucket.shard.to(own.dtype), bucket.shard, own))
 
-    @property
-    def gradients_dtype(self) -> torch.dtype:
-        """That of the parameters, or a wider one if their gradients are added up in it."""
-        given = [parameter.grad.dtype for parameter in self.parameters if parameter.grad is not None]
-        return functools.reduce(torch.promote_types, given, self.flat.dtype)
 
-    def gradients_here(self) -> list[Tensor | None]:
-        pairs = zip(self.parameters, self.elsewhere, strict=True)
-        return [None if parameter.grad is elsewhere else parameter.grad for parameter, elsewhere in pairs]
+def _forget_zeroed(bucket: Bucket) -> None:
+    """Throw away what shards have of gradients that somebody has thrown away, for instance by model.zero_grad()."""
+    bucket.receive()
+    for parameter, piece in zip(bucket.parameters, bucket.updated, strict=True):
+        if parameter.grad is None:
+            piece.grad = None
 
-    def has_gradients(self) -> bool:
-        return any(gradient is not None for gradient in self.gradients_here())
 
-    def joined_gradients(self, out: Tensor | None = None) -> Tensor:
-        return join_gradients(self.layout, self.gradients_here(), self.flat, out=out)
+def _cut_gradients(bucket: Bucket) -> None:
+    """Take this rank's part of gradients that are averaged already."""
+    joined = join_gradients(bucket.layout, [parameter.grad for parameter in bucket.parameters], bucket.flat)
+    accumulate(bucket.updated, bucket.layout.pieces(bucket.layout.shard(joined).clone()), n=1)
 
-    def cut_gradients(self) -> None:
-        self.arriving = self.layout.shard(self.joined_gradients(), self.rank).clone
-        self.receive(1)
 
-    def make_room(self, index: int) -> None:
-        """For a gradient that autograd is about to add to what `.grad` is."""
-        parameter = self.parameters[index]
-        if parameter.grad is self.elsewhere[index]:
-            parameter.grad = torch.zeros_like(parameter)
-        elif parameter.grad is None:
-            self.receive()
-            self.pieces[index].grad = None
+def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: Group = None) -> Tensor:
+    """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns it from before.
 
-    def forget_zeroed(self) -> None:
-        """Throw away what shards have of gradients that somebody has thrown away, for instance by model.zero_grad()."""
-        self.receive()
-        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
-            if parameter.grad is None:
-                piece.grad = None
+    shards: `FullySharded.parameters()`, or `ShardedOptimizer.shards` after `finish()`. Every element is on one
+        rank only, so the squares of all ranks add up to the square of the norm.
 
-    def take_back(self) -> None:
-        """Use the parameters' values of now: they may have been replaced or, where there is a master, changed."""
-        take_back(self.parameters, self.views)
-        if self.has_master:
-            self.shard.copy_(torch.where(self.own == self.shard.to(self.own.dtype), self.shard, self.own))
-
-    def send(self, room: Tensor, is_last_use: bool) -> None:
-        """Begin to average the gradients; free them if nobody needs them after that. room: two flat tensors."""
-        self.receive()
-        own, arrived = room
-        self.joined_gradients(out=own)
-        if is_last_use:
-            self.missing = set(self.parameters)
-            for parameter, elsewhere in zip(self.parameters, self.elsewhere, strict=True):
-                parameter.grad = elsewhere
-        self.arriving = reduce_scatter(own, self.group, arrived)
-
-    def receive(self, n: int | None = None) -> None:
-        if self.arriving is not None:
-            accumulate(self.pieces, self.layout.pieces(self.arriving(), self.rank), n or self.layout.n)
-            self.arriving = None
-
-    def gather(self) -> dist.Work:
-        if self.has_master:
-            self.own.copy_(self.shard)
-        return dist.all_gather_single(self.flat, self.own, group=self.group, async_op=True)
+    Raises ValueError if max_norm is not positive.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm={max_norm} would erase or flip all gradients; give a positive number such as 1.0")
+    gradients = [shard.grad for shard in shards if shard.grad is not None]
+    squares = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+    dist.all_reduce(squares, group=group)
+    norm = squares.sqrt()
+    for gradient in gradients:
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
+    return norm
 
 
 def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _check_arguments(params: Any, optimizer_cls: Any, gradients: str, bucket_mb: float) -> None:
+def _check_arguments(params: Any, optimizer_cls: Any, gradients: str) -> None:
     if isinstance(params, Tensor):
         raise ValueError("params is one tensor; give a list of parameters, for instance [weight]")
     if not params:
@@ -423,5 +389,3 @@ def _check_arguments(params: Any, optimizer_cls: Any, gradients: str, bucket_mb:
         )
     if gradients not in GRADIENTS:
         raise ValueError(f"gradients={gradients!r} is unknown; choose one of {', '.join(GRADIENTS)}")
-    if not bucket_mb > 0:
-        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 10")

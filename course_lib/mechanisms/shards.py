@@ -10,48 +10,39 @@ again, and whatever works element by element, as most optimizers do, can work on
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-_HALF = (torch.float16, torch.bfloat16)
+from course_lib.mechanisms.replicas import Group
 
 
-def from_first_rank(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Make all parameters and buffers those of the group's first rank, in one message for each dtype and 256 MiB."""
-    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-    dist._broadcast_coalesced(group or dist.group.WORLD, tensors, 2**28, 0)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
 class Layout:
-    """Where tensors of these shapes lie when they are put end to end and cut into `n` shards of equal length."""
+    """Where tensors lie when they are put end to end and cut into shards of equal length, of which this rank has one.
 
-    shapes: tuple[torch.Size, ...]
-    n: int
+    ours: of each tensor the elements that lie in this rank's shard, from one to before another; the last tensor's
+        include the padding.
+    homes: the rank that has the first element of each tensor.
+    """
 
-    @classmethod
-    def of(cls, tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> Layout:
-        return cls(tuple(tensor.shape for tensor in tensors), dist.get_world_size(group))
-
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        return [shape.numel() for shape in self.shapes]
-
-    @functools.cached_property
-    def shard_size(self) -> int:
-        return -(-sum(self.sizes) // self.n)
-
-    @functools.cached_property
-    def padding(self) -> int:
-        return self.n * self.shard_size - sum(self.sizes)
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
+        self.group, self.n, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
+        self.shapes = [parameter.shape for parameter in parameters]
+        self.sizes = [parameter.numel() for parameter in parameters]
+        self.shard_size = -(-sum(self.sizes) // self.n)
+        self.padding = self.n * self.shard_size - sum(self.sizes)
+        begin, end = self.rank * self.shard_size, (self.rank + 1) * self.shard_size
+        bounds = [*itertools.accumulate(self.sizes[:-1], initial=0), self.n * self.shard_size]
+        self.ours = [
+            (min(max(begin, first), last) - first, min(max(end, first), last) - first)
+            for first, last in itertools.pairwise(bounds)
+        ]
+        self.homes = [min(first // max(1, self.shard_size), self.n - 1) for first in bounds[:-1]]
 
     def join(self, tensors: Iterable[Tensor | None], like: Tensor, out: Tensor | None = None) -> Tensor:
         """Copy tensors of these shapes into one flat tensor [n x shard_size], `out` if given.
@@ -67,30 +58,69 @@ class Layout:
         *pieces, _ = flat.split([*self.sizes, self.padding])
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
-    def shard(self, flat: Tensor, rank: int) -> Tensor:
-        """The part of the flat tensor that belongs to a rank [shard_size], a view."""
-        return flat[rank * self.shard_size : (rank + 1) * self.shard_size]
+    def shard(self, flat: Tensor) -> Tensor:
+        """This rank's part of the flat tensor [shard_size], a view."""
+        return flat[self.rank * self.shard_size : (self.rank + 1) * self.shard_size]
 
-    def pieces(self, shard: Tensor, rank: int) -> list[Tensor]:
-        """A rank's shard cut into its part of each tensor, views; some are empty, and the last has the padding."""
-        ends = [end - rank * self.shard_size for end in itertools.accumulate(self.sizes[:-1])]
-        return list(shard.tensor_split([min(max(end, 0), self.shard_size) for end in ends]))
+    def pieces(self, shard: Tensor) -> list[Tensor]:
+        """This rank's shard cut into its part of each tensor, views; some are empty, and the last has the padding."""
+        return list(shard.split([end - begin for begin, end in self.ours]))
 
-    def home(self, number: int) -> int:
-        """The rank that has the first element of a tensor."""
-        return min(sum(self.sizes[:number]) // max(1, self.shard_size), self.n - 1)
+    def piece(self, number: int, tensor: Tensor) -> Tensor:
+        """This rank's part of one of the tensors, a copy."""
+        begin, end = self.ours[number]
+        part = tensor.reshape(-1)[begin:end]
+        return F.pad(part, (0, end - begin - len(part)))
 
-    def gather(self, shard: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    def whole(self, number: int, parts: Iterable[Tensor]) -> Tensor:
+        """One of the tensors, from the parts of it that the ranks have."""
+        return torch.cat(list(parts))[: self.sizes[number]].view(self.shapes[number])
+
+    def gather(self, shard: Tensor) -> list[Tensor]:
         """The whole tensors, from every rank's shard of them. All ranks call it."""
         flat = shard.new_empty(self.n * self.shard_size)
-        dist.all_gather_single(flat, shard.contiguous(), group=group)
+        dist.all_gather_single(flat, shard.contiguous(), group=self.group)
         return self.split(flat)
 
 
-def reduce_scatter(
-    flat: Tensor, group: dist.ProcessGroup | None, arrived: Tensor | None = None
-) -> Callable[[], Tensor]:
-    """Begin to sum a flat tensor [n x shard_size] over the group.
+class Bucket:
+    """Parameters that travel together, of which every rank keeps and updates a shard.
+
+    flat, views: the whole of them, in one tensor and in their shapes.
+    shard, pieces: this rank's part of all and of each. They may be part of the flat tensor, or a copy in another dtype.
+    updated: what an optimizer has and what gets the gradients: the parameters, unless somebody says otherwise.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout, flat: Tensor, shard: Tensor) -> None:
+        self.parameters, self.layout, self.flat, self.shard = parameters, layout, flat, shard
+        self.views, self.pieces = layout.split(flat), layout.pieces(shard)
+        self.updated = parameters
+        self._arriving: Callable[[], Tensor] | None = None
+
+    def send(self, gradients: Iterable[Tensor | None], weight: float = 1.0, room: Any = (None, None)) -> None:
+        """Begin to average gradients of the parameters over the ranks.
+
+        room: two flat tensors to send from and to receive in; without it, new ones.
+        """
+        self.receive()
+        own, arrived = room
+        joined = join_gradients(self.layout, gradients, self.flat, weight, own)
+        self._arriving = reduce_scatter(joined, self.layout, arrived)
+
+    def receive(self) -> None:
+        """Wait for what was sent, if anything was, and add this rank's part of it to the gradients it has."""
+        if self._arriving is not None:
+            accumulate(self.updated, self.layout.pieces(self._arriving()), self.layout.n)
+            self._arriving = None
+
+    def gather(self) -> dist.Work:
+        """Begin to fill the flat tensor with the shards of all ranks."""
+        own = self.shard.to(self.flat.dtype)
+        return dist.all_gather_single(self.flat, own, group=self.layout.group, async_op=True)
+
+
+def reduce_scatter(flat: Tensor, layout: Layout, arrived: Tensor | None = None) -> Callable[[], Tensor]:
+    """Begin to sum a flat tensor over the ranks.
 
     arrived: room for what the others send, as large as flat; None to make some.
 
@@ -98,18 +128,26 @@ def reduce_scatter(
     """
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
     # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
-    arrived, dtype = torch.empty_like(flat) if arrived is None else arrived, master_dtype(flat.dtype)
-    work = dist.all_to_all_single(arrived, flat, group=group, async_op=True)
+    arrived = torch.empty_like(flat) if arrived is None else arrived
+    work = dist.all_to_all_single(arrived, flat, group=layout.group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()
-        first, *others = arrived.chunk(dist.get_world_size(group))
-        total = first.to(dtype, copy=True)
+        first, *others = arrived.chunk(layout.n)
+        total = first.to(master_dtype(first.dtype), copy=True)
         for other in others:
             total += other
         return total
 
     return finish
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a sum or a copy to be updated is kept in: float32 for 16 bits, else the same."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+# Parameters that nobody has used, and those that somebody has replaced
 
 
 def join_gradients(
@@ -133,16 +171,16 @@ def join_gradients(
     return flat
 
 
-def accumulate(pieces: Iterable[nn.Parameter], sums: Iterable[Tensor], n: int) -> None:
-    """Add 1 / n of the sums over n ranks to the pieces' gradients, unless no rank had one (see `join_gradients`)."""
+def accumulate(owners: Iterable[nn.Parameter], sums: Iterable[Tensor], n: int) -> None:
+    """Add 1 / n of the sums over n ranks to the owners' gradients, unless no rank had one (see `join_gradients`)."""
     sums = list(sums)
     firsts = torch.stack([total[0] if len(total) else total.new_zeros(()) for total in sums])
     nobody_had_one = ((firsts == 0) & firsts.signbit()).tolist()  # a GPU is asked once, not for each piece
-    for piece, total, is_missing in zip(pieces, sums, nobody_had_one, strict=True):
+    for owner, total, is_missing in zip(owners, sums, nobody_had_one, strict=True):
         if is_missing:
             continue
-        mean = total.div_(n).to(piece.dtype)
-        piece.grad = mean if piece.grad is None else piece.grad.add_(mean)
+        mean = total.div_(n).to(owner.dtype)
+        owner.grad = mean if owner.grad is None else owner.grad.add_(mean)
 
 
 def take_back(parameters: Iterable[nn.Parameter], places: Iterable[Tensor]) -> None:
@@ -161,64 +199,40 @@ def take_back(parameters: Iterable[nn.Parameter], places: Iterable[Tensor]) -> N
             parameter.data = place
 
 
-def master_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a sum or a copy to be updated is kept in: float32 for 16 bits, else the same."""
-    return torch.float32 if dtype in _HALF else dtype
+# The state of an optimizer
+
+States = Mapping[Any, Mapping[str, Any]]  # by parameter
 
 
-def gather_state(
-    states: Sequence[Mapping[str, Any]], pieces: Sequence[Tensor], layout: Layout, group: dist.ProcessGroup | None
-) -> list[dict[str, Any]]:
-    """An optimizer's states for this rank's pieces -> its states for the whole tensors. All ranks call it."""
+def gather_state(bucket: Bucket, states: States) -> dict[nn.Parameter, dict[str, Any]]:
+    """What an optimizer has for `updated` -> what it would have for the whole parameters. All ranks call it."""
     own = [
-        # A count of steps, for instance, is not cut. What is cut is announced by its dtype, and travels below.
-        {name: value.dtype if _is_cut(name, value, piece.shape) else value for name, value in state.items()}
-        for state, piece in zip(states, pieces, strict=True)
+        {name: value.cpu() if _is_flat(value) else value for name, value in states.get(part, {}).items()}
+        for part in bucket.updated
     ]
-    everyone: list[Any] = [None] * layout.n
-    dist.all_gather_object(everyone, own, group=group)
-    wholes = [dict(everyone[layout.home(number)][number]) for number in range(len(pieces))]
-    cut = [item for state in wholes for item in state.items() if isinstance(item[1], torch.dtype)]
-    for name, dtype in dict.fromkeys(cut):
-        parts = [
-            s[name] if name in s else p.new_zeros(len(p), dtype=dtype) for s, p in zip(states, pieces, strict=True)
-        ]
-        for state, whole in zip(wholes, layout.gather(torch.cat(parts).to(dtype), group), strict=True):
-            if state.get(name) is dtype:
-                state[name] = whole.clone()
+    everyone: list[Any] = [None] * bucket.layout.n
+    dist.all_gather_object(everyone, own, group=bucket.layout.group)
+    wholes: dict[nn.Parameter, dict[str, Any]] = {}
+    for number, parameter in enumerate(bucket.parameters):
+        parts = [theirs[number] for theirs in everyone]
+        wholes[parameter] = whole = dict(parts[bucket.layout.homes[number]])
+        for name in [name for name, value in whole.items() if _is_flat(value)]:  # a count of steps is not cut
+            joined = bucket.layout.whole(number, (part[name] for part in parts if name in part))
+            whole[name] = joined.to(parameter.device, copy=True)
     return wholes
 
 
-def cut_state(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int) -> list[dict[str, Any]]:
-    """The reverse of `gather_state`. Any of the tensors may have no state, or another one than the others."""
-    own: list[dict[str, Any]] = [
-        {name: copy.deepcopy(value) for name, value in state.items() if not _is_cut(name, value, shape)}
-        for state, shape in zip(states, layout.shapes, strict=True)
-    ]
-    for name in dict.fromkeys(name for state in states for name in state):
-        values = [None if name in kept else state.get(name) for state, kept in zip(states, own, strict=True)]
-        like = next((value for value in values if value is not None), None)
-        if like is None:
-            continue
-        parts = layout.pieces(layout.shard(layout.join(values, like), rank), rank)
-        for kept, value, part in zip(own, values, parts, strict=True):
-            if value is not None:
-                kept[name] = part.clone()
-    return own
+def cut_state(bucket: Bucket, states: States) -> dict[Any, dict[str, Any]]:
+    """The reverse of `gather_state`. Any parameter may have no state, or another one than the others."""
+    cut: dict[Any, dict[str, Any]] = {}
+    for number, (parameter, part) in enumerate(zip(bucket.parameters, bucket.updated, strict=True)):
+        cut[part] = copy.deepcopy(dict(states.get(parameter, {})))
+        for name, value in cut[part].items():
+            # For a parameter of shape [] the shape alone does not tell a count of steps.
+            if isinstance(value, Tensor) and value.shape == bucket.layout.shapes[number] and name != "step":
+                cut[part][name] = bucket.layout.piece(number, value).to(bucket.shard.device)
+    return cut
 
 
-def _is_cut(name: str, value: Any, shape: torch.Size) -> bool:
-    """Whether a state is one number for each element. (For a parameter of shape [] the shape alone does not tell.)"""
-    return isinstance(value, Tensor) and value.shape == shape and name != "step"
-
-
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """The method as a hook. Hooks live as long as what they hang on, and should not keep the method's owner alive."""
-    reference = weakref.WeakMethod(method)
-
-    def hook(*args: Any) -> None:
-        bound = reference()
-        if bound is not None:
-            bound(*args)
-
-    return hook
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1

@@ -66,14 +66,14 @@ def test_a_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _train_without_an_average(rank: int, *arguments: object) -> object:
     """Each replica goes on with its own gradients, twice over."""
-    from course_lib.mechanisms import sharding
+    from course_lib.mechanisms import shards
 
-    right = sharding.reduce_scatter
-    sharding.reduce_scatter = lambda flat, group, arrived=None: lambda: 2 * flat.chunk(2)[rank]
+    right = shards.reduce_scatter
+    shards.reduce_scatter = lambda flat, layout, arrived=None: lambda: 2 * flat.chunk(2)[rank]
     try:
         return meshes._train(rank, *arguments)  # type: ignore[arg-type]
     finally:
-        sharding.reduce_scatter = right
+        shards.reduce_scatter = right
 
 
 def test_the_same_update_in_16_bits_is_off_by_rounding_alone() -> None:

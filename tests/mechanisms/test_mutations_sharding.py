@@ -18,7 +18,7 @@ import pytest
 from course_lib import RunError, launch
 from tests.mechanisms import test_situations_sharding as situations
 
-MODULES = ("shards", "fully_sharded", "sharding")  # in the order in which they import each other
+MODULES = ("buckets", "replicas", "shards", "fully_sharded", "sharding")  # in the order in which they import each other
 
 
 @contextmanager
@@ -58,17 +58,17 @@ def outcome(mutation: tuple[str, str, str], noticed_by: str, way: str) -> str:
 MUTATIONS = [
     (
         "shards",
-        "[rank * self.shard_size : (rank + 1) * self.shard_size]",
+        "[self.rank * self.shard_size : (self.rank + 1) * self.shard_size]",
         "[-self.shard_size :]",
         "small_buckets",
         "local",
     ),
-    ("shards", "[end - rank * self.shard_size for", "[end for", "used_now_and_then", "local"),
+    ("shards", "min(max(end, first), last)", "last", "used_now_and_then", "local"),
     ("shards", "            total += other", "            pass", "small_buckets", "local"),
     ("shards", "flat.mul_(weight).add_(0.0)", "flat.mul_(weight)", "gradients_of_zero", "sharded"),
     ("shards", "            view.fill_(-0.0)", "            pass", "never_used", "local"),
     ("shards", "total.div_(n)", "total.div_(n + 1)", "small_buckets", "sharded"),
-    ("shards", "piece.grad.add_(mean)", "mean", "several_backward_passes_of_different_layers", "FullySharded"),
+    ("shards", "owner.grad.add_(mean)", "mean", "several_backward_passes_of_different_layers", "FullySharded"),
     (
         "shards",
         "            place.copy_(parameter.detach())",
@@ -78,9 +78,9 @@ MUTATIONS = [
     ),
     ("shards", "            parameter.data = place", "            pass", "averaged_weights_are_swapped_in", "local"),
     ("shards", ' and name != "step"', "", "scalar_in_the_state", "local"),
-    ("shards", "kept[name] = part.clone()", "kept[name] = 0 * part", "state_without_the_first", "local"),
-    ("shards", "state[name] = whole.clone()", "state[name] = 0 * whole", "scalar_in_the_state", "FullySharded"),
-    ("sharding", "dist.broadcast(self.flat, group=group, group_src=0)", "pass", "small_buckets", "local"),
+    ("shards", "piece(number, value)", "piece(number, 0 * value)", "state_without_the_first", "local"),
+    ("shards", "whole[name] = joined", "whole[name] = (0 * joined)", "scalar_in_the_state", "FullySharded"),
+    ("sharding", "from_first_rank(named.values(), self.group)", "pass", "small_buckets", "local"),
     (
         "sharding",
         "            sharded.update(_hyperparameters(whole))",
@@ -105,36 +105,42 @@ MUTATIONS = [
     ("sharding", 'if self.gradients != "sharded":  #', "if False:  #", "forgotten_zero_grad", "local"),
     (
         "sharding",
-        "            bucket.forget_zeroed()",
+        "            _forget_zeroed(bucket)",
         "            pass",
         "a_minibatch_is_dropped_by_zero_grad_of_the_model",
         "sharded",
     ),
-    ("sharding", "            self.pieces[index].grad = None", "            pass", "zero_grad_of_the_model", "sharded"),
+    ("sharding", "bucket.updated[index].grad = None", "pass", "zero_grad_of_the_model", "sharded"),
     ("sharding", " or self._has_more()", "", "several_backward_passes_of_different_layers", "sharded"),
-    ("sharding", "parameter.grad = elsewhere", "parameter.grad = None", "forgotten_zero_grad", "sharded"),
-    ("sharding", "            self.param_groups.pop()", "            pass", "a_group_that_is_refused", "local"),
-    ("fully_sharded", "dist.broadcast(flat, group=group, group_src=0)", "pass", "small_buckets", "FullySharded"),
     (
-        "fully_sharded",
-        "self._weight = counting()",
-        "self._weight = float(bool(counting()))",
-        "shares_of_different_size",
-        "FullySharded",
+        "sharding",
+        "parameter.grad = self._elsewhere[parameter]",
+        "parameter.grad = None",
+        "forgotten_zero_grad",
+        "sharded",
     ),
+    ("sharding", "            self.param_groups.pop()", "            pass", "a_group_that_is_refused", "local"),
+    ("replicas", "    from_first_rank(model, group)", "    pass", "small_buckets", "FullySharded"),
+    ("fully_sharded", "samples / mean()", "float(bool(mean()))", "shares_of_different_size", "FullySharded"),
     (
         "fully_sharded",
-        "self.aside[number], parameter.grad = gradient, self.aside[number]",
-        "self.aside[number] = gradient",
+        "self._aside[parameter], parameter.grad = gradient, self._aside.get(parameter)",
+        "self._aside[parameter] = gradient",
         "several_backward_passes_of_different_layers",
         "FullySharded",
     ),
-    ("fully_sharded", "        self.aside = [None] * len(self.aside)", "        pass", "small_buckets", "FullySharded"),
+    (
+        "fully_sharded",
+        "self._aside.pop(parameter, None)",
+        "self._aside.get(parameter)",
+        "small_buckets",
+        "FullySharded",
+    ),
     ("fully_sharded", "            if block.missing:  #", "            if False:  #", "frozen_later", "FullySharded"),
     (
         "fully_sharded",
-        "            take_back(self.parameters, self.pieces)",
-        "            pass",
+        "take_back(bucket.parameters, bucket.pieces)\n            self._gathering",
+        "self._gathering",
         "averaged_weights_are_swapped_in",
         "FullySharded",
     ),

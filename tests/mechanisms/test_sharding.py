@@ -931,7 +931,7 @@ def erase_gradients(rank: int) -> None:
     ("attempt", "words"),
     [
         (different_models, "weight [2, 3] is listed only on rank 0, 2 of 3"),
-        (different_frozen, "disagree on which parameters are to be trained: bias [2] is listed only on rank 2 of 3"),
+        (different_frozen, "parameters the model has: bias (frozen) [2] is listed only on rank 0, 1 of 3"),
         (different_parameters, "params[1] [4] is listed only on rank 0, 1 of 3"),
         (twice, "model=Linear is sharded already; build it anew"),
         (another_state, "state_dict holds other tensors than the model: ['bias']"),

@@ -24,6 +24,7 @@ from course_lib.mechanisms.data_parallel import DataParallel, average_gradients
 from course_lib.mechanisms.layerwise import LayerWise
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.mechanisms.schedules import SCHEDULES
+from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.mechanisms.tensor_parallel import VocabParallelEmbedding, parallelize
 from course_lib.model import TinyGPT
 from course_lib.planner import simulate
@@ -322,6 +323,14 @@ SITUATIONS: dict[str, Situation] = {
     "no finish, master weights": replicas(
         functools.partial(
             never_finish, optimize=lambda parameters, lr: MasterWeights(parameters, torch.optim.SGD, lr=lr)
+        ),
+        they=[[-2.0]] * 2,
+        we=FORGOTTEN,
+    ),
+    "no finish, sharded optimizer": replicas(
+        functools.partial(
+            never_finish,
+            optimize=lambda parameters, lr: ShardedOptimizer(parameters, torch.optim.SGD, gradients="averaged", lr=lr),
         ),
         they=[[-2.0]] * 2,
         we=FORGOTTEN,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.mechanisms.shards import from_first_rank
+from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.tensor_parallel.dropout import DropoutGenerators, replace_dropout
 from course_lib.mechanisms.tensor_parallel.linear import (
     ColumnParallelLinear,
