@@ -234,7 +234,7 @@ class Recorder(Protocol):
         self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
     ) -> None: ...
 
-    def reach(self, fraction: float) -> None: ...
+    def progress(self, fraction: float) -> None: ...
 
     def end(self, failed: bool) -> None: ...
 
@@ -284,7 +284,7 @@ def compute(
     recorder.end(failed=False)
 
 
-def reach(fraction: float) -> None:
+def progress(fraction: float) -> None:
     """Say that this fraction (0 to 1) of the current compute mark's work is done.
 
     An emulated clock moves to where its device would have come this far, so that something started in
@@ -295,4 +295,4 @@ def reach(fraction: float) -> None:
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction={fraction!r} must be between 0, where the mark begins, and 1, where it ends")
     if _recorder is not None:
-        _recorder.reach(fraction)
+        _recorder.progress(fraction)

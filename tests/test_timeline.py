@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib import timeline as timeline_module
-from course_lib.timeline import COMPUTE_KINDS, KINDS, Span, Timeline, compute, reach, record_with
+from course_lib.timeline import COMPUTE_KINDS, KINDS, Span, Timeline, compute, progress, record_with
 
 WORLD_SIZE = 3
 
@@ -184,8 +184,8 @@ class Diary:
     ) -> None:
         self.told.append(("begin", kind, name, micro_batch, stage, work, includes))
 
-    def reach(self, fraction: float) -> None:
-        self.told.append(("reach", fraction))
+    def progress(self, fraction: float) -> None:
+        self.told.append(("progress", fraction))
 
     def end(self, failed: bool) -> None:
         self.told.append("failed" if failed else "end")
@@ -201,8 +201,8 @@ def diary(monkeypatch: pytest.MonkeyPatch) -> Diary:
 
 def test_a_mark_tells_the_recorder_what_begins_how_far_it_is_and_that_it_ended(diary: Diary) -> None:
     with compute("backward", "block 3", micro_batch=0, stage=2, work=1.5, includes="weight_grad"):
-        reach(0.5)
-    assert diary.told == [("begin", "backward", "block 3", 0, 2, 1.5, "weight_grad"), ("reach", 0.5), "end"]
+        progress(0.5)
+    assert diary.told == [("begin", "backward", "block 3", 0, 2, 1.5, "weight_grad"), ("progress", 0.5), "end"]
 
 
 def test_a_mark_ends_although_the_code_in_it_raises(diary: Diary) -> None:
@@ -214,7 +214,7 @@ def test_a_mark_ends_although_the_code_in_it_raises(diary: Diary) -> None:
 def test_marks_do_nothing_without_a_recorder(diary: Diary) -> None:
     record_with(None)
     with compute("forward"):
-        reach(0.5)
+        progress(0.5)
     assert diary.told == []
 
 

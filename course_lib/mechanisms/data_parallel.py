@@ -40,7 +40,7 @@ from course_lib.mechanisms.replicas import (
     part_of_minibatch,
     samples_in,
 )
-from course_lib.timeline import reach
+from course_lib.timeline import progress
 
 
 def average_gradients(model: nn.Module, group: Group = None, samples: int | None = None) -> None:
@@ -123,7 +123,7 @@ class DataParallel(nn.Module):
             return
         self._step.gradient_is_computed(self._in_order.expects(parameter), self._is_syncing)
         if self._is_syncing and self._in_order.note(parameter) and self.overlap:
-            reach(self._in_order.fraction())
+            progress(self._in_order.fraction())
             self._in_order.send()
 
     def _send(self, number: int) -> None:

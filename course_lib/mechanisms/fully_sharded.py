@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from course_lib.mechanisms.buckets import watch_gradients, weakly
 from course_lib.mechanisms.replicas import Group, device_of, make_equal, mean_share, samples_in, tensors_in
 from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
-from course_lib.timeline import reach
+from course_lib.timeline import progress
 
 
 class _Block:
@@ -240,7 +240,7 @@ class FullySharded(nn.Module):
 
     def _has_computed(self, block: _Block) -> None:
         self._done += block.size
-        reach(min(1.0, self._done / self._total))  # a block may be used twice
+        progress(min(1.0, self._done / self._total))  # a block may be used twice
 
     def _cast(self, value: Any) -> Any:
         if self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point():

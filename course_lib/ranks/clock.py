@@ -158,13 +158,13 @@ class EmulatedClock:
             self.untimed.add(kind)
         self._marks.append(_Mark(seconds or 0.0, self.now))
 
-    def reach(self, fraction: float) -> None:
+    def progress(self, fraction: float) -> None:
         mark = self._marks[-1]
         self.now = max(self.now, mark.begun + fraction * mark.seconds)
 
     def end(self, failed: bool) -> None:
         """A mark ends; one that failed waits for nobody, since who has raised must say so."""
-        self.reach(1.0)
+        self.progress(1.0)
         if failed:
             self._marks[-2].unseen += self._marks.pop().unseen
         else:

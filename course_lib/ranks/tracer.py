@@ -65,10 +65,10 @@ class Tracer:
             self.emulated.begin(kind, work, includes)
         self._open.append(Mark(kind, name, self.now(), 0.0, micro_batch, stage))
 
-    def reach(self, fraction: float) -> None:
+    def progress(self, fraction: float) -> None:
         self.steps += 1
         if self.emulated:
-            self.emulated.reach(fraction)
+            self.emulated.progress(fraction)
 
     def end(self, failed: bool) -> None:
         if self.device is not None:

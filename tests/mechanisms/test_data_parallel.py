@@ -291,7 +291,7 @@ def test_a_bucket_leaves_when_its_share_of_the_backward_pass_is_done() -> None:
     def fractions(rank: int) -> list[float]:
         reached: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(data_parallel, "reach", reached.append)
+            patch.setattr(data_parallel, "progress", reached.append)
             model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False))
             replica = DataParallel(model, bucket_mb=1e-9)
             replica(torch.ones(2, 4)).sum().backward()

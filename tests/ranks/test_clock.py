@@ -26,7 +26,7 @@ from course_lib import Deadlock, Link, Pace, RankFailed, Span, Timeline, launch
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.ranks.board import Operation
 from course_lib.ranks.clock import Entries, Entry
-from course_lib.timeline import compute, reach
+from course_lib.timeline import compute, progress
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
 
@@ -131,7 +131,7 @@ def test_reach_lets_something_begin_in_the_middle_of_a_mark() -> None:
         works = []
         with compute("backward"):
             for fraction in (0.25, 0.75):
-                reach(fraction)
+                progress(fraction)
                 works.append(dist.all_reduce(torch.ones(4), async_op=True))
         for work in works:
             work.wait()
@@ -468,7 +468,7 @@ def take_futures(rank: int, inside: bool) -> None:
 
     if inside:
         with compute("backward"):
-            reach(0.5)
+            progress(0.5)
             futures = [begin(), begin()]
             torch.futures.wait_all(futures)
     else:
@@ -688,7 +688,7 @@ def busy_step(rank: int, scale: float = 1.0) -> None:
         works.append(dist.isend(bytes_of(1000 * (k + 1)), (rank + 1) % n))
         dist.recv(bytes_of(1000 * (k + 1)), (rank - 1) % n)
         with compute("backward", micro_batch=k):
-            reach(0.5)
+            progress(0.5)
             works.append(dist.all_reduce(torch.ones(100 * (k + 1)), async_op=True))
     for work in works:
         work.wait()

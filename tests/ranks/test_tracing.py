@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from course_lib import Pace, launch
 from course_lib.ranks import Run
-from course_lib.timeline import COMPUTE_KINDS, Timeline, compute, reach
+from course_lib.timeline import COMPUTE_KINDS, Timeline, compute, progress
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
 
@@ -568,7 +568,7 @@ def test_a_mark_keeps_its_kind_name_stage_and_micro_batch() -> None:
     def marks(rank: int) -> None:
         for kind in COMPUTE_KINDS:
             with compute(kind, f"my {kind}", micro_batch=3, stage=rank):
-                reach(0.5)
+                progress(0.5)
 
     timeline = launch(marks, 2).timeline
     for rank in (0, 1):
