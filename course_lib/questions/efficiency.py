@@ -20,7 +20,8 @@ from course_lib.mechanisms.collectives import all_reduce_in
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.open_cases import case, flow
+from course_lib.questions.asking import open_case
+from course_lib.questions.open_cases import flow
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import Link, Pace, launch
@@ -108,28 +109,6 @@ def _recipes() -> Outcome:
     return Outcome(None, f"{said} Loss at the end: {ends}.", shown=right, pictures=(picture,))
 
 
-RATIONALE = case(
-    "A team trains a language model in float32 on eight GPUs with data parallelism. It runs out of memory with more "
-    "than four sequences for each GPU; a third of each step goes into exchanging gradients; and a colleague has tried "
-    "to convert everything to float16, which gave `nan` after a few steps. Are 16 bits worth another attempt? Say what "
-    "becomes smaller and by how much, what becomes faster, what has to stay in 32 bits, and why the attempt failed.",
-    _recipes,
-    "Yes. Smaller by half: activations and messages. So about eight sequences fit where four did, and the exchange "
-    "takes a sixth of the old step in place of a third. Not smaller: weights, gradients and optimizer together, 16 "
-    "bytes for each parameter before and 2 + 2 + 12 after (with float32 gradients for a moment, even 18). 16 bits make "
-    "room for more sequences, not for a larger model. Faster: matrix products, on hardware with circuits for 16 bits. "
-    "In 32 bits stay the master weights, since small updates round away in 16; the optimizer's numbers; sums over "
-    "micro-batches and ranks; and the loss, scaled so that no gradient becomes zero. The attempt failed because Adam "
-    "divides by the root of a mean of squared gradients. In float16 squares become zero first, and so does the small "
-    "number that is added to them: 0 / 0. With everything in bfloat16 there would be no `nan`, but a training that "
-    "stalls, which is harder to notice.",
-    "Activations and messages become half as large.",
-    "Weights, gradients and optimizer together do not.",
-    "Master weights, the optimizer's numbers and sums stay in 32 bits, and there is a reason for each.",
-    "The nan came from what float16 turns into zero, above all Adam's squares.",
-)
-
-
 # Diagnosing and improving training efficiency
 
 
@@ -183,31 +162,6 @@ def _two_faults() -> Outcome:
     right = is_better and is_rescued and off[torch.bfloat16] > 100 * off[torch.float32]
     picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
     return Outcome(None, said, shown=right, pictures=(picture,))
-
-
-DIAGNOSIS = case(
-    "The layers of a model lie on four devices, in order. In each step a batch of 64 sequences passes through as a "
-    "whole, and a monitor shows every device busy for 25% of the time. Last week somebody converted the model to "
-    "bfloat16, weights and optimizer included. Since then a step takes little more than half as long, and the loss, "
-    "which fell before, hardly moves. There is no error. A colleague proposes 64 micro-batches of one sequence each, "
-    "whose gradients add up in `.grad`. What is wrong, how do you prove it, what do you change in which order, and "
-    "what do you think of the proposal?",
-    _two_faults,
-    "There are two faults that have nothing to do with each other. The loss: each update is smaller than half of a "
-    "weight's last digit in bfloat16 and rounds away. The proof: compare the weights before and after a step, and "
-    "count how many have moved; then go on from the same weights in float32, and the loss falls. The remedy: master "
-    "weights and an optimizer in 32 bits. That comes first, as a fast training that learns nothing is worth nothing; "
-    "going back to float32 would give away what was won. The idle devices: one of four computes at a time, 25%, and "
-    "the picture of a step shows it. With m micro-batches it is m of m + 3 turns: 84% with 16, 96% with 64. So the "
-    "proposal is right about micro-batches and has two flaws. `.grad` of bfloat16 weights adds up in bfloat16, where "
-    "small addends are lost: add up in 32 bits. And a single sequence may be too little work for a device; measure "
-    "16 and 32 before you take 64.",
-    "Two independent faults are named: weights kept in 16 bits, and one busy device at a time.",
-    "There is a proof for each: weights that do not move, and a timeline.",
-    "Learning is put right before speed.",
-    "Micro-batches: 16 make 84% of 25%, and the gain of more is small.",
-    "Gradients of many micro-batches are added up in 32 bits.",
-)
 
 
 # Optimizing language-model training efficiency
@@ -281,31 +235,8 @@ def _ways() -> Outcome:
     return Outcome(None, said, shown=right, pictures=pictures)
 
 
-OPTIMIZATION = case(
-    "A language model is trained in float32 with data parallelism on 8 GPUs. A GPU has room for 4 sequences at a time, "
-    "and a minibatch has 256. So in each step a GPU computes 8 micro-batches, one after the other, and after each of "
-    "them the gradients are averaged over all GPUs. A step takes 2 seconds: 1.2 of computing and 0.8 of exchanging "
-    "gradients. What do you change, in which order, and how long will a step be? What must not be done in 16 bits? "
-    "And if the model is to become so large that it no longer fits a GPU, what are the micro-batches good for then?",
-    _ways,
-    "First, exchange once in a step. The gradients of the 8 micro-batches add up on each GPU, and only their sum "
-    "travels: 0.1 s in place of 0.8, so 1.3 s, and the gradient is the same. This costs one line, `no_sync`. "
-    "Then mixed precision: messages are half as large, 0.05 s, and on hardware with circuits for 16 bits products are "
-    "at least twice as fast, 0.6 s. Together 0.65 s, three times as fast as before. Activations are half as large, so "
-    "there is room for 8 sequences and only 4 micro-batches, which use a device better. Last, hide the exchange behind "
-    "the backward pass of the last micro-batch. Not in 16 bits: the sum over micro-batches, which would lose small "
-    "addends, the master weights and the optimizer's numbers; float16 needs loss scaling on top. If the model no "
-    "longer fits, its layers go on several GPUs, and then the micro-batches are what flows through that pipeline: 8 of "
-    "them keep 4 stages busy for 8 of 11 turns.",
-    "One exchange in a step in place of eight: 1.3 s, with the same gradient.",
-    "Mixed precision halves messages and at least halves computing: about 0.65 s.",
-    "Sums over micro-batches, master weights and the optimizer stay in 32 bits.",
-    "Micro-batches can flow through a pipeline when the model is cut.",
-    "The order goes from what costs nothing to what has to be watched.",
-)
-
 QUESTIONS: dict[str, Family] = {
-    "why_mixed_precision": RATIONALE,
-    "diagnose_efficiency": DIAGNOSIS,
-    "optimize_training": OPTIMIZATION,
+    "why_mixed_precision": Family(None, open_case(_recipes)),
+    "diagnose_efficiency": Family(None, open_case(_two_faults)),
+    "optimize_training": Family(None, open_case(_ways)),
 }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from random import Random
+from typing import NamedTuple
 
 from course_lib.experiments.events import Event, fill_and_drain, play, until_stuck
 from course_lib.figures import gantt
 from course_lib.figures.axis import percent
-from course_lib.questions.forms import Choice, Form, Option, Ordering
+from course_lib.questions.asking import choice, each, ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.stages import ROUNDING
@@ -19,8 +18,7 @@ from course_lib.timeline import Span, Timeline
 # Q8. The order that keeps both busiest
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """So many devices in a row, so many micro-batches through all of them."""
 
     devices: int
@@ -36,56 +34,42 @@ def _draw_grid(random: Random) -> Grid:
     return Grid(*random.choice([(2, 2), (2, 3), (3, 2)]))
 
 
-def _ask_busiest(case: Grid) -> tuple[str, Form]:
+def _fields_of_grid(case: Grid) -> dict[str, object]:
     events = fill_and_drain(case.devices, case.micro_batches)
     Random(case.devices * 10 + case.micro_batches).shuffle(events)
-    text = (
-        f"A model is cut into {case.devices} stages, one on each of {case.devices} devices in a row, and a minibatch "
-        f"into {case.micro_batches} micro-batches. A backward pass takes twice as long as a forward pass. Put the "
-        "events in an order that keeps the devices as busy as can be. Each device does its own events in the order in "
-        "which they stand in your list; where two devices are free, both work at once."
-    )
-    parts = f"{case.devices - 1} of {case.micro_batches + case.devices - 1} parts of the time"
-    why = f"{_BUSY} That is {parts}, {percent(case.least_idle)}, and no order can do with less."
-    return text, Ordering({str(event): event.words for event in events}, partial(_measure_idle, case), why)
+    turns = {"idle": case.devices - 1, "turns": case.micro_batches + case.devices - 1}
+    shown = {"share": percent(case.least_idle), "events": "\n".join(f"- {event.words}" for event in events)}
+    return {**case._asdict(), **turns, **shown}
 
 
 def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
-    order = [Event.read(name) for name in names]
+    events = [Event.read(name) for name in names]
     try:
-        timeline = play(order, case.devices)
+        timeline = play(events, case.devices)
     except Deadlock as error:
-        return _stuck(case, order, error)
+        return _stuck(case, events, error)
     except RankFailed as error:
-        return Outcome(False, f"It cannot be run: {error.__cause__}.", "A backward pass needs its own forward pass.")
+        return Outcome(False, f"It cannot be run: {error.__cause__}.", "no_forward")
     best = play(fill_and_drain(case.devices, case.micro_batches), case.devices)
     idle = timeline.idle_fraction()
     right = idle < case.least_idle + ROUNDING
     said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
-    why = _BUSY if right else "Look for a device that waits although it has something else to do: do that earlier."
     said += f" Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
     picture = gantt(timeline, best, title="Your order, and below it a best one")
-    return Outcome(right, said, why, pictures=(picture,))
+    return Outcome(right, said, "right" if right else "waits", pictures=(picture,))
 
 
-_BUSY = (
-    "A device passes a micro-batch on and starts the next one at once. What stays idle is the beginning and the end."
-)
-
-
-def _stuck(case: Grid, order: list[Event], error: Deadlock) -> Outcome:
-    done = play(until_stuck(order), case.devices)
-    why = "Each of them waits for something that another one was told to do only later."
+def _stuck(case: Grid, events: list[Event], error: Deadlock) -> Outcome:
+    done = play(until_stuck(events), case.devices)
     picture = gantt(done, title="What was done before the devices got stuck")
     said = f"The devices are stuck for good. {error.message}"
-    return Outcome(False, said, why, pictures=(picture,))
+    return Outcome(False, said, "stuck", pictures=(picture,))
 
 
 # Q10. S3 has just finished MB1
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """When a stage of a pipeline has just finished the forward pass of a micro-batch. Both count from 1."""
 
     stages: int
@@ -103,45 +87,26 @@ def _draw_moment(random: Random) -> Moment:
     return Moment(stages, random.randrange(3, stages + 1), random.choice([1, 2]))
 
 
-def _ask_moment(case: Moment) -> tuple[str, Form]:
-    here, k, then = f"S{case.stage}", case.micro_batch, case.next_of_first
-    text = (
-        f"Stages S1 to S{case.stages} form a pipeline, and micro-batches MB1, MB2 and so on flow through it, each "
-        f"equally long on each stage. {here} has just finished the forward pass of MB{k}. What is S1 doing?"
-    )
-    right = (
-        f"MB{k} left S1 {case.stage - 1} turns before {here} was done with it, and S1 has not waited since: in each "
-        "turn it has passed on one more micro-batch. That is the whole idea of a pipeline."
-    )
-    return text, Choice(
-        (
-            Option(
-                "it waits until a gradient comes back",
-                partial(_read_off, case, "wait", None),
-                "S1 does wait, but later: as long as there are micro-batches to send on, it has something to do.",
-            ),
-            Option(
-                f"it computes the forward pass of MB{k + 1}",
-                partial(_read_off, case, "forward", k),
-                f"That was {case.stage - 1} turns ago: S1 went on to MB{k + 1} as soon as it had passed on MB{k}.",
-            ),
-            Option(f"it begins the forward pass of MB{then}", partial(_read_off, case, "forward", then - 1), right),
-            Option(
-                f"it computes the backward pass of MB{k}",
-                partial(_read_off, case, "backward", k - 1),
-                "No gradient can be back yet: the last stage has to see a micro-batch before one sets out.",
-            ),
-        )
-    )
+def _fields_of_moment(case: Moment) -> dict[str, object]:
+    numbers = {"this": case.micro_batch, "next": case.micro_batch + 1, "now": case.next_of_first}
+    return {"stages": case.stages, "stage": case.stage, "turns": case.stage - 1, **numbers}
 
 
-def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
+def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
+    """What S1 is said to do, and with which micro-batch, from 0."""
+    return {
+        "waits": ("wait", None),
+        "next": ("forward", case.micro_batch),
+        "now": ("forward", case.next_of_first - 1),
+        "back": ("backward", case.micro_batch - 1),
+    }
+
+
+def _read_off(option: str, case: Moment) -> Outcome:
     """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
-    micro_batches = case.next_of_first + 2
-    order = fill_and_drain(case.stages, micro_batches)
-    timeline = play(order, case.stages)
+    timeline = play(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
-    claimed = _find(timeline, 0, kind, micro_batch)
+    claimed = _find(timeline, 0, *_claims(case)[option])
     now = finished + ROUNDING  # what ends then is over, and what begins then has begun
     right = claimed.start <= now < claimed.end
     when = "just then" if right else "later" if claimed.start > now else "earlier"
@@ -151,7 +116,7 @@ def _read_off(case: Moment, kind: str, micro_batch: int | None) -> Outcome:
         f"What you said, it does {when}."
     )
     picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
-    return Outcome(right, said, shown=right == (micro_batch == case.next_of_first - 1), pictures=(picture,))
+    return Outcome(right, said, shown=right == (option == "now"), pictures=(picture,))
 
 
 def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
@@ -165,6 +130,13 @@ def _words(span: Span) -> str:
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q8": Family(Grid(2, 2), _ask_busiest, _draw_grid),
-    "Q10": Family(Moment(4, 3, 1), _ask_moment, _draw_moment),
+    "Q8": Family(
+        Grid(2, 2), ordering(_measure_idle, "right", "waits", "no_forward", "stuck"), _draw_grid, _fields_of_grid
+    ),
+    "Q10": Family(
+        Moment(4, 3, 1),
+        choice(each(_read_off, ("waits", "next", "now", "back"))),
+        _draw_moment,
+        _fields_of_moment,
+    ),
 }

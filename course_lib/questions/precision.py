@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from random import Random
 from typing import Any
@@ -15,14 +14,15 @@ from torch import Tensor
 
 from course_lib import data
 from course_lib.experiments.ablations import RoundedWeights
-from course_lib.figures.axis import number
+from course_lib.figures import axis
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Number, Option, Reading
+from course_lib.questions.asking import choice, each, number
+from course_lib.questions.forms import Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.units import BYTES, Slip
+from course_lib.questions.units import BYTES
 from course_lib.ranks import launch
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
@@ -84,33 +84,6 @@ def _draw_run(random: Random) -> Run:
     return Run(workers=4, seed=random.randrange(1, 100))
 
 
-def _ask_cause(run: Run) -> tuple[str, Form]:
-    text = (
-        f"{run.workers} workers train a model with 16-bit numbers where 32 were used before. It is fast, and it begins "
-        "well. But it ends with a worse loss than the training in 32 bits, as if small errors piled up. What is the "
-        "likeliest cause?"
-    )
-    kept = (
-        "A step changes a weight by less than its last digit, so in 16 bits most of each update is rounded away, step "
-        "after step. Kept in 32 bits, the same weights take all of it up, although forward and backward are still done "
-        "in 16."
-    )
-    products = (
-        "Each product is rounded, and the errors go in all directions: they cancel, step by step. Done in 32 bits they "
-        "change little, as long as the weights lose their updates."
-    )
-    workers = "The gradients are summed in 32 bits here, and one worker, who sums with nobody, ends just as badly."
-    batch = "A larger batch makes smoother gradients, and the updates get lost all the same."
-    return text, Choice(
-        (
-            Option("the matrix products of forward and backward are rounded", _tried(run, "products"), products),
-            Option("the gradients of too many workers are mixed", _tried(run, "workers"), workers),
-            Option("the batches are too small for 16 bits", _tried(run, "batch"), batch),
-            Option("weights and their updates are accumulated in 16 bits", _tried(run, "kept"), kept),
-        )
-    )
-
-
 REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
     "products": ("products in 32 bits", {"compute": torch.float32}),
     "workers": ("a single worker", {"workers": 1}),
@@ -119,11 +92,7 @@ REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def _tried(run: Run, suspect: str) -> Callable[[], Outcome]:
-    return partial(_without, run, suspect)
-
-
-def _without(run: Run, suspect: str) -> Outcome:
+def _without(suspect: str, run: Run) -> Outcome:
     """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
     name, change = REMEDIES[suspect]
     sixteen, thirty_two = last_loss(run), last_loss(replace(run, weights=torch.float32, compute=torch.float32))
@@ -132,8 +101,8 @@ def _without(run: Run, suspect: str) -> Outcome:
     right = won > lost / 2
     said = (
         f"Tried with {name}: the training ends {'nearly as well as' if right else 'worse than'} the one in 32 bits. "
-        f"Loss after {STEPS} steps: {number(sixteen)} in 16 bits, {number(thirty_two)} in 32 bits, "
-        f"{number(changed)} with {name}."
+        f"Loss after {STEPS} steps: {axis.number(sixteen)} in 16 bits, {axis.number(thirty_two)} in 32 bits, "
+        f"{axis.number(changed)} with {name}."
     )
     return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"))
 
@@ -163,21 +132,8 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
     return {name: sum(tensor.nbytes for tensor in tensors) // n for name, tensors in parts.items()}
 
 
-def _ask_bytes(_: None) -> tuple[str, Form]:
-    text = (
-        "Count the bytes for each weight: the weight, its gradient, and the two numbers that AdamW keeps for it. In "
-        "float32 they are 16. How many are they in mixed precision, where weight and gradient have 16 bits, and the "
-        "optimizer works on master weights, all in 32 bits?"
-    )
-    why = (
-        "2 for the weight, 2 for its gradient, 8 for AdamW's two numbers, and 4 for the master weight: as many as "
-        "before. What becomes smaller is everything else, activations above all, and messages."
-    )
-    slips = (
-        Slip(1 / 2, "That would be everything in 16 bits, without master weights: small, and it stops learning."),
-        Slip(3 / 4, "You left out the master weights: they are one more copy, of 4 bytes."),
-    )
-    return text, Number(BYTES, _count_bytes, why, slips, tolerance=0.0)
+def _slips() -> dict[str, float]:
+    return {"all_in_16": 1 / 2, "no_master": 3 / 4}
 
 
 def _count_bytes() -> Reading:
@@ -188,31 +144,6 @@ def _count_bytes() -> Reading:
 
 
 # An overflow on one rank
-
-
-def _ask_overflow(_: None) -> tuple[str, Form]:
-    text = (
-        "Four ranks train with loss scaling. In one step a gradient overflows, but on rank 3 alone. (So it may be "
-        "where ranks hold different parts of a model or of its optimizer.) What should follow?"
-    )
-    alone = (
-        "From then on rank 3 has other weights. And with another scale, its gradients do not even have the same unit "
-        "as the others': averaging them makes nonsense of both."
-    )
-    together = "The ranks agree first, with an all-reduce of a single number. One skipped step costs next to nothing."
-    nobody = "One `inf` in a gradient is enough to break the weight, and soon all that is computed with it."
-    zero = (
-        "No number breaks. But rank 3 takes another step than the others, and its weights are no longer theirs: a "
-        "gradient with a hole is not the gradient."
-    )
-    return text, Choice(
-        (
-            Option("rank 3 skips this update and halves its scale", partial(_overflow, "alone"), alone),
-            Option("nobody skips: it is one number among thousands", partial(_overflow, "nobody"), nobody),
-            Option("all ranks skip this update and halve their scales", partial(_overflow, "together"), together),
-            Option("rank 3 puts zero where it overflowed, and all go on", partial(_overflow, "zero"), zero),
-        )
-    )
 
 
 def _overflow(what: str) -> Outcome:
@@ -244,7 +175,7 @@ def _train_with_overflow(rank: int, what: str) -> Tensor:
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q9": Family(Run(), _ask_cause, _draw_run),
-    "bytes_per_weight": Family(None, _ask_bytes),
-    "one_overflow": Family(None, _ask_overflow),
+    "Q9": Family(Run(), choice(each(_without, REMEDIES)), _draw_run, lambda run: {"workers": run.workers}),
+    "bytes_per_weight": Family(None, number(BYTES, _count_bytes, _slips, tolerance=0.0)),
+    "one_overflow": Family(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import islice
 from random import Random
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from course_lib.figures import gantt
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Option
+from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import Pace, RankFailed, launch
@@ -42,8 +42,7 @@ def distance(replicas: list[Tensor], other: Tensor) -> float:
 # Q4. What does each worker get?
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """A minibatch of so many samples, on so many workers."""
 
     samples: int
@@ -55,39 +54,21 @@ def _draw_sharing(random: Random) -> Sharing:
     return Sharing(workers * random.choice([16, 32, 48, 64]), workers)
 
 
-def _ask_sharing(case: Sharing) -> tuple[str, Form]:
-    share, part = case.samples // case.workers, ORDINALS[case.workers]
-    text = (
-        f"A minibatch has {case.samples} samples, and {case.workers} workers train with data parallelism. "
-        "What does each worker get?"
-    )
-    not_text = (
-        "A piece from the middle of the model is given text, where it expects what the piece before it has computed. A "
-        "model can be split, but then workers have to hand on what they compute halfway through it: that is another "
-        "mechanism, and no longer data parallelism."
-    )
-    everything = (
-        "It works, but every worker does all of the work, and so takes as long as one worker alone. Nothing is gained."
-    )
-    data_parallel = (
-        "That is data parallelism: every worker has a replica of the model and a share of the samples, all work at the "
-        "same time, and together they have seen every sample once."
-    )
-    return text, Choice(
-        (
-            Option(f"all {case.samples} samples, and {part} of the model", _try(case, False, True), not_text),
-            Option(f"{share} samples, and the whole model", _try(case, True, False), data_parallel),
-            Option(f"all {case.samples} samples, and the whole model", _try(case, False, False), everything),
-            Option(f"{share} samples, and {part} of the model", _try(case, True, True), not_text),
-        )
-    )
+def _fields_of_sharing(case: Sharing) -> dict[str, object]:
+    return {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]}
 
 
-def _try(case: Sharing, splits_samples: bool, splits_model: bool) -> Callable[[], Outcome]:
-    return partial(_share_out, case, splits_samples, splits_model)
+# Whether the samples are split, and whether the model is.
+SPLITS = {
+    "parts_of_all": (False, True),
+    "replicas_of_shares": (True, False),
+    "replicas_of_all": (False, False),
+    "parts_of_shares": (True, True),
+}
 
 
-def _share_out(case: Sharing, splits_samples: bool, splits_model: bool) -> Outcome:
+def _share_out(option: str, case: Sharing) -> Outcome:
+    splits_samples, splits_model = SPLITS[option]
     pace = Pace({"forward": 0.4 / case.samples})  # what one worker needs for the whole minibatch, in seconds
     try:
         run = launch(_worker, case.workers, (case, splits_samples, splits_model), pace=pace)
@@ -164,49 +145,21 @@ def draw_workers(random: Random) -> int:
     return random.choice([2, 3, 4, 6])
 
 
-ALONE = (
-    "Each replica has learned from its own share alone. From the first step on they are different models, and nothing "
-    "ever brings them together again: they drift."
-)
-THROWN_AWAY = (
-    "The replicas agree to the last bit, and are still wrong: the gradients of all other shares were thrown away. That "
-    "ranks agree with each other proves nothing."
-)
-MEAN = (
-    "The mean of the gradients is the gradient of the whole minibatch, so every replica takes the step that one "
-    "process would have taken. No weights need to be sent: they were equal, and all have done the same to them."
-)
-TOO_LATE = (
-    "It comes close. With plain gradient descent it would even be the same, because there a step is proportional to "
-    "its gradient. But AdamW scales each gradient before it takes a step, and the mean of scaled steps is not the "
-    "scaled step of the mean."
-)
+def fields_of_workers(workers: int) -> dict[str, object]:
+    return {"workers": workers}
 
 
-def _ask_update(workers: int) -> tuple[str, Form]:
-    text = (
-        f"{workers} replicas of a model have each computed the gradient of their own share of the minibatch. What must "
-        "happen next, so that every one of them learns from the whole minibatch?"
-    )
-    own = "each updates its weights with its own gradient"
-    first = "rank 0 updates its weights with its own gradient, and sends them to all others"
-    mean = "the gradients are averaged over the ranks, and each updates its weights with the average"
-    late = "each updates its weights with its own gradient, and then the weights are averaged over the ranks"
-    return text, Choice(
-        (
-            Option(own, _learn(_own_update, workers, "drift"), ALONE),
-            Option(first, _learn(_first_ranks_update, workers, "wrong"), THROWN_AWAY),
-            Option(mean, _learn(_average_then_update, workers, "right"), MEAN),
-            Option(late, _learn(_update_then_average, workers, "wrong"), TOO_LATE),
-        )
-    )
+# How they learn, and what comes of it.
+UPDATES = {
+    "own": (_own_update, "drift"),
+    "first_rank": (_first_ranks_update, "wrong"),
+    "mean_gradient": (_average_then_update, "right"),
+    "mean_weights": (_update_then_average, "wrong"),
+}
 
 
-def _learn(update: Update, workers: int, claim: str) -> Callable[[], Outcome]:
-    return partial(_compare_trainings, update, workers, claim)
-
-
-def _compare_trainings(update: Update, workers: int, claim: str) -> Outcome:
+def _compare_trainings(option: str, workers: int) -> Outcome:
+    update, claim = UPDATES[option]
     replicas = launch(_train, workers, (update, workers)).results
     (alone,) = launch(_train, 1, (_own_update, workers)).results
     apart, off = distance(replicas, replicas[0]), distance(replicas, alone)
@@ -221,6 +174,6 @@ def _compare_trainings(update: Update, workers: int, claim: str) -> Outcome:
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q4": Family(Sharing(512, 8), _ask_sharing, _draw_sharing),
-    "Q1": Family(8, _ask_update, draw_workers),
+    "Q4": Family(Sharing(512, 8), choice(each(_share_out, SPLITS)), _draw_sharing, _fields_of_sharing),
+    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), draw_workers, fields_of_workers),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from course_lib.experiments.events import SECONDS, fill_and_drain, play
 from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import percent
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Option
+from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import Link, Pace, launch
@@ -28,27 +27,8 @@ def _draw_stages(random: Random) -> int:
     return random.choice([3, 5, 6])
 
 
-def _ask_inefficiency(stages: int) -> tuple[str, Form]:
-    text = (
-        f"The layers of a model are cut into {stages} stages, one on each of {stages} devices. A whole batch passes "
-        "through them: forward from the first device to the last, backward from the last to the first. What is the "
-        "inefficiency?"
-    )
-    turns = (
-        f"While one device works, the {stages - 1} others wait for it, so {stages} devices are as fast as one. The "
-        "remedy is to cut the batch into micro-batches, and that is what a pipeline does."
-    )
-    links = "Only one message passes each link in each direction. Links that cost nothing change next to nothing."
-    copies = "Each device holds its own layers and no others. That is the very point of it: memory is what is gained."
-    uneven = "The stages are equally large, and every device computes for the same time."
-    return text, Choice(
-        (
-            Option("sending activations from device to device takes most time", partial(_free_links, stages), links),
-            Option("every device has to hold the whole model", partial(_held_by_stage, stages), copies),
-            Option(f"at any moment one device works, and {stages - 1} wait", partial(_who_works, stages), turns),
-            Option("the last device has far more to compute than the others", partial(_busiest, stages), uneven),
-        )
-    )
+def _fields_of_stages(stages: int) -> dict[str, object]:
+    return {"stages": stages, "others": stages - 1}
 
 
 SLOW = Pace(SECONDS, Link(0.002))
@@ -118,28 +98,6 @@ def _draw_units(random: Random) -> int:
     return random.choice([4, 6])
 
 
-def _ask_strategy(units: int) -> tuple[str, Form]:
-    text = (
-        f"A model is spread over {units} units, layer after layer. You look at them during training, and at any moment "
-        "one of them is active. Which strategy helps most?"
-    )
-    cut = (
-        "Micro-batches let a unit start the next piece while the one before travels on, so most units are active most "
-        "of the time. The more pieces, the shorter the idle beginning and end."
-    )
-    links = "The units do not wait for the links, they wait for each other."
-    faster = "Every step is shorter, and still one unit works while all others wait: most of the new speed is unused."
-    larger = "Each unit works longer in its turn, and each waits longer for the others. Nothing overlaps."
-    return text, Choice(
-        (
-            Option("faster links between the units", partial(_activity, units, "links"), links),
-            Option("units of twice the speed", partial(_activity, units, "faster"), faster),
-            Option("a batch of twice the size", partial(_activity, units, "larger"), larger),
-            Option("cut the batch into micro-batches that follow each other", partial(_activity, units, "cut"), cut),
-        )
-    )
-
-
 class Strategy(NamedTuple):
     """What is done about idle units. pieces: micro-batches; work: of the whole batch on one unit."""
 
@@ -161,7 +119,7 @@ STRATEGIES = {
 }
 
 
-def _activity(units: int, strategy: str) -> Outcome:
+def _activity(strategy: str, units: int) -> Outcome:
     """How many units are active on average, before and with a strategy."""
     before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
     was, now = map(_active, (before, after))
@@ -175,6 +133,11 @@ def _activity(units: int, strategy: str) -> Outcome:
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q7": Family(4, _ask_inefficiency, _draw_stages),
-    "Q11": Family(8, _ask_strategy, _draw_units),
+    "Q7": Family(
+        4,
+        choice({"links": _free_links, "copies": _held_by_stage, "turns": _who_works, "uneven": _busiest}),
+        _draw_stages,
+        _fields_of_stages,
+    ),
+    "Q11": Family(8, choice(each(_activity, STRATEGIES)), _draw_units, lambda units: {"units": units}),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,10 +13,18 @@ from course_lib.figures import gantt
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import TinyGPT
-from course_lib.questions.forms import Form, Ordering
+from course_lib.questions.asking import ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.replicas import SAME, TINY, distance, draw_workers, minibatches_for, weights_of
+from course_lib.questions.replicas import (
+    SAME,
+    TINY,
+    distance,
+    draw_workers,
+    fields_of_workers,
+    minibatches_for,
+    weights_of,
+)
 from course_lib.ranks import Link, Pace, RankFailed, launch
 from course_lib.timeline import compute
 
@@ -26,18 +33,7 @@ STEPS = 6
 # Q2. The events of one step, in order
 
 
-EVENTS = {
-    "update": "update: the optimizer changes the weights",
-    "backward": "backward: compute the gradients of this rank's share",
-    "all_reduce": "all_reduce: average the gradients over all ranks",
-    "split": "split: take this rank's share of the next minibatch",
-    "clear": "clear: set the gradients back to nothing",
-    "forward": "forward: compute the loss of this rank's share",
-}
-FREEDOM = (
-    "Every event comes after what it needs: split, forward, backward, all_reduce, update leave no choice. Where to "
-    "clear is up to you, as long as it is between an update and the next backward pass."
-)
+WHYS = ("needs", "cleared", "one_behind", "no_gradient", "alone")
 SOLUTION = ("split", "forward", "backward", "all_reduce", "update", "clear")
 FEW_SECONDS = Pace({"forward": 0.02, "backward": 0.04, "optimizer": 0.01}, Link(latency=0.0002))
 
@@ -89,20 +85,11 @@ def follow(rank: int, order: tuple[str, ...], workers: int, steps: int) -> Tenso
     return torch.stack(history)
 
 
-def _ask_order(workers: int) -> tuple[str, Form]:
-    text = (
-        f"{workers} replicas train with data parallelism. Put the events of one step in order. Your order becomes a "
-        "program, and the ranks run it step after step."
-    )
-    return text, Ordering(EVENTS, partial(_follow, workers), FREEDOM)
-
-
-def _follow(workers: int, order: tuple[str, ...]) -> Outcome:
+def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
     try:
         replicas = launch(follow, workers, (order, workers, STEPS)).results
     except RankFailed as error:
-        said = f"It cannot be run: {error.__cause__}."
-        return Outcome(False, said, "Each event needs what another one has made. Ask of each: what does it work on?")
+        return Outcome(False, f"It cannot be run: {error.__cause__}.", "needs")
     (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS)).results
     right, said, why = _judge(order, replicas, alone)
     drift = [(replicas_at - replicas[0][n]).abs().max().item() for n, replicas_at in _by_step(replicas)]
@@ -118,24 +105,23 @@ def _by_step(replicas: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
 
 
 def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tuple[bool, str, str]:
-    """Right or not, what the run showed, and why."""
+    """Right or not, what the run showed, and what that means, by its name in the prose."""
     same, equal = distance(replicas, alone) < SAME, distance(replicas, replicas[0]) == 0
     if same:
         said = "The replicas stay equal to the last bit, and it is the training of one process with all shares."
-        return True, said, FREEDOM
+        return True, said, ""
     if all(torch.equal(history[0], history[-1]) for history in replicas):
         said = "The replicas stay equal, because none of them ever changes: nobody learns anything."
-        return False, said, "When the update came, the gradients had just been cleared, and there was nothing to do."
+        return False, said, "cleared"
     if equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
         said = "The replicas stay equal, but they are always one step behind one process."
-        why = "It is the right circle, begun in the middle: the update of each step is done at the start of the next."
-        return False, said, why
+        return False, said, "one_behind"
     said = "The replicas drift apart, and nothing ever brings them together again."
     if order.index("all_reduce") < order.index("backward"):
-        return False, said, "When the all-reduce came, there was no new gradient to average yet."
-    return False, said, "Each replica takes its own step, before the mean is there."
+        return False, said, "no_gradient"
+    return False, said, "alone"
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q2": Family(4, _ask_order, draw_workers),
+    "Q2": Family(4, ordering(_run_in, *WHYS), draw_workers, fields_of_workers),
 }
