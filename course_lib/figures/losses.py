@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import percent
 from course_lib.figures.bars import Bars, bars_in_plotly, draw_bars
+from course_lib.figures.breakdown import CAUSES, TimeBreakdown
 from course_lib.figures.frame import draw_legend, draw_origins, draw_title, new_sheet, on_card
 from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture
-from course_lib.figures.shares import CAUSES, Shares
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -22,13 +22,14 @@ CAUSE_STYLES = {
 }
 
 
-def lost_time(shares: Mapping[str, Shares], width: int = 800, title: str | None = None) -> Picture:
-    """Draw where the ranks' time went: a bar for each name, from `attribute(timeline)`.
+def lost_time(shares: Mapping[str, TimeBreakdown], width: int = 800, title: str | None = None) -> Picture:
+    """Draw where the ranks' time went: a bar for each name, from `time_breakdown(timeline)`.
 
     Raises ValueError if there is nothing to draw.
     """
     if not shares:
-        raise ValueError('shares is empty; give at least one bar, for instance {"4 ranks": attribute(run.timeline)}')
+        example = '{"4 ranks": time_breakdown(run.timeline)}'
+        raise ValueError(f"shares is empty; give at least one bar, for instance {example}")
     bars = _with_origins(shares)
     sheet = new_sheet(width)
     y = draw_title(sheet, title)
@@ -43,13 +44,13 @@ def lost_time(shares: Mapping[str, Shares], width: int = 800, title: str | None 
     )
 
 
-def _with_origins(shares: Mapping[str, Shares]) -> dict[str, Shares]:
+def _with_origins(shares: Mapping[str, TimeBreakdown]) -> dict[str, TimeBreakdown]:
     """The names of the bars, with their origins where those differ."""
     mixed = len({one.origin for one in shares.values()}) > 1
     return {f"{name} ({one.origin})" if mixed else name: one for name, one in shares.items()}
 
 
-def _summary(shares: Mapping[str, Shares]) -> str:
+def _summary(shares: Mapping[str, TimeBreakdown]) -> str:
     name, worst = min(shares.items(), key=lambda item: item[1].compute)
     cause = max(("wait", "transfer", "rest"), key=lambda cause: getattr(worst, cause))
     most = "Most time is lost with " if len(shares) > 1 else ""
@@ -59,12 +60,12 @@ def _summary(shares: Mapping[str, Shares]) -> str:
     )
 
 
-def _bars(named: Mapping[str, Shares]) -> Bars:
+def _bars(named: Mapping[str, TimeBreakdown]) -> Bars:
     values = {name: {cause: getattr(one, cause) for cause in CAUSES} for name, one in named.items()}
     tenths = [tenth / 10 for tenth in range(0, 11, 2)]
     return Bars(values, CAUSE_STYLES, 1.0, tenths, "share of the ranks' time", percent, percent)
 
 
-def _plotly(named: Mapping[str, Shares], title: str | None) -> go.Figure:
+def _plotly(named: Mapping[str, TimeBreakdown], title: str | None) -> go.Figure:
     figure = bars_in_plotly(_bars(named)).update_xaxes(tickformat=".0%")
     return on_card(figure, title, (one.origin for one in named.values()))

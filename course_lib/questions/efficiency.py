@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
+from course_lib.experiments import training
 from course_lib.experiments.ablations import RoundedWeights, share_moved
-from course_lib.figures import attribute, gantt, loss_at_end, loss_curves, lost_time
+from course_lib.experiments.training import flat, shares
+from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time, time_breakdown
 from course_lib.figures.axis import data_size, duration, number, percent
 from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
@@ -77,17 +78,10 @@ def _train(rank: int, recipe: Recipe, steps: int) -> tuple[list[float], list[Byt
     replica = DataParallel(TinyGPT(CONFIG, dtype=recipe.dtype))
     scaler = LossScaler() if recipe.is_scaled else None
     optimizer: Any = recipe.keeps(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
-    losses: list[float] = []
     with Ledger(replica.module, optimizer.optimizer) as ledger:
-        for batch in islice(data.minibatches(data.train_test_split()[0], 64), steps):
-            inputs, targets = batches.split(batch, dist.get_world_size())[rank]
-            loss = data.answer_loss(replica(inputs).float(), targets)
-            losses.append(loss.item())
-            if not math.isfinite(losses[-1]):  # on all ranks at once, as their weights are the same
-                break
-            (scaler.scale(loss) if scaler else loss).backward()
-            replica.finish()
-            optimizer.step()
+        losses = training.train(
+            replica, shares(rank, 64, steps), data.answer_loss, optimizer, scaler, combine=replica.finish
+        )
     return losses, [sample.held for sample in ledger.samples], sum(p.numel() for p in replica.parameters())
 
 
@@ -123,8 +117,8 @@ def _add_up(rank: int, dtype: torch.dtype, micro_batches: int) -> float:
     exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
     for inputs, targets in batches.micro_batches(whole, micro_batches):
         gradients = torch.autograd.grad(data.answer_loss(model(inputs).float(), targets), list(model.parameters()))
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        exact, total = exact + flat.double(), total + flat.to(dtype)
+        own = flat(gradients)
+        exact, total = exact + own.double(), total + own.to(dtype)
     return ((total - exact).norm() / exact.norm()).item()
 
 
@@ -137,9 +131,7 @@ def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float
     model = TinyGPT(CONFIG, dtype=torch.bfloat16)
     optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
     before = [weight.detach().clone() for weight in optimizer.parameters]
-    inputs, targets = next(data.minibatches(data.train_test_split()[0], 64))
-    data.answer_loss(model(inputs).float(), targets).backward()
-    optimizer.step()
+    training.train(model, shares(rank, 64, 1), data.answer_loss, optimizer)
     return share_moved(before, optimizer.parameters)
 
 
@@ -210,7 +202,7 @@ def _gradient(model: TinyGPT, i: int, inputs: Tensor, targets: Tensor) -> Tensor
         loss = data.answer_loss(model(inputs).float(), targets) / MICRO_BATCHES / dist.get_world_size()
     with compute("backward", micro_batch=i, work=len(inputs)):
         gradients = torch.autograd.grad(loss, list(model.parameters()))
-    return torch.cat([gradient.flatten().float() for gradient in gradients])
+    return flat(gradients).float()
 
 
 def _ways() -> Outcome:
@@ -227,7 +219,9 @@ def _ways() -> Outcome:
         f"In mixed precision the gradient differs by {percent(off_mixed)}."
     )
     pictures = (
-        lost_time({name: attribute(timeline) for name, (timeline, _) in runs.items()}, title="Where the time goes"),
+        lost_time(
+            {name: time_breakdown(timeline) for name, (timeline, _) in runs.items()}, title="Where the time goes"
+        ),
         gantt(mixed, each, title="One exchange in mixed precision, and below it eight in float32"),
     )
     right = each.bytes_sent(0) == 8 * once.bytes_sent(0) == 16 * mixed.bytes_sent(0) and off < 1e-5

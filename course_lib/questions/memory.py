@@ -2,72 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
+from course_lib.experiments.training import train_layers
 from course_lib.figures.axis import data_size
-from course_lib.instruments.watch import Watch
-from course_lib.model import GPTConfig, TinyGPT
 from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Pace, launch
-from course_lib.timeline import compute
-
-
-class Held(NamedTuple):
-    """Bytes of weights, gradients and optimizer state on one rank; at most, with the activations."""
-
-    states: int
-    peak: int
-
-
-def _train(rank: int, layers: int, samples: int, is_split: bool, dtype: torch.dtype) -> Held:
-    """Train this rank's layers of a model, or all of them, for two steps."""
-    config = GPTConfig(layers=layers, hidden=64)
-    own = layers // dist.get_world_size()
-    first, last = (rank * own, (rank + 1) * own) if is_split else (0, layers)
-    blocks = TinyGPT(config, dtype=dtype).blocks[1 + first : 1 + last]
-    inputs = torch.randn(samples, config.sequence, config.hidden, dtype=dtype)
-    optimizer = torch.optim.AdamW(blocks.parameters())
-    with Watch() as watch:
-        for _ in range(2):
-            _step(blocks, inputs, optimizer)
-    weights = list(blocks.parameters())
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-    return Held(_bytes([*weights, *gradients, *moments]), _bytes(weights) + watch.peak)
-
-
-def _step(blocks: nn.Module, inputs: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    with compute("forward", work=len(inputs)):
-        loss = blocks(inputs).square().mean()  # stands for the layers after these
-    with compute("backward", work=len(inputs)):
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def train(
-    devices: int,
-    layers: int,
-    samples: int,
-    is_split: bool,
-    dtype: torch.dtype = torch.float32,
-    pace: Pace | None = None,
-) -> list[Held]:
-    """What each device holds that trains a model of so many layers, or its own share of them."""
-    return launch(_train, devices, (layers, samples, is_split, dtype), pace=pace).results
-
+from course_lib.ranks import Pace
 
 # Q5. Which limit calls for distribution?
 
@@ -84,7 +29,7 @@ class TooLarge(NamedTuple):
     @property
     def capacity(self) -> int:
         """Bytes: the states of the layers that fit, and a tenth for activations."""
-        ((states, _),) = train(1, self.fits, SAMPLES, False)
+        ((states, _),) = train_layers(1, self.fits, SAMPLES, False)
         return states + states // 10
 
 
@@ -107,14 +52,14 @@ REMEDIES = {
 def _still_too_large(remedy: str, case: TooLarge) -> Outcome:
     """A single device with one thing made better: does it hold the model now?"""
     pace = Pace({"forward": 1e-6, "backward": 1e-6} if remedy == "speed" else {"forward": 0.01, "backward": 0.02})
-    ((_, peak),) = train(1, case.layers, 1 if remedy == "data" else SAMPLES, False, pace=pace)
+    ((_, peak),) = train_layers(1, case.layers, 1 if remedy == "data" else SAMPLES, False, pace=pace)
     return _judge(case, peak, f"with {REMEDIES[remedy]}, one device", is_expected_to_fit=False)
 
 
 def _spread(case: TooLarge) -> Outcome:
     """The layers spread over as few devices as divide them and suffice."""
     devices = next(n for n in range(2, case.layers + 1) if case.layers % n == 0 and case.layers // n < case.fits)
-    peak = max(held.peak for held in train(devices, case.layers, SAMPLES, True))
+    peak = max(held.peak for held in train_layers(devices, case.layers, SAMPLES, True))
     return _judge(case, peak, f"with the layers spread over {devices} devices, each", is_expected_to_fit=True)
 
 
@@ -151,8 +96,8 @@ def _hold(option: str, case: Split) -> Outcome:
     """Do it as the option says; is each unit left with its share of what one unit would hold?"""
     is_split, dtype = option == "layers", torch.bfloat16 if option == "bits" else torch.float32
     samples = 2 * case.units if is_split else 2
-    held = [one.states for one in train(case.units, case.layers, samples, is_split, dtype)]
-    ((whole, _),) = train(1, case.layers, 2 * case.units, False)
+    held = [one.states for one in train_layers(case.units, case.layers, samples, is_split, dtype)]
+    ((whole, _),) = train_layers(1, case.layers, 2 * case.units, False)
     right = max(held) * case.units <= whole
     said = (
         f"Parameters, gradients and optimizer state: {data_size(max(held))} on each of {case.units} units; "
@@ -163,7 +108,7 @@ def _hold(option: str, case: Split) -> Outcome:
 
 def _while_waiting(case: Split) -> Outcome:
     """Training is over, and every unit waits: what it holds now."""
-    held = min(one.states for one in train(case.units, case.layers, 2, True))
+    held = min(one.states for one in train_layers(case.units, case.layers, 2, True))
     said = f"When a unit has done its part and waits, it still holds {data_size(held)}."
     return Outcome(held == 0, said, shown=held > 0)
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from course_lib import data
 from course_lib.experiments import pipeline_step, training_step
-from course_lib.experiments.events import fill_and_drain, play
-from course_lib.figures import Timing, attribute, gantt, held, lost_time, memory_by_part, speed_up
+from course_lib.experiments.events import fill_and_drain, run_events
+from course_lib.experiments.training import flat, gradients_of, train_layers
+from course_lib.figures import Timing, gantt, held, lost_time, memory_by_part, speed_up, time_breakdown
 from course_lib.figures.axis import data_size, long_time, memory_size, percent
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import TinyGPT
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
-from course_lib.questions import memory
 from course_lib.questions.asking import open_case
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
@@ -38,7 +38,7 @@ MACHINES = {
 
 
 def _two_limits() -> Outcome:
-    ((small, _),) = memory.train(1, 8, 4, False)
+    ((small, _),) = train_layers(1, 8, 4, False)
     planned = {name: estimate(SEVEN, cluster, plan, 256) for name, (cluster, plan) in MACHINES.items()}
     one, larger, eight = planned.values()
     lines = (
@@ -64,7 +64,7 @@ def _speed_up() -> Outcome:
     steps = [training_step(n, 64, pace, overlap=False) for n in (1, 2, 4, 8)]
     pictures = (
         speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks"),
-        lost_time({f"N = {step.world_size}": attribute(step) for step in steps}, title="Where the time goes"),
+        lost_time({f"N = {step.world_size}": time_breakdown(step) for step in steps}, title="Where the time goes"),
     )
     return Outcome(
         None, "The run behind it is a smaller one of the same kind, with 1, 2, 4 and 8 workers.", pictures=pictures
@@ -83,15 +83,9 @@ def _gradients(rank: int, takes_share: bool) -> tuple[Tensor, Tensor]:
     if takes_share:
         inputs, targets = batches.split((inputs, targets), dist.get_world_size())[rank]
     data.answer_loss(model(inputs), targets).backward()
-    own = _vector(model)
+    own = flat(gradients_of(model))
     average_gradients(model)
-    return own, _vector(model)
-
-
-def _vector(model: TinyGPT) -> Tensor:
-    return torch.cat(
-        [parameter.grad.flatten().clone() for parameter in model.parameters() if parameter.grad is not None]
-    )
+    return own, flat(gradients_of(model))
 
 
 def _flaw() -> Outcome:
@@ -130,15 +124,15 @@ def _mean_gradient(rank: int, minibatch: tuple[Tensor, Tensor], is_weighted: boo
     data.answer_loss(model(inputs), targets).backward()
     if is_weighted is not None:
         average_gradients(model, samples=len(inputs) if is_weighted else None)
-    return _vector(model)
+    return flat(gradients_of(model))
 
 
 # Rationale for model partitioning
 
 
 def _partition() -> Outcome:
-    ((alone, _),) = memory.train(1, 8, 4, False)
-    lines = [f"{n} devices: {data_size(max(held.states for held in memory.train(n, 8, 4, True)))}" for n in (2, 4, 8)]
+    ((alone, _),) = train_layers(1, 8, 4, False)
+    lines = [f"{n} devices: {data_size(max(held.states for held in train_layers(n, 8, 4, True)))}" for n in (2, 4, 8)]
     said = (
         "A small model was trained with its layers on 1, 2, 4 and 8 devices. "
         f"Parameters, gradients and optimizer state on each device: alone {data_size(alone)}; {'; '.join(lines)}."
@@ -150,7 +144,7 @@ def _partition() -> Outcome:
 
 
 def _pipelines() -> Outcome:
-    few, many = play(fill_and_drain(4, 2), 4, 0.5), play(fill_and_drain(4, 8), 4, 0.25)
+    few, many = run_events(fill_and_drain(4, 2), 4, 0.5), run_events(fill_and_drain(4, 8), 4, 0.25)
     idle = [timeline.idle_fraction() for timeline in (few, many)]
     said = f"Run on 4 ranks: idle for {percent(idle[0])} with 2 micro-batches, for {percent(idle[1])} with 8."
     right = all(map(isclose, idle, [3 / (2 + 3), 3 / (8 + 3)]))

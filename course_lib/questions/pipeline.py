@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from course_lib.experiments.events import Event, fill_and_drain, play, until_stuck
+from course_lib.experiments.events import Event, fill_and_drain, run_events, until_stuck
 from course_lib.figures import gantt
 from course_lib.figures.axis import percent
 from course_lib.questions.asking import choice, each, ordering
@@ -45,12 +45,12 @@ def _fields_of_grid(case: Grid) -> dict[str, object]:
 def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     events = [Event.read(name) for name in names]
     try:
-        timeline = play(events, case.devices)
+        timeline = run_events(events, case.devices)
     except Deadlock as error:
         return _stuck(case, events, error)
     except RankFailed as error:
         return Outcome(False, f"It cannot be run: {error.__cause__}.", "no_forward")
-    best = play(fill_and_drain(case.devices, case.micro_batches), case.devices)
+    best = run_events(fill_and_drain(case.devices, case.micro_batches), case.devices)
     idle = timeline.idle_fraction()
     right = idle < case.least_idle + ROUNDING
     said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
@@ -60,7 +60,7 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
 
 
 def _stuck(case: Grid, events: list[Event], error: Deadlock) -> Outcome:
-    done = play(until_stuck(events), case.devices)
+    done = run_events(until_stuck(events), case.devices)
     picture = gantt(done, title="What was done before the devices got stuck")
     said = f"The devices are stuck for good. {error.message}"
     return Outcome(False, said, "stuck", pictures=(picture,))
@@ -104,7 +104,7 @@ def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
 
 def _read_off(option: str, case: Moment) -> Outcome:
     """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
-    timeline = play(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
+    timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, *_claims(case)[option])
     now = finished + ROUNDING  # what ends then is over, and what begins then has begun

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import islice
+from functools import cache, partial
+from itertools import count, islice
 from random import Random
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib import data
 from course_lib.experiments.ablations import RoundedWeights
+from course_lib.experiments.training import flat, gradients_of, moments_of, shares, size_of, train
 from course_lib.figures import axis
-from course_lib.mechanisms import batches
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.questions.asking import choice, each, number
@@ -30,7 +30,7 @@ STEPS, BATCH = 150, 64
 
 
 @dataclass(frozen=True)
-class Run:
+class Training:
     """One training. weights: what they are kept in; compute: what forward and backward are done in."""
 
     weights: torch.dtype = torch.bfloat16
@@ -42,46 +42,41 @@ class Run:
 
 
 @cache
-def last_loss(run: Run) -> float:
+def last_loss(case: Training) -> float:
     """The mean loss of the last ten steps, in 32 bits. (The trainings that all answers are compared with run once.)"""
-    return launch(_train, run.workers, (run,)).results[0]
+    return launch(_train, case.workers, (case,)).results[0]
 
 
-def _train(rank: int, run: Run) -> float:
-    """Data parallelism with AdamW. The gradients are averaged, and the loss is measured, in 32 bits."""
-    model = TinyGPT(CONFIG, seed=run.seed, dtype=run.compute)
-    kept = [parameter.detach().to(run.weights) for parameter in model.parameters()]
-    optimizer = torch.optim.AdamW(kept, lr=run.learning_rate)
-    problems, _ = data.train_test_split()
-    losses = []
-    for batch in islice(data.minibatches(problems, run.batch_size, run.seed), STEPS):
-        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
-        loss = data.answer_loss(model(inputs).float(), targets)
-        loss.backward()
-        losses.append(loss.item())
-        _update(list(model.parameters()), kept, optimizer)
+def _train(rank: int, case: Training) -> float:
+    model = TinyGPT(CONFIG, seed=case.seed, dtype=case.compute)
+    weights = list(model.parameters())
+    kept = [weight.detach().to(case.weights) for weight in weights]
+    optimizer = torch.optim.AdamW(kept, lr=case.learning_rate)
+    optimizer.register_step_post_hook(lambda *_: _copy(kept, weights))
+    minibatches = shares(rank, case.batch_size, STEPS, case.seed)
+    losses = train(model, minibatches, data.answer_loss, optimizer, combine=partial(_average, weights, kept))
     return sum(losses[-10:]) / 10
 
 
-def _update(parameters: list[torch.nn.Parameter], kept: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    gradients = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
-    mean = torch.cat([gradient.flatten() for gradient in gradients])
+def _average(weights: list[nn.Parameter], kept: list[Tensor]) -> None:
+    """Give what is kept the mean of the ranks' gradients, taken in 32 bits."""
+    mean = flat(weight.grad for weight in weights if weight.grad is not None).float()
     dist.all_reduce(mean)
     mean /= dist.get_world_size()
-    pieces = mean.split([gradient.numel() for gradient in gradients])
-    for parameter, own, piece in zip(parameters, kept, pieces, strict=True):
-        own.grad = piece.view_as(own).to(own.dtype)
-        parameter.grad = None
-    optimizer.step()
-    for parameter, own in zip(parameters, kept, strict=True):
-        parameter.detach().copy_(own)
+    for weight, own, piece in zip(weights, kept, mean.split([own.numel() for own in kept]), strict=True):
+        own.grad, weight.grad = piece.view_as(own).to(own.dtype), None
+
+
+def _copy(kept: list[Tensor], weights: list[nn.Parameter]) -> None:
+    for weight, own in zip(weights, kept, strict=True):
+        weight.detach().copy_(own)
 
 
 # Q9. Fast, and then it ends badly
 
 
-def _draw_run(random: Random) -> Run:
-    return Run(workers=4, seed=random.randrange(1, 100))
+def _draw_training(random: Random) -> Training:
+    return Training(workers=4, seed=random.randrange(1, 100))
 
 
 REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -92,11 +87,14 @@ REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def _without(suspect: str, run: Run) -> Outcome:
+def _without(suspect: str, case: Training) -> Outcome:
     """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
     name, change = REMEDIES[suspect]
-    sixteen, thirty_two = last_loss(run), last_loss(replace(run, weights=torch.float32, compute=torch.float32))
-    changed = last_loss(replace(run, **change))  # type: ignore[arg-type]
+    sixteen, thirty_two = (
+        last_loss(case),
+        last_loss(replace(case, weights=torch.float32, compute=torch.float32)),
+    )
+    changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
     right = won > lost / 2
     said = (
@@ -119,17 +117,14 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
         optimizer.step()
         data.answer_loss(model(inputs).float(), targets).backward()
     weights = list(model.parameters())
-    moments = [number for state in optimizer.optimizer.state.values() for number in state.values() if number.dim()]
-    masters = [weight for weight in optimizer.parameters if weight not in set(weights)]
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    parts: dict[str, list[Any]] = {
+    parts = {
         "weights": weights,
-        "gradients": gradients,
-        "AdamW": moments,
-        "master weights": masters,
+        "gradients": gradients_of(model),
+        "AdamW": moments_of(optimizer.optimizer),
+        "master weights": [weight for weight in optimizer.parameters if weight not in set(weights)],
     }
     n = sum(weight.numel() for weight in weights)
-    return {name: sum(tensor.nbytes for tensor in tensors) // n for name, tensors in parts.items()}
+    return {name: size_of(tensors) // n for name, tensors in parts.items()}
 
 
 def _slips() -> dict[str, float]:
@@ -162,20 +157,21 @@ def _train_with_overflow(rank: int, what: str) -> Tensor:
     groups: list[dist.ProcessGroup] = []  # of ranks to agree with: none at all
     agreed = LossScaler(2.0**10, groups=None if what == "together" else groups)
     scaler = None if what == "nobody" else agreed
+    steps = count()
     master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
-    problems, _ = data.train_test_split()
-    for step, (inputs, targets) in enumerate(islice(data.minibatches(problems, BATCH), 4)):
-        loss = data.answer_loss(model(inputs).float(), targets)
-        (scaler.scale(loss) if scaler else loss).backward()
-        if step == 2 and rank == 3:
+
+    def overflow() -> None:
+        if rank == 3 and next(steps) == 2:
             for weight in model.blocks[0].parameters():
                 weight.grad = torch.full_like(weight, 0.0 if what == "zero" else torch.inf)
-        master.step()
-    return torch.cat([weight.detach().flatten() for weight in master.parameters])
+
+    same = islice(data.minibatches(data.train_test_split()[0], BATCH), 4)
+    train(model, same, data.answer_loss, master, scaler, combine=overflow)
+    return flat(master.parameters)
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q9": Family(Run(), choice(each(_without, REMEDIES)), _draw_run, lambda run: {"workers": run.workers}),
+    "Q9": Family(Training(), choice(each(_without, REMEDIES)), _draw_training, lambda case: {"workers": case.workers}),
     "bytes_per_weight": Family(None, number(BYTES, _count_bytes, _slips, tolerance=0.0)),
     "one_overflow": Family(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
 }

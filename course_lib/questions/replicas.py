@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import data
+from course_lib.experiments.training import flat, shares, train
 from course_lib.figures import gantt
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -27,11 +27,6 @@ TINY = GPTConfig(layers=1, hidden=8, heads=2)
 STEPS = 5
 SAME = 1e-9  # how far two trainings in 64-bit numbers drift apart by rounding alone, with much to spare
 ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 8: "an eighth"}
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All weights in one vector, a copy."""
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def distance(replicas: list[Tensor], other: Tensor) -> float:
@@ -99,46 +94,38 @@ def _worker(rank: int, case: Sharing, splits_samples: bool, splits_model: bool) 
 # Q1. What must happen after the gradients are there?
 
 
-def _own_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+def _nothing(model: nn.Module) -> None:
+    pass
 
 
-def _first_ranks_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+def _send_weights(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.broadcast(parameter.detach(), src=0)
 
 
-def _average_then_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    average_gradients(model)
-    optimizer.step()
-
-
-def _update_then_average(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+def _average_weights(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.detach())
         parameter.detach().div_(dist.get_world_size())
 
 
-Update = Callable[[nn.Module, torch.optim.Optimizer], None]
+# What ranks do before an update and after it, and what becomes of their replicas.
+UPDATES = {
+    "own": (_nothing, _nothing, "drift"),
+    "first_rank": (_nothing, _send_weights, "wrong"),
+    "mean_gradient": (average_gradients, _nothing, "right"),
+    "mean_weights": (_nothing, _average_weights, "wrong"),
+}
 
 
-def minibatches_for(workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    problems, _ = data.train_test_split()
-    return data.minibatches(problems, 8 * workers)
-
-
-def _train(rank: int, update: Update, workers: int) -> Tensor:
+def _train(rank: int, option: str, workers: int) -> Tensor:
     """A few steps on this rank's share of minibatches for `workers`; on one rank, that is all of them."""
+    before, after, _ = UPDATES[option]
     model = TinyGPT(TINY, dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for batch in islice(minibatches_for(workers), STEPS):
-        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
-        optimizer.zero_grad()
-        data.answer_loss(model(inputs), targets).backward()
-        update(model, optimizer)
-    return weights_of(model)
+    optimizer.register_step_post_hook(lambda *_: after(model))
+    train(model, shares(rank, 8 * workers, STEPS), data.answer_loss, optimizer, combine=partial(before, model))
+    return flat(model.parameters())
 
 
 def draw_workers(random: Random) -> int:
@@ -149,19 +136,9 @@ def fields_of_workers(workers: int) -> dict[str, object]:
     return {"workers": workers}
 
 
-# How they learn, and what comes of it.
-UPDATES = {
-    "own": (_own_update, "drift"),
-    "first_rank": (_first_ranks_update, "wrong"),
-    "mean_gradient": (_average_then_update, "right"),
-    "mean_weights": (_update_then_average, "wrong"),
-}
-
-
 def _compare_trainings(option: str, workers: int) -> Outcome:
-    update, claim = UPDATES[option]
-    replicas = launch(_train, workers, (update, workers)).results
-    (alone,) = launch(_train, 1, (_own_update, workers)).results
+    replicas = launch(_train, workers, (option, workers)).results
+    (alone,) = launch(_train, 1, ("own", workers)).results
     apart, off = distance(replicas, replicas[0]), distance(replicas, alone)
     found = "drift" if apart else "wrong" if off > SAME else "right"
     equal = "different from each other" if apart else "equal to the last bit"
@@ -170,7 +147,7 @@ def _compare_trainings(option: str, workers: int) -> Outcome:
         f"After {STEPS} steps the {workers} replicas are {equal}. Compared with one process on all shares: {same}. "
         f"Largest difference between two replicas: {apart:.2g}; to one process: {off:.2g}."
     )
-    return Outcome(found == "right", said, shown=found == claim)
+    return Outcome(found == "right", said, shown=found == UPDATES[option][-1])
 
 
 QUESTIONS: dict[str, Family] = {

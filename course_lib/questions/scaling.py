@@ -10,7 +10,8 @@ import torch
 
 from course_lib import data
 from course_lib.experiments.steps import SMALL, training_step
-from course_lib.figures import Timing, attribute, gantt, lost_time, speed_up
+from course_lib.experiments.training import gradients_of, size_of
+from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdown
 from course_lib.figures.axis import data_size
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.model import TinyGPT
@@ -128,7 +129,7 @@ def _without(suspect: str, case: Cluster) -> Outcome:
         f"as fast as one, now {now:.1f} times."
     )
     shown = {"devices": won < 0, "links": right, "update": not right}[suspect]
-    shares = {"as it is": attribute(before[-1]), "without the suspect": attribute(after[-1])}
+    shares = {"as it is": time_breakdown(before[-1]), "without the suspect": time_breakdown(after[-1])}
     pictures = (
         speed_up([Timing.of(step) for step in before], title="The speed-up of the team"),
         lost_time(shares, title=f"Where the time of {case.workers} workers goes"),
@@ -150,8 +151,7 @@ def _held(case: Cluster) -> Outcome:
 def _replica_bytes(rank: int) -> int:
     model = TinyGPT(SMALL)
     data.answer_loss(model(torch.zeros(1, 8, dtype=torch.int64)), torch.zeros(1, 8, dtype=torch.int64)).backward()
-    weights = list(model.parameters())
-    return sum(tensor.nbytes for tensor in [*weights, *(weight.grad for weight in weights)] if tensor is not None)
+    return size_of([*model.parameters(), *gradients_of(model)])
 
 
 QUESTIONS: dict[str, Family] = {

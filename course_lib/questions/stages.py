@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from course_lib.experiments.events import SECONDS, fill_and_drain, play
+from course_lib.experiments.events import SECONDS, fill_and_drain, run_events
 from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import percent
 from course_lib.model import GPTConfig, TinyGPT
@@ -35,7 +35,7 @@ SLOW = Pace(SECONDS, Link(0.002))
 
 
 def _through(stages: int, pace: Pace = SLOW) -> Timeline:
-    return play(fill_and_drain(stages, 1), stages, pace=pace)
+    return run_events(fill_and_drain(stages, 1), stages, pace=pace)
 
 
 def _active(timeline: Timeline) -> float:
@@ -108,7 +108,7 @@ class Strategy(NamedTuple):
 
     def run(self, units: int) -> Timeline:
         pace = Pace({kind: seconds / self.speed for kind, seconds in SECONDS.items()}, Link(self.latency))
-        return play(fill_and_drain(units, self.pieces), units, self.work / self.pieces, pace)
+        return run_events(fill_and_drain(units, self.pieces), units, self.work / self.pieces, pace)
 
 
 STRATEGIES = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
+from course_lib.experiments.training import flat, shares
 from course_lib.figures import gantt
-from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import TinyGPT
 from course_lib.questions.asking import ordering
@@ -22,8 +21,6 @@ from course_lib.questions.replicas import (
     distance,
     draw_workers,
     fields_of_workers,
-    minibatches_for,
-    weights_of,
 )
 from course_lib.ranks import Link, Pace, RankFailed, launch
 from course_lib.timeline import compute
@@ -41,15 +38,15 @@ FEW_SECONDS = Pace({"forward": 0.02, "backward": 0.04, "optimizer": 0.01}, Link(
 class Worker:
     """One rank, with a method for each event."""
 
-    def __init__(self, rank: int, workers: int) -> None:
-        self.rank, self.model = rank, TinyGPT(TINY, dtype=torch.float64)
+    def __init__(self, rank: int, workers: int, steps: int) -> None:
+        self.model = TinyGPT(TINY, dtype=torch.float64)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
-        self.minibatches = minibatches_for(workers)
-        self.share: tuple[Tensor, Tensor] | None = None
+        self.shares = shares(rank, 8 * workers, steps)
+        self.share: Sequence[Tensor] | None = None
         self.loss: Tensor | None = None
 
     def split(self) -> None:
-        self.share = batches.split(next(self.minibatches), dist.get_world_size())[self.rank]
+        self.share = next(self.shares)
 
     def forward(self) -> None:
         if self.share is None:
@@ -76,12 +73,12 @@ class Worker:
 
 def follow(rank: int, order: tuple[str, ...], workers: int, steps: int) -> Tensor:
     """Do the events of each step in this order; the weights after every step, [steps, weights]."""
-    worker = Worker(rank, workers)
+    worker = Worker(rank, workers, steps)
     history = []
     for _ in range(steps):
         for event in order:
             getattr(worker, event)()
-        history.append(weights_of(worker.model))
+        history.append(flat(worker.model.parameters()))
     return torch.stack(history)
 
 
