@@ -38,10 +38,6 @@ def _draw_too_large(random: Random) -> TooLarge:
     return TooLarge(layers, fits, random.choice([7, 20, 34]))
 
 
-def _fields_of_too_large(case: TooLarge) -> dict[str, object]:
-    return {"billions": case.billions, "states": 16 * case.billions}
-
-
 REMEDIES = {
     "speed": "a device that is thousands of times as fast",
     "data": "a single sample to read",
@@ -84,14 +80,6 @@ class Split(NamedTuple):
     units: int
 
 
-def _draw_split(random: Random) -> Split:
-    return Split(*random.choice([(6, 3), (6, 2), (12, 4)]))
-
-
-def _fields_of_split(case: Split) -> dict[str, object]:
-    return {**case._asdict(), "share": case.layers // case.units}
-
-
 def _hold(option: str, case: Split) -> Outcome:
     """Do it as the option says; is each unit left with its share of what one unit would hold?"""
     is_split, dtype = option == "layers", torch.bfloat16 if option == "bits" else torch.float32
@@ -118,12 +106,12 @@ QUESTIONS: dict[str, Family] = {
         TooLarge(8, 4, 13),
         choice({**each(_still_too_large, REMEDIES), "memory": _spread}),
         _draw_too_large,
-        _fields_of_too_large,
+        lambda case: {"billions": case.billions, "states": 16 * case.billions},
     ),
     "Q6": Family(
         Split(8, 4),
         choice({**each(_hold, ("layers", "samples", "bits")), "waiting": _while_waiting}),
-        _draw_split,
-        _fields_of_split,
+        lambda random: Split(*random.choice([(6, 3), (6, 2), (12, 4)])),
+        lambda case: {**case._asdict(), "share": case.layers // case.units},
     ),
 }

@@ -78,10 +78,8 @@ def _gradients(rank: int, takes_share: bool) -> tuple[Tensor, Tensor]:
     """This rank's gradient, and the mean of all, with or without the missing line."""
     torch.manual_seed(0)
     model = TinyGPT(TINY, dtype=torch.float64)
-    problems, _ = data.train_test_split()
-    inputs, targets = next(data.minibatches(problems, 64, seed=1))
-    if takes_share:
-        inputs, targets = batches.split((inputs, targets), dist.get_world_size())[rank]
+    minibatch = next(data.minibatches(data.train_test_split()[0], 64, seed=1))
+    inputs, targets = batches.split(minibatch, dist.get_world_size())[rank] if takes_share else minibatch
     data.answer_loss(model(inputs), targets).backward()
     own = flat(gradients_of(model))
     average_gradients(model)

@@ -30,10 +30,6 @@ class Grid(NamedTuple):
         return (self.devices - 1) / (self.micro_batches + self.devices - 1)
 
 
-def _draw_grid(random: Random) -> Grid:
-    return Grid(*random.choice([(2, 2), (2, 3), (3, 2)]))
-
-
 def _fields_of_grid(case: Grid) -> dict[str, object]:
     events = fill_and_drain(case.devices, case.micro_batches)
     Random(case.devices * 10 + case.micro_batches).shuffle(events)
@@ -131,7 +127,10 @@ def _words(span: Span) -> str:
 
 QUESTIONS: dict[str, Family] = {
     "Q8": Family(
-        Grid(2, 2), ordering(_measure_idle, "right", "waits", "no_forward", "stuck"), _draw_grid, _fields_of_grid
+        Grid(2, 2),
+        ordering(_measure_idle, "right", "waits", "no_forward", "stuck"),
+        lambda random: Grid(*random.choice([(2, 2), (2, 3), (3, 2)])),
+        _fields_of_grid,
     ),
     "Q10": Family(
         Moment(4, 3, 1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count, islice
-from random import Random
 from typing import Any
 
 import torch
@@ -75,10 +74,6 @@ def _copy(kept: list[Tensor], weights: list[nn.Parameter]) -> None:
 # Q9. Fast, and then it ends badly
 
 
-def _draw_training(random: Random) -> Training:
-    return Training(workers=4, seed=random.randrange(1, 100))
-
-
 REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
     "products": ("products in 32 bits", {"compute": torch.float32}),
     "workers": ("a single worker", {"workers": 1}),
@@ -127,10 +122,6 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
     return {name: size_of(tensors) // n for name, tensors in parts.items()}
 
 
-def _slips() -> dict[str, float]:
-    return {"all_in_16": 1 / 2, "no_master": 3 / 4}
-
-
 def _count_bytes() -> Reading:
     parts = bytes_per_weight(torch.float16, MasterWeights)
     listed = ", ".join(f"{name} {size}" for name, size in parts.items())
@@ -171,7 +162,14 @@ def _train_with_overflow(rank: int, what: str) -> Tensor:
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q9": Family(Training(), choice(each(_without, REMEDIES)), _draw_training, lambda case: {"workers": case.workers}),
-    "bytes_per_weight": Family(None, number(BYTES, _count_bytes, _slips, tolerance=0.0)),
+    "Q9": Family(
+        Training(),
+        choice(each(_without, REMEDIES)),
+        lambda random: Training(workers=4, seed=random.randrange(1, 100)),
+        lambda case: {"workers": case.workers},
+    ),
+    "bytes_per_weight": Family(
+        None, number(BYTES, _count_bytes, lambda: {"all_in_16": 1 / 2, "no_master": 3 / 4}, tolerance=0.0)
+    ),
     "one_overflow": Family(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
 }

@@ -49,10 +49,6 @@ def _draw_sharing(random: Random) -> Sharing:
     return Sharing(workers * random.choice([16, 32, 48, 64]), workers)
 
 
-def _fields_of_sharing(case: Sharing) -> dict[str, object]:
-    return {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]}
-
-
 # Whether the samples are split, and whether the model is.
 SPLITS = {
     "parts_of_all": (False, True),
@@ -132,10 +128,6 @@ def draw_workers(random: Random) -> int:
     return random.choice([2, 3, 4, 6])
 
 
-def fields_of_workers(workers: int) -> dict[str, object]:
-    return {"workers": workers}
-
-
 def _compare_trainings(option: str, workers: int) -> Outcome:
     replicas = launch(_train, workers, (option, workers)).results
     (alone,) = launch(_train, 1, ("own", workers)).results
@@ -151,6 +143,11 @@ def _compare_trainings(option: str, workers: int) -> Outcome:
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q4": Family(Sharing(512, 8), choice(each(_share_out, SPLITS)), _draw_sharing, _fields_of_sharing),
-    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), draw_workers, fields_of_workers),
+    "Q4": Family(
+        Sharing(512, 8),
+        choice(each(_share_out, SPLITS)),
+        _draw_sharing,
+        lambda case: {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]},
+    ),
+    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), draw_workers, lambda workers: {"workers": workers}),
 }

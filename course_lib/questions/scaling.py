@@ -42,10 +42,6 @@ def _draw_gradients(random: Random) -> Gradients:
     return Gradients(ranks * random.choice([5_000, 10_000, 20_000]), ranks)
 
 
-def _fields_of_gradients(case: Gradients) -> dict[str, object]:
-    return {**case._asdict(), "others": case.ranks - 1, "size": data_size(case.bytes)}
-
-
 def _slips(case: Gradients) -> dict[str, float]:
     n, true = case.ranks, 2 * (case.ranks - 1) / case.ranks  # times the gradients
     return {
@@ -103,10 +99,6 @@ def _draw_cluster(random: Random) -> Cluster:
     return Cluster(per_node, batch_size=12 * per_node * 2, between_nodes=random.choice([1e6, 1.5e6]))
 
 
-def _fields_of_cluster(case: Cluster) -> dict[str, object]:
-    return {"few": case.devices_per_node, "many": case.workers}
-
-
 REMEDIES = {
     "devices": ("devices of twice the speed", {"devices": 2.0}),
     "links": ("a link between the machines as fast as those inside", {"fast_links": True}),
@@ -156,7 +148,15 @@ def _replica_bytes(rank: int) -> int:
 
 QUESTIONS: dict[str, Family] = {
     "bytes_sent": Family(
-        Gradients(100_000, 8), number(BYTES, _count_bytes, _slips), _draw_gradients, _fields_of_gradients
+        Gradients(100_000, 8),
+        number(BYTES, _count_bytes, _slips),
+        _draw_gradients,
+        lambda case: {**case._asdict(), "others": case.ranks - 1, "size": data_size(case.bytes)},
     ),
-    "Q3": Family(Cluster(), choice({**each(_without, REMEDIES), "memory": _held}), _draw_cluster, _fields_of_cluster),
+    "Q3": Family(
+        Cluster(),
+        choice({**each(_without, REMEDIES), "memory": _held}),
+        _draw_cluster,
+        lambda case: {"few": case.devices_per_node, "many": case.workers},
+    ),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -21,14 +20,6 @@ ROUNDING = 1e-9  # of sums of times
 
 
 # Q7. The whole batch passes through the stages
-
-
-def _draw_stages(random: Random) -> int:
-    return random.choice([3, 5, 6])
-
-
-def _fields_of_stages(stages: int) -> dict[str, object]:
-    return {"stages": stages, "others": stages - 1}
 
 
 SLOW = Pace(SECONDS, Link(0.002))
@@ -94,10 +85,6 @@ def _turns(timeline: Timeline) -> Picture:
 # Q11. Eight units, one active at any moment
 
 
-def _draw_units(random: Random) -> int:
-    return random.choice([4, 6])
-
-
 class Strategy(NamedTuple):
     """What is done about idle units. pieces: micro-batches; work: of the whole batch on one unit."""
 
@@ -136,8 +123,10 @@ QUESTIONS: dict[str, Family] = {
     "Q7": Family(
         4,
         choice({"links": _free_links, "copies": _held_by_stage, "turns": _who_works, "uneven": _busiest}),
-        _draw_stages,
-        _fields_of_stages,
+        lambda random: random.choice([3, 5, 6]),
+        lambda stages: {"stages": stages, "others": stages - 1},
     ),
-    "Q11": Family(8, choice(each(_activity, STRATEGIES)), _draw_units, lambda units: {"units": units}),
+    "Q11": Family(
+        8, choice(each(_activity, STRATEGIES)), lambda random: random.choice([4, 6]), lambda units: {"units": units}
+    ),
 }

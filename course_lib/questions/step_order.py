@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,13 +15,7 @@ from course_lib.model import TinyGPT
 from course_lib.questions.asking import ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.replicas import (
-    SAME,
-    TINY,
-    distance,
-    draw_workers,
-    fields_of_workers,
-)
+from course_lib.questions.replicas import SAME, TINY, distance, draw_workers
 from course_lib.ranks import Link, Pace, RankFailed, launch
 from course_lib.timeline import compute
 
@@ -89,16 +83,11 @@ def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
         return Outcome(False, f"It cannot be run: {error.__cause__}.", "needs")
     (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS)).results
     right, said, why = _judge(order, replicas, alone)
-    drift = [(replicas_at - replicas[0][n]).abs().max().item() for n, replicas_at in _by_step(replicas)]
-    apart = ", ".join(f"{drift[n - 1]:.2g} after step {n}" for n in (1, STEPS // 2, STEPS))
+    drift = {n: distance([replica[n - 1] for replica in replicas], replicas[0][n - 1]) for n in (1, STEPS // 2, STEPS)}
+    apart = ", ".join(f"{far:.2g} after step {n}" for n, far in drift.items())
     emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
     picture = gantt(emulated.timeline, title="Two steps in this order")
     return Outcome(right, f"{said} How far they are apart: {apart}.", why, pictures=(picture,))
-
-
-def _by_step(replicas: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """For every step, the weights of all replicas [replicas, weights]."""
-    return enumerate(torch.stack(replicas, dim=1))
 
 
 def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tuple[bool, str, str]:
@@ -120,5 +109,5 @@ def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tup
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q2": Family(4, ordering(_run_in, *WHYS), draw_workers, fields_of_workers),
+    "Q2": Family(4, ordering(_run_in, *WHYS), draw_workers, lambda workers: {"workers": workers}),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import torch
 import torch.distributed as dist
 
@@ -38,10 +36,6 @@ def _compare_cuts(way: str, ranks: int) -> Outcome:
 
 
 ALL_REDUCES = Quantity("a number of all-reduces", {"all-reduces": 1.0, "all-reduce": 1.0, "": 1.0}, "10 all-reduces")
-
-
-def _slips(layers: int) -> dict[str, float]:
-    return {"half": 1 / 2, "quarter": 1 / 4}
 
 
 def _count_all_reduces(layers: int) -> Reading:
@@ -88,22 +82,17 @@ def _in_words(name: str, one: Estimate) -> str:
     return f"{name}: {one.memory.total / 2**30:.0f} GiB, computes at {one.mfu:.0%} of what the devices can"
 
 
-def _draw_ranks(random: Random) -> int:
-    return random.choice([2, 8])
-
-
-def _draw_layers(random: Random) -> int:
-    return random.choice([12, 32, 40])
-
-
 QUESTIONS: dict[str, Family] = {
     "which_cut": Family(
-        4, choice(each(_compare_cuts, map(", ".join, CUTS))), _draw_ranks, lambda ranks: {"ranks": ranks}
+        4,
+        choice(each(_compare_cuts, map(", ".join, CUTS))),
+        lambda random: random.choice([2, 8]),
+        lambda ranks: {"ranks": ranks},
     ),
     "count_all_reduces": Family(
         24,
-        number(ALL_REDUCES, _count_all_reduces, _slips, tolerance=0.0),
-        _draw_layers,
+        number(ALL_REDUCES, _count_all_reduces, lambda layers: {"half": 1 / 2, "quarter": 1 / 4}, tolerance=0.0),
+        lambda random: random.choice([12, 32, 40]),
         lambda layers: {"layers": layers},
     ),
     "choose_strategy": Family(None, open_case(_strategy)),

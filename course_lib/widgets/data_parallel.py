@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from course_lib.experiments import training_step
 from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdown
 from course_lib.figures.axis import duration, percent
-from course_lib.figures.shares import CAUSES
+from course_lib.figures.breakdown import CAUSES
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider, Switch
