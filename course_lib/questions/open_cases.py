@@ -11,7 +11,7 @@ from torch import Tensor
 from course_lib import data
 from course_lib.experiments import pipeline_step, training_step
 from course_lib.experiments.events import fill_and_drain, run_events
-from course_lib.experiments.training import flat, gradients_of, train_layers
+from course_lib.experiments.training import TINY, flat, gradients_of, train_layers
 from course_lib.figures import Timing, gantt, held, lost_time, memory_by_part, speed_up, time_breakdown
 from course_lib.figures.axis import data_size, long_time, memory_size, percent
 from course_lib.mechanisms import batches
@@ -21,7 +21,6 @@ from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from course_lib.questions.asking import open_case
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.replicas import TINY
 from course_lib.ranks import Link, Pace, launch
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline

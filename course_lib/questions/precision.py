@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count, islice
@@ -112,7 +113,7 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
         optimizer.step()
         data.answer_loss(model(inputs).float(), targets).backward()
     weights = list(model.parameters())
-    parts = {
+    parts: dict[str, Sequence[Tensor]] = {
         "weights": weights,
         "gradients": gradients_of(model),
         "AdamW": moments_of(optimizer.optimizer),

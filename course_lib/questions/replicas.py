@@ -1,4 +1,4 @@
-"""Questions about replicas: what each of them gets (Q4), and how they all learn the same (Q1)."""
+"""Questions about replicas: what each gets (Q4), how they all learn the same (Q1), and a step in order (Q2)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import data
-from course_lib.experiments.training import flat, shares, train
+from course_lib.experiments.step_order import SOLUTION, follow
+from course_lib.experiments.training import TINY, flat, shares, train
 from course_lib.figures import gantt
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
-from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.asking import choice, each
+from course_lib.model import TinyGPT
+from course_lib.questions.asking import choice, each, ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Pace, RankFailed, launch
+from course_lib.ranks import Link, Pace, RankFailed, launch
 from course_lib.timeline import compute
 
-TINY = GPTConfig(layers=1, hidden=8, heads=2)
 STEPS = 5
 SAME = 1e-9  # how far two trainings in 64-bit numbers drift apart by rounding alone, with much to spare
 ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 8: "an eighth"}
@@ -124,7 +124,7 @@ def _train(rank: int, option: str, workers: int) -> Tensor:
     return flat(model.parameters())
 
 
-def draw_workers(random: Random) -> int:
+def _draw_workers(random: Random) -> int:
     return random.choice([2, 3, 4, 6])
 
 
@@ -142,6 +142,46 @@ def _compare_trainings(option: str, workers: int) -> Outcome:
     return Outcome(found == "right", said, shown=found == UPDATES[option][-1])
 
 
+# Q2. The events of one step, in order
+
+STEPS_IN_ORDER = 6
+WHYS = ("needs", "cleared", "one_behind", "no_gradient", "alone")
+FEW_SECONDS = Pace({"forward": 0.02, "backward": 0.04, "optimizer": 0.01}, Link(latency=0.0002))
+
+
+def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
+    try:
+        replicas = launch(follow, workers, (order, workers, STEPS_IN_ORDER)).results
+    except RankFailed as error:
+        return Outcome(False, f"It cannot be run: {error.__cause__}.", "needs")
+    (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results
+    right, said, why = _judge(order, replicas, alone)
+    shown = (1, STEPS_IN_ORDER // 2, STEPS_IN_ORDER)
+    drift = {n: distance([history[n - 1] for history in replicas], replicas[0][n - 1]) for n in shown}
+    apart = ", ".join(f"{far:.2g} after step {n}" for n, far in drift.items())
+    emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
+    picture = gantt(emulated.timeline, title="Two steps in this order")
+    return Outcome(right, f"{said} How far they are apart: {apart}.", why, pictures=(picture,))
+
+
+def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tuple[bool, str, str]:
+    """Right or not, what the run showed, and what that means, by its name in the prose."""
+    same, equal = distance(replicas, alone) < SAME, distance(replicas, replicas[0]) == 0
+    if same:
+        said = "The replicas stay equal to the last bit, and it is the training of one process with all shares."
+        return True, said, ""
+    if all(torch.equal(history[0], history[-1]) for history in replicas):
+        said = "The replicas stay equal, because none of them ever changes: nobody learns anything."
+        return False, said, "cleared"
+    if equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
+        said = "The replicas stay equal, but they are always one step behind one process."
+        return False, said, "one_behind"
+    said = "The replicas drift apart, and nothing ever brings them together again."
+    if order.index("all_reduce") < order.index("backward"):
+        return False, said, "no_gradient"
+    return False, said, "alone"
+
+
 QUESTIONS: dict[str, Family] = {
     "Q4": Family(
         Sharing(512, 8),
@@ -149,5 +189,6 @@ QUESTIONS: dict[str, Family] = {
         _draw_sharing,
         lambda case: {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]},
     ),
-    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), draw_workers, lambda workers: {"workers": workers}),
+    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), _draw_workers, lambda workers: {"workers": workers}),
+    "Q2": Family(4, ordering(_run_in, *WHYS), _draw_workers, lambda workers: {"workers": workers}),
 }

@@ -1,20 +1,24 @@
-"""Questions about a model that lies on several devices, layer after layer (Q7, Q11)."""
+"""Questions about a model that lies on several devices, layer after layer.
+
+Who waits for whom (Q7, Q11), which order of micro-batches is best (Q8), and who does what when (Q10).
+"""
 
 from __future__ import annotations
 
+from random import Random
 from typing import NamedTuple
 
 import torch.distributed as dist
 
-from course_lib.experiments.events import SECONDS, fill_and_drain, run_events
+from course_lib.experiments.events import SECONDS, Event, fill_and_drain, run_events, until_stuck
 from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import percent
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.asking import choice, each
+from course_lib.questions.asking import choice, each, ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Link, Pace, launch
-from course_lib.timeline import Timeline
+from course_lib.ranks import Deadlock, Link, Pace, RankFailed, launch
+from course_lib.timeline import Span, Timeline
 
 ROUNDING = 1e-9  # of sums of times
 
@@ -119,6 +123,116 @@ def _activity(strategy: str, units: int) -> Outcome:
     return Outcome(right, said, shown=right == (strategy == "cut"), pictures=(picture,))
 
 
+# Q8. The order that keeps both busiest
+
+
+class Grid(NamedTuple):
+    """So many devices in a row, so many micro-batches through all of them."""
+
+    devices: int
+    micro_batches: int
+
+    @property
+    def least_idle(self) -> float:
+        """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
+        return (self.devices - 1) / (self.micro_batches + self.devices - 1)
+
+
+def _fields_of_grid(case: Grid) -> dict[str, object]:
+    events = fill_and_drain(case.devices, case.micro_batches)
+    Random(case.devices * 10 + case.micro_batches).shuffle(events)
+    turns = {"idle": case.devices - 1, "turns": case.micro_batches + case.devices - 1}
+    shown = {"share": percent(case.least_idle), "events": "\n".join(f"- {event.words}" for event in events)}
+    return {**case._asdict(), **turns, **shown}
+
+
+def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
+    events = [Event.read(name) for name in names]
+    try:
+        timeline = run_events(events, case.devices)
+    except Deadlock as error:
+        return _stuck(case, events, error)
+    except RankFailed as error:
+        return Outcome(False, f"It cannot be run: {error.__cause__}.", "no_forward")
+    best = run_events(fill_and_drain(case.devices, case.micro_batches), case.devices)
+    idle = timeline.idle_fraction()
+    right = idle < case.least_idle + ROUNDING
+    said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
+    said += f" Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
+    picture = gantt(timeline, best, title="Your order, and below it a best one")
+    return Outcome(right, said, "right" if right else "waits", pictures=(picture,))
+
+
+def _stuck(case: Grid, events: list[Event], error: Deadlock) -> Outcome:
+    done = run_events(until_stuck(events), case.devices)
+    picture = gantt(done, title="What was done before the devices got stuck")
+    said = f"The devices are stuck for good. {error.message}"
+    return Outcome(False, said, "stuck", pictures=(picture,))
+
+
+# Q10. S3 has just finished MB1
+
+
+class Moment(NamedTuple):
+    """When a stage of a pipeline has just finished the forward pass of a micro-batch. Both count from 1."""
+
+    stages: int
+    stage: int
+    micro_batch: int
+
+    @property
+    def next_of_first(self) -> int:
+        """The micro-batch that the first stage has come to, from 1."""
+        return self.micro_batch + self.stage
+
+
+def _draw_moment(random: Random) -> Moment:
+    stages = random.choice([4, 5])
+    return Moment(stages, random.randrange(3, stages + 1), random.choice([1, 2]))
+
+
+def _fields_of_moment(case: Moment) -> dict[str, object]:
+    numbers = {"this": case.micro_batch, "next": case.micro_batch + 1, "now": case.next_of_first}
+    return {"stages": case.stages, "stage": case.stage, "turns": case.stage - 1, **numbers}
+
+
+def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
+    """What S1 is said to do, and with which micro-batch, from 0."""
+    return {
+        "waits": ("wait", None),
+        "next": ("forward", case.micro_batch),
+        "now": ("forward", case.next_of_first - 1),
+        "back": ("backward", case.micro_batch - 1),
+    }
+
+
+def _read_off(option: str, case: Moment) -> Outcome:
+    """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
+    timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
+    finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
+    claimed = _find(timeline, 0, *_claims(case)[option])
+    now = finished + ROUNDING  # what ends then is over, and what begins then has begun
+    right = claimed.start <= now < claimed.end
+    when = "just then" if right else "later" if claimed.start > now else "earlier"
+    doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
+    said = (
+        f"Read off the trace: when S{case.stage} has finished MB{case.micro_batch}, S1 is busy with {_words(doing)}. "
+        f"What you said, it does {when}."
+    )
+    picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
+    return Outcome(right, said, shown=right == (option == "now"), pictures=(picture,))
+
+
+def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
+    """The first span of this kind, and micro-batch, in the foreground of a rank."""
+    spans = (span for span in timeline.of(rank) if not span.background)
+    return next(span for span in spans if span.kind == kind and span.micro_batch == micro_batch)
+
+
+def _words(span: Span) -> str:
+    return "waiting" if span.micro_batch is None else f"the {span.kind} pass of MB{span.micro_batch + 1}"
+
+
 QUESTIONS: dict[str, Family] = {
     "Q7": Family(
         4,
@@ -128,5 +242,17 @@ QUESTIONS: dict[str, Family] = {
     ),
     "Q11": Family(
         8, choice(each(_activity, STRATEGIES)), lambda random: random.choice([4, 6]), lambda units: {"units": units}
+    ),
+    "Q8": Family(
+        Grid(2, 2),
+        ordering(_measure_idle, "right", "waits", "no_forward", "stuck"),
+        lambda random: Grid(*random.choice([(2, 2), (2, 3), (3, 2)])),
+        _fields_of_grid,
+    ),
+    "Q10": Family(
+        Moment(4, 3, 1),
+        choice(each(_read_off, ("waits", "next", "now", "back"))),
+        _draw_moment,
+        _fields_of_moment,
     ),
 }

@@ -355,7 +355,7 @@ Card("Q2")
 # Drifting replicas never come together again; the longer they train, the further they are apart:
 
 # %%
-from course_lib.questions.step_order import follow
+from course_lib.experiments.step_order import follow
 
 order = ("split", "forward", "backward", "update", "all_reduce", "clear")
 replicas = launch(follow, 4, args=(order, 4, 80)).results

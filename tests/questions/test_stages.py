@@ -10,8 +10,7 @@ import pytest
 from course_lib import questions
 from course_lib.experiments.events import Event, fill_and_drain, run_events, until_stuck
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.pipeline import Grid
-from course_lib.questions.stages import Strategy
+from course_lib.questions.stages import Grid, Strategy
 from course_lib.ranks import Deadlock, RankFailed
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from course_lib import questions
+from course_lib.experiments.step_order import SOLUTION
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.step_order import SOLUTION
 
 RIGHT = [
     "split forward backward all_reduce update clear",
