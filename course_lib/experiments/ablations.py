@@ -7,7 +7,7 @@
                                                                                     train
 
 The first two are the same thing: what is added is too small beside what is there. `RoundedWeights` is an optimizer
-that has only 16 bits for everything.
+that has only 16 bits for everything. (`train` is in training.py.)
 
 Micikevicius et al. 2018, "Mixed Precision Training", ICLR, sections 3.1 and 3.2, figures 2 and 3.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -76,29 +76,6 @@ def share_vanishing(gradients: Iterable[Tensor], dtype: torch.dtype, scale: floa
     flat = torch.cat([gradient.detach().flatten() for gradient in gradients]).double()
     flat = flat[flat != 0]
     return ((flat * scale).to(dtype) == 0).double().mean().item()
-
-
-def train(
-    model: nn.Module,
-    minibatches: Iterable[Sequence[Tensor]],
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    optimizer: Any,
-    scaler: LossScaler | None = None,
-) -> list[float]:
-    """The loss on each minibatch, unscaled, up to the first one that is not finite.
-
-    optimizer: one of torch's, or `MasterWeights`, made with the same scaler as is given here.
-    """
-    losses: list[float] = []
-    for inputs, targets in minibatches:
-        loss = loss_fn(model(inputs).float(), targets)
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            break
-        (loss if scaler is None else scaler.scale(loss)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
 
 
 class RoundedWeights:

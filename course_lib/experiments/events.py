@@ -45,15 +45,15 @@ class Event(NamedTuple):
         return f"{self}: {direction} of micro-batch {self.micro_batch} on device {self.device}"
 
 
-def play(order: Sequence[Event], devices: int, work: float = 1.0, pace: Pace | None = None) -> Timeline:
+def run_events(order: Sequence[Event], devices: int, work: float = 1.0, pace: Pace | None = None) -> Timeline:
     """Run an order. work: of one event, in units of SECONDS.
 
     Raises RankFailed and Deadlock, as the ranks do.
     """
-    return launch(_play, devices, (list(order), work), pace=pace or Pace(SECONDS)).timeline
+    return launch(_run_events, devices, (list(order), work), pace=pace or Pace(SECONDS)).timeline
 
 
-def _play(rank: int, order: list[Event], work: float) -> None:
+def _run_events(rank: int, order: list[Event], work: float) -> None:
     last = dist.get_world_size() - 1
     sent: list[tuple[Tensor, dist.Work | None]] = []
     done: set[Event] = set()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from course_lib import data
 from course_lib.experiments.steps import after_barrier
+from course_lib.experiments.training import train
 from course_lib.mechanisms import hybrid, tensor_parallel
 from course_lib.mechanisms.hybrid import AXES
 from course_lib.model import GPTConfig, TinyGPT
@@ -167,9 +168,7 @@ def _one_process(samples: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights of one process before and after the step, in 32 bits."""
     model = TinyGPT(CONFIG)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    inputs, targets = _minibatch(samples)
-    data.answer_loss(model(inputs), targets).backward()
-    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    train(model, [_minibatch(samples)], data.answer_loss, torch.optim.SGD(model.parameters(), lr=RATE))
     return before, model.state_dict()
 
 

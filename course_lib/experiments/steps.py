@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from course_lib import data
+from course_lib.experiments.training import train
 from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
@@ -20,7 +21,7 @@ from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Pace, launch
 from course_lib.schedules import Schedule
-from course_lib.timeline import COMPUTE_KINDS, Span, Timeline, compute
+from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # eight replicas of it compute within a blink
 TINY = 8  # width of a stage that stands for a larger one
@@ -81,19 +82,15 @@ def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig) -> None
     minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(batch_size)])
     share = batches.split(minibatch, dist.get_world_size())[rank]
 
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        dist.barrier()
-        with compute("forward", work=len(inputs)):
-            loss = data.answer_loss(replica(inputs), targets)
-        with compute("backward", work=len(inputs)):
-            loss.backward()
-        replica.finish()
-        with compute("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad()
+    first = [part[:1] for part in share]  # the first step makes buffers and counts shares
+    train(replica, _met([first, share]), data.answer_loss, optimizer, combine=replica.finish)
 
-    step(*(part[:1] for part in share))  # the first step makes buffers and counts shares
-    step(*share)
+
+def _met(minibatches: Iterable[Sequence[torch.Tensor]]) -> Iterator[Sequence[torch.Tensor]]:
+    """The same ones; before each, all ranks meet."""
+    for minibatch in minibatches:
+        dist.barrier()
+        yield minibatch
 
 
 def pipeline_step(schedule: Schedule, pace: Pace, layers: Sequence[int] | None = None) -> Timeline:

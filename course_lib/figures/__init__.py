@@ -4,7 +4,7 @@ All but `gantt` and the maps are charts: `.to_plotly()` makes a figure of them t
 
 gantt(run.timeline)                                  what every rank did, and when
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
-lost_time({"4 ranks": attribute(run.timeline)})      where the rest of the time went
+lost_time({"4 ranks": time_breakdown(run.timeline)})      where the rest of the time went
 who_holds_what(run.operations, run.traffic, 4)           how matrices are cut, and what travels between the ranks
 mesh_map((2, 2, 2), step.sent)                       who talks to whom on a mesh of ranks, and how much
 in_flight(run.timeline)                              how many micro-batches' activations every rank holds
@@ -20,6 +20,7 @@ roofline({"plan": estimate})                         how fast the links let the 
 limits({"1.3B": estimate}, tokens)                   what one device is too small and too slow for
 """
 
+from course_lib.figures.breakdown import TimeBreakdown, time_breakdown
 from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
 from course_lib.figures.in_flight import held, in_flight
@@ -33,15 +34,13 @@ from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map
 from course_lib.figures.roofline import roofline
 from course_lib.figures.scaling import Timing, speed_up
-from course_lib.figures.shares import Shares, attribute
 from course_lib.figures.who_holds_what import who_holds_what
 
 __all__ = [
     "Picture",
-    "Shares",
     "SizedStep",
+    "TimeBreakdown",
     "Timing",
-    "attribute",
     "devices",
     "gantt",
     "held",
@@ -58,5 +57,6 @@ __all__ = [
     "roofline",
     "speed_up",
     "step_time_by_part",
+    "time_breakdown",
     "who_holds_what",
 ]

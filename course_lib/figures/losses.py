@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from course_lib.figures.axis import percent
 from course_lib.figures.bars import bars_panel, with_origins
+from course_lib.figures.breakdown import CAUSES, TimeBreakdown
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture, Row
-from course_lib.figures.shares import CAUSES, Shares
 
 # Each cause looks like a kind of span: a wait looks like a wait in every picture.
 CAUSE_STYLES = {
@@ -18,13 +18,14 @@ CAUSE_STYLES = {
 }
 
 
-def lost_time(shares: Mapping[str, Shares], width: int = 800, title: str | None = None) -> Picture:
-    """Draw where the ranks' time went: a bar for each name, from `attribute(timeline)`.
+def lost_time(shares: Mapping[str, TimeBreakdown], width: int = 800, title: str | None = None) -> Picture:
+    """Draw where the ranks' time went: a bar for each name, from `time_breakdown(timeline)`.
 
     Raises ValueError if there is nothing to draw.
     """
     if not shares:
-        raise ValueError('shares is empty; give at least one bar, for instance {"4 ranks": attribute(run.timeline)}')
+        example = '{"4 ranks": time_breakdown(run.timeline)}'
+        raise ValueError(f"shares is empty; give at least one bar, for instance {example}")
     names = with_origins({name: one.origin for name, one in shares.items()})
     values = {names[name]: {cause: getattr(one, cause) for cause in CAUSES} for name, one in shares.items()}
     axis = Axis("share of the ranks' time", 0, 1, [tenth / 10 for tenth in range(0, 11, 2)], percent)
@@ -37,7 +38,7 @@ def lost_time(shares: Mapping[str, Shares], width: int = 800, title: str | None 
     return Picture.of(chart, _summary(shares), rows)
 
 
-def _summary(shares: Mapping[str, Shares]) -> str:
+def _summary(shares: Mapping[str, TimeBreakdown]) -> str:
     name, worst = min(shares.items(), key=lambda item: item[1].compute)
     cause = max(("wait", "transfer", "rest"), key=lambda cause: getattr(worst, cause))
     most = "Most time is lost with " if len(shares) > 1 else ""

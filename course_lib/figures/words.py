@@ -7,8 +7,8 @@ from math import isclose
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import counted, data_size, duration, listed, percent
+from course_lib.figures.breakdown import time_breakdown
 from course_lib.figures.palette import ORIGINS, STYLES
-from course_lib.figures.shares import attribute
 from course_lib.timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def plan_in_words(plan: Plan) -> str:
 
 
 def _average(timeline: Timeline) -> str:
-    shares = attribute(timeline)
+    shares = time_breakdown(timeline)
     who = "it" if timeline.world_size == 1 else "on average a rank"
     parts = [f"computed {percent(shares.compute)} of the time"]
     if shares.transfer > 0:

@@ -15,7 +15,7 @@ them holds a key: whether an answer is right is what the run says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
 
@@ -129,11 +129,13 @@ class Ordering:
     """Events to put in order; the order is a program, and `execute` runs it.
 
     events: name to what is shown, in the order in which they are shown at first.  why: what a right order respects.
+    whys: what else an outcome may mean, by the name that it has for it.
     """
 
     events: dict[str, str]
     execute: Callable[[tuple[str, ...]], Outcome]
     why: str
+    whys: dict[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -153,7 +155,8 @@ class Ordering:
         return " → ".join(answer)
 
     def run(self, answer: Sequence[str]) -> Outcome:
-        return self.execute(tuple(answer))
+        outcome = self.execute(tuple(answer))
+        return replace(outcome, why=self.whys[outcome.why] if outcome.why else self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
         """Nothing without an order: the room gives one."""

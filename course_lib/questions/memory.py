@@ -2,82 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
+from course_lib.experiments.training import train_layers
 from course_lib.figures.axis import data_size
-from course_lib.instruments.watch import Watch
-from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Option
+from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Pace, launch
-from course_lib.timeline import compute
-
-
-class Held(NamedTuple):
-    """Bytes of weights, gradients and optimizer state on one rank; at most, with the activations."""
-
-    states: int
-    peak: int
-
-
-def _train(rank: int, layers: int, samples: int, is_split: bool, dtype: torch.dtype) -> Held:
-    """Train this rank's layers of a model, or all of them, for two steps."""
-    config = GPTConfig(layers=layers, hidden=64)
-    own = layers // dist.get_world_size()
-    first, last = (rank * own, (rank + 1) * own) if is_split else (0, layers)
-    blocks = TinyGPT(config, dtype=dtype).blocks[1 + first : 1 + last]
-    inputs = torch.randn(samples, config.sequence, config.hidden, dtype=dtype)
-    optimizer = torch.optim.AdamW(blocks.parameters())
-    with Watch() as watch:
-        for _ in range(2):
-            _step(blocks, inputs, optimizer)
-    weights = list(blocks.parameters())
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-    return Held(_bytes([*weights, *gradients, *moments]), _bytes(weights) + watch.peak)
-
-
-def _step(blocks: nn.Module, inputs: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    with compute("forward", work=len(inputs)):
-        loss = blocks(inputs).square().mean()  # stands for the layers after these
-    with compute("backward", work=len(inputs)):
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def train(
-    devices: int,
-    layers: int,
-    samples: int,
-    is_split: bool,
-    dtype: torch.dtype = torch.float32,
-    pace: Pace | None = None,
-) -> list[Held]:
-    """What each device holds that trains a model of so many layers, or its own share of them."""
-    return launch(_train, devices, (layers, samples, is_split, dtype), pace=pace).results
-
+from course_lib.ranks import Pace
 
 # Q5. Which limit calls for distribution?
 
 SAMPLES = 4
 
 
-@dataclass(frozen=True)
-class TooLarge:
+class TooLarge(NamedTuple):
     """A model of so many layers, and a device with memory for so many of them."""
 
     layers: int
@@ -87,7 +29,7 @@ class TooLarge:
     @property
     def capacity(self) -> int:
         """Bytes: the states of the layers that fit, and a tenth for activations."""
-        ((states, _),) = train(1, self.fits, SAMPLES, False)
+        ((states, _),) = train_layers(1, self.fits, SAMPLES, False)
         return states + states // 10
 
 
@@ -96,48 +38,24 @@ def _draw_too_large(random: Random) -> TooLarge:
     return TooLarge(layers, fits, random.choice([7, 20, 34]))
 
 
-def _ask_limit(case: TooLarge) -> tuple[str, Form]:
-    text = (
-        f"A language model of {case.billions} billion parameters is to be trained on the best single device there is, "
-        "with 80 GB of memory. Before the first step is done, training ends: out of memory. Which limit calls for "
-        "several devices?"
-    )
-    states = 16 * case.billions
-    memory = (
-        "Each parameter comes with a gradient and two numbers of the optimizer, 16 bytes in 32-bit numbers: "
-        f"{states} GB here, before a single activation is stored. Spread over several devices, each part fits."
-    )
-    slow = (
-        "A faster device stops at the same place, only sooner. (Speed is the other reason to distribute, but not here.)"
-    )
-    disk = "However few samples there are to read, the model itself is too large. It ends before data could matter."
-    network = "A single device sends nothing to anybody. A network matters once there are several."
-    return text, Choice(
-        (
-            Option("it computes too slowly", partial(_still_too_large, case, "speed"), slow),
-            Option("the training data cannot be read fast enough", partial(_still_too_large, case, "data"), disk),
-            Option("its memory cannot hold what training needs", partial(_spread, case), memory),
-            Option("the network between devices is too slow", partial(_still_too_large, case, "network"), network),
-        )
-    )
+REMEDIES = {
+    "speed": "a device that is thousands of times as fast",
+    "data": "a single sample to read",
+    "network": "a network that costs nothing, which nobody used",
+}
 
 
-def _still_too_large(case: TooLarge, remedy: str) -> Outcome:
+def _still_too_large(remedy: str, case: TooLarge) -> Outcome:
     """A single device with one thing made better: does it hold the model now?"""
     pace = Pace({"forward": 1e-6, "backward": 1e-6} if remedy == "speed" else {"forward": 0.01, "backward": 0.02})
-    ((_, peak),) = train(1, case.layers, 1 if remedy == "data" else SAMPLES, False, pace=pace)
-    name = {
-        "speed": "a device that is thousands of times as fast",
-        "data": "a single sample to read",
-        "network": "a network that costs nothing, which nobody used",
-    }[remedy]
-    return _judge(case, peak, f"with {name}, one device", is_expected_to_fit=False)
+    ((_, peak),) = train_layers(1, case.layers, 1 if remedy == "data" else SAMPLES, False, pace=pace)
+    return _judge(case, peak, f"with {REMEDIES[remedy]}, one device", is_expected_to_fit=False)
 
 
 def _spread(case: TooLarge) -> Outcome:
     """The layers spread over as few devices as divide them and suffice."""
     devices = next(n for n in range(2, case.layers + 1) if case.layers % n == 0 and case.layers // n < case.fits)
-    peak = max(held.peak for held in train(devices, case.layers, SAMPLES, True))
+    peak = max(held.peak for held in train_layers(devices, case.layers, SAMPLES, True))
     return _judge(case, peak, f"with the layers spread over {devices} devices, each", is_expected_to_fit=True)
 
 
@@ -155,59 +73,19 @@ def _judge(case: TooLarge, peak: int, who: str, is_expected_to_fit: bool) -> Out
 # Q6. How does splitting layers relieve memory?
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """So many layers on so many units."""
 
     layers: int
     units: int
 
 
-def _draw_split(random: Random) -> Split:
-    return Split(*random.choice([(6, 3), (6, 2), (12, 4)]))
-
-
-def _ask_relief(case: Split) -> tuple[str, Form]:
-    n = case.units
-    text = (
-        f"The {case.layers} layers of a model are split over {n} units in order, the first {case.layers // n} on the "
-        "first unit and so on. How does that relieve memory?"
-    )
-    layers = (
-        "A layer's parameters, its gradients, its optimizer state and its activations all live where the layer lives, "
-        f"and only there. Each of {n} units has a share of everything, and together they have it once."
-    )
-    samples = (
-        "That is data parallelism. Fewer samples mean fewer activations, but every unit still needs the parameters, "
-        "gradients and optimizer state of all layers."
-    )
-    bits = (
-        "Numbers of 16 bits take half the room, on any number of units. That is another mechanism; splitting layers "
-        "leaves every number as it is."
-    )
-    turns = (
-        "The units do take turns in computing. But parameters and optimizer state have to stay until the next turn: "
-        "what waits still occupies its memory."
-    )
-    return text, Choice(
-        (
-            Option("while a unit waits for its turn, its memory is free", partial(_while_waiting, case), turns),
-            Option("each unit needs memory for its own layers only", _holding(case, True, torch.float32), layers),
-            Option("each unit holds all layers, but fewer samples", _holding(case, False, torch.float32), samples),
-            Option("each unit stores its numbers in fewer bits", _holding(case, False, torch.bfloat16), bits),
-        )
-    )
-
-
-def _holding(case: Split, is_split: bool, dtype: torch.dtype) -> Callable[[], Outcome]:
-    return partial(_hold, case, is_split, dtype)
-
-
-def _hold(case: Split, is_split: bool, dtype: torch.dtype) -> Outcome:
+def _hold(option: str, case: Split) -> Outcome:
     """Do it as the option says; is each unit left with its share of what one unit would hold?"""
+    is_split, dtype = option == "layers", torch.bfloat16 if option == "bits" else torch.float32
     samples = 2 * case.units if is_split else 2
-    held = [one.states for one in train(case.units, case.layers, samples, is_split, dtype)]
-    ((whole, _),) = train(1, case.layers, 2 * case.units, False)
+    held = [one.states for one in train_layers(case.units, case.layers, samples, is_split, dtype)]
+    ((whole, _),) = train_layers(1, case.layers, 2 * case.units, False)
     right = max(held) * case.units <= whole
     said = (
         f"Parameters, gradients and optimizer state: {data_size(max(held))} on each of {case.units} units; "
@@ -218,12 +96,22 @@ def _hold(case: Split, is_split: bool, dtype: torch.dtype) -> Outcome:
 
 def _while_waiting(case: Split) -> Outcome:
     """Training is over, and every unit waits: what it holds now."""
-    held = min(one.states for one in train(case.units, case.layers, 2, True))
+    held = min(one.states for one in train_layers(case.units, case.layers, 2, True))
     said = f"When a unit has done its part and waits, it still holds {data_size(held)}."
     return Outcome(held == 0, said, shown=held > 0)
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q5": Family(TooLarge(8, 4, 13), _ask_limit, _draw_too_large),
-    "Q6": Family(Split(8, 4), _ask_relief, _draw_split),
+    "Q5": Family(
+        TooLarge(8, 4, 13),
+        choice({**each(_still_too_large, REMEDIES), "memory": _spread}),
+        _draw_too_large,
+        lambda case: {"billions": case.billions, "states": 16 * case.billions},
+    ),
+    "Q6": Family(
+        Split(8, 4),
+        choice({**each(_hold, ("layers", "samples", "bits")), "waiting": _while_waiting}),
+        lambda random: Split(*random.choice([(6, 3), (6, 2), (12, 4)])),
+        lambda case: {**case._asdict(), "share": case.layers // case.units},
+    ),
 }

@@ -1,36 +1,44 @@
-"""Questions about 16 bits: why a training ends badly (Q9), what is kept in 32 bits, and who skips a step."""
+"""Questions about 16 bits: why a training ends badly (Q9), what stays in 32 bits, who skips a step, what is gained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice
-from random import Random
-from typing import Any
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib import data
-from course_lib.experiments.ablations import RoundedWeights
-from course_lib.figures.axis import number
+from course_lib.experiments.ablations import RoundedWeights, share_moved
+from course_lib.experiments.training import flat, gradients_of, moments_of, shares, size_of, train
+from course_lib.figures import axis, gantt, loss_at_end, loss_curves, lost_time, time_breakdown
+from course_lib.figures.axis import data_size, duration, percent
+from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
+from course_lib.mechanisms.collectives import all_reduce_in
+from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Number, Option, Reading
+from course_lib.questions.asking import choice, each, number, open_case
+from course_lib.questions.forms import Reading
+from course_lib.questions.open_cases import flow
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.questions.units import BYTES, Slip
-from course_lib.ranks import launch
+from course_lib.questions.units import BYTES
+from course_lib.ranks import Link, Pace, launch
+from course_lib.timeline import Timeline, compute
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 STEPS, BATCH = 150, 64
 
 
 @dataclass(frozen=True)
-class Run:
+class Training:
     """One training. weights: what they are kept in; compute: what forward and backward are done in."""
 
     weights: torch.dtype = torch.bfloat16
@@ -42,73 +50,37 @@ class Run:
 
 
 @cache
-def last_loss(run: Run) -> float:
+def last_loss(case: Training) -> float:
     """The mean loss of the last ten steps, in 32 bits. (The trainings that all answers are compared with run once.)"""
-    return launch(_train, run.workers, (run,)).results[0]
+    return launch(_train, case.workers, (case,)).results[0]
 
 
-def _train(rank: int, run: Run) -> float:
-    """Data parallelism with AdamW. The gradients are averaged, and the loss is measured, in 32 bits."""
-    model = TinyGPT(CONFIG, seed=run.seed, dtype=run.compute)
-    kept = [parameter.detach().to(run.weights) for parameter in model.parameters()]
-    optimizer = torch.optim.AdamW(kept, lr=run.learning_rate)
-    problems, _ = data.train_test_split()
-    losses = []
-    for batch in islice(data.minibatches(problems, run.batch_size, run.seed), STEPS):
-        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
-        loss = data.answer_loss(model(inputs).float(), targets)
-        loss.backward()
-        losses.append(loss.item())
-        _update(list(model.parameters()), kept, optimizer)
+def _train(rank: int, case: Training) -> float:
+    model = TinyGPT(CONFIG, seed=case.seed, dtype=case.compute)
+    weights = list(model.parameters())
+    kept = [weight.detach().to(case.weights) for weight in weights]
+    optimizer = torch.optim.AdamW(kept, lr=case.learning_rate)
+    optimizer.register_step_post_hook(lambda *_: _copy(kept, weights))
+    minibatches = shares(rank, case.batch_size, STEPS, case.seed)
+    losses = train(model, minibatches, data.answer_loss, optimizer, combine=partial(_average, weights, kept))
     return sum(losses[-10:]) / 10
 
 
-def _update(parameters: list[torch.nn.Parameter], kept: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    gradients = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
-    mean = torch.cat([gradient.flatten() for gradient in gradients])
+def _average(weights: list[nn.Parameter], kept: list[Tensor]) -> None:
+    """Give what is kept the mean of the ranks' gradients, taken in 32 bits."""
+    mean = flat(weight.grad for weight in weights if weight.grad is not None).float()
     dist.all_reduce(mean)
     mean /= dist.get_world_size()
-    pieces = mean.split([gradient.numel() for gradient in gradients])
-    for parameter, own, piece in zip(parameters, kept, pieces, strict=True):
-        own.grad = piece.view_as(own).to(own.dtype)
-        parameter.grad = None
-    optimizer.step()
-    for parameter, own in zip(parameters, kept, strict=True):
-        parameter.detach().copy_(own)
+    for weight, own, piece in zip(weights, kept, mean.split([own.numel() for own in kept]), strict=True):
+        own.grad, weight.grad = piece.view_as(own).to(own.dtype), None
+
+
+def _copy(kept: list[Tensor], weights: list[nn.Parameter]) -> None:
+    for weight, own in zip(weights, kept, strict=True):
+        weight.detach().copy_(own)
 
 
 # Q9. Fast, and then it ends badly
-
-
-def _draw_run(random: Random) -> Run:
-    return Run(workers=4, seed=random.randrange(1, 100))
-
-
-def _ask_cause(run: Run) -> tuple[str, Form]:
-    text = (
-        f"{run.workers} workers train a model with 16-bit numbers where 32 were used before. It is fast, and it begins "
-        "well. But it ends with a worse loss than the training in 32 bits, as if small errors piled up. What is the "
-        "likeliest cause?"
-    )
-    kept = (
-        "A step changes a weight by less than its last digit, so in 16 bits most of each update is rounded away, step "
-        "after step. Kept in 32 bits, the same weights take all of it up, although forward and backward are still done "
-        "in 16."
-    )
-    products = (
-        "Each product is rounded, and the errors go in all directions: they cancel, step by step. Done in 32 bits they "
-        "change little, as long as the weights lose their updates."
-    )
-    workers = "The gradients are summed in 32 bits here, and one worker, who sums with nobody, ends just as badly."
-    batch = "A larger batch makes smoother gradients, and the updates get lost all the same."
-    return text, Choice(
-        (
-            Option("the matrix products of forward and backward are rounded", _tried(run, "products"), products),
-            Option("the gradients of too many workers are mixed", _tried(run, "workers"), workers),
-            Option("the batches are too small for 16 bits", _tried(run, "batch"), batch),
-            Option("weights and their updates are accumulated in 16 bits", _tried(run, "kept"), kept),
-        )
-    )
 
 
 REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -119,21 +91,20 @@ REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def _tried(run: Run, suspect: str) -> Callable[[], Outcome]:
-    return partial(_without, run, suspect)
-
-
-def _without(run: Run, suspect: str) -> Outcome:
+def _without(suspect: str, case: Training) -> Outcome:
     """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
     name, change = REMEDIES[suspect]
-    sixteen, thirty_two = last_loss(run), last_loss(replace(run, weights=torch.float32, compute=torch.float32))
-    changed = last_loss(replace(run, **change))  # type: ignore[arg-type]
+    sixteen, thirty_two = (
+        last_loss(case),
+        last_loss(replace(case, weights=torch.float32, compute=torch.float32)),
+    )
+    changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
     right = won > lost / 2
     said = (
         f"Tried with {name}: the training ends {'nearly as well as' if right else 'worse than'} the one in 32 bits. "
-        f"Loss after {STEPS} steps: {number(sixteen)} in 16 bits, {number(thirty_two)} in 32 bits, "
-        f"{number(changed)} with {name}."
+        f"Loss after {STEPS} steps: {axis.number(sixteen)} in 16 bits, {axis.number(thirty_two)} in 32 bits, "
+        f"{axis.number(changed)} with {name}."
     )
     return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"))
 
@@ -150,34 +121,14 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
         optimizer.step()
         data.answer_loss(model(inputs).float(), targets).backward()
     weights = list(model.parameters())
-    moments = [number for state in optimizer.optimizer.state.values() for number in state.values() if number.dim()]
-    masters = [weight for weight in optimizer.parameters if weight not in set(weights)]
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    parts: dict[str, list[Any]] = {
+    parts: dict[str, Sequence[Tensor]] = {
         "weights": weights,
-        "gradients": gradients,
-        "AdamW": moments,
-        "master weights": masters,
+        "gradients": gradients_of(model),
+        "AdamW": moments_of(optimizer.optimizer),
+        "master weights": [weight for weight in optimizer.parameters if weight not in set(weights)],
     }
     n = sum(weight.numel() for weight in weights)
-    return {name: sum(tensor.nbytes for tensor in tensors) // n for name, tensors in parts.items()}
-
-
-def _ask_bytes(_: None) -> tuple[str, Form]:
-    text = (
-        "Count the bytes for each weight: the weight, its gradient, and the two numbers that AdamW keeps for it. In "
-        "float32 they are 16. How many are they in mixed precision, where weight and gradient have 16 bits, and the "
-        "optimizer works on master weights, all in 32 bits?"
-    )
-    why = (
-        "2 for the weight, 2 for its gradient, 8 for AdamW's two numbers, and 4 for the master weight: as many as "
-        "before. What becomes smaller is everything else, activations above all, and messages."
-    )
-    slips = (
-        Slip(1 / 2, "That would be everything in 16 bits, without master weights: small, and it stops learning."),
-        Slip(3 / 4, "You left out the master weights: they are one more copy, of 4 bytes."),
-    )
-    return text, Number(BYTES, _count_bytes, why, slips, tolerance=0.0)
+    return {name: size_of(tensors) // n for name, tensors in parts.items()}
 
 
 def _count_bytes() -> Reading:
@@ -188,31 +139,6 @@ def _count_bytes() -> Reading:
 
 
 # An overflow on one rank
-
-
-def _ask_overflow(_: None) -> tuple[str, Form]:
-    text = (
-        "Four ranks train with loss scaling. In one step a gradient overflows, but on rank 3 alone. (So it may be "
-        "where ranks hold different parts of a model or of its optimizer.) What should follow?"
-    )
-    alone = (
-        "From then on rank 3 has other weights. And with another scale, its gradients do not even have the same unit "
-        "as the others': averaging them makes nonsense of both."
-    )
-    together = "The ranks agree first, with an all-reduce of a single number. One skipped step costs next to nothing."
-    nobody = "One `inf` in a gradient is enough to break the weight, and soon all that is computed with it."
-    zero = (
-        "No number breaks. But rank 3 takes another step than the others, and its weights are no longer theirs: a "
-        "gradient with a hole is not the gradient."
-    )
-    return text, Choice(
-        (
-            Option("rank 3 skips this update and halves its scale", partial(_overflow, "alone"), alone),
-            Option("nobody skips: it is one number among thousands", partial(_overflow, "nobody"), nobody),
-            Option("all ranks skip this update and halve their scales", partial(_overflow, "together"), together),
-            Option("rank 3 puts zero where it overflowed, and all go on", partial(_overflow, "zero"), zero),
-        )
-    )
 
 
 def _overflow(what: str) -> Outcome:
@@ -231,20 +157,229 @@ def _train_with_overflow(rank: int, what: str) -> Tensor:
     groups: list[dist.ProcessGroup] = []  # of ranks to agree with: none at all
     agreed = LossScaler(2.0**10, groups=None if what == "together" else groups)
     scaler = None if what == "nobody" else agreed
+    steps = count()
     master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
-    problems, _ = data.train_test_split()
-    for step, (inputs, targets) in enumerate(islice(data.minibatches(problems, BATCH), 4)):
-        loss = data.answer_loss(model(inputs).float(), targets)
-        (scaler.scale(loss) if scaler else loss).backward()
-        if step == 2 and rank == 3:
+
+    def overflow() -> None:
+        if rank == 3 and next(steps) == 2:
             for weight in model.blocks[0].parameters():
                 weight.grad = torch.full_like(weight, 0.0 if what == "zero" else torch.inf)
-        master.step()
-    return torch.cat([weight.detach().flatten() for weight in master.parameters])
+
+    same = islice(data.minibatches(data.train_test_split()[0], BATCH), 4)
+    train(model, same, data.answer_loss, master, scaler, combine=overflow)
+    return flat(master.parameters)
+
+
+# Rationale for mixed precision
+
+
+class Recipe(NamedTuple):
+    """What a training computes in, and what its optimizer keeps."""
+
+    dtype: torch.dtype
+    keeps: type[MasterWeights] | type[RoundedWeights]
+    is_scaled: bool
+
+
+RECIPES = {
+    "float32": Recipe(torch.float32, RoundedWeights, False),
+    "everything in float16": Recipe(torch.float16, RoundedWeights, False),
+    "mixed": Recipe(torch.float16, MasterWeights, True),
+}
+
+
+class Trained(NamedTuple):
+    """What rank 0 has to tell. losses: of each step.  sent: bytes, in all steps.
+
+    activations: bytes at the fullest moment.  states: bytes of weights, gradients and optimizer, then, per parameter.
+    """
+
+    losses: list[float]
+    sent: int
+    activations: int
+    states: float
+
+    @property
+    def progress(self) -> float:
+        return self.losses[0] - loss_at_end(self.losses)
+
+
+def train_by(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
+    """Data parallelism with AdamW, on real ranks, until the end or until the loss is not a number."""
+    run = launch(_train_by, workers, (recipe, steps))
+    losses, held, parameters = run.results[0]
+    states = max(one.parameters + one.gradients + one.optimizer for one in held)
+    activations = max(one.activations for one in held)
+    return Trained(losses, run.timeline.bytes_sent(0), activations, states / parameters)
+
+
+def _train_by(rank: int, recipe: Recipe, steps: int) -> tuple[list[float], list[Bytes], int]:
+    replica = DataParallel(TinyGPT(CONFIG, dtype=recipe.dtype))
+    scaler = LossScaler() if recipe.is_scaled else None
+    optimizer: Any = recipe.keeps(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
+    with Ledger(replica.module, optimizer.optimizer) as ledger:
+        losses = train(replica, shares(rank, 64, steps), data.answer_loss, optimizer, scaler, combine=replica.finish)
+    return losses, [sample.held for sample in ledger.samples], sum(p.numel() for p in replica.parameters())
+
+
+def _recipes() -> Outcome:
+    trained = {name: train_by(recipe) for name, recipe in RECIPES.items()}
+    before, naive, mixed = trained.values()
+    is_broken = not math.isfinite(naive.losses[-1])
+    said = (
+        f"Run on 4 ranks, {len(before.losses)} steps. Mixed against float32: activations of "
+        f"{data_size(mixed.activations)} against {data_size(before.activations)}; each rank sends "
+        f"{data_size(mixed.sent)} against {data_size(before.sent)}; weights, gradients and optimizer take "
+        f"{mixed.states:.0f} bytes for each parameter against {before.states:.0f}. With everything in float16, the "
+        f"loss is {'not a number' if is_broken else 'still a number'} after {len(naive.losses) - 1} step."
+    )
+    right = is_broken and mixed.activations < 0.6 * before.activations and mixed.sent < 0.55 * before.sent
+    ends = ", ".join(
+        f"{name} {axis.number(loss_at_end(one.losses))}" for name, one in trained.items() if one is not naive
+    )
+    picture = loss_curves({name: one.losses for name, one in trained.items()}, title="The same training, three times")
+    right = right and mixed.states >= before.states and abs(mixed.progress / before.progress - 1) < 0.1
+    return Outcome(None, f"{said} Loss at the end: {ends}.", shown=right, pictures=(picture,))
+
+
+# Diagnosing and improving training efficiency
+
+
+def added_up(dtype: torch.dtype, micro_batches: int = 64) -> float:
+    """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
+    return launch(_add_up, 1, (dtype, micro_batches)).results[0]
+
+
+def _add_up(rank: int, dtype: torch.dtype, micro_batches: int) -> float:
+    model = TinyGPT(CONFIG, dtype=torch.bfloat16)
+    whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
+    exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
+    for inputs, targets in batches.micro_batches(whole, micro_batches):
+        gradients = torch.autograd.grad(data.answer_loss(model(inputs).float(), targets), list(model.parameters()))
+        own = flat(gradients)
+        exact, total = exact + own.double(), total + own.to(dtype)
+    return ((total - exact).norm() / exact.norm()).item()
+
+
+def moved(keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
+    """The share of weights, or of master weights, that a step at a learning rate of 0.00001 moves in bfloat16."""
+    return launch(_move, 1, (keeps,)).results[0]
+
+
+def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
+    model = TinyGPT(CONFIG, dtype=torch.bfloat16)
+    optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
+    before = [weight.detach().clone() for weight in optimizer.parameters]
+    train(model, shares(rank, 64, 1), data.answer_loss, optimizer)
+    return share_moved(before, optimizer.parameters)
+
+
+def _two_faults() -> Outcome:
+    whole, cut = flow("naive", 4, 1), flow("1f1b", 4, 16)
+    rounded, master = moved(RoundedWeights), moved(MasterWeights)
+    off = {dtype: added_up(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    idle = [whole.idle_fraction(), cut.idle_fraction()]
+    is_better = all(map(math.isclose, idle, [3 / 4, 3 / (16 + 3)]))
+    is_rescued = rounded < 0.2 < 0.9 < master
+    said = (
+        f"Run: in 16 micro-batches four devices are {'far less' if is_better else 'as'} idle than with the whole "
+        f"batch. In bfloat16, a step with a small learning rate moves {'few' if is_rescued else 'as many'} of the "
+        f"weights; a master copy in 32 bits {'moves nearly everywhere' if is_rescued else 'moves as little'}. "
+        f"Idle with the whole batch: {percent(idle[0])}; in 16 micro-batches: {percent(idle[1])}. "
+        f"Moved: {percent(rounded)} of the weights in bfloat16, {percent(master)} of the master weights. "
+        f"A gradient of 64 micro-batches is off by {off[torch.bfloat16]:.0e} of its length when added up in bfloat16, "
+        f"by {off[torch.float32]:.0e} in float32."
+    )
+    right = is_better and is_rescued and off[torch.bfloat16] > 100 * off[torch.float32]
+    picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
+    return Outcome(None, said, shown=right, pictures=(picture,))
+
+
+# Optimizing language-model training efficiency
+
+MICRO_BATCHES = 8
+
+
+class Way(NamedTuple):
+    """How to take a step. is_each: exchange after each micro-batch.  speed: of a device, against one in float32."""
+
+    is_each: bool
+    dtype: torch.dtype
+    speed: float
+
+    def run(self) -> tuple[Timeline, Tensor]:
+        """One step on 4 ranks, and the gradient that comes of it."""
+        pace = Pace({"forward": 0.006 / self.speed, "backward": 0.012 / self.speed}, Link(0.0005, 1.8e6))
+        run = launch(_step, 4, (self,), pace=pace)
+        return run.timeline, run.results[0]
+
+
+WAYS = {
+    "8 exchanges in float32": Way(True, torch.float32, 1.0),
+    "1 exchange in float32": Way(False, torch.float32, 1.0),
+    "1 exchange, mixed precision": Way(False, torch.bfloat16, 2.0),
+}
+
+
+def _step(rank: int, way: Way) -> Tensor:
+    """Micro-batches of 4 samples; gradients add up in 32 bits and travel in way.dtype."""
+    model = TinyGPT(CONFIG, dtype=way.dtype)
+    minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(16 * MICRO_BATCHES)])
+    share = batches.split(minibatch, dist.get_world_size())[rank]
+    all_reduce = all_reduce_in(way.dtype, torch.float32)
+    total = torch.zeros(sum(weight.numel() for weight in model.parameters()))
+    pieces = batches.micro_batches(share, MICRO_BATCHES)
+    for i, micro_batch in enumerate(pieces):
+        own = _gradient(model, i, *micro_batch)
+        total += all_reduce(own) if way.is_each else own
+    return total if way.is_each else all_reduce(total)
+
+
+def _gradient(model: TinyGPT, i: int, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Of micro-batch number i, in float32."""
+    with compute("forward", micro_batch=i, work=len(inputs)):
+        loss = data.answer_loss(model(inputs).float(), targets) / MICRO_BATCHES / dist.get_world_size()
+    with compute("backward", micro_batch=i, work=len(inputs)):
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return flat(gradients).float()
+
+
+def _ways() -> Outcome:
+    runs = {name: way.run() for name, way in WAYS.items()}
+    often, once, mixed = (timeline for timeline, _ in runs.values())
+    first, second, rounded = (gradient for _, gradient in runs.values())
+    off, off_mixed = (((one - first).norm() / first.norm()).item() for one in (second, rounded))
+    verdict = "the same, up to rounding" if off < 1e-5 else "another one"
+    lines = [f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items()]
+    said = (
+        f"Run on 4 ranks with 8 micro-batches each. A rank that exchanges once sends {data_size(once.bytes_sent(0))} "
+        f"where it sent {data_size(often.bytes_sent(0))}, and the gradient is {verdict}. In 16 bits it sends "
+        f"{data_size(mixed.bytes_sent(0))}. {'; '.join(lines)}. "
+        f"In mixed precision the gradient differs by {percent(off_mixed)}."
+    )
+    pictures = (
+        lost_time(
+            {name: time_breakdown(timeline) for name, (timeline, _) in runs.items()}, title="Where the time goes"
+        ),
+        gantt(mixed, often, title="One exchange in mixed precision, and below it eight in float32"),
+    )
+    right = often.bytes_sent(0) == 8 * once.bytes_sent(0) == 16 * mixed.bytes_sent(0) and off < 1e-5
+    right = right and off_mixed < 0.05 and often.makespan > once.makespan > mixed.makespan
+    return Outcome(None, said, shown=right, pictures=pictures)
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q9": Family(Run(), _ask_cause, _draw_run),
-    "bytes_per_weight": Family(None, _ask_bytes),
-    "one_overflow": Family(None, _ask_overflow),
+    "Q9": Family(
+        Training(),
+        choice(each(_without, REMEDIES)),
+        lambda random: Training(workers=4, seed=random.randrange(1, 100)),
+        lambda case: {"workers": case.workers},
+    ),
+    "bytes_per_weight": Family(
+        None, number(BYTES, _count_bytes, lambda: {"all_in_16": 1 / 2, "no_master": 3 / 4}, tolerance=0.0)
+    ),
+    "one_overflow": Family(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
+    "why_mixed_precision": Family(None, open_case(_recipes)),
+    "diagnose_efficiency": Family(None, open_case(_two_faults)),
+    "optimize_training": Family(None, open_case(_ways)),
 }

@@ -13,9 +13,11 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from course_lib.questions import progress
-from course_lib.questions.catalog import CATALOG, Entry
+from course_lib.questions.asking import Ask
+from course_lib.questions.catalog import CATALOG
 from course_lib.questions.forms import Form
 from course_lib.questions.outcome import Feedback
+from course_lib.questions.prose import Page
 
 Case = TypeVar("Case")
 
@@ -35,7 +37,7 @@ class Question:
     varies: bool = True
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> Page:
         return CATALOG[self.name]
 
     def answer(self, given: Any) -> Feedback:
@@ -92,15 +94,18 @@ class Question:
 class Family(Generic[Case]):
     """A question for any numbers.
 
-    first: those of the lesson.  ask: the text and the form for some.  draw: others; None if there are none.
+    first: those of the lesson; None if there are none.  ask: makes its form.  draw: other numbers.
+    fields: what numbers are in the fields of its page.
     """
 
     first: Case
-    ask: Callable[[Case], tuple[str, Form]]
+    ask: Ask
     draw: Callable[[Random], Case] | None = None
+    fields: Callable[[Case], dict[str, object]] = lambda case: {}
 
     def question(self, name: str, seed: int = 0) -> Question:
         if seed and self.draw is None:
             raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
         case = self.draw(Random(seed)) if seed and self.draw else self.first
-        return Question(name, seed, *self.ask(case), varies=self.draw is not None)
+        page = CATALOG[name].fill(self.fields(case))
+        return Question(name, seed, page.text, self.ask(page, case), varies=self.draw is not None)

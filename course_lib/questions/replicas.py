@@ -1,37 +1,32 @@
-"""Questions about replicas: what each of them gets (Q4), and how they all learn the same (Q1)."""
+"""Questions about replicas: what each gets (Q4), how they all learn the same (Q1), and a step in order (Q2)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from random import Random
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import data
+from course_lib.experiments.step_order import SOLUTION, follow
+from course_lib.experiments.training import TINY, flat, shares, train
 from course_lib.figures import gantt
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
-from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Option
+from course_lib.model import TinyGPT
+from course_lib.questions.asking import choice, each, ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Pace, RankFailed, launch
+from course_lib.ranks import Link, Pace, RankFailed, launch
 from course_lib.timeline import compute
 
-TINY = GPTConfig(layers=1, hidden=8, heads=2)
 STEPS = 5
 SAME = 1e-9  # how far two trainings in 64-bit numbers drift apart by rounding alone, with much to spare
 ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 8: "an eighth"}
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All weights in one vector, a copy."""
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def distance(replicas: list[Tensor], other: Tensor) -> float:
@@ -42,8 +37,7 @@ def distance(replicas: list[Tensor], other: Tensor) -> float:
 # Q4. What does each worker get?
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """A minibatch of so many samples, on so many workers."""
 
     samples: int
@@ -55,39 +49,17 @@ def _draw_sharing(random: Random) -> Sharing:
     return Sharing(workers * random.choice([16, 32, 48, 64]), workers)
 
 
-def _ask_sharing(case: Sharing) -> tuple[str, Form]:
-    share, part = case.samples // case.workers, ORDINALS[case.workers]
-    text = (
-        f"A minibatch has {case.samples} samples, and {case.workers} workers train with data parallelism. "
-        "What does each worker get?"
-    )
-    not_text = (
-        "A piece from the middle of the model is given text, where it expects what the piece before it has computed. A "
-        "model can be split, but then workers have to hand on what they compute halfway through it: that is another "
-        "mechanism, and no longer data parallelism."
-    )
-    everything = (
-        "It works, but every worker does all of the work, and so takes as long as one worker alone. Nothing is gained."
-    )
-    data_parallel = (
-        "That is data parallelism: every worker has a replica of the model and a share of the samples, all work at the "
-        "same time, and together they have seen every sample once."
-    )
-    return text, Choice(
-        (
-            Option(f"all {case.samples} samples, and {part} of the model", _try(case, False, True), not_text),
-            Option(f"{share} samples, and the whole model", _try(case, True, False), data_parallel),
-            Option(f"all {case.samples} samples, and the whole model", _try(case, False, False), everything),
-            Option(f"{share} samples, and {part} of the model", _try(case, True, True), not_text),
-        )
-    )
+# Whether the samples are split, and whether the model is.
+SPLITS = {
+    "parts_of_all": (False, True),
+    "replicas_of_shares": (True, False),
+    "replicas_of_all": (False, False),
+    "parts_of_shares": (True, True),
+}
 
 
-def _try(case: Sharing, splits_samples: bool, splits_model: bool) -> Callable[[], Outcome]:
-    return partial(_share_out, case, splits_samples, splits_model)
-
-
-def _share_out(case: Sharing, splits_samples: bool, splits_model: bool) -> Outcome:
+def _share_out(option: str, case: Sharing) -> Outcome:
+    splits_samples, splits_model = SPLITS[option]
     pace = Pace({"forward": 0.4 / case.samples})  # what one worker needs for the whole minibatch, in seconds
     try:
         run = launch(_worker, case.workers, (case, splits_samples, splits_model), pace=pace)
@@ -118,97 +90,47 @@ def _worker(rank: int, case: Sharing, splits_samples: bool, splits_model: bool) 
 # Q1. What must happen after the gradients are there?
 
 
-def _own_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+def _nothing(model: nn.Module) -> None:
+    pass
 
 
-def _first_ranks_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+def _send_weights(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.broadcast(parameter.detach(), src=0)
 
 
-def _average_then_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    average_gradients(model)
-    optimizer.step()
-
-
-def _update_then_average(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+def _average_weights(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.detach())
         parameter.detach().div_(dist.get_world_size())
 
 
-Update = Callable[[nn.Module, torch.optim.Optimizer], None]
+# What ranks do before an update and after it, and what becomes of their replicas.
+UPDATES = {
+    "own": (_nothing, _nothing, "drift"),
+    "first_rank": (_nothing, _send_weights, "wrong"),
+    "mean_gradient": (average_gradients, _nothing, "right"),
+    "mean_weights": (_nothing, _average_weights, "wrong"),
+}
 
 
-def minibatches_for(workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    problems, _ = data.train_test_split()
-    return data.minibatches(problems, 8 * workers)
-
-
-def _train(rank: int, update: Update, workers: int) -> Tensor:
+def _train(rank: int, option: str, workers: int) -> Tensor:
     """A few steps on this rank's share of minibatches for `workers`; on one rank, that is all of them."""
+    before, after, _ = UPDATES[option]
     model = TinyGPT(TINY, dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for batch in islice(minibatches_for(workers), STEPS):
-        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
-        optimizer.zero_grad()
-        data.answer_loss(model(inputs), targets).backward()
-        update(model, optimizer)
-    return weights_of(model)
+    optimizer.register_step_post_hook(lambda *_: after(model))
+    train(model, shares(rank, 8 * workers, STEPS), data.answer_loss, optimizer, combine=partial(before, model))
+    return flat(model.parameters())
 
 
-def draw_workers(random: Random) -> int:
+def _draw_workers(random: Random) -> int:
     return random.choice([2, 3, 4, 6])
 
 
-ALONE = (
-    "Each replica has learned from its own share alone. From the first step on they are different models, and nothing "
-    "ever brings them together again: they drift."
-)
-THROWN_AWAY = (
-    "The replicas agree to the last bit, and are still wrong: the gradients of all other shares were thrown away. That "
-    "ranks agree with each other proves nothing."
-)
-MEAN = (
-    "The mean of the gradients is the gradient of the whole minibatch, so every replica takes the step that one "
-    "process would have taken. No weights need to be sent: they were equal, and all have done the same to them."
-)
-TOO_LATE = (
-    "It comes close. With plain gradient descent it would even be the same, because there a step is proportional to "
-    "its gradient. But AdamW scales each gradient before it takes a step, and the mean of scaled steps is not the "
-    "scaled step of the mean."
-)
-
-
-def _ask_update(workers: int) -> tuple[str, Form]:
-    text = (
-        f"{workers} replicas of a model have each computed the gradient of their own share of the minibatch. What must "
-        "happen next, so that every one of them learns from the whole minibatch?"
-    )
-    own = "each updates its weights with its own gradient"
-    first = "rank 0 updates its weights with its own gradient, and sends them to all others"
-    mean = "the gradients are averaged over the ranks, and each updates its weights with the average"
-    late = "each updates its weights with its own gradient, and then the weights are averaged over the ranks"
-    return text, Choice(
-        (
-            Option(own, _learn(_own_update, workers, "drift"), ALONE),
-            Option(first, _learn(_first_ranks_update, workers, "wrong"), THROWN_AWAY),
-            Option(mean, _learn(_average_then_update, workers, "right"), MEAN),
-            Option(late, _learn(_update_then_average, workers, "wrong"), TOO_LATE),
-        )
-    )
-
-
-def _learn(update: Update, workers: int, claim: str) -> Callable[[], Outcome]:
-    return partial(_compare_trainings, update, workers, claim)
-
-
-def _compare_trainings(update: Update, workers: int, claim: str) -> Outcome:
-    replicas = launch(_train, workers, (update, workers)).results
-    (alone,) = launch(_train, 1, (_own_update, workers)).results
+def _compare_trainings(option: str, workers: int) -> Outcome:
+    replicas = launch(_train, workers, (option, workers)).results
+    (alone,) = launch(_train, 1, ("own", workers)).results
     apart, off = distance(replicas, replicas[0]), distance(replicas, alone)
     found = "drift" if apart else "wrong" if off > SAME else "right"
     equal = "different from each other" if apart else "equal to the last bit"
@@ -217,10 +139,56 @@ def _compare_trainings(update: Update, workers: int, claim: str) -> Outcome:
         f"After {STEPS} steps the {workers} replicas are {equal}. Compared with one process on all shares: {same}. "
         f"Largest difference between two replicas: {apart:.2g}; to one process: {off:.2g}."
     )
-    return Outcome(found == "right", said, shown=found == claim)
+    return Outcome(found == "right", said, shown=found == UPDATES[option][-1])
+
+
+# Q2. The events of one step, in order
+
+STEPS_IN_ORDER = 6
+WHYS = ("needs", "cleared", "one_behind", "no_gradient", "alone")
+FEW_SECONDS = Pace({"forward": 0.02, "backward": 0.04, "optimizer": 0.01}, Link(latency=0.0002))
+
+
+def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
+    try:
+        replicas = launch(follow, workers, (order, workers, STEPS_IN_ORDER)).results
+    except RankFailed as error:
+        return Outcome(False, f"It cannot be run: {error.__cause__}.", "needs")
+    (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results
+    right, said, why = _judge(order, replicas, alone)
+    shown = (1, STEPS_IN_ORDER // 2, STEPS_IN_ORDER)
+    drift = {n: distance([history[n - 1] for history in replicas], replicas[0][n - 1]) for n in shown}
+    apart = ", ".join(f"{far:.2g} after step {n}" for n, far in drift.items())
+    emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
+    picture = gantt(emulated.timeline, title="Two steps in this order")
+    return Outcome(right, f"{said} How far they are apart: {apart}.", why, pictures=(picture,))
+
+
+def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tuple[bool, str, str]:
+    """Right or not, what the run showed, and what that means, by its name in the prose."""
+    same, equal = distance(replicas, alone) < SAME, distance(replicas, replicas[0]) == 0
+    if same:
+        said = "The replicas stay equal to the last bit, and it is the training of one process with all shares."
+        return True, said, ""
+    if all(torch.equal(history[0], history[-1]) for history in replicas):
+        said = "The replicas stay equal, because none of them ever changes: nobody learns anything."
+        return False, said, "cleared"
+    if equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
+        said = "The replicas stay equal, but they are always one step behind one process."
+        return False, said, "one_behind"
+    said = "The replicas drift apart, and nothing ever brings them together again."
+    if order.index("all_reduce") < order.index("backward"):
+        return False, said, "no_gradient"
+    return False, said, "alone"
 
 
 QUESTIONS: dict[str, Family] = {
-    "Q4": Family(Sharing(512, 8), _ask_sharing, _draw_sharing),
-    "Q1": Family(8, _ask_update, draw_workers),
+    "Q4": Family(
+        Sharing(512, 8),
+        choice(each(_share_out, SPLITS)),
+        _draw_sharing,
+        lambda case: {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]},
+    ),
+    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), _draw_workers, lambda workers: {"workers": workers}),
+    "Q2": Family(4, ordering(_run_in, *WHYS), _draw_workers, lambda workers: {"workers": workers}),
 }

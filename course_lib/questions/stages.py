@@ -1,22 +1,24 @@
-"""Questions about a model that lies on several devices, layer after layer (Q7, Q11)."""
+"""Questions about a model that lies on several devices, layer after layer.
+
+Who waits for whom (Q7, Q11), which order of micro-batches is best (Q8), and who does what when (Q10).
+"""
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
 from typing import NamedTuple
 
 import torch.distributed as dist
 
-from course_lib.experiments.events import SECONDS, fill_and_drain, play
+from course_lib.experiments.events import SECONDS, Event, fill_and_drain, run_events, until_stuck
 from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import percent
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.questions.forms import Choice, Form, Option
+from course_lib.questions.asking import choice, each, ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Link, Pace, launch
-from course_lib.timeline import Timeline
+from course_lib.ranks import Deadlock, Link, Pace, RankFailed, launch
+from course_lib.timeline import Span, Timeline
 
 ROUNDING = 1e-9  # of sums of times
 
@@ -24,38 +26,11 @@ ROUNDING = 1e-9  # of sums of times
 # Q7. The whole batch passes through the stages
 
 
-def _draw_stages(random: Random) -> int:
-    return random.choice([3, 5, 6])
-
-
-def _ask_inefficiency(stages: int) -> tuple[str, Form]:
-    text = (
-        f"The layers of a model are cut into {stages} stages, one on each of {stages} devices. A whole batch passes "
-        "through them: forward from the first device to the last, backward from the last to the first. What is the "
-        "inefficiency?"
-    )
-    turns = (
-        f"While one device works, the {stages - 1} others wait for it, so {stages} devices are as fast as one. The "
-        "remedy is to cut the batch into micro-batches, and that is what a pipeline does."
-    )
-    links = "Only one message passes each link in each direction. Links that cost nothing change next to nothing."
-    copies = "Each device holds its own layers and no others. That is the very point of it: memory is what is gained."
-    uneven = "The stages are equally large, and every device computes for the same time."
-    return text, Choice(
-        (
-            Option("sending activations from device to device takes most time", partial(_free_links, stages), links),
-            Option("every device has to hold the whole model", partial(_held_by_stage, stages), copies),
-            Option(f"at any moment one device works, and {stages - 1} wait", partial(_who_works, stages), turns),
-            Option("the last device has far more to compute than the others", partial(_busiest, stages), uneven),
-        )
-    )
-
-
 SLOW = Pace(SECONDS, Link(0.002))
 
 
 def _through(stages: int, pace: Pace = SLOW) -> Timeline:
-    return play(fill_and_drain(stages, 1), stages, pace=pace)
+    return run_events(fill_and_drain(stages, 1), stages, pace=pace)
 
 
 def _active(timeline: Timeline) -> float:
@@ -114,32 +89,6 @@ def _turns(timeline: Timeline) -> Picture:
 # Q11. Eight units, one active at any moment
 
 
-def _draw_units(random: Random) -> int:
-    return random.choice([4, 6])
-
-
-def _ask_strategy(units: int) -> tuple[str, Form]:
-    text = (
-        f"A model is spread over {units} units, layer after layer. You look at them during training, and at any moment "
-        "one of them is active. Which strategy helps most?"
-    )
-    cut = (
-        "Micro-batches let a unit start the next piece while the one before travels on, so most units are active most "
-        "of the time. The more pieces, the shorter the idle beginning and end."
-    )
-    links = "The units do not wait for the links, they wait for each other."
-    faster = "Every step is shorter, and still one unit works while all others wait: most of the new speed is unused."
-    larger = "Each unit works longer in its turn, and each waits longer for the others. Nothing overlaps."
-    return text, Choice(
-        (
-            Option("faster links between the units", partial(_activity, units, "links"), links),
-            Option("units of twice the speed", partial(_activity, units, "faster"), faster),
-            Option("a batch of twice the size", partial(_activity, units, "larger"), larger),
-            Option("cut the batch into micro-batches that follow each other", partial(_activity, units, "cut"), cut),
-        )
-    )
-
-
 class Strategy(NamedTuple):
     """What is done about idle units. pieces: micro-batches; work: of the whole batch on one unit."""
 
@@ -150,7 +99,7 @@ class Strategy(NamedTuple):
 
     def run(self, units: int) -> Timeline:
         pace = Pace({kind: seconds / self.speed for kind, seconds in SECONDS.items()}, Link(self.latency))
-        return play(fill_and_drain(units, self.pieces), units, self.work / self.pieces, pace)
+        return run_events(fill_and_drain(units, self.pieces), units, self.work / self.pieces, pace)
 
 
 STRATEGIES = {
@@ -161,7 +110,7 @@ STRATEGIES = {
 }
 
 
-def _activity(units: int, strategy: str) -> Outcome:
+def _activity(strategy: str, units: int) -> Outcome:
     """How many units are active on average, before and with a strategy."""
     before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
     was, now = map(_active, (before, after))
@@ -174,7 +123,136 @@ def _activity(units: int, strategy: str) -> Outcome:
     return Outcome(right, said, shown=right == (strategy == "cut"), pictures=(picture,))
 
 
+# Q8. The order that keeps both busiest
+
+
+class Grid(NamedTuple):
+    """So many devices in a row, so many micro-batches through all of them."""
+
+    devices: int
+    micro_batches: int
+
+    @property
+    def least_idle(self) -> float:
+        """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
+        return (self.devices - 1) / (self.micro_batches + self.devices - 1)
+
+
+def _fields_of_grid(case: Grid) -> dict[str, object]:
+    events = fill_and_drain(case.devices, case.micro_batches)
+    Random(case.devices * 10 + case.micro_batches).shuffle(events)
+    turns = {"idle": case.devices - 1, "turns": case.micro_batches + case.devices - 1}
+    shown = {"share": percent(case.least_idle), "events": "\n".join(f"- {event.words}" for event in events)}
+    return {**case._asdict(), **turns, **shown}
+
+
+def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
+    events = [Event.read(name) for name in names]
+    try:
+        timeline = run_events(events, case.devices)
+    except Deadlock as error:
+        return _stuck(case, events, error)
+    except RankFailed as error:
+        return Outcome(False, f"It cannot be run: {error.__cause__}.", "no_forward")
+    best = run_events(fill_and_drain(case.devices, case.micro_batches), case.devices)
+    idle = timeline.idle_fraction()
+    right = idle < case.least_idle + ROUNDING
+    said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
+    said += f" Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
+    picture = gantt(timeline, best, title="Your order, and below it a best one")
+    return Outcome(right, said, "right" if right else "waits", pictures=(picture,))
+
+
+def _stuck(case: Grid, events: list[Event], error: Deadlock) -> Outcome:
+    done = run_events(until_stuck(events), case.devices)
+    picture = gantt(done, title="What was done before the devices got stuck")
+    said = f"The devices are stuck for good. {error.message}"
+    return Outcome(False, said, "stuck", pictures=(picture,))
+
+
+# Q10. S3 has just finished MB1
+
+
+class Moment(NamedTuple):
+    """When a stage of a pipeline has just finished the forward pass of a micro-batch. Both count from 1."""
+
+    stages: int
+    stage: int
+    micro_batch: int
+
+    @property
+    def next_of_first(self) -> int:
+        """The micro-batch that the first stage has come to, from 1."""
+        return self.micro_batch + self.stage
+
+
+def _draw_moment(random: Random) -> Moment:
+    stages = random.choice([4, 5])
+    return Moment(stages, random.randrange(3, stages + 1), random.choice([1, 2]))
+
+
+def _fields_of_moment(case: Moment) -> dict[str, object]:
+    numbers = {"this": case.micro_batch, "next": case.micro_batch + 1, "now": case.next_of_first}
+    return {"stages": case.stages, "stage": case.stage, "turns": case.stage - 1, **numbers}
+
+
+def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
+    """What S1 is said to do, and with which micro-batch, from 0."""
+    return {
+        "waits": ("wait", None),
+        "next": ("forward", case.micro_batch),
+        "now": ("forward", case.next_of_first - 1),
+        "back": ("backward", case.micro_batch - 1),
+    }
+
+
+def _read_off(option: str, case: Moment) -> Outcome:
+    """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
+    timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
+    finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
+    claimed = _find(timeline, 0, *_claims(case)[option])
+    now = finished + ROUNDING  # what ends then is over, and what begins then has begun
+    right = claimed.start <= now < claimed.end
+    when = "just then" if right else "later" if claimed.start > now else "earlier"
+    doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
+    said = (
+        f"Read off the trace: when S{case.stage} has finished MB{case.micro_batch}, S1 is busy with {_words(doing)}. "
+        f"What you said, it does {when}."
+    )
+    picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
+    return Outcome(right, said, shown=right == (option == "now"), pictures=(picture,))
+
+
+def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
+    """The first span of this kind, and micro-batch, in the foreground of a rank."""
+    spans = (span for span in timeline.of(rank) if not span.background)
+    return next(span for span in spans if span.kind == kind and span.micro_batch == micro_batch)
+
+
+def _words(span: Span) -> str:
+    return "waiting" if span.micro_batch is None else f"the {span.kind} pass of MB{span.micro_batch + 1}"
+
+
 QUESTIONS: dict[str, Family] = {
-    "Q7": Family(4, _ask_inefficiency, _draw_stages),
-    "Q11": Family(8, _ask_strategy, _draw_units),
+    "Q7": Family(
+        4,
+        choice({"links": _free_links, "copies": _held_by_stage, "turns": _who_works, "uneven": _busiest}),
+        lambda random: random.choice([3, 5, 6]),
+        lambda stages: {"stages": stages, "others": stages - 1},
+    ),
+    "Q11": Family(
+        8, choice(each(_activity, STRATEGIES)), lambda random: random.choice([4, 6]), lambda units: {"units": units}
+    ),
+    "Q8": Family(
+        Grid(2, 2),
+        ordering(_measure_idle, "right", "waits", "no_forward", "stuck"),
+        lambda random: Grid(*random.choice([(2, 2), (2, 3), (3, 2)])),
+        _fields_of_grid,
+    ),
+    "Q10": Family(
+        Moment(4, 3, 1),
+        choice(each(_read_off, ("waits", "next", "now", "back"))),
+        _draw_moment,
+        _fields_of_moment,
+    ),
 }

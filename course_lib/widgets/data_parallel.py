@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from course_lib.experiments import training_step
-from course_lib.figures import Timing, attribute, gantt, lost_time, speed_up
+from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdown
 from course_lib.figures.axis import duration, percent
-from course_lib.figures.shares import CAUSES
+from course_lib.figures.breakdown import CAUSES
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider, Switch
@@ -79,7 +79,7 @@ def draw(setting: Setting, step: Timeline, curve: list[Timing]) -> View:
     return View(
         describe(setting, step, curve),
         beside=speed_up(curve, HALF, "How much faster are more ranks?"),
-        under=lost_time({_count(setting.ranks): attribute(step)}, HALF, "Where did the time go?"),
+        under=lost_time({_count(setting.ranks): time_breakdown(step)}, HALF, "Where did the time go?"),
         below=gantt(step, width=WIDTH, title="What did every rank do?"),
     )
 
@@ -89,7 +89,7 @@ def describe(setting: Setting, step: Timeline, curve: list[Timing]) -> str:
     text = f"{_count(setting.ranks)}, {setting.batch_size} samples, {step.origin}: {duration(step.makespan)} for a step"
     if setting.ranks == 1:
         return f"{text}. One rank has nobody to wait for and nothing to send."
-    shares = attribute(step)
+    shares = time_breakdown(step)
     (alone,) = (timing.seconds for timing in curve if timing.ranks == 1)
     cause = max(("wait", "transfer", "rest"), key=lambda cause: getattr(shares, cause))
     return (

@@ -23,6 +23,7 @@ import torch
 
 from course_lib import data
 from course_lib.experiments.ablations import Format, RoundedWeights, exponents
+from course_lib.experiments.training import flat, gradients_of
 from course_lib.figures import loss_at_end, loss_curves, number_range
 from course_lib.figures.axis import number, percent
 from course_lib.figures.number_range import lost, power
@@ -106,8 +107,7 @@ class Training:
             return
         self._scaler.scale(loss).backward()
         if len(self.losses) == 1:
-            gradients = torch.cat([gradient.flatten() for gradient in gradients_of(self._model)])
-            self.zeros = (gradients == 0).double().mean().item()
+            self.zeros = (flat(gradients_of(self._model)) == 0).double().mean().item()
         self.skipped += not self._optimizer.step()
 
     def _loss(self) -> torch.Tensor:
@@ -124,10 +124,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def gradients_of(model: TinyGPT) -> list[torch.Tensor]:
-    return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
 @lru_cache(maxsize=1)

@@ -130,7 +130,8 @@ for accumulate_in in (torch.bfloat16, torch.float32):
 from functools import partial
 from itertools import islice
 
-from course_lib.experiments.ablations import share_moved, train
+from course_lib.experiments.ablations import share_moved
+from course_lib.experiments.training import train
 
 small = GPTConfig(layers=1, hidden=32, heads=2)
 torch.set_num_threads(1)  # so small a model is no faster with more

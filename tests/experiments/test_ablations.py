@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from course_lib import data
-from course_lib.experiments.ablations import RoundedWeights, exponents, running_sum, share_moved, share_vanishing, train
+from course_lib.experiments.ablations import RoundedWeights, exponents, running_sum, share_moved, share_vanishing
+from course_lib.experiments.training import train
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import GPTConfig, TinyGPT
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.figures import Shares, Timing, attribute, lost_time, speed_up
+from course_lib.figures import TimeBreakdown, Timing, lost_time, speed_up, time_breakdown
+from course_lib.figures.breakdown import CAUSES
 from course_lib.figures.palette import LINES
-from course_lib.figures.shares import CAUSES
 from tests.figures.drawn import SVG, boxes, parsed, places, texts, written
 from tests.figures.synthetic import gpipe
 
@@ -107,8 +107,8 @@ def test_the_zoomable_speed_up_has_the_same_points_and_the_ideal() -> None:
     assert "measured (in a real run)" in figure.layout.title.text
 
 
-FOUR = Shares(0.6, 0.25, 0.1, 0.05)
-EIGHT = Shares(0.4, 0.2, 0.3, 0.1)
+FOUR = TimeBreakdown(0.6, 0.25, 0.1, 0.05)
+EIGHT = TimeBreakdown(0.4, 0.2, 0.3, 0.1)
 
 
 def test_a_bar_is_cut_in_proportion_and_fills_the_axis() -> None:
@@ -138,7 +138,7 @@ def test_the_sentence_names_the_worst_bar_and_its_largest_loss() -> None:
 
 
 def test_bars_of_different_origin_say_which_is_which() -> None:
-    picture = lost_time({"4 ranks": FOUR, "8 ranks": attribute(gpipe(8, 8))})
+    picture = lost_time({"4 ranks": FOUR, "8 ranks": time_breakdown(gpipe(8, 8))})
     assert {"4 ranks (measured)", "8 ranks (modelled)"} <= set(texts(picture.svg))
     assert {"measured (in a real run)", "modelled (calculated, not run)"} <= set(texts(picture.svg))
 

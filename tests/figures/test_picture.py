@@ -12,7 +12,7 @@ import pytest
 
 from course_lib.figures import (
     Picture,
-    Shares,
+    TimeBreakdown,
     Timing,
     gantt,
     limits,
@@ -33,7 +33,7 @@ PLANNED = estimate(GPT, Cluster(devices_per_node=2), Plan(dp=2), 4)
 PICTURES = {
     "gantt": gantt(every_kind()),
     "speed_up": speed_up([Timing(1, 1.0), Timing(4, 0.4)]),
-    "lost_time": lost_time({"4 <ranks>": Shares(0.5, 0.3, 0.2, 0.0)}),
+    "lost_time": lost_time({"4 <ranks>": TimeBreakdown(0.5, 0.3, 0.2, 0.0)}),
     "memory": memory_by_part({"a <plan>": PLANNED.memory}, PLANNED.capacity),
     "time": step_time_by_part({"a <plan>": PLANNED}),
     "map": plan_map(search(GPT, Cluster(devices_per_node=2), 4)),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.figures import Shares, attribute
+from course_lib.figures import TimeBreakdown, time_breakdown
 from course_lib.figures.axis import data_size, duration, number, percent, ticks, time_unit
 from course_lib.figures.words import span_in_words, summary
 from course_lib.timeline import Span, Timeline
@@ -66,7 +66,7 @@ def test_percent_never_calls_something_nothing(share: float, text: str) -> None:
 def test_the_shares_of_a_hand_made_timeline() -> None:
     # Rank 0 computes 31 - 6 blocked ms of 35 (forward, backward, optimizer), waits 4 and moves data for 2.
     # Rank 1 computes 29 ms and moves data for 2; its last 4 ms are empty.
-    shares = attribute(every_kind())
+    shares = time_breakdown(every_kind())
     assert shares.compute == pytest.approx((29 + 29) / 70)
     assert shares.wait == pytest.approx(4 / 70)
     assert shares.transfer == pytest.approx((2 + 2) / 70)
@@ -83,7 +83,7 @@ def test_every_rank_counts_in_the_shares() -> None:
         Span(0, "forward", "", 5.0, 10.0),
         Span(1, "forward", "", 5.0, 8.0),
     ]
-    shares = attribute(Timeline(spans, 2))
+    shares = time_breakdown(Timeline(spans, 2))
     assert (shares.compute, shares.wait, shares.transfer, shares.rest) == pytest.approx((0.4, 0.3, 0.2, 0.1))
 
 
@@ -92,25 +92,25 @@ def test_the_wait_and_idle_shares_of_gpipe_are_its_textbook_bubble(ranks: int) -
     # The optimizer runs after the bubble on each rank; without it nothing else is in the picture.
     pipeline = gpipe(ranks, micro_batches=4)
     pipeline = Timeline([s for s in pipeline.spans if s.kind != "optimizer"], ranks, "modelled")
-    shares = attribute(pipeline)
+    shares = time_breakdown(pipeline)
     assert shares.wait + shares.rest == pytest.approx((ranks - 1) / (4 + ranks - 1))
     assert shares.transfer == 0
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.003]))
 def test_shares_add_up_to_one(ranks: int, micro_batches: int, transfer: float) -> None:
-    shares = attribute(gpipe(ranks, micro_batches, transfer=transfer))
+    shares = time_breakdown(gpipe(ranks, micro_batches, transfer=transfer))
     assert shares.compute + shares.wait + shares.transfer + shares.rest == pytest.approx(1)
 
 
 def test_shares_that_are_not_one_whole_are_refused() -> None:
     with pytest.raises(ValueError, match=r"compute \+ wait \+ transfer \+ rest is 0.9"):
-        Shares(0.5, 0.2, 0.1, 0.1)
+        TimeBreakdown(0.5, 0.2, 0.1, 0.1)
 
 
 def test_an_empty_timeline_has_no_shares() -> None:
     with pytest.raises(ValueError, match="the timeline is empty"):
-        attribute(Timeline([], 4))
+        time_breakdown(Timeline([], 4))
 
 
 def test_the_sentence_says_how_many_how_long_what_kind_of_clock_and_where_the_time_went() -> None:

@@ -11,8 +11,8 @@ import torch
 
 from course_lib.experiments.ablations import Format
 from course_lib.figures import (
-    Shares,
     SizedStep,
+    TimeBreakdown,
     Timing,
     in_flight,
     limits,
@@ -42,7 +42,7 @@ FOUND = search(GPT, Cluster("A100-80GB", 1), 64)
 STEPS = [SizedStep(1, 0.1, 0.2, 0.02, 4, measured=0.325), SizedStep(2, 0.1, 0.1, 0.05, 8, fits=False)]
 CHARTS = {
     "speed_up": speed_up([Timing(n, 1 / n, label=label) for n in (1, 2, 4) for label in ("a < b", "c")]),
-    "lost_time": lost_time({"4 ranks": Shares(0.6, 0.25, 0.1, 0.05)}),
+    "lost_time": lost_time({"4 ranks": TimeBreakdown(0.6, 0.25, 0.1, 0.05)}),
     "memory": memory_by_part({name: one.memory for name, one in PLANS.items()}, 80e9),
     "time": step_time_by_part(PLANS),
     "plan_map": plan_map(FOUND),
@@ -151,7 +151,7 @@ def test_names_with_angle_brackets_are_no_markup() -> None:
     curve = figure_of("speed_up").data[0]
     assert curve.name == "a &lt; b (measured)"
     assert curve.hovertext[0].startswith("a &lt; b (measured): 1 ranks")
-    bars = lost_time({"a <run>": Shares(0.6, 0.25, 0.1, 0.05)}).to_plotly()
+    bars = lost_time({"a <run>": TimeBreakdown(0.6, 0.25, 0.1, 0.05)}).to_plotly()
     assert bars.layout.yaxis.ticktext == ("a &lt;run&gt;",)
 
 

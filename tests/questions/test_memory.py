@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from course_lib import questions
-from course_lib.questions import memory
+from course_lib.experiments.training import train_layers
 from course_lib.questions.memory import TooLarge
 
 
@@ -41,18 +41,18 @@ def test_q6(seed: int, answer: str, right: bool, happened: str) -> None:
 
 
 def test_weights_gradients_and_adams_state_take_16_bytes_for_each_parameter() -> None:
-    ((states, peak),) = memory.train(1, 2, 4, False)
+    ((states, peak),) = train_layers(1, 2, 4, False)
     parameters = 2 * (12 * 64**2 + 13 * 64)  # four matrices of attention, two of the MLP; biases and norms
     assert states == 16 * parameters
     assert peak > states
 
 
 def test_a_share_of_the_layers_is_that_share_of_the_memory() -> None:
-    ((whole, _),) = memory.train(1, 4, 4, False)
-    assert [held.states for held in memory.train(4, 4, 4, True)] == [whole // 4] * 4
-    assert memory.train(1, 4, 4, False, torch.bfloat16)[0].states == whole // 2
+    ((whole, _),) = train_layers(1, 4, 4, False)
+    assert [held.states for held in train_layers(4, 4, 4, True)] == [whole // 4] * 4
+    assert train_layers(1, 4, 4, False, torch.bfloat16)[0].states == whole // 2
 
 
 def test_the_memory_of_a_device_is_for_so_many_layers_and_no_more() -> None:
     case = TooLarge(8, 4, 13)
-    assert memory.train(1, 3, 4, False)[0].peak <= case.capacity < memory.train(1, 5, 4, False)[0].peak
+    assert train_layers(1, 3, 4, False)[0].peak <= case.capacity < train_layers(1, 5, 4, False)[0].peak

@@ -11,7 +11,7 @@ from course_lib import questions
 from course_lib.experiments.ablations import RoundedWeights
 from course_lib.mechanisms.mixed_precision import MasterWeights
 from course_lib.questions import precision
-from course_lib.questions.precision import Run
+from course_lib.questions.precision import Training
 
 
 @pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", False), ("d", True)])
@@ -24,7 +24,7 @@ def test_q9(answer: str, right: bool) -> None:
 @pytest.mark.parametrize("change", [change for _, change in precision.REMEDIES.values()])
 def test_each_answer_changes_one_thing(change: dict[str, Any]) -> None:
     (name,) = change
-    assert getattr(Run(), name) != change[name]
+    assert getattr(Training(), name) != change[name]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from course_lib import questions
-from course_lib.experiments.events import Event, fill_and_drain, play, until_stuck
+from course_lib.experiments.events import Event, fill_and_drain, run_events, until_stuck
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.pipeline import Grid
-from course_lib.questions.stages import Strategy
+from course_lib.questions.stages import Grid, Strategy
 from course_lib.ranks import Deadlock, RankFailed
 
 
@@ -142,6 +141,6 @@ def test_what_is_done_before_a_deadlock() -> None:
 
 def test_a_program_stops_where_its_order_does() -> None:
     with pytest.raises(Deadlock):
-        play([Event("F", 0, 1), Event("B", 0, 1), Event("F", 1, 1), Event("B", 1, 1), Event("F", 0, 0)], 2)
+        run_events([Event("F", 0, 1), Event("B", 0, 1), Event("F", 1, 1), Event("B", 1, 1), Event("F", 0, 0)], 2)
     with pytest.raises(RankFailed, match="it has not done F0@1 yet"):
-        play([Event("B", 0, 1)], 2)
+        run_events([Event("B", 0, 1)], 2)

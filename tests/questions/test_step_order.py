@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from course_lib import questions
+from course_lib.experiments.step_order import SOLUTION
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.step_order import EVENTS
 
 RIGHT = [
     "split forward backward all_reduce update clear",
@@ -34,8 +34,15 @@ def respects_happens_before(order: tuple[str, ...]) -> bool:
     return chain == sorted(chain) and not chain[2] < order.index("clear") < chain[4]
 
 
+def test_the_page_names_the_events_of_the_program() -> None:
+    form: Any = questions.load("Q2").form
+    assert sorted(form.events) == sorted(SOLUTION)
+
+
 def test_four_orders_respect_happens_before() -> None:
-    assert {" ".join(order) for order in itertools.permutations(EVENTS) if respects_happens_before(order)} == set(RIGHT)
+    assert {" ".join(order) for order in itertools.permutations(SOLUTION) if respects_happens_before(order)} == set(
+        RIGHT
+    )
 
 
 @pytest.mark.parametrize("order", RIGHT)
@@ -51,7 +58,7 @@ def test_no_other_order_is_right() -> None:
     """A few of those that can be run: what cannot is stopped on the ranks, and told below."""
     runnable = [
         order
-        for order in itertools.permutations(EVENTS)
+        for order in itertools.permutations(SOLUTION)
         if order.index("split") < order.index("forward") < order.index("backward")
     ]
     for order in random.Random(1).sample(runnable, 4):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from course_lib import data
-from course_lib.experiments.ablations import train
+from course_lib.experiments.training import train
 from course_lib.model import TinyGPT
 from course_lib.widgets import mixed_precision
 from course_lib.widgets.mixed_precision import CONFIG, MICRO_BATCHES, MixedPrecisionExplorer, Setting, Training

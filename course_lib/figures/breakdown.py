@@ -15,7 +15,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True)
-class Shares:
+class TimeBreakdown:
     """What became of the ranks' time, as shares of world_size x makespan that add up to 1.
 
     compute: computing. wait: held up until a peer arrived. transfer: held up by data on the move;
@@ -35,7 +35,7 @@ class Shares:
             raise ValueError(f"compute + wait + transfer + rest is {total:.6g}; shares of one whole add up to 1")
 
 
-def attribute(timeline: Timeline) -> Shares:
+def time_breakdown(timeline: Timeline) -> TimeBreakdown:
     """Say where the time of a timeline went, on average over its ranks.
 
     Raises ValueError if no time passed.
@@ -48,4 +48,4 @@ def attribute(timeline: Timeline) -> Shares:
     wait = sum(map(timeline.waiting, ranks)) / whole
     transfer = sum(map(timeline.transferring, ranks)) / whole
     rest = max(0.0, 1 - compute - wait - transfer)
-    return Shares(compute, wait, transfer, rest, timeline.origin)
+    return TimeBreakdown(compute, wait, transfer, rest, timeline.origin)

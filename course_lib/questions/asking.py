@@ -1,0 +1,80 @@
+"""A page of prose and the runs behind it make a form.
+
+    choice(experiments)        one experiment for each option of the page, by its name
+    number(quantity, measure)  what is measured
+    ordering(execute)          what becomes of an order of the page's events
+    open_case(experiment)      what can be run about it
+
+A run is called with the case, the numbers of the question; where there are none, with nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, Reading
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.prose import Page, items
+from course_lib.questions.units import Quantity, Slip
+
+Ask = Callable[[Page, Any], Form]
+
+
+def choice(experiments: Mapping[str, Callable[..., Outcome]]) -> Ask:
+    """experiments: name of an option to what tries it. Their order is the page's."""
+
+    def ask(page: Page, case: Any) -> Choice:
+        runs = {f"option: {name}": _with(case, run) for name, run in experiments.items()}
+        texts = {heading: text.partition("\n\n") for heading, text in page.only(*runs).items()}
+        return Choice(tuple(Option(text, runs[heading], why) for heading, (text, _, why) in texts.items()))
+
+    return ask
+
+
+def each(run: Callable[..., Outcome], names: Iterable[str]) -> dict[str, Callable[..., Outcome]]:
+    """The same experiment for all of these options, called with the option's name before the case."""
+    return {name: partial(run, name) for name in names}
+
+
+def number(
+    quantity: Quantity,
+    measure: Callable[..., Reading],
+    slips: Callable[..., dict[str, float]] = lambda *case: {},
+    tolerance: float = 0.01,
+) -> Ask:
+    """slips: name to the factor by which such an answer is off.  tolerance: as in `Number`."""
+
+    def ask(page: Page, case: Any) -> Number:
+        factors = {f"slip: {name}": factor for name, factor in _with(case, slips)().items()}
+        texts = page.only("why", *factors)
+        own = tuple(Slip(factor, texts[heading]) for heading, factor in factors.items())
+        return Number(quantity, _with(case, measure), texts["why"], own, tolerance)
+
+    return ask
+
+
+def ordering(execute: Callable[..., Outcome], *whys: str) -> Ask:
+    """whys: the names that its outcomes have for what they mean."""
+
+    def ask(page: Page, case: Any) -> Ordering:
+        texts = page.only("events", "why", *(f"why: {name}" for name in whys))
+        events = {event.partition(":")[0]: event for event in items(texts["events"])}
+        return Ordering(events, _with(case, execute), texts["why"], {name: texts[f"why: {name}"] for name in whys})
+
+    return ask
+
+
+def open_case(experiment: Callable[..., Outcome]) -> Ask:
+    """An open case is answered in words."""
+
+    def ask(page: Page, case: Any) -> FreeText:
+        texts = page.only("answer", "checklist")
+        return FreeText(_with(case, experiment), texts["answer"], tuple(items(texts["checklist"])))
+
+    return ask
+
+
+def _with(case: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    return run if case is None else partial(run, case)

@@ -1,0 +1,149 @@
+"""The pages of the questions: what authors write is said, and what they get wrong is told with its place."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from course_lib import questions
+from course_lib.questions.asking import choice, each, number, open_case
+from course_lib.questions.catalog import CATALOG
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.prose import FOLDER, Page, items, read
+from course_lib.questions.units import BYTES
+
+LESSONS = {path.stem for path in (FOLDER.parent / "notebooks").glob("*.py")}
+PAGE = """\
+# Q4: What does each
+runs: replicas
+
+{samples:,} samples on
+{workers} workers, as a set {{1, 2}}.
+
+- first
+  of all
+- second
+
+```
+# code
+
+for x in y:
+    pass
+```
+
+## option: one
+the first
+
+Why it is
+wrong.
+
+And more.
+
+## option: two
+the second
+
+Right.
+"""
+
+
+def pages(folder: Path, text: str, lesson: str = "02_lesson") -> dict[str, Page]:
+    (folder / f"{lesson}.md").write_text(text, encoding="utf-8")
+    return read(folder)
+
+
+def never(*case: object) -> Outcome:
+    raise AssertionError("no answer is run here")
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_page_and_its_code_know_the_same_fields_options_and_slips(name: str) -> None:
+    """`load` refuses whatever is missing or left over."""
+    question = questions.load(name)
+    for seed in range(1, 8) if question.varies else ():
+        questions.load(name, seed)
+    assert CATALOG[name].lesson in LESSONS
+
+
+@pytest.mark.parametrize("home", sorted({page.home for page in CATALOG.values()}))
+def test_every_question_in_the_code_has_a_page(home: str) -> None:
+    module = importlib.import_module(f"course_lib.questions.{home}")
+    assert set(module.QUESTIONS) == {name for name, page in CATALOG.items() if page.home == home}
+
+
+def test_lines_are_joined_and_lists_and_code_are_not(tmp_path: Path) -> None:
+    page = pages(tmp_path, PAGE)["Q4"].fill({"samples": 1024, "workers": 4})
+    assert (page.title, page.lesson, page.home, page.place) == (
+        "What does each",
+        "02_lesson",
+        "replicas",
+        "02_lesson.md:1",
+    )
+    assert page.text == (
+        "1,024 samples on 4 workers, as a set {1, 2}.\n\n- first of all\n- second\n\n"
+        "```\n# code\n\nfor x in y:\n    pass\n```"
+    )
+    form = choice(each(never, ("two", "one")))(page, None)
+    assert form.lines == ["a  the first", "b  the second"]  # in the order of the page
+    assert form.explanations() == [("a, the first", "Why it is wrong.\n\nAnd more."), ("b, the second", "Right.")]
+
+
+def test_items_are_those_of_a_list() -> None:
+    assert items("- one - two\n- three") == ["one - two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"workers": 4}, r"02_lesson.md:1: Q4 has no field {samples}; choose one of workers"),
+        ({"samples": 1, "workers": 4, "ranks": 4}, r"02_lesson.md:1: Q4 never says {ranks}"),
+    ],
+)
+def test_a_field_without_a_number_and_a_number_without_a_field_are_told(
+    tmp_path: Path, fields: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        pages(tmp_path, PAGE)["Q4"].fill(fields)
+
+
+def test_a_brace_that_is_no_field_is_told(tmp_path: Path) -> None:
+    page = pages(tmp_path, "# Q4: Sets\nruns: replicas\n\nWhat?\n\n## answer\n{1, 2\n")["Q4"]
+    with pytest.raises(ValueError, match=r"02_lesson.md:6: .*; write a brace that is no field twice"):
+        page.fill({})
+
+
+@pytest.mark.parametrize(
+    ("ask", "complaint"),
+    [
+        (choice(each(never, ("one", "two", "three"))), "02_lesson.md:1: Q4 has no '## option: three'"),
+        (choice({"one": never}), "02_lesson.md:26: no code knows '## option: two' of Q4; choose one of option: one"),
+        (number(BYTES, never), "Q4 has no '## why'"),  # type: ignore[arg-type]
+        (open_case(never), "Q4 has no '## (answer|checklist)'"),
+    ],
+)
+def test_sections_that_are_missing_or_left_over_are_told(tmp_path: Path, ask: object, complaint: str) -> None:
+    page = pages(tmp_path, PAGE)["Q4"].fill({"samples": 1, "workers": 1})
+    with pytest.raises(ValueError, match=complaint):
+        ask(page, None)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("# Q4: A title\n\nWhat?\n", "02_lesson.md:1: after the title, say who runs the answers"),
+        ("What?\n\n# Q4: A title\nruns: x\n", r"02_lesson.md:1: 'What\?' should be like '# Q4: Its title'"),
+        ("# A title\nruns: x\n", "02_lesson.md:1: '# A title' should be like '# Q4: Its title'"),
+        ("## answer\n", "02_lesson.md:1: '## answer' should be like"),
+        ("# Q4: A\nruns: x\n\n## why\n\n## why\n", "02_lesson.md:6: Q4 has two sections '## why'"),
+        ("# Q4: A\nruns: x\n\n# Q4: B\nruns: x\n", "02_lesson.md:4: 02_lesson.md:1 is Q4, too; choose another name"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        pages(tmp_path, text)
+
+
+def test_a_missing_folder_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere has no questions; copy the folder sources/ of the course"):
+        read(tmp_path / "nowhere")
