@@ -10,6 +10,7 @@ computation. The first line is compute.py and communication.py, the second is pi
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -46,7 +47,10 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step on the slowest device, by what they go into; the parts add up to the step."""
+    """Seconds of one step on the slowest device, by what they go into; the parts add up to the step.
+
+    low, high: 90% of steps take no less and no more. spread: how far that is to each side, in logarithms.
+    """
 
     compute: float
     recompute: float
@@ -56,10 +60,23 @@ class StepTime:
     bubble: float
     data: float
     optimizer: float
+    spread: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
-        return asdict(self)
+        return {name: seconds for name, seconds in asdict(self).items() if name != "spread"}
+
+    @property
+    def low(self) -> float:
+        return self.around(self.total)[0]
+
+    @property
+    def high(self) -> float:
+        return self.around(self.total)[1]
+
+    def around(self, middle: float) -> tuple[float, float]:
+        """The interval of anything that is as uncertain as the step."""
+        return middle * math.exp(-self.spread), middle * math.exp(self.spread)
 
     @property
     def total(self) -> float:
@@ -111,6 +128,24 @@ class Estimate:
     @property
     def tokens_per_second(self) -> float:
         return self.global_batch * self.model.sequence / self.step_time.total
+
+    @property
+    def tokens_per_second_range(self) -> tuple[float, float]:
+        """Where 90% of runs lie."""
+        return self.step_time.around(self.tokens_per_second)
+
+    @property
+    def mfu_range(self) -> tuple[float, float]:
+        """Where 90% of runs lie."""
+        return (
+            self.mfu * self.step_time.total / self.step_time.high,
+            self.mfu * self.step_time.total / self.step_time.low,
+        )
+
+    @property
+    def interval(self) -> str:
+        """The interval in words: where it is from, and what of this plan no published step stands behind."""
+        return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster.spread_from)
 
     @property
     def mfu(self) -> float:
@@ -187,6 +222,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
             bubble=bubble_seconds(plan, m, slowest, others) if plan.pp > 1 else 0.0,
             data=flows["data"].exposed,
             optimizer=_optimizer_seconds(cluster, plan, parameters),
+            spread=cluster.spread,
         ),
         flows={name: flow for name, flow in flows.items() if flow.seconds},
         slowest=slowest,

@@ -1,0 +1,104 @@
+"""Intervals and calibration: what an estimate says that it does not know, and what one measured step adds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from course_lib.planner import DEVICES, Cluster, ModelSpec, Plan, calibrate, estimate
+
+MODEL = ModelSpec(24, 2048, 16, 2048, 51200)
+CLUSTER = Cluster(nodes=4)
+PLAN = Plan(dp=32, micro_batch=2, recompute="full", overlap=())
+WIDE = Plan(dp=4, tp=8)
+BATCH = 256
+
+
+def seconds(cluster: Cluster, plan: Plan = PLAN) -> float:
+    return estimate(MODEL, cluster, plan, BATCH).step_time.total
+
+
+def width(cluster: Cluster) -> float:
+    time = estimate(MODEL, cluster, PLAN, BATCH).step_time
+    return math.log(time.high / time.low)
+
+
+def test_the_estimate_lies_in_the_middle_of_its_interval() -> None:
+    found = estimate(MODEL, CLUSTER, PLAN, BATCH)
+    assert found.step_time.low < found.step_time.total < found.step_time.high
+    assert found.step_time.low * found.step_time.high == pytest.approx(found.step_time.total**2)
+    for (low, high), middle in (
+        (found.tokens_per_second_range, found.tokens_per_second),
+        (found.mfu_range, found.mfu),
+    ):
+        assert low < middle < high
+        assert high / low == pytest.approx(found.step_time.high / found.step_time.low)
+
+
+def test_the_interval_is_not_a_part_of_the_step() -> None:
+    time = estimate(MODEL, CLUSTER, PLAN, BATCH).step_time
+    assert sum(time.parts.values()) == pytest.approx(time.total)
+
+
+def test_the_fewer_stacks_of_software_were_published_the_wider_it_is() -> None:
+    widths = {device.stacks: Cluster(name).spread for name, device in DEVICES.items()}
+    by_stacks = [widths[stacks] for stacks in sorted(widths)]
+    assert by_stacks == sorted(by_stacks, reverse=True)
+    assert 0 in widths and max(widths) >= 3
+
+
+def test_an_interval_says_where_it_is_from_and_what_nothing_stands_behind() -> None:
+    assert "published steps of" in estimate(MODEL, CLUSTER, PLAN, BATCH).interval
+    unknown = estimate(MODEL, Cluster("H200-141GB", nodes=4), PLAN, BATCH).interval
+    assert "no published step on H200-141GB was found" in unknown
+    fp8 = Plan(dp=4, tp=2, pp=4, schedule="zb_h1", precision="fp8")
+    said = estimate(MODEL, Cluster("H100-80GB", nodes=4), fp8, BATCH).interval
+    assert "None of those had precision='fp8' or schedule='zb_h1'" in said
+
+
+def test_a_measured_step_comes_out_as_measured_and_the_interval_is_narrower() -> None:
+    mine = calibrate(MODEL, CLUSTER, PLAN, BATCH, 1.3 * seconds(CLUSTER))
+    assert seconds(mine) == pytest.approx(1.3 * seconds(CLUSTER), rel=1e-4)
+    assert width(mine) < width(CLUSTER)
+    assert "1 measured step of this machine" in estimate(MODEL, mine, PLAN, BATCH).interval
+
+
+def test_other_plans_on_a_calibrated_machine_are_slower_too() -> None:
+    mine = calibrate(MODEL, CLUSTER, PLAN, BATCH, 1.3 * seconds(CLUSTER))
+    assert 1.15 < seconds(mine, WIDE) / seconds(CLUSTER, WIDE) < 1.4
+
+
+def test_two_steps_tell_a_slow_network_from_slow_kernels() -> None:
+    real = Cluster(nodes=4, matmul=0.6, network=0.35)
+    first = calibrate(MODEL, CLUSTER, PLAN, BATCH, seconds(real))
+    both = calibrate(MODEL, first, WIDE, BATCH, seconds(real, WIDE))
+    assert both.network == pytest.approx(0.35, abs=0.051)
+    assert both.matmul == pytest.approx(0.6, abs=0.02)
+    assert width(both) < width(first)
+
+
+def test_the_network_stays_as_it_was_where_no_step_tells() -> None:
+    one_node = Cluster(nodes=1)
+    plan = Plan(tp=8)
+    again = calibrate(MODEL, calibrate(MODEL, one_node, plan, 8, 0.5), plan, 8, 0.5)
+    assert again.network is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "complaint"),
+    [
+        (0, "measured_seconds=0 is no time of a step"),
+        (float("nan"), "measured_seconds=nan is no time of a step"),
+        (0.001, "measured_seconds=0.001 would be as fast as matrix products at 125% of the peak of A100-80GB"),
+        (1e6, r"measured_seconds=1e\+06 would be as slow as matrix products at 2% of the peak .* of one whole step"),
+    ],
+)
+def test_a_time_that_no_such_machine_could_need_is_refused(measured: float, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        calibrate(MODEL, CLUSTER, PLAN, BATCH, measured)
+
+
+def test_a_plan_that_cannot_exist_is_refused_as_everywhere() -> None:
+    with pytest.raises(ValueError, match="but the cluster has 32"):
+        calibrate(MODEL, CLUSTER, Plan(dp=3), 3, 1.0)
