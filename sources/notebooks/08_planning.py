@@ -178,33 +178,53 @@ sent = launch(one_exchange, world_size=4).timeline.bytes_sent(0)
 print(f"predicted {wire.average_gradients(wire.all_parameter_sizes(spec), 4):,} bytes, sent {sent:,} bytes")
 
 # %% [markdown]
-# And on large machines? Papers have published how long their steps took. For each kind of device one row sets a single
-# number, the share of the peak that large matrix products reach; all other rows are **predicted**. Beside them stands
-# the naive way: FLOPs by the peak, times one constant from the same row.
+# And on large machines? Papers and logs have published how long their steps took, with what model and what plan. Here
+# are three, all on A100: a model of 39 billion parameters (Narayanan et al. 2021, table 1), MT-NLG with 530 billion
+# (Smith et al. 2022, section 2.4), and BLOOM (its training log). *Predict:* how far off will the planner be?
 
 # %%
-from course_lib.planner import validate
-
-comparisons = validate.compare()
-print(f"{'':28} published   planner   error    naive   error")
-for one in validate.predicted_steps(comparisons):
-    if one.row["id"].startswith(("narayanan", "korthikanti", "llama3", "bloom")):
-        naive_error = one.naive / one.published - 1
-        planner = f"{one.predicted:7.2f} s {one.error:+7.1%}"
-        print(f"{one.row['id']:27} {one.published:7.2f} s {planner} {one.naive:7.2f} s {naive_error:+7.1%}")
-
-# %%
-print(validate.report(comparisons))
+narayanan = ModelSpec(layers=48, hidden=8192, heads=64, sequence=2048, vocab=51200)
+mtnlg = ModelSpec(layers=105, hidden=20480, heads=128, sequence=2048, vocab=51200)
+bloom = ModelSpec(70, 14336, 112, sequence=2048, vocab=250880, learned_positions=False, dropout=False)
+jean_zay = Cluster(nodes=48, between="Omni-Path 100", nics_per_node=4)
+bloom_plan = Plan(8, 4, 12, micro_batch=2, zero=1, recompute="full", fp32_gradients=True)
+published = {
+    "39B": (narayanan, Cluster(nodes=64), Plan(32, 8, 2, micro_batch=4, recompute="full"), 1536, 14.45),
+    "MT-NLG": (mtnlg, Cluster(nodes=280), Plan(8, 8, 35, recompute="full"), 1920, 60.1),
+    "BLOOM": (bloom, jean_zay, bloom_plan, 2048, 105.22),
+}
+for name, (model, machine, plan, batch, seconds) in published.items():
+    one = estimate(model, machine, plan, batch)
+    print(f"{name:7} published {seconds:6.1f} s; planner {one.step_time.total:6.1f} s. {one.interval}")
 
 # %% [markdown]
-# The naive way is right near the row that it was adjusted to (on A100 that is a model of 39 billion parameters), and
-# drifts away from there: larger matrices are multiplied at a better rate, bubbles and traffic come and go. One
-# constant cannot know that. The planner is furthest off for BLOOM, which ran on another machine and with other
-# software than the row that set the number for its device. `python -m course_lib.planner.validate` prints all rows,
-# with the source of each figure and the place in it.
+# The first is close, the other two are not: those groups ran other software on other machines with the same devices.
+# Bubbles, traffic and shapes are the same physics everywhere, but **no catalogue knows how good your kernels and
+# libraries are**. So an estimate has an **interval**, `step_time.low` to `step_time.high`, in which nine in ten such
+# steps lie. It is taken from published steps, by how far they lie from what the planner says of them; where fewer have
+# been published about a device, it is wider.
 #
-# A few percent off is good enough to choose between plans that are twenty percent apart. It is not good enough to
-# choose between two that are two percent apart: there you measure.
+# You can do better with your own machine: measure one step. Before BLOOM was trained, its group tried several plans for
+# nearly the same model and wrote down the times, in its chronicles. One of those steps says what the machine is like:
+
+# %%
+from course_lib.planner import calibrate
+
+trial = ModelSpec(70, 14336, 64, sequence=2048, vocab=250880, learned_positions=False, dropout=False)
+trial_plan = Plan(4, 8, 12, micro_batch=2, zero=1, recompute="full", fp32_gradients=True)
+measured = calibrate(trial, jean_zay, trial_plan, 2048, 121.63)
+print(f"matrix products reach {jean_zay.spec.matmul:.0%} of the peak in the catalogue, {measured.spec.matmul:.0%} here")
+one = estimate(bloom, measured, bloom_plan, 2048)
+print(f"BLOOM   published  105.2 s; planner {one.step_time.total:6.1f} s. {one.interval}")
+
+# %% [markdown]
+# Nearer, and in a narrower interval, although that step had other tensor ranks and other heads. **Calibrating is the
+# first thing to do with a cluster of your own**; a second step, with a plan that sends more over the network, sets the
+# network's share of its peak as well. `python3 course.py bench planner` prints all published steps with their sources,
+# what the planner says of each when the whole source is left out, and what one row of it changes.
+#
+# What can you trust it with? With what fits, with the order of plans that are a fifth apart, with how a plan scales.
+# Not with plans that are a few percent apart: those you measure.
 #
 # ## 5. All of them
 #
@@ -317,10 +337,12 @@ Card("infrastructure")
 #
 # ### When it stops being true
 #
-# - **Small differences.** The planner is a few percent off. Measure the last two or three candidates.
+# - **Small differences.** Plans inside each other's interval cannot be told apart. Measure the last two or three.
 # - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
-# - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are those of
-#   good kernels. Yours may be better or worse.
+# - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are in the
+#   middle of what was published. Yours may be better or worse: calibrate.
+# - **What nobody published.** No published step stands behind 8-bit training or zero-bubble schedules here; the
+#   interval says so.
 #
 # ### Further reading
 #
