@@ -253,7 +253,7 @@ def figures() -> list[Figure]:
 def _memory(row: Row) -> float:
     """What nvidia-smi shows has the margin in it, what an allocator counts has not. In 1e9 bytes."""
     memory = predict(row).memory
-    return (memory.total - (0 if "nvidia-smi" in row["unit"] else getattr(memory, "margin", 0))) / 1e9
+    return (memory.total if "nvidia-smi" in row["unit"] else memory.tensors) / 1e9
 
 
 # Formulas: nothing is calibrated

@@ -56,13 +56,14 @@ class LayerTimes(NamedTuple):
     """Seconds of one micro-batch in one layer on one device, without traffic.
 
     backward: gradients of the inputs.  weight_grad: those of the weights.
-    attention: the part of forward from the scores to their sum over the values, which "selective" computes twice.
+    selective: what "selective" recomputation computes twice: attention from the scores to their sum over the values;
+        norms and the activation function where attention is one kernel, which does so anyway.
     """
 
     forward: float
     backward: float
     weight_grad: float
-    attention: float
+    selective: float
 
 
 @lru_cache(maxsize=4096)
@@ -90,7 +91,7 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
         forward + attention + small + 6 * KERNEL,
         inputs + attention_backward + BACKWARD_BYTES * small + 9 * KERNEL,
         weights + added + bias,
-        attention,
+        small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut) if model.flash_attention else attention,
     )
 
 
@@ -121,10 +122,15 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     Two norms read and write; two sums of the residual stream read two and write one (and a mask of one byte);
     queries, keys, values and what attention makes of them are laid out anew; the MLP's activation function.
     """
-    whole = (10 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
+    sums = (6 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
     layout = 2 * (2 * model.hidden + 2 * model.key_value_width) / cut.tp
-    activation = (model.up_width + model.ffn_width) / cut.tp
-    return SIZE[cut.precision] * tokens * (whole + layout + activation)
+    return SIZE[cut.precision] * tokens * (sums + layout) + _pointwise_bytes(model, cut, tokens)
+
+
+def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
+    """Of the two norms and the activation function."""
+    norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
+    return SIZE[cut.precision] * tokens * (norms + (model.up_width + model.ffn_width) / cut.tp)
 
 
 def product_precision(cut: Slice) -> str:

@@ -99,12 +99,12 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= capacity(self.cluster)
+        return self.memory.total <= self.capacity
 
     @property
     def capacity(self) -> float:
-        """Bytes of a device that a step can use."""
-        return capacity(self.cluster)
+        """Bytes of a device; what a step cannot use of them is in the memory's margin."""
+        return self.cluster.spec.memory
 
     @property
     def why(self) -> str:
@@ -175,11 +175,6 @@ class Estimate:
         return self.step_time.total * self.cluster.devices * self.cluster.spec.peak[self.plan.precision]
 
 
-def capacity(cluster: Cluster) -> float:
-    """Bytes of a device that a training step can use."""
-    return cluster.spec.memory - min(memory.RUNTIME, cluster.spec.memory / 8)
-
-
 def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
     """Memory, time and traffic of one step.
 
@@ -248,8 +243,7 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - saved)
     gather, context_bytes = _context_traffic(model, cluster, cut)
     context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp), (forwards + 2) * gather, (forwards + 2) * gather)
-    selective = 0.0 if model.flash_attention else times.attention
-    again = {"none": 0.0, "selective": selective, "full": times.forward}[cut.recompute]
+    again = {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
     work = Work(
         times.forward + once + gather,
         times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather,
@@ -393,10 +387,11 @@ def _data_operations(plan: Plan, slowest: Work, m: int) -> list[tuple[str, int, 
     """What a step needs: operation, bytes of a number, how often, and seconds of computing it can hide behind."""
     size, activation = recipe(plan).gradient, SIZE[plan.precision]
     forward, backward = slowest.forward, slowest.backward + slowest.weight_grad
+    rounds = m // plan.pp if plan.schedule == "interleaved_1f1b" else m  # which has pp of a stage after each other
     return {
         0: [("all_reduce", size, 1, backward)],
         1: [("reduce_scatter", size, 1, backward), ("all_gather", activation, 1, forward)],
-        2: [("reduce_scatter", size, m, backward), ("all_gather", activation, 1, forward)],
+        2: [("reduce_scatter", size, rounds, backward), ("all_gather", activation, 1, forward)],
         3: [
             ("reduce_scatter", size, m, backward),
             ("all_gather", activation, m, forward),

@@ -78,7 +78,7 @@ def legal_plans(model: ModelSpec, cluster: Cluster, global_batch: int, precision
             _schedules(model, pp, global_batch // (dp * micro_batch)),
             _zero_stages(dp, pp),
             (False, True) if tp > 1 and model.sequence % tp == 0 else (False,),
-            ("none", "full") if model.flash_attention else RECOMPUTE,  # which has no scores to compute again
+            RECOMPUTE,
         )
         for (schedule, v), zero, sequence_parallel, recompute in where:
             yield Plan(dp, tp, pp, micro_batch, schedule, v, zero, sequence_parallel, recompute, precision)

@@ -236,7 +236,8 @@ class Plan:
     micro_batch: sequences that go through the pipeline together.  schedule: one of SCHEDULES.
     virtual_stages: stages on each pipeline rank; schedules that are V-shaped have two.
     zero: 0, or what data ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too.
-    recompute: what the backward pass computes again: "none", the attention scores ("selective"), every layer ("full").
+    recompute: what the backward pass computes again: "none", every layer ("full"), or what takes much memory and little
+        time ("selective"): attention scores; under flash attention what norms and the activation function make.
     fp32_gradients: gradients are kept and summed in 32 bits: 18 bytes a parameter in place of 16.
     overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
         backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches).

@@ -54,6 +54,11 @@ def test_of_published_plans_the_chosen_one_is_nearly_the_best(sweep: Sweep) -> N
     assert sweep.regret < 0.05
 
 
+def test_what_ran_fits_and_what_ran_out_of_memory_does_not() -> None:
+    assert [name for name, is_right in published.fits().items() if not is_right] == []
+    assert len(published.fits()) > len(STEPS)
+
+
 def test_no_row_has_constants_of_its_own() -> None:
     """What a row says of its plan is the set-up; how well traffic hides and links do is the same for all."""
     exceptions = [row["id"] for row in STEPS if plan(row).overlap != Plan().overlap]
