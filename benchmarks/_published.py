@@ -283,8 +283,8 @@ def _mfu(row: Row) -> float:
 
 def _activation_share(row: Row) -> float:
     model, cut = model_of(row), plan_of(row).slice
-    alone = cut._replace(sequence_parallel=False, recompute="none")
-    return layer_activations(model, cut) / layer_activations(model, alone)
+    alone = cut._replace(sequence_parallel=False)
+    return layer_activations(model, cut, cut.recompute) / layer_activations(model, alone, "none")
 
 
 def _model_state(row: Row) -> float:

@@ -16,13 +16,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner import communication, explain, memory
-from course_lib.planner.communication import Group, bytes_sent, collective_seconds, groups, message_seconds
+from course_lib.planner.communication import Group, bytes_sent, collective_seconds, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Link
 from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
 from course_lib.planner.simulate import simulate
-from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice, layers_of_stages
+from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
 
 TRAFFIC_CORES = 16  # cores of a device that carry a collective while the others compute (NCCL: one for each channel)
@@ -162,7 +162,8 @@ class Estimate:
         """The step of one pipeline, played action by action; gradients' traffic and the optimizer come after it."""
         model, plan = self.model, self.plan
         m = plan.micro_batches(self.global_batch)
-        layer, logits = layer_cost(model, self.cluster, plan.slice), _logits(model, self.cluster, plan)
+        layer = layer_cost(model, self.cluster, plan.slice)
+        logits = Work(*logits_times(model, self.cluster.spec, plan.slice))
         counts = layers_of_stages(model.layers, plan.depth.n_stages)
         works = [work_of(layers, layer.work, None) for layers in counts[:-1]]
         works.append(work_of(counts[-1], layer.work, logits))
@@ -191,7 +192,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
     """The same for a plan that is known to be legal."""
     m = plan.micro_batches(global_batch)
     layer = layer_cost(model, cluster, plan.slice)
-    rank, slowest, others = _slowest_rank(model, cluster, plan, layer)
+    rank, slowest, others = _slowest_rank(model, cluster, plan.slice, plan.depth)
     _, layers, _, has_logits = rank_shape(model, plan.depth, rank)
     parameters = memory.most_parameters(model, plan.depth, plan.tp)
     work = layers * m
@@ -201,7 +202,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
         "pipeline": _pipeline_flow(model, cluster, plan, m),
         "data": _data_flow(model, cluster, plan, parameters, slowest, layers, m),
     }
-    logits = sum(_logits(model, cluster, plan)) if has_logits else 0.0
+    logits = sum(logits_times(model, cluster.spec, plan.slice)) if has_logits else 0.0
     return Estimate(
         model=model,
         cluster=cluster,
@@ -303,20 +304,17 @@ def _scaled(flow: Flow, times: float) -> Flow:
     return Flow(flow.bytes * times, flow.link, flow.seconds * times, flow.exposed * times)
 
 
-def _logits(model: ModelSpec, cluster: Cluster, plan: Plan) -> Work:
-    return Work(*logits_times(model, cluster.spec, plan.slice))
-
-
-def _slowest_rank(model: ModelSpec, cluster: Cluster, plan: Plan, layer: LayerCost) -> tuple[int, Work, float]:
+@lru_cache(maxsize=4096)
+def _slowest_rank(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> tuple[int, Work, float]:
     """The pipeline rank with the most to do for a micro-batch, its work, and the seconds of all others together."""
-    logits = _logits(model, cluster, plan)
+    layer, logits = layer_cost(model, cluster, cut).work, Work(*logits_times(model, cluster.spec, cut))
     slowest, found = Work(0, 0, 0), 0
-    for rank in memory.candidates(model, plan.depth):
-        _, layers, _, is_last = rank_shape(model, plan.depth, rank)
-        work = work_of(layers, layer.work, logits if is_last else None)
+    for rank in memory.candidates(model, depth):
+        _, layers, _, is_last = rank_shape(model, depth, rank)
+        work = work_of(layers, layer, logits if is_last else None)
         if work.total > slowest.total:
             slowest, found = work, rank
-    return found, slowest, model.layers * layer.work.total + logits.total - slowest.total
+    return found, slowest, model.layers * layer.total + logits.total - slowest.total
 
 
 def work_of(layers: int, layer: Work, logits: Work | None) -> Work:
@@ -344,7 +342,7 @@ def _hidden_states(model: ModelSpec, plan: Plan) -> float:
 
 
 def _link_of_stages(cluster: Cluster, plan: Plan) -> Link:
-    is_inside = groups(plan, cluster.devices_per_node)["pipeline"].nodes == 1
+    is_inside = communication.group(plan.pp, plan.devices // plan.pp, cluster.devices_per_node).nodes == 1
     return cluster.inside_link if is_inside else cluster.between_link
 
 
@@ -365,7 +363,7 @@ def _data_flow(
     What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch
     during its backward, all but one layer's, and gathered parameters during a forward.
     """
-    group = groups(plan, cluster.devices_per_node)["data"]
+    group = communication.group(plan.cp * plan.dp, plan.tp, cluster.devices_per_node)
     links = cluster.inside_link if group.nodes == 1 else cluster.between_link
     total = Flow(0.0, links.name, 0.0, 0.0)
     if group.size > 1:

@@ -91,10 +91,9 @@ def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int
     tokens = plan.micro_batch * model.sequence / plan.cp
     micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
     whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # what tensor parallelism alone does not cut
-    kept = layer_activations(model, plan.slice)
-    activations = micro_batches * layers * kept
+    activations = micro_batches * layers * layer_activations(model, plan.slice, plan.recompute)
     if plan.recompute == "full":  # the layer that is being computed again
-        activations += layer_activations(model, plan.slice._replace(recompute="none"))
+        activations += layer_activations(model, plan.slice, "none")
     if is_first and model.dropout:
         activations += micro_batches * tokens * model.hidden * whole
     logits = _logits(model, plan, tokens, whole) if is_last else 0.0
@@ -145,7 +144,7 @@ def most_parameters(model: ModelSpec, depth: Depth, tp: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def layer_activations(model: ModelSpec, cut: Slice) -> float:
+def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     """Bytes that one layer keeps for backward of one micro-batch.
 
     Without recomputation, for GPT in 16 bits with dropout: s b h (10 + 24 / t + 5 a s / h t), the paper's equation 2
@@ -155,15 +154,15 @@ def layer_activations(model: ModelSpec, cut: Slice) -> float:
     """
     tokens, size, h = cut.micro_batch * model.sequence / cut.cp, SIZE[cut.precision], model.hidden
     mask = 1 if model.dropout else 0
-    again = cut.recompute == "selective" and model.flash_attention  # what norms and the activation function make
+    again = recompute == "selective" and model.flash_attention  # what norms and the activation function make
     norms = (2 if again else 4) * size
     whole = tokens * h * (norms + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into and out of norms; masks
-    if cut.recompute == "full":
+    if recompute == "full":
         return tokens * h * size / (cut.tp if cut.sequence_parallel else 1)
     heads = tokens * size * (2 * h + 2 * model.key_value_width)  # queries, keys, values, and what goes into `out`
     mlp = tokens * size * (model.up_width + (0 if again else model.ffn_width))
     scores = 0.0
-    if not model.flash_attention and cut.recompute == "none":  # after softmax, the mask, and after dropout
+    if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
     return whole + (heads + mlp + scores) / cut.tp
 

@@ -89,6 +89,13 @@ class ModelSpec:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, not self.gated_mlp)
 
+    def __hash__(self) -> int:
+        return self._hash  # a search asks for it a hundred thousand times
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.layers, self.hidden, self.heads, self.sequence, self.vocab, self.ffn_hidden))
+
     @property
     def key_value_heads(self) -> int:
         return self.kv_heads or self.heads
@@ -286,7 +293,7 @@ class Plan:
     def devices(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
-    @property
+    @cached_property
     def slice(self) -> Slice:
         hides_tensor = "tensor" in self.overlap
         return Slice(
@@ -300,7 +307,7 @@ class Plan:
             self.fused,
         )
 
-    @property
+    @cached_property
     def depth(self) -> Depth:
         return Depth(self.pp, self.virtual_stages, self.schedule)
 
