@@ -360,19 +360,25 @@ def _data_flow(
 ) -> Flow:
     """Gradients summed over the replicas, with ZeRO the parameters gathered again, and a tied matrix kept the same.
 
+    In hybrid sharding ZeRO's traffic stays among the ranks that share out, and the others sum their shares once.
+
     What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch
     during its backward, all but one layer's, and gathered parameters during a forward.
     """
-    group = communication.group(plan.cp * plan.dp, plan.tp, cluster.devices_per_node)
-    links = cluster.inside_link if group.nodes == 1 else cluster.between_link
+    shards = communication.group(plan.sharing, plan.tp, cluster.devices_per_node)
+    copies = communication.group(plan.dp * plan.cp // plan.sharing, plan.tp * plan.sharing, cluster.devices_per_node)
+    links = cluster.inside_link if shards.nodes == copies.nodes == 1 else cluster.between_link
     total = Flow(0.0, links.name, 0.0, 0.0)
-    if group.size > 1:
-        for op, size, times, window in _data_operations(plan, slowest, m):
-            pieces = max(layers, 1) if plan.zero == 3 else 1  # which gathers layer by layer
-            seconds = pieces * collective_seconds(op, size * parameters / pieces, group, cluster)
+    last = slowest.backward + slowest.weight_grad
+    operations = [(shards, parameters, *operation) for operation in _data_operations(plan, slowest, m)]
+    operations.append((copies, share(parameters, plan.sharing), "all_reduce", recipe(plan).gradient, 1, last))
+    for group, numbers, op, size, times, window in operations:
+        if group.size > 1:
+            pieces = max(layers, 1) if plan.zero == 3 and op != "all_reduce" else 1  # which gathers layer by layer
+            seconds = pieces * collective_seconds(op, size * numbers / pieces, group, cluster)
             hidden = min(seconds * (1 - 1 / max(layers, 1)), window) if "data" in plan.overlap else 0.0
             exposed = seconds - hidden * (1 - stolen(cluster))
-            sent = bytes_sent(op, size * parameters, group.size)
+            sent = bytes_sent(op, size * numbers, group.size)
             total = _plus(total, times * sent, times * seconds, times * exposed)
     if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:
         n_bytes = recipe(plan).gradient * model.vocab * model.hidden / plan.tp
@@ -406,6 +412,6 @@ def _optimizer_seconds(cluster: Cluster, plan: Plan, parameters: int) -> float:
     """Adam, which computes little and moves much: the state is read and written, gradients are read twice (once for
     their norm) and cleared, parameters written."""
     size = recipe(plan)
-    mine = share(parameters, plan.dp * plan.cp) if plan.zero else parameters
+    mine = share(parameters, plan.sharing) if plan.zero else parameters
     moved = mine * (2 * size.optimizer + 2 * size.gradient + size.parameter) + parameters * size.gradient
     return streaming_seconds(moved, cluster.spec)

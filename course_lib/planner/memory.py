@@ -105,7 +105,7 @@ def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int
 
 def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO."""
-    size, shared = recipe(plan), share(parameters, plan.dp * plan.cp)
+    size, shared = recipe(plan), share(parameters, plan.sharing)
     return (
         size.parameter * (shared if plan.zero >= 3 else parameters),
         size.gradient * (shared if plan.zero >= 2 else parameters),

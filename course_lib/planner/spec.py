@@ -249,6 +249,10 @@ class Plan:
     overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
         backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches).
     fused: small kernels are merged (bias with GELU, scale with mask and softmax); False: each by itself.
+    shards: among how many replicas ZeRO shares out; None: all. Fewer, such as those of a node, is hybrid sharding:
+        parameters are gathered among these, and gradients summed over the others (Zhao et al. 2023, section 3.2.2).
+
+    What it does not have: recomputation of some layers only, offload to the host, experts.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -267,8 +271,14 @@ class Plan:
     fp32_gradients: bool = False
     overlap: tuple[str, ...] = ("data",)
     fused: bool = True
+    shards: int | None = None
 
     def __post_init__(self) -> None:
+        if self.shards is not None and (self.zero == 0 or self.shards < 1 or self.dp * self.cp % self.shards):
+            raise ValueError(
+                f"shards={self.shards} cannot share out zero={self.zero} among {self.dp * self.cp} replicas; choose a "
+                f"divisor of their number and zero=1, 2 or 3"
+            )
         for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
@@ -292,6 +302,11 @@ class Plan:
     @property
     def devices(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def sharing(self) -> int:
+        """Among how many replicas ZeRO shares out."""
+        return self.shards or self.dp * self.cp
 
     @cached_property
     def slice(self) -> Slice:
