@@ -10,7 +10,9 @@ kernels between them by memory: a norm does a few operations on every number it 
     fraction(shape) = ceiling x waves / (waves + 1/2) x k / (k + K0)      waves = tiles of the result / cores
 
 A product is dealt out to the cores in tiles of the result, and the last wave of tiles leaves cores idle, half of them
-on average; each tile needs a prologue and an epilogue, worth K0 steps of its inner loop.
+on average. When its inner loop of k steps is done, a tile of n numbers is written: 2 n bytes at a core's share of the
+memory bandwidth, in the time of K0 = peak / bandwidth steps of 2 n operations. The more a device computes for each byte
+it moves, the longer k has to be.
 NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization).
 """
 
@@ -23,7 +25,6 @@ from course_lib.planner.hardware import Device
 from course_lib.planner.spec import ModelSpec, Slice
 
 TILE = 128 * 256  # numbers of the result that one core computes at a time: the large tile of vendors' libraries
-INNER_LOSS = 128  # K0: what beginning and ending a tile costs, in steps of its inner loop
 WAVE = 0.5  # of the last wave of tiles is idle on average
 # Times the bytes, where small kernels are not fused: fusing them made 175B 19% faster (SC21 paper, section 5.8).
 UNFUSED = 3.5
@@ -48,7 +49,8 @@ class Product(NamedTuple):
 def product_seconds(product: Product, device: Device, precision: str) -> float:
     tiles = max(1.0, product.m * product.n * product.batch / TILE)
     waves = tiles / device.cores
-    fraction = device.matmul * waves / (waves + WAVE) * product.k / (product.k + INNER_LOSS)
+    writing = device.peak[precision] / device.bandwidth  # K0
+    fraction = device.matmul * waves / (waves + WAVE) * product.k / (product.k + writing)
     return product.flops / (device.peak[precision] * fraction) + KERNEL
 
 

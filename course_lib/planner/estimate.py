@@ -25,14 +25,16 @@ from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
 
-TRAFFIC_CORES = 16  # cores of a device that carry a collective while the others compute (NCCL: one for each channel)
+# Of the traffic that could hide behind computation so much does: it takes cores and memory bandwidth from what it hides
+# behind, and the first and last pieces of it have nothing to hide behind. Fitted to all published steps together.
+HIDES = 0.5
 
 
 class Flow(NamedTuple):
     """One kind of traffic of one device in one step.
 
     bytes: what it sends.  link: the slowest link that is on the way.  seconds: how long it takes.  exposed: how much
-    longer the step is for it: what the device waits for, and what it computes slower while traffic takes some cores.
+    longer the step is for it: what the device waits for, and what it computes slower while traffic takes its share.
     """
 
     bytes: float
@@ -239,7 +241,7 @@ class LayerCost(NamedTuple):
 def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     times = layer_times(model, cluster.spec, cut)
     once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
-    saved = hidden * (1 - stolen(cluster))
+    saved = hidden * HIDES
     forwards = 2 if cut.recompute == "full" else 1
     tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - saved)
     gather, context_bytes = _context_traffic(model, cluster, cut)
@@ -251,11 +253,6 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
         times.weight_grad,
     )
     return LayerCost(work, times.forward + times.backward + times.weight_grad, again, tensor, context)
-
-
-def stolen(cluster: Cluster) -> float:
-    """The share of a device's cores that hidden traffic takes from computation."""
-    return min(0.5, TRAFFIC_CORES / cluster.spec.cores)
 
 
 def _link(cluster: Cluster, span: int) -> str:
@@ -369,15 +366,16 @@ def _data_flow(
     copies = communication.group(plan.dp * plan.cp // plan.sharing, plan.tp * plan.sharing, cluster.devices_per_node)
     links = cluster.inside_link if shards.nodes == copies.nodes == 1 else cluster.between_link
     total = Flow(0.0, links.name, 0.0, 0.0)
-    last = slowest.backward + slowest.weight_grad
-    operations = [(shards, parameters, *operation) for operation in _data_operations(plan, slowest, m)]
-    operations.append((copies, share(parameters, plan.sharing), "all_reduce", recipe(plan).gradient, 1, last))
-    for group, numbers, op, size, times, window in operations:
+    free = {"forward": slowest.forward, "backward": slowest.backward + slowest.weight_grad}
+    operations = [(shards, parameters, *operation) for operation in _data_operations(plan, m)]
+    operations.append((copies, share(parameters, plan.sharing), "all_reduce", recipe(plan).gradient, 1, "backward"))
+    for group, numbers, op, size, times, behind in operations:
         if group.size > 1:
             pieces = max(layers, 1) if plan.zero == 3 and op != "all_reduce" else 1  # which gathers layer by layer
             seconds = pieces * collective_seconds(op, size * numbers / pieces, group, cluster)
-            hidden = min(seconds * (1 - 1 / max(layers, 1)), window) if "data" in plan.overlap else 0.0
-            exposed = seconds - hidden * (1 - stolen(cluster))
+            hidden = min(seconds * (1 - 1 / max(layers, 1)), free[behind]) if "data" in plan.overlap else 0.0
+            free[behind] -= hidden  # what hides there takes the place of others
+            exposed = seconds - hidden * HIDES
             sent = bytes_sent(op, size * numbers, group.size)
             total = _plus(total, times * sent, times * seconds, times * exposed)
     if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:
@@ -387,19 +385,18 @@ def _data_flow(
     return total
 
 
-def _data_operations(plan: Plan, slowest: Work, m: int) -> list[tuple[str, int, int, float]]:
-    """What a step needs: operation, bytes of a number, how often, and seconds of computing it can hide behind."""
+def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
+    """What a step needs: operation, bytes of a number, how often, and the computing that it can hide behind."""
     size, activation = recipe(plan).gradient, SIZE[plan.precision]
-    forward, backward = slowest.forward, slowest.backward + slowest.weight_grad
     rounds = m // plan.pp if plan.schedule == "interleaved_1f1b" else m  # which has pp of a stage after each other
     return {
-        0: [("all_reduce", size, 1, backward)],
-        1: [("reduce_scatter", size, 1, backward), ("all_gather", activation, 1, forward)],
-        2: [("reduce_scatter", size, rounds, backward), ("all_gather", activation, 1, forward)],
+        0: [("all_reduce", size, 1, "backward")],
+        1: [("reduce_scatter", size, 1, "backward"), ("all_gather", activation, 1, "forward")],
+        2: [("reduce_scatter", size, rounds, "backward"), ("all_gather", activation, 1, "forward")],
         3: [
-            ("reduce_scatter", size, m, backward),
-            ("all_gather", activation, m, forward),
-            ("all_gather", activation, m, backward),
+            ("reduce_scatter", size, m, "backward"),
+            ("all_gather", activation, m, "forward"),
+            ("all_gather", activation, m, "backward"),
         ],
     }[plan.zero]
 

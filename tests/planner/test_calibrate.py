@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from benchmarks import _published as published
 from course_lib.planner import DEVICES, Cluster, ModelSpec, Plan, calibrate, estimate
 
 MODEL = ModelSpec(24, 2048, 16, 2048, 51200)
@@ -83,6 +84,33 @@ def test_the_network_stays_as_it_was_where_no_step_tells() -> None:
     plan = Plan(tp=8)
     again = calibrate(MODEL, calibrate(MODEL, one_node, plan, 8, 0.5), plan, 8, 0.5)
     assert again.network is None
+
+
+def test_what_lesson_08_says_of_three_published_runs_and_of_calibrating_one() -> None:
+    """Published: 14.45 s, 60.1 s and 105.22 s; BLOOM's steps before its final run are in benchmarks/published.json."""
+    rows = {row["id"]: row for row in published.rows_of("step time")}
+    first, *others = (published.predict(rows[name]) for name in ("narayanan-39B-step", "mtnlg-280", "bloom-step"))
+    assert first.step_time.total == pytest.approx(14.45, rel=0.05)
+    for one, seconds in zip(others, (60.1, 105.22), strict=True):
+        assert abs(one.step_time.total / seconds - 1) > 0.1
+        assert one.step_time.low < seconds < one.step_time.high
+    final, shares, errors = rows["bloom-step"], [], []
+    mine = Cluster(**final["cluster"])
+    for row in (row for name, row in rows.items() if name.startswith("bloom-sweep")):
+        step = published.model_of(row), published.plan_of(row), row["global_batch"], published.published_seconds(row)
+        alone = calibrate(step[0], Cluster(**final["cluster"]), *step[1:])
+        mine = calibrate(step[0], mine, *step[1:])
+        shares.append(alone.spec.matmul)
+        errors.append(abs(published.predict(final, alone.spec.matmul).step_time.total / 105.22 - 1))
+    assert len(shares) == 4
+    assert max(shares) < DEVICES["A100-80GB"].matmul
+    like_final = [name for name in rows if name.startswith("bloom-sweep")].index(
+        "bloom-sweep-72L-h64-dp16tp4pp6mb2-time"
+    )
+    assert min(errors) == errors[like_final] < 0.02
+    together = estimate(published.model_of(final), mine, published.plan_of(final), 2048).step_time
+    assert together.low < 105.22 < together.high
+    assert together.high / together.low < others[1].step_time.high / others[1].step_time.low
 
 
 @pytest.mark.parametrize(
