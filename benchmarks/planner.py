@@ -1,4 +1,4 @@
-"""How long the planner takes: a million actions of a schedule, and all plans for 1,024 GPUs. On one core."""
+"""How good the planner is, against everything published (_published.py), and how long it takes, on one core."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks import _published
 from benchmarks.ranks import line
 from course_lib.planner import Cluster, ModelSpec, search, simulate
 from course_lib.schedules import SCHEDULES
@@ -22,7 +23,8 @@ BATCH = 1536
 
 
 def main() -> None:
-    """Print the median of both, and whether the target is met."""
+    """Print every published figure beside the planner's, the errors as a whole, and times with their targets."""
+    print(_published.table(), _published.figure_table(), _published.report(), sep="\n\n", end="\n\n")
     torch.set_num_threads(1)
     actions = sum(map(len, SCHEDULE.actions))
     report(f"{actions:,} actions of 1f1b on {RANKS} ranks", lambda: simulate(SCHEDULE, 1.0, 2.0))

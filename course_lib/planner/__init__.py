@@ -7,11 +7,13 @@
                                            pipeline.py        bubbles in closed form;  simulate.py  action by action
                                            memory.py          bytes on the fullest device
                                            explain.py         the binding constraint in words
+                                           calibrate.py       a measured step: your machine in place of a typical one
 
-`search` estimates every legal plan. `python -m course_lib.planner.validate` holds all of it against what was published;
+`search` estimates every legal plan. `python3 course.py bench planner` holds all of it against what was published;
 wire.py does the same arithmetic to the byte for the mechanisms of this course, to be held against real runs.
 """
 
+from course_lib.planner.calibrate import calibrate
 from course_lib.planner.estimate import Estimate, Flow, StepTime, estimate
 from course_lib.planner.hardware import DEVICES, LINKS, Cluster, Device, Link
 from course_lib.planner.memory import Memory
@@ -32,6 +34,7 @@ __all__ = [
     "ModelSpec",
     "Plan",
     "StepTime",
+    "calibrate",
     "estimate",
     "search",
     "simulate",

@@ -10,7 +10,9 @@ kernels between them by memory: a norm does a few operations on every number it 
     fraction(shape) = ceiling x waves / (waves + 1/2) x k / (k + K0)      waves = tiles of the result / cores
 
 A product is dealt out to the cores in tiles of the result, and the last wave of tiles leaves cores idle, half of them
-on average; each tile needs a prologue and an epilogue, worth K0 steps of its inner loop.
+on average. When its inner loop of k steps is done, a tile of n numbers is written: 2 n bytes at a core's share of the
+memory bandwidth, in the time of K0 = peak / bandwidth steps of 2 n operations. The more a device computes for each byte
+it moves, the longer k has to be.
 NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization).
 """
 
@@ -23,7 +25,6 @@ from course_lib.planner.hardware import Device
 from course_lib.planner.spec import ModelSpec, Slice
 
 TILE = 128 * 256  # numbers of the result that one core computes at a time: the large tile of vendors' libraries
-INNER_LOSS = 128  # K0: what beginning and ending a tile costs, in steps of its inner loop
 WAVE = 0.5  # of the last wave of tiles is idle on average
 # Times the bytes, where small kernels are not fused: fusing them made 175B 19% faster (SC21 paper, section 5.8).
 UNFUSED = 3.5
@@ -48,7 +49,8 @@ class Product(NamedTuple):
 def product_seconds(product: Product, device: Device, precision: str) -> float:
     tiles = max(1.0, product.m * product.n * product.batch / TILE)
     waves = tiles / device.cores
-    fraction = device.matmul * waves / (waves + WAVE) * product.k / (product.k + INNER_LOSS)
+    writing = device.peak[precision] / device.bandwidth  # K0
+    fraction = device.matmul * waves / (waves + WAVE) * product.k / (product.k + writing)
     return product.flops / (device.peak[precision] * fraction) + KERNEL
 
 
@@ -56,13 +58,14 @@ class LayerTimes(NamedTuple):
     """Seconds of one micro-batch in one layer on one device, without traffic.
 
     backward: gradients of the inputs.  weight_grad: those of the weights.
-    attention: the part of forward from the scores to their sum over the values, which "selective" computes twice.
+    selective: what "selective" recomputation computes twice: attention from the scores to their sum over the values;
+        norms and the activation function where attention is one kernel, which does so anyway.
     """
 
     forward: float
     backward: float
     weight_grad: float
-    attention: float
+    selective: float
 
 
 @lru_cache(maxsize=4096)
@@ -90,7 +93,7 @@ def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
         forward + attention + small + 6 * KERNEL,
         inputs + attention_backward + BACKWARD_BYTES * small + 9 * KERNEL,
         weights + added + bias,
-        attention,
+        small_kernel_seconds(_pointwise_bytes(model, cut, tokens), device, cut) if model.flash_attention else attention,
     )
 
 
@@ -121,10 +124,15 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
     Two norms read and write; two sums of the residual stream read two and write one (and a mask of one byte);
     queries, keys, values and what attention makes of them are laid out anew; the MLP's activation function.
     """
-    whole = (10 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
+    sums = (6 + (1 if model.dropout else 0)) * model.hidden / (cut.tp if cut.sequence_parallel else 1)
     layout = 2 * (2 * model.hidden + 2 * model.key_value_width) / cut.tp
-    activation = (model.up_width + model.ffn_width) / cut.tp
-    return SIZE[cut.precision] * tokens * (whole + layout + activation)
+    return SIZE[cut.precision] * tokens * (sums + layout) + _pointwise_bytes(model, cut, tokens)
+
+
+def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
+    """Of the two norms and the activation function."""
+    norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
+    return SIZE[cut.precision] * tokens * (norms + (model.up_width + model.ffn_width) / cut.tp)
 
 
 def product_precision(cut: Slice) -> str:

@@ -10,28 +10,31 @@ computation. The first line is compute.py and communication.py, the second is pi
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner import communication, explain, memory
-from course_lib.planner.communication import Group, bytes_sent, collective_seconds, groups, message_seconds
+from course_lib.planner.communication import Group, bytes_sent, collective_seconds, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Link
 from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
 from course_lib.planner.simulate import simulate
-from course_lib.planner.spec import V_SHAPED, ModelSpec, Plan, Slice, layers_of_stages
+from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
 
-TRAFFIC_CORES = 16  # cores of a device that carry a collective while the others compute (NCCL: one for each channel)
+# Of the traffic that could hide behind computation so much does: it takes cores and memory bandwidth from what it hides
+# behind, and the first and last pieces of it have nothing to hide behind. Fitted to all published steps together.
+HIDES = 0.5
 
 
 class Flow(NamedTuple):
     """One kind of traffic of one device in one step.
 
     bytes: what it sends.  link: the slowest link that is on the way.  seconds: how long it takes.  exposed: how much
-    longer the step is for it: what the device waits for, and what it computes slower while traffic takes some cores.
+    longer the step is for it: what the device waits for, and what it computes slower while traffic takes its share.
     """
 
     bytes: float
@@ -46,7 +49,10 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step on the slowest device, by what they go into; the parts add up to the step."""
+    """Seconds of one step on the slowest device, by what they go into; the parts add up to the step.
+
+    low, high: 90% of steps take no less and no more. spread: how far that is to each side, in logarithms.
+    """
 
     compute: float
     recompute: float
@@ -56,10 +62,23 @@ class StepTime:
     bubble: float
     data: float
     optimizer: float
+    spread: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
-        return asdict(self)
+        return {name: seconds for name, seconds in asdict(self).items() if name != "spread"}
+
+    @property
+    def low(self) -> float:
+        return self.around(self.total)[0]
+
+    @property
+    def high(self) -> float:
+        return self.around(self.total)[1]
+
+    def around(self, middle: float) -> tuple[float, float]:
+        """The interval of anything that is as uncertain as the step."""
+        return middle * math.exp(-self.spread), middle * math.exp(self.spread)
 
     @property
     def total(self) -> float:
@@ -82,12 +101,12 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= capacity(self.cluster)
+        return self.memory.total <= self.capacity
 
     @property
     def capacity(self) -> float:
-        """Bytes of a device that a step can use."""
-        return capacity(self.cluster)
+        """Bytes of a device; what a step cannot use of them is in the memory's margin."""
+        return self.cluster.spec.memory
 
     @property
     def why(self) -> str:
@@ -113,6 +132,24 @@ class Estimate:
         return self.global_batch * self.model.sequence / self.step_time.total
 
     @property
+    def tokens_per_second_range(self) -> tuple[float, float]:
+        """Where 90% of runs lie."""
+        return self.step_time.around(self.tokens_per_second)
+
+    @property
+    def mfu_range(self) -> tuple[float, float]:
+        """Where 90% of runs lie."""
+        return (
+            self.mfu * self.step_time.total / self.step_time.high,
+            self.mfu * self.step_time.total / self.step_time.low,
+        )
+
+    @property
+    def interval(self) -> str:
+        """The interval in words: where it is from, and what of this plan no published step stands behind."""
+        return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster.spread_from)
+
+    @property
     def mfu(self) -> float:
         """Model FLOPs utilization: what a step needs, by what the devices could do in its time."""
         return self.model.step_flops(self.global_batch) / self._available_flops
@@ -127,7 +164,8 @@ class Estimate:
         """The step of one pipeline, played action by action; gradients' traffic and the optimizer come after it."""
         model, plan = self.model, self.plan
         m = plan.micro_batches(self.global_batch)
-        layer, logits = layer_cost(model, self.cluster, plan.slice), _logits(model, self.cluster, plan)
+        layer = layer_cost(model, self.cluster, plan.slice)
+        logits = Work(*logits_times(model, self.cluster.spec, plan.slice))
         counts = layers_of_stages(model.layers, plan.depth.n_stages)
         works = [work_of(layers, layer.work, None) for layers in counts[:-1]]
         works.append(work_of(counts[-1], layer.work, logits))
@@ -138,11 +176,6 @@ class Estimate:
     @property
     def _available_flops(self) -> float:
         return self.step_time.total * self.cluster.devices * self.cluster.spec.peak[self.plan.precision]
-
-
-def capacity(cluster: Cluster) -> float:
-    """Bytes of a device that a training step can use."""
-    return cluster.spec.memory - min(memory.RUNTIME, cluster.spec.memory / 8)
 
 
 def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
@@ -161,7 +194,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
     """The same for a plan that is known to be legal."""
     m = plan.micro_batches(global_batch)
     layer = layer_cost(model, cluster, plan.slice)
-    rank, slowest, others = _slowest_rank(model, cluster, plan, layer)
+    rank, slowest, others = _slowest_rank(model, cluster, plan.slice, plan.depth)
     _, layers, _, has_logits = rank_shape(model, plan.depth, rank)
     parameters = memory.most_parameters(model, plan.depth, plan.tp)
     work = layers * m
@@ -171,7 +204,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
         "pipeline": _pipeline_flow(model, cluster, plan, m),
         "data": _data_flow(model, cluster, plan, parameters, slowest, layers, m),
     }
-    logits = sum(_logits(model, cluster, plan)) if has_logits else 0.0
+    logits = sum(logits_times(model, cluster.spec, plan.slice)) if has_logits else 0.0
     return Estimate(
         model=model,
         cluster=cluster,
@@ -187,6 +220,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
             bubble=bubble_seconds(plan, m, slowest, others) if plan.pp > 1 else 0.0,
             data=flows["data"].exposed,
             optimizer=_optimizer_seconds(cluster, plan, parameters),
+            spread=cluster.spread,
         ),
         flows={name: flow for name, flow in flows.items() if flow.seconds},
         slowest=slowest,
@@ -207,24 +241,18 @@ class LayerCost(NamedTuple):
 def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     times = layer_times(model, cluster.spec, cut)
     once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
-    saved = hidden * (1 - stolen(cluster))
+    saved = hidden * HIDES
     forwards = 2 if cut.recompute == "full" else 1
     tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - saved)
     gather, context_bytes = _context_traffic(model, cluster, cut)
     context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp), (forwards + 2) * gather, (forwards + 2) * gather)
-    selective = 0.0 if model.flash_attention else times.attention
-    again = {"none": 0.0, "selective": selective, "full": times.forward}[cut.recompute]
+    again = {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
     work = Work(
         times.forward + once + gather,
         times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather,
         times.weight_grad,
     )
     return LayerCost(work, times.forward + times.backward + times.weight_grad, again, tensor, context)
-
-
-def stolen(cluster: Cluster) -> float:
-    """The share of a device's cores that hidden traffic takes from computation."""
-    return min(0.5, TRAFFIC_CORES / cluster.spec.cores)
 
 
 def _link(cluster: Cluster, span: int) -> str:
@@ -273,20 +301,17 @@ def _scaled(flow: Flow, times: float) -> Flow:
     return Flow(flow.bytes * times, flow.link, flow.seconds * times, flow.exposed * times)
 
 
-def _logits(model: ModelSpec, cluster: Cluster, plan: Plan) -> Work:
-    return Work(*logits_times(model, cluster.spec, plan.slice))
-
-
-def _slowest_rank(model: ModelSpec, cluster: Cluster, plan: Plan, layer: LayerCost) -> tuple[int, Work, float]:
+@lru_cache(maxsize=4096)
+def _slowest_rank(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> tuple[int, Work, float]:
     """The pipeline rank with the most to do for a micro-batch, its work, and the seconds of all others together."""
-    logits = _logits(model, cluster, plan)
+    layer, logits = layer_cost(model, cluster, cut).work, Work(*logits_times(model, cluster.spec, cut))
     slowest, found = Work(0, 0, 0), 0
-    for rank in memory.candidates(model, plan.depth):
-        _, layers, _, is_last = rank_shape(model, plan.depth, rank)
-        work = work_of(layers, layer.work, logits if is_last else None)
+    for rank in memory.candidates(model, depth):
+        _, layers, _, is_last = rank_shape(model, depth, rank)
+        work = work_of(layers, layer, logits if is_last else None)
         if work.total > slowest.total:
             slowest, found = work, rank
-    return found, slowest, model.layers * layer.work.total + logits.total - slowest.total
+    return found, slowest, model.layers * layer.total + logits.total - slowest.total
 
 
 def work_of(layers: int, layer: Work, logits: Work | None) -> Work:
@@ -314,7 +339,7 @@ def _hidden_states(model: ModelSpec, plan: Plan) -> float:
 
 
 def _link_of_stages(cluster: Cluster, plan: Plan) -> Link:
-    is_inside = groups(plan, cluster.devices_per_node)["pipeline"].nodes == 1
+    is_inside = communication.group(plan.pp, plan.devices // plan.pp, cluster.devices_per_node).nodes == 1
     return cluster.inside_link if is_inside else cluster.between_link
 
 
@@ -332,19 +357,26 @@ def _data_flow(
 ) -> Flow:
     """Gradients summed over the replicas, with ZeRO the parameters gathered again, and a tied matrix kept the same.
 
+    In hybrid sharding ZeRO's traffic stays among the ranks that share out, and the others sum their shares once.
+
     What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch
     during its backward, all but one layer's, and gathered parameters during a forward.
     """
-    group = groups(plan, cluster.devices_per_node)["data"]
-    links = cluster.inside_link if group.nodes == 1 else cluster.between_link
+    shards = communication.group(plan.sharing, plan.tp, cluster.devices_per_node)
+    copies = communication.group(plan.dp * plan.cp // plan.sharing, plan.tp * plan.sharing, cluster.devices_per_node)
+    links = cluster.inside_link if shards.nodes == copies.nodes == 1 else cluster.between_link
     total = Flow(0.0, links.name, 0.0, 0.0)
-    if group.size > 1:
-        for op, size, times, window in _data_operations(plan, slowest, m):
-            pieces = max(layers, 1) if plan.zero == 3 else 1  # which gathers layer by layer
-            seconds = pieces * collective_seconds(op, size * parameters / pieces, group, cluster)
-            hidden = min(seconds * (1 - 1 / max(layers, 1)), window) if "data" in plan.overlap else 0.0
-            exposed = seconds - hidden * (1 - stolen(cluster))
-            sent = bytes_sent(op, size * parameters, group.size)
+    free = {"forward": slowest.forward, "backward": slowest.backward + slowest.weight_grad}
+    operations = [(shards, parameters, *operation) for operation in _data_operations(plan, m)]
+    operations.append((copies, share(parameters, plan.sharing), "all_reduce", recipe(plan).gradient, 1, "backward"))
+    for group, numbers, op, size, times, behind in operations:
+        if group.size > 1:
+            pieces = max(layers, 1) if plan.zero == 3 and op != "all_reduce" else 1  # which gathers layer by layer
+            seconds = pieces * collective_seconds(op, size * numbers / pieces, group, cluster)
+            hidden = min(seconds * (1 - 1 / max(layers, 1)), free[behind]) if "data" in plan.overlap else 0.0
+            free[behind] -= hidden  # what hides there takes the place of others
+            exposed = seconds - hidden * HIDES
+            sent = bytes_sent(op, size * numbers, group.size)
             total = _plus(total, times * sent, times * seconds, times * exposed)
     if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:
         n_bytes = recipe(plan).gradient * model.vocab * model.hidden / plan.tp
@@ -353,18 +385,18 @@ def _data_flow(
     return total
 
 
-def _data_operations(plan: Plan, slowest: Work, m: int) -> list[tuple[str, int, int, float]]:
-    """What a step needs: operation, bytes of a number, how often, and seconds of computing it can hide behind."""
+def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
+    """What a step needs: operation, bytes of a number, how often, and the computing that it can hide behind."""
     size, activation = recipe(plan).gradient, SIZE[plan.precision]
-    forward, backward = slowest.forward, slowest.backward + slowest.weight_grad
+    rounds = m // plan.pp if plan.schedule == "interleaved_1f1b" else m  # which has pp of a stage after each other
     return {
-        0: [("all_reduce", size, 1, backward)],
-        1: [("reduce_scatter", size, 1, backward), ("all_gather", activation, 1, forward)],
-        2: [("reduce_scatter", size, m, backward), ("all_gather", activation, 1, forward)],
+        0: [("all_reduce", size, 1, "backward")],
+        1: [("reduce_scatter", size, 1, "backward"), ("all_gather", activation, 1, "forward")],
+        2: [("reduce_scatter", size, rounds, "backward"), ("all_gather", activation, 1, "forward")],
         3: [
-            ("reduce_scatter", size, m, backward),
-            ("all_gather", activation, m, forward),
-            ("all_gather", activation, m, backward),
+            ("reduce_scatter", size, m, "backward"),
+            ("all_gather", activation, m, "forward"),
+            ("all_gather", activation, m, "backward"),
         ],
     }[plan.zero]
 
@@ -377,6 +409,6 @@ def _optimizer_seconds(cluster: Cluster, plan: Plan, parameters: int) -> float:
     """Adam, which computes little and moves much: the state is read and written, gradients are read twice (once for
     their norm) and cleared, parameters written."""
     size = recipe(plan)
-    mine = share(parameters, plan.dp * plan.cp) if plan.zero else parameters
+    mine = share(parameters, plan.sharing) if plan.zero else parameters
     moved = mine * (2 * size.optimizer + 2 * size.gradient + size.parameter) + parameters * size.gradient
     return streaming_seconds(moved, cluster.spec)

@@ -46,6 +46,14 @@ def why(
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
+def interval(plan: Plan, low: float, high: float, origin: str) -> str:
+    """Where 90% of runs lie, where that is from, and what of the plan no published step had."""
+    said = f"90% of such steps take {_seconds(low)} to {_seconds(high)}, by {origin}."
+    new = [f"precision={plan.precision!r}"] * (plan.precision not in ("bf16", "fp16"))
+    new += [f"schedule={plan.schedule!r}"] * (plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved_1f1b"))
+    return f"{said} None of those had {' or '.join(new)}: measure before you rely on it." if new else said
+
+
 def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) -> str:
     """The mildest single change of the plan that makes it fit, or the one that helps most."""
     tried: dict[str, Memory] = {}

@@ -12,10 +12,17 @@ of that is a matter of shapes and latencies: see compute.py and communication.py
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 GiB = 2**30
+# How far published steps lie from estimates: standard deviations of the logarithm (benchmarks/planner.py fits them).
+SETUPS = 0.08  # between set-ups of one stack of software on one machine
+STACKS = 0.09  # between stacks on one device, each with its own kernels and libraries
+DEVICES_APART = 0.25  # between devices, for one that nothing is published about
+NINETY_PERCENT = 1.645  # so many standard deviations to each side hold 90% of a normal distribution
 LARGEST_CLUSTER = 16_384
 
 
@@ -53,6 +60,7 @@ class Device:
     cores: streaming multiprocessors, among which a matrix product is dealt out in tiles.  link: inside its node.
     matmul: fraction of the peak that large matrix products reach.  streaming: fraction of the memory bandwidth that
     element-wise kernels reach.  attention: fraction of the peak that a fused attention kernel reaches.
+    stacks: how many published stacks of software on this device `matmul` was fitted to.
     """
 
     name: str
@@ -66,6 +74,7 @@ class Device:
     attention: float
     source: str
     origin: str
+    stacks: int = 0
 
 
 _BOTH = "the vendor prints the sum of both directions; this is one"
@@ -104,19 +113,14 @@ def _peak(**tflops: float) -> dict[str, float]:
 
 
 _SPARSE = "printed with sparsity, halved here"
-_STREAMING = "streaming: assumed, about what copies in a loop reach on all of these (see validate.py)"
-_A100 = (
-    "matmul: calibrated on the 39B row of Narayanan et al. 2021, table 1; "
-    f"{_STREAMING}; attention: FlashAttention-2 (Dao 2023) reaches 50 to 73% forward"
+_MATMUL = "matmul: median of the published stacks of software on this chip (benchmarks/published.json)"
+_STREAMING = "streaming: assumed, about what copies in a loop reach on all of these"
+_AMPERE_USE = f"{_MATMUL}; {_STREAMING}; attention: FlashAttention-2 (Dao 2023) reaches 50 to 73% forward"
+_VOLTA_USE = f"{_MATMUL}; streaming, attention: as A100"
+_HOPPER_USE = (
+    f"{_MATMUL}; streaming: as A100; attention: between FlashAttention-2 (35%) and -3 (75%) in Shah et al. 2024"
 )
-_H100 = (
-    "matmul: calibrated on the 8,192-device row of Llama 3 (2024), table 4; streaming: as A100; "
-    "attention: between FlashAttention-2 (35%) and -3 (75%) in Shah et al. 2024"
-)
-_V100 = (
-    "matmul: calibrated on one V100 in Shoeybi et al. 2019, section 5.1 (39 TFLOP/s, taken to count recomputation); "
-    "streaming, attention: as A100"
-)
+_BLACKWELL_USE = f"{_MATMUL}, which is one; streaming, attention: as H100"
 _LIKE_H100 = "assumed: as H100"
 _A100_SHEET = "NVIDIA A100 data sheet, June 2021: SXM, dense"
 
@@ -127,16 +131,16 @@ _AMPERE = _peak(bf16=312, fp16=312, fp32=19.5)
 # fmt: off
 # name, peak, memory, bandwidth, cores, link; fractions of matmul, streaming, attention; source, origin
 DEVICES = {device.name: device for device in (
-    Device("V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.473, 0.8, 0.5,
-           "NVIDIA V100 data sheet, January 2020: SXM2", _V100),
-    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.811, 0.8, 0.55, _A100_SHEET, _A100),
-    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.811, 0.8, 0.55, _A100_SHEET, _A100),
-    Device("H100-80GB", _HOPPER, 80 * GiB, 3350e9, 132, "NVLink 4", 0.675, 0.8, 0.5,
-           f"NVIDIA H100 data sheet, 2023: SXM; {_SPARSE}", _H100),
-    Device("H200-141GB", _HOPPER, 141e9, 4800e9, 132, "NVLink 4", 0.675, 0.8, 0.5,
+    Device("V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.943, 0.8, 0.5,
+           "NVIDIA V100 data sheet, January 2020: SXM2", _VOLTA_USE, 2),
+    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _AMPERE_USE, 7),
+    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _AMPERE_USE, 7),
+    Device("H100-80GB", _HOPPER, 80 * GiB, 3350e9, 132, "NVLink 4", 0.753, 0.8, 0.5,
+           f"NVIDIA H100 data sheet, 2023: SXM; {_SPARSE}", _HOPPER_USE, 2),
+    Device("H200-141GB", _HOPPER, 141e9, 4800e9, 132, "NVLink 4", 0.753, 0.8, 0.5,
            f"NVIDIA H200 data sheet, 2024: SXM; {_SPARSE}", _LIKE_H100),
     Device("B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5",
-           0.675, 0.8, 0.5, f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _LIKE_H100),
+           0.472, 0.8, 0.5, f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _BLACKWELL_USE, 1),
     Device("RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4",
            0.8, 0.8, 0.5, "NVIDIA Ada GPU architecture white paper, appendix A: dense, sums in 32 bits", "assumed"),
     Device("laptop-CPU", _peak(fp32=0.845, bf16=1.69), 16 * GiB, 89.6e9, 8, "shared memory", 0.7, 0.5, 0.3,
@@ -153,6 +157,7 @@ class Cluster:
     device: a name of DEVICES.  inside, between: names of LINKS, for one device's link inside its node (None: the
     device's own) and for one network card.  nics_per_node: network cards of a node, None: one for each device.
     matmul, network: the fractions of the peaks that matrix products and the network reach; None: the catalogue's.
+    measured: steps of this very machine that these two were fitted to, see calibrate.py; they narrow the interval.
 
     Raises ValueError for an unknown device or link (listing the known ones) and for a size out of range.
     """
@@ -165,6 +170,7 @@ class Cluster:
     nics_per_node: int | None = None
     matmul: float | None = None
     network: float | None = None
+    measured: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         _known("device", self.device, DEVICES)
@@ -184,6 +190,20 @@ class Cluster:
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
 
+    @property
+    def spread(self) -> float:
+        """How far a step may lie from its estimate to each side, with 90%: a difference of logarithms."""
+        return half_width(self.spec.stacks, len(self.measured))
+
+    @property
+    def spread_from(self) -> str:
+        """What the interval rests on."""
+        if self.measured:
+            return f"{_counted(len(self.measured), 'measured step')} of this machine"
+        if not self.spec.stacks:
+            return f"how far devices are apart, as no published step on {self.device} was found"
+        return f"published steps of {_counted(self.spec.stacks, 'stack')} of software on {self.device}"
+
     @cached_property
     def spec(self) -> Device:
         device = DEVICES[self.device]
@@ -198,6 +218,18 @@ class Cluster:
         """What one device has of its node's network cards."""
         link = LINKS[self.between].shared((self.nics_per_node or self.devices_per_node) / self.devices_per_node)
         return link if self.network is None else replace(link, fraction=self.network, origin="given by hand")
+
+
+def half_width(stacks: int, measured: int = 0) -> float:
+    """Of an interval around an estimate: what one set-up differs from another, and what is not known of the machine."""
+    if measured:
+        return NINETY_PERCENT * SETUPS * math.sqrt(1 + 1 / measured)
+    unknown = STACKS**2 * (1 + 1 / stacks) if stacks else 2 * STACKS**2 + DEVICES_APART**2
+    return NINETY_PERCENT * math.sqrt(SETUPS**2 + unknown)
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' if n > 1 else ''}"
 
 
 def _known(name: str, value: str, catalogue: dict) -> None:

@@ -5,7 +5,8 @@
     fp32             4           4        8   two moments: 16 bytes too
     activations                               what forward keeps for backward: layers x micro-batches in flight
     logits                                    on the last stage, for one micro-batch, as wide as the vocabulary
-    buffers                                   messages, buckets and what ZeRO-3 gathers for a moment
+    buffers                                   messages, buckets and what ZeRO-2 and 3 have whole for a moment
+    margin                                    what no tensor of the step is in: driver, communication library, fragments
 
 Rajbhandari et al. 2020, "ZeRO" (SC20), section 3 and table 1; Korthikanti et al. 2022, "Reducing Activation
 Recomputation in Large Transformer Models", section 4; Megatron-LM's theoretical_memory_usage.py (18 bytes).
@@ -23,7 +24,10 @@ from course_lib.planner.pipeline import in_flight
 from course_lib.planner.spec import Depth, ModelSpec, Parameters, Plan, Slice, layers_of_stages
 
 BUCKET = 25 * 2**20  # bytes of gradients that are sent together
-RUNTIME = 2 * GiB  # kept from every device: driver context and communication buffers about 1 GiB, fragments about 1 GiB
+# The margin is fitted to what nvidia-smi showed in BLOOM's chronicles (57, 53 and 40 GB), a quarter above the tensors.
+DRIVER = 1 * GiB  # its context and the libraries' code
+CHANNELS = GiB // 2  # what the communication library keeps for each group that a device is in
+FRAGMENTS = 0.10  # of all tensors: holes that the allocator cannot fill
 
 
 class Recipe(NamedTuple):
@@ -57,6 +61,7 @@ class Memory:
     activations: float
     logits: float
     buffers: float
+    margin: float
     rank: int = 0
 
     @property
@@ -65,6 +70,11 @@ class Memory:
 
     @property
     def total(self) -> float:
+        return self.tensors + self.margin
+
+    @property
+    def tensors(self) -> float:
+        """What an allocator counts as allocated."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
 
 
@@ -81,26 +91,21 @@ def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int
     tokens = plan.micro_batch * model.sequence / plan.cp
     micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
     whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # what tensor parallelism alone does not cut
-    kept = layer_activations(model, plan.slice)
-    activations = micro_batches * layers * kept
+    activations = micro_batches * layers * layer_activations(model, plan.slice, plan.recompute)
     if plan.recompute == "full":  # the layer that is being computed again
-        activations += layer_activations(model, plan.slice._replace(recompute="none"))
+        activations += layer_activations(model, plan.slice, "none")
     if is_first and model.dropout:
         activations += micro_batches * tokens * model.hidden * whole
-    return Memory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=activations,
-        logits=_logits(model, plan, tokens, whole) if is_last else 0.0,
-        buffers=_buffers(model, plan, tokens, whole),
-        rank=rank,
-    )
+    logits = _logits(model, plan, tokens, whole) if is_last else 0.0
+    buffers = _buffers(model, plan, tokens, whole)
+    margin = FRAGMENTS * (parameters + gradients + optimizer + activations + logits + buffers)
+    margin += DRIVER + CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp))
+    return Memory(parameters, gradients, optimizer, activations, logits, buffers, margin, rank)
 
 
 def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and optimizer state on a device that has so many parameters before ZeRO."""
-    size, shared = recipe(plan), share(parameters, plan.dp * plan.cp)
+    size, shared = recipe(plan), share(parameters, plan.sharing)
     return (
         size.parameter * (shared if plan.zero >= 3 else parameters),
         size.gradient * (shared if plan.zero >= 2 else parameters),
@@ -139,21 +144,25 @@ def most_parameters(model: ModelSpec, depth: Depth, tp: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def layer_activations(model: ModelSpec, cut: Slice) -> float:
+def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
     """Bytes that one layer keeps for backward of one micro-batch.
 
     Without recomputation, for GPT in 16 bits with dropout: s b h (10 + 24 / t + 5 a s / h t), the paper's equation 2
     (34 s b h + 5 a s^2 b on one device); with sequence parallelism all of it is divided by t, its equation 4.
+    Selective recomputation drops what takes much memory and little computing: the scores, or, where attention keeps
+    none, what norms and the activation function make.
     """
     tokens, size, h = cut.micro_batch * model.sequence / cut.cp, SIZE[cut.precision], model.hidden
     mask = 1 if model.dropout else 0
-    whole = tokens * h * (4 * size + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into norms; masks
-    if cut.recompute == "full":
+    again = recompute == "selective" and model.flash_attention  # what norms and the activation function make
+    norms = (2 if again else 4) * size
+    whole = tokens * h * (norms + 2 * mask) / (cut.tp if cut.sequence_parallel else 1)  # into and out of norms; masks
+    if recompute == "full":
         return tokens * h * size / (cut.tp if cut.sequence_parallel else 1)
     heads = tokens * size * (2 * h + 2 * model.key_value_width)  # queries, keys, values, and what goes into `out`
-    mlp = tokens * size * (model.up_width + model.ffn_width)
+    mlp = tokens * size * (model.up_width + (0 if again else model.ffn_width))
     scores = 0.0
-    if not model.flash_attention and cut.recompute == "none":  # after softmax, the mask, and after dropout
+    if not model.flash_attention and recompute == "none":  # after softmax, the mask, and after dropout
         scores = tokens * model.sequence * model.heads * (size + mask * (1 + size))
     return whole + (heads + mlp + scores) / cut.tp
 
@@ -168,7 +177,8 @@ def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float
     """What is there for a moment only.
 
     Gradients of the widest thing in a layer, while its backward is computed; messages between stages; a gathered
-    input under sequence parallelism; a bucket of gradients; the layers that ZeRO-3 gathers.
+    input under sequence parallelism; a bucket of gradients, or under ZeRO-2 in a pipeline those of a stage; the layers
+    that ZeRO-3 gathers.
     """
     size, layer = recipe(plan), model.layer_parameters
     message = tokens * model.hidden * SIZE[plan.precision]
@@ -178,6 +188,8 @@ def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float
     total += message if plan.sequence_parallel else 0.0
     if plan.dp * plan.cp > 1:
         total += BUCKET
+    if plan.zero >= 2 and plan.pp > 1:  # which are summed up over the micro-batches that follow each other
+        total += (layer.cut / plan.tp + layer.whole) * size.gradient * -(-model.layers // plan.depth.n_stages)
     if plan.zero == 3:  # parameters of this layer and the next, gradients of this one
         total += (layer.cut / plan.tp + layer.whole) * (2 * size.parameter + size.gradient)
     return total

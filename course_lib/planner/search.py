@@ -8,20 +8,27 @@ once for thousands of plans.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from course_lib.planner.estimate import Estimate, unchecked_estimate
-from course_lib.planner.hardware import Cluster
+from course_lib.planner.hardware import Cluster, half_width
 from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, shares_heads
+
+LEAST_POSITIONS = 8192  # that a context rank is given: shorter sequences have better ways to be shared out
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found: `estimates` of every legal plan, those that fit first, the fastest first."""
+    """What a search found: `estimates` of every legal plan, those that fit first, the fastest first.
+
+    within: the share of a device's memory that a plan may need.
+    """
 
     estimates: list[Estimate]
+    within: float = 1.0
 
     def __len__(self) -> int:
         return len(self.estimates)
@@ -35,10 +42,18 @@ class Found:
     @property
     def best(self) -> Estimate:
         """The fastest plan that fits. Raises ValueError if none does, with what comes nearest."""
-        if not self.estimates[0].fits:
+        if not _fits(self.estimates[0], self.within):
             nearest = min(self.estimates, key=lambda found: found.memory.total)
             raise ValueError(f"no plan fits; the smallest is {nearest.plan}: {nearest.why}")
         return self.estimates[0]
+
+    @cached_property
+    def tied(self) -> list[Estimate]:
+        """The plans that cannot be told apart from the best: estimates of two set-ups on one machine differ by chance
+        as much as theirs. The simplest first, those with the fewest stages on a rank."""
+        limit = self.best.step_time.total * math.exp(half_width(stacks=1, measured=1))
+        alike = (found for found in self.estimates if _fits(found, self.within) and found.step_time.total <= limit)
+        return sorted(alike, key=lambda found: found.plan.virtual_stages)
 
     @cached_property
     def pareto(self) -> list[Estimate]:
@@ -50,64 +65,78 @@ class Found:
         return front
 
 
-def search(model: ModelSpec, cluster: Cluster, global_batch: int, precision: str | None = None) -> Found:
-    """Estimate every legal plan, best first.
+def search(
+    model: ModelSpec,
+    cluster: Cluster,
+    global_batch: int,
+    precision: str | None = None,
+    within: float = 1.0,
+    fp32_gradients: bool = False,
+) -> Found:
+    """Estimate every legal plan, best first: ranked by the middle of their intervals.
 
-    Tried are all tp within a node, pp, micro-batches, ZeRO stages (2 and 3 without a pipeline, where they would
-    repeat their traffic for every micro-batch), sequence parallelism, recomputation, 1f1b, zb_h1 and interleaving.
+    Tried are all tp within a node and over two, pp, cp that leaves a rank 8,192 positions, micro-batches, ZeRO stages
+    (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
+    micro-batch), sequence parallelism, recomputation, 1f1b, zb_h1 and interleaving.
 
-    precision: None for 16 bits, bf16 where the device has it.
+    precision: None for 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may
+    need.  fp32_gradients: as for Plan; 16 bits are always faster, so which it is is not the search's to choose.
 
-    Raises ValueError if no plan is legal.
+    Raises ValueError if no plan is legal, and for a share of memory that is none.
     """
+    if not 0 < within <= 1:
+        raise ValueError(f"within={within} is no share of a device's memory; give one above 0 and up to 1, such as 0.9")
     precision = precision or ("bf16" if "bf16" in cluster.spec.peak else "fp16")
-    plans = legal_plans(model, cluster, global_batch, precision)
+    plans = legal_plans(model, cluster, global_batch, precision, fp32_gradients)
     estimates = [unchecked_estimate(model, cluster, plan, global_batch) for plan in plans]
     if not estimates:
         raise ValueError(
             f"no plan divides global_batch={global_batch} and this model among {cluster.devices} devices; "
             f"make the batch a multiple of the number of replicas, for instance {cluster.devices}"
         )
-    return Found(sorted(estimates, key=lambda found: (not found.fits, found.step_time.total)))
+    return Found(sorted(estimates, key=lambda found: (not _fits(found, within), found.step_time.total)), within)
 
 
-def legal_plans(model: ModelSpec, cluster: Cluster, global_batch: int, precision: str) -> Iterator[Plan]:
-    for tp, pp, micro_batch in _divisions(model, cluster, global_batch):
-        dp = cluster.devices // (tp * pp)
+def _fits(found: Estimate, within: float) -> bool:
+    return found.memory.total <= within * found.capacity
+
+
+def legal_plans(
+    model: ModelSpec, cluster: Cluster, global_batch: int, precision: str, fp32_gradients: bool = False
+) -> Iterator[Plan]:
+    for dp, tp, pp, cp, micro_batch in _divisions(model, cluster, global_batch):
         where = itertools.product(
-            _schedules(model, pp, global_batch // (dp * micro_batch)),
-            _zero_stages(dp, pp),
-            (False, True) if tp > 1 and model.sequence % tp == 0 else (False,),
-            ("none", "full") if model.flash_attention else RECOMPUTE,  # which has no scores to compute again
+            _schedules(model, dp * cp, pp, global_batch // (dp * micro_batch)),
+            (False, True) if tp > 1 and model.sequence % (tp * cp) == 0 else (False,),
+            RECOMPUTE,
         )
-        for (schedule, v), zero, sequence_parallel, recompute in where:
-            yield Plan(dp, tp, pp, micro_batch, schedule, v, zero, sequence_parallel, recompute, precision)
+        for (schedule, v, zero), sequence_parallel, recompute in where:
+            yield Plan(
+                dp, tp, pp, micro_batch, schedule, v, zero, sequence_parallel, recompute, precision, cp, fp32_gradients
+            )
 
 
-def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int]]:
-    """tp, pp and micro-batch, with dp what remains."""
-    for tp in divisors(cluster.devices_per_node):
-        if not shares_heads(model, tp) or model.ffn_width % tp:
+def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """dp, tp, pp, cp and micro-batch."""
+    for tp, cp in itertools.product(divisors(2 * cluster.devices_per_node), divisors(model.sequence)):
+        too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS
+        if too_short or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.ffn_width % tp:
             continue
-        for pp in divisors(cluster.devices // tp):
-            dp = cluster.devices // (tp * pp)
+        for pp in divisors(cluster.devices // (tp * cp)):
+            dp = cluster.devices // (tp * cp * pp)
             if pp <= model.layers and global_batch % dp == 0:
                 for micro_batch in divisors(global_batch // dp):
-                    yield tp, pp, micro_batch
+                    yield dp, tp, pp, cp, micro_batch
 
 
-def _schedules(model: ModelSpec, pp: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    yield "1f1b", 1
+def _schedules(model: ModelSpec, replicas: int, pp: int, micro_batches: int) -> Iterator[tuple[str, int, int]]:
+    """Schedule, stages of a rank, and what of the replicas' state is shared out."""
+    shared = range(1 if replicas == 1 else 4)
     if pp == 1:
+        yield from (("1f1b", 1, zero) for zero in shared)
         return
-    yield "zb_h1", 1
+    yield from itertools.product(("1f1b", "zb_h1"), (1,), shared[:2])
     if micro_batches % pp == 0:
-        for virtual_stages in range(2, model.layers // pp + 1):
-            if divides_evenly(model.layers, pp * virtual_stages):
-                yield "interleaved_1f1b", virtual_stages
-
-
-def _zero_stages(dp: int, pp: int) -> tuple[int, ...]:
-    if dp == 1:
-        return (0,)
-    return (0, 1, 2, 3) if pp == 1 else (0, 1)
+        stages = [v for v in range(2, model.layers // pp + 1) if divides_evenly(model.layers, pp * v)]
+        larger = [v for v in stages if pp * v < model.layers]  # one layer a stage only where nothing else is left
+        yield from itertools.product(("interleaved_1f1b",), larger or stages, shared[:3])

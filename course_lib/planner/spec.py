@@ -89,6 +89,13 @@ class ModelSpec:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, not self.gated_mlp)
 
+    def __hash__(self) -> int:
+        return self._hash  # a search asks for it a hundred thousand times
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.layers, self.hidden, self.heads, self.sequence, self.vocab, self.ffn_hidden))
+
     @property
     def key_value_heads(self) -> int:
         return self.kv_heads or self.heads
@@ -236,11 +243,16 @@ class Plan:
     micro_batch: sequences that go through the pipeline together.  schedule: one of SCHEDULES.
     virtual_stages: stages on each pipeline rank; schedules that are V-shaped have two.
     zero: 0, or what data ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too.
-    recompute: what the backward pass computes again: "none", the attention scores ("selective"), every layer ("full").
+    recompute: what the backward pass computes again: "none", every layer ("full"), or what takes much memory and little
+        time ("selective"): attention scores; under flash attention what norms and the activation function make.
     fp32_gradients: gradients are kept and summed in 32 bits: 18 bytes a parameter in place of 16.
     overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
         backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches).
     fused: small kernels are merged (bias with GELU, scale with mask and softmax); False: each by itself.
+    shards: among how many replicas ZeRO shares out; None: all. Fewer, such as those of a node, is hybrid sharding:
+        parameters are gathered among these, and gradients summed over the others (Zhao et al. 2023, section 3.2.2).
+
+    What it does not have: recomputation of some layers only, offload to the host, experts.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -259,8 +271,14 @@ class Plan:
     fp32_gradients: bool = False
     overlap: tuple[str, ...] = ("data",)
     fused: bool = True
+    shards: int | None = None
 
     def __post_init__(self) -> None:
+        if self.shards is not None and (self.zero == 0 or self.shards < 1 or self.dp * self.cp % self.shards):
+            raise ValueError(
+                f"shards={self.shards} cannot share out zero={self.zero} among {self.dp * self.cp} replicas; choose a "
+                f"divisor of their number and zero=1, 2 or 3"
+            )
         for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
@@ -286,6 +304,11 @@ class Plan:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def sharing(self) -> int:
+        """Among how many replicas ZeRO shares out."""
+        return self.shards or self.dp * self.cp
+
+    @cached_property
     def slice(self) -> Slice:
         hides_tensor = "tensor" in self.overlap
         return Slice(
@@ -299,7 +322,7 @@ class Plan:
             self.fused,
         )
 
-    @property
+    @cached_property
     def depth(self) -> Depth:
         return Depth(self.pp, self.virtual_stages, self.schedule)
 

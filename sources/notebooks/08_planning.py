@@ -48,7 +48,8 @@ memory_by_part(devices(first), first.capacity, title="The first plan: what each 
 # The devices of one pipeline are not alike. The first stage keeps activations for the most micro-batches, because it
 # works ahead of the others; the last one has the logits. **The fullest device decides** whether a plan fits.
 #
-# So it does not fit yet, but not much is missing. *Predict:* which of these saves the most memory?
+# So it does not fit yet. (Beside what tensors take, a device needs a **margin**: for its driver, for the communication
+# library, and for holes between tensors that the allocator cannot fill.) *Predict:* which of these saves the most?
 #
 # - **a** ZeRO-1: the two replicas share out the optimizer's state
 # - **b** sequence parallelism: tensor ranks share out also what they all held whole
@@ -178,33 +179,67 @@ sent = launch(one_exchange, world_size=4).timeline.bytes_sent(0)
 print(f"predicted {wire.average_gradients(wire.all_parameter_sizes(spec), 4):,} bytes, sent {sent:,} bytes")
 
 # %% [markdown]
-# And on large machines? Papers have published how long their steps took. For each kind of device one row sets a single
-# number, the share of the peak that large matrix products reach; all other rows are **predicted**. Beside them stands
-# the naive way: FLOPs by the peak, times one constant from the same row.
+# And on large machines? Papers and logs have published how long their steps took, with what model and what plan. Here
+# are three, all on A100: a model of 39 billion parameters (Narayanan et al. 2021, table 1), MT-NLG with 530 billion
+# (Smith et al. 2022, section 2.4), and BLOOM (its training log). *Predict:* how far off will the planner be?
 
 # %%
-from course_lib.planner import validate
-
-comparisons = validate.compare()
-print(f"{'':28} published   planner   error    naive   error")
-for one in validate.predicted_steps(comparisons):
-    if one.row["id"].startswith(("narayanan", "korthikanti", "llama3", "bloom")):
-        naive_error = one.naive / one.published - 1
-        planner = f"{one.predicted:7.2f} s {one.error:+7.1%}"
-        print(f"{one.row['id']:27} {one.published:7.2f} s {planner} {one.naive:7.2f} s {naive_error:+7.1%}")
-
-# %%
-print(validate.report(comparisons))
+narayanan = ModelSpec(layers=48, hidden=8192, heads=64, sequence=2048, vocab=51200)
+mtnlg = ModelSpec(layers=105, hidden=20480, heads=128, sequence=2048, vocab=51200)
+bloom = ModelSpec(70, 14336, 112, sequence=2048, vocab=250880, learned_positions=False, dropout=False)
+jean_zay = Cluster(nodes=48, between="Omni-Path 100", nics_per_node=4)
+bloom_plan = Plan(8, 4, 12, micro_batch=2, zero=1, recompute="full", fp32_gradients=True)
+published = {
+    "39B": (narayanan, Cluster(nodes=64), Plan(32, 8, 2, micro_batch=4, recompute="full"), 1536, 14.45),
+    "MT-NLG": (mtnlg, Cluster(nodes=280), Plan(8, 8, 35, recompute="full"), 1920, 60.1),
+    "BLOOM": (bloom, jean_zay, bloom_plan, 2048, 105.22),
+}
+for name, (model, machine, plan, batch, seconds) in published.items():
+    one = estimate(model, machine, plan, batch)
+    print(f"{name:7} published {seconds:6.1f} s; planner {one.step_time.total:6.1f} s. {one.interval}")
 
 # %% [markdown]
-# The naive way is right near the row that it was adjusted to (on A100 that is a model of 39 billion parameters), and
-# drifts away from there: larger matrices are multiplied at a better rate, bubbles and traffic come and go. One
-# constant cannot know that. The planner is furthest off for BLOOM, which ran on another machine and with other
-# software than the row that set the number for its device. `python -m course_lib.planner.validate` prints all rows,
-# with the source of each figure and the place in it.
+# The first is close, the other two are not: those groups ran other software on other machines with the same devices.
+# Bubbles, traffic and shapes are the same physics everywhere, but **no catalogue knows how good your kernels and
+# libraries are**. So an estimate has an **interval**, `step_time.low` to `step_time.high`, in which nine in ten such
+# steps lie. It is taken from published steps, by how far they lie from what the planner says of them; where fewer have
+# been published about a device, it is wider.
 #
-# A few percent off is good enough to choose between plans that are twenty percent apart. It is not good enough to
-# choose between two that are two percent apart: there you measure.
+# You can do better with your own machine: measure one step. Before BLOOM was trained, its group tried several plans for
+# nearly the same model on the same machine, and its chronicles have the times. What would each of those steps alone
+# have told about the final run, and what all four together?
+
+# %%
+from course_lib.planner import calibrate
+
+half = {"micro_batch": 2, "zero": 1, "recompute": "full", "precision": "fp16"}
+trials = [  # layers, plan, published seconds
+    (72, Plan(16, 4, 6, **half), 111.71),
+    (72, Plan(4, 8, 12, **half), 128.82),
+    (72, Plan(8, 2, 24, **half), 122.75),
+    (70, replace(bloom_plan, dp=4, tp=8), 121.63),
+]
+all_four = jean_zay
+for layers, plan, seconds in trials:
+    trial = replace(bloom, layers=layers, heads=64)
+    mine = calibrate(trial, jean_zay, plan, 2048, seconds)
+    all_four = calibrate(trial, all_four, plan, 2048, seconds)
+    one = estimate(bloom, mine, bloom_plan, 2048)
+    reached = f"matrix products at {mine.spec.matmul:.0%} of the peak"
+    print(f"dp {plan.dp:2} x tp {plan.tp} x pp {plan.pp:2}: {one.step_time.total:5.1f} s, {reached}")
+print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
+
+# %% [markdown]
+# 105.22 s were published. All four say that this machine is slower than the catalogue's. The first one, which is the
+# most like the final plan, comes closest, and together they give a narrower interval. **Calibrating is the first thing
+# to do with a cluster of your own**, with a step as similar as you can make it to those that you want to know about.
+# From the second step on, the network's share of its peak is fitted as well.
+#
+# `python3 course.py bench planner` prints all published steps with their sources, what the planner says of each when
+# its whole source is left out, and what one row of it changes.
+#
+# What can you trust it with? With what fits, with the order of plans that are a fifth apart, with how a plan scales.
+# Not with plans that are a few percent apart: those you measure.
 #
 # ## 5. All of them
 #
@@ -229,7 +264,7 @@ plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
 # %% [markdown]
 # The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. As
 # far as the planner can tell, all others are a mistake, whatever you care about. *Predict:* the fastest plan that fits,
-# against the slowest that fits: twice as fast, five times, fifty times?
+# against the slowest that fits: twice as fast, seven times, fifty times?
 
 # %%
 from course_lib.figures.words import plan_in_words
@@ -239,8 +274,12 @@ slowest = max((one for one in found if one.fits), key=lambda one: one.step_time.
 print(f"{slowest.step_time.total / best.step_time.total:.0f} times. The fastest is")
 print(fill(plan_in_words(best.plan), 100))
 print(fill(best.why, 100))
+print(f"{len(found.tied)} plans that fit cannot be told apart from it: so much do steps differ by chance.")
 
 # %% [markdown]
+# Plans are ranked by the middle of their intervals. A handful of those near the top, as different from each other as
+# possible, is what you would measure.
+#
 # ### Question: from 64 to 1,024
 
 # %%
@@ -269,7 +308,8 @@ carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, B
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
-# On this cluster planning anew finds nothing better: the old plan is still the best one. That is luck, as you will see.
+# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. That is luck,
+# as you will see.
 #
 # ### Question: where does the money go?
 #
@@ -280,9 +320,9 @@ Card("which_offer")
 
 # %% [markdown]
 # Try the other offers as well. The faster network gains next to nothing, because the plan sends so little over it: that
-# is what the planning was for. All that bring more computing gain less than the sum of their peaks promises, and each
-# has a plan of its own. Look at the **MFU**, the share of the peak that goes into the model: it falls when devices get
-# faster and all else does not.
+# is what the planning was for. Faster devices gain less than their peaks promise, and each offer has a plan of its
+# own. Look at the **MFU**, the share of the peak that goes into the model: it falls when devices get faster and all
+# else does not.
 #
 # ## 7. What if
 #
@@ -317,10 +357,12 @@ Card("infrastructure")
 #
 # ### When it stops being true
 #
-# - **Small differences.** The planner is a few percent off. Measure the last two or three candidates.
+# - **Small differences.** Plans inside each other's interval cannot be told apart. Measure the last two or three.
 # - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
-# - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are those of
-#   good kernels. Yours may be better or worse.
+# - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are in the
+#   middle of what was published. Yours may be better or worse: calibrate.
+# - **What nobody published.** No published step stands behind 8-bit training or zero-bubble schedules here; the
+#   interval says so.
 #
 # ### Further reading
 #

@@ -6,6 +6,7 @@ import pytest
 
 from course_lib.planner import LINKS, Cluster, Link, Plan
 from course_lib.planner.communication import (
+    LONG_RING,
     Group,
     bytes_sent,
     collective_seconds,
@@ -46,12 +47,31 @@ def test_hierarchical_sends_a_share_between_nodes() -> None:
     assert hierarchical_seconds("all_reduce", 1e9, group, cluster) == pytest.approx(inside + between)
 
 
-def test_small_messages_between_many_nodes_take_the_tree_and_large_ones_the_ring() -> None:
-    cluster, group = Cluster(nodes=64), Group(64, 1)
-    link = cluster.between_link
-    small, large = (collective_seconds("all_reduce", n, group, cluster) for n in (1e4, 1e10))
-    assert small == tree_seconds(1e4, 64, link) < ring_seconds("all_reduce", 1e4, 64, link)
-    assert large == ring_seconds("all_reduce", 1e10, 64, link) < tree_seconds(1e10, 64, link)
+def test_small_messages_between_nodes_take_the_tree_and_large_ones_the_ring_while_it_is_short() -> None:
+    def seconds(n_bytes: float, nodes: int) -> float:
+        return collective_seconds("all_reduce", n_bytes, Group(nodes, 1), Cluster(nodes=nodes))
+
+    link = Cluster(nodes=8).between_link
+    assert seconds(1e4, 8) == tree_seconds(1e4, 8, link) < ring_seconds("all_reduce", 1e4, 8, link)
+    assert ring_seconds("all_reduce", 1e10, 8, link) < seconds(1e10, 8) < tree_seconds(1e10, 8, link)
+    assert seconds(1e10, 64) == tree_seconds(1e10, 64, link)
+
+
+def test_the_longer_a_ring_through_nodes_the_less_bandwidth_is_left() -> None:
+    def seconds(nodes: int, n_bytes: float = 1e12) -> float:
+        return collective_seconds("all_gather", n_bytes, Group(8 * nodes, 8), Cluster(nodes=nodes))
+
+    halved = LONG_RING // 8
+    alone = 1e12 / (8 * Cluster(nodes=2).between_link.achieved)
+    assert seconds(halved) == pytest.approx(2 * alone, rel=0.01)
+    assert seconds(4 * halved) == pytest.approx(5 * alone, rel=0.01)
+
+
+def test_small_gathers_wait_for_every_hop_and_most_hops_are_inside_a_node() -> None:
+    cluster = Cluster(nodes=4)
+    inside, between = cluster.inside_link.latency, cluster.between_link
+    found = collective_seconds("all_gather", 1e-9, Group(32, 8), cluster)
+    assert found == pytest.approx(between.launch + 28 * inside + 3 * between.latency)
 
 
 def test_tensor_groups_are_inside_nodes_data_groups_across_and_stages_farthest_apart() -> None:

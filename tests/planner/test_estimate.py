@@ -52,6 +52,24 @@ def test_gradient_traffic_is_two_times_the_parameters_and_zero_3_three_times() -
     assert [sent(zero) for zero in (0, 1, 2, 3)] == pytest.approx([2 * once, 2 * once, 2 * once, 3 * once])
 
 
+def test_hybrid_sharding_gathers_inside_a_node_and_sums_shares_between_nodes() -> None:
+    """Zhao et al. 2023, section 3.2.2: 2 M (W - 1) / (G W) bytes cross hosts, against 3 M (W - 1) / W."""
+    cluster, nodes, per_node = Cluster(nodes=16), 16, 8
+    full, hybrid = (estimate(SMALL, cluster, Plan(dp=128, zero=3, shards=n), 128) for n in (None, per_node))
+    model = 2 * SMALL.parameters
+    inside = 3 * model * (per_node - 1) / per_node
+    between = hybrid.flows["data"].bytes - inside
+    assert between == pytest.approx(2 * model * (nodes - 1) / nodes / per_node, rel=1e-4)
+    assert full.flows["data"].bytes == pytest.approx(3 * model * 127 / 128)
+    assert hybrid.step_time.data < full.step_time.data
+    assert hybrid.memory.optimizer == pytest.approx(full.memory.optimizer * 16, rel=1e-4)
+
+
+def test_shards_of_all_replicas_are_plain_zero() -> None:
+    plain, all_of_them = (estimate(SMALL, Cluster(), Plan(dp=8, zero=2, shards=n), 8) for n in (None, 8))
+    assert (plain.step_time, plain.memory) == (all_of_them.step_time, all_of_them.memory)
+
+
 def test_hidden_traffic_costs_less_than_exposed_but_not_nothing() -> None:
     alone, hidden = (of(replace(PLAN, overlap=overlap)) for overlap in ((), ("data", "tensor", "pipeline")))
     for name in ("data", "tensor"):
@@ -182,6 +200,10 @@ def test_a_plan_that_cannot_exist_is_refused_with_what_to_change(change: dict[st
         ({"precision": "int8"}, "precision='int8' is unknown; choose one of bf16, fp16, fp32, fp8"),
         ({"overlap": ("date",)}, "has 'date'; choose from data, tensor, pipeline"),
         ({"schedule": "zbv", "pp": 2}, "virtual_stages=1 with schedule='zbv'; a V has 2"),
+        ({"dp": 8, "shards": 8}, "shards=8 cannot share out zero=0 among 8 replicas; choose a divisor .* and zero=1"),
+        ({"dp": 8, "zero": 3, "shards": 3}, "shards=3 cannot share out zero=3 among 8 replicas; choose a divisor"),
+        ({"zero": "hybrid"}, "zero='hybrid' is unknown; choose one of 0, 1, 2, 3"),
+        ({"recompute": 12}, "recompute=12 is unknown; choose one of none, selective, full"),
         ({"virtual_stages": 2}, "virtual_stages=2 with schedule='1f1b'; only interleaved_1f1b"),
         ({"schedule": "interleaved_1f1b", "pp": 2}, "virtual_stages=1 interleaves nothing"),
     ],

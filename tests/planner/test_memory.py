@@ -104,5 +104,43 @@ def test_the_breakdown_adds_up_and_is_held_against_the_device() -> None:
     found = estimate(GPT3, Cluster(nodes=8), Plan(tp=8, pp=8, sequence_parallel=True, recompute="selective"), 64)
     assert found.memory.total == pytest.approx(sum(found.memory.parts.values()))
     assert found.fits
-    assert found.capacity < found.cluster.spec.memory
+    assert found.capacity == found.cluster.spec.memory
     assert not estimate(GPT3, Cluster(nodes=8), Plan(tp=8, pp=8), 64).fits
+
+
+def test_the_margin_is_a_part_of_its_own_and_grows_with_tensors_and_groups() -> None:
+    alone = memory_of_rank(GPT3, Plan(), 1, 0)
+    assert alone.total == alone.tensors + alone.margin == pytest.approx(sum(alone.parts.values()))
+    assert alone.margin == pytest.approx(2**30 + 0.1 * alone.tensors)
+    grouped = memory_of_rank(GPT3, Plan(dp=2, tp=2, pp=2), 1, 0)
+    assert grouped.margin == pytest.approx(2**30 + 3 * 2**29 + 0.1 * grouped.tensors)
+
+
+def test_a_plan_that_leaves_no_room_for_the_margin_does_not_fit() -> None:
+    plan = Plan(tp=8, pp=6, micro_batch=2, sequence_parallel=True, recompute="selective")
+    tight = estimate(GPT3, Cluster(nodes=6), plan, 48)
+    assert tight.memory.tensors < tight.capacity < tight.memory.total
+    assert not tight.fits
+
+
+def test_selective_recomputation_drops_what_norms_and_activation_functions_make_where_there_are_no_scores() -> None:
+    llama = ModelSpec(80, 8192, 64, 4096, 128256, kv_heads=8, ffn_hidden=28672, gated_mlp=True, flash_attention=True)
+    plain, selective = (
+        memory_of_rank(llama, Plan(pp=4, recompute=how), 8, 3).activations for how in ("none", "selective")
+    )
+    tokens, layers = 4096, 20
+    assert plain - selective == pytest.approx(tokens * 2 * (2 * 8192 + 28672) * layers)
+    times = [
+        estimate(llama, Cluster(nodes=4), Plan(tp=8, pp=4, recompute=how), 16).step_time
+        for how in ("none", "selective", "full")
+    ]
+    assert times[0].recompute == 0 < times[1].recompute < times[2].recompute / 5
+
+
+def test_zero_2_in_an_interleaved_pipeline_holds_the_gradients_of_one_stage() -> None:
+    def memory(zero: int) -> float:
+        plan = Plan(dp=64, tp=8, pp=8, schedule="interleaved_1f1b", virtual_stages=4, zero=zero, fp32_gradients=True)
+        return memory_of_rank(GPT3, plan, 16, 1).tensors
+
+    held = 4 * GPT3.layer_parameters.total / 8 * 12
+    assert memory(1) - memory(2) == pytest.approx(held * (1 - 1 / 4 - 1 / 64), rel=0.01)

@@ -56,6 +56,7 @@ def test_no_plan_is_left_out(found: Found) -> None:
 def test_all_mechanisms_are_tried(found: Found) -> None:
     plans = [one.plan for one in found]
     assert {plan.zero for plan in plans} == {0, 1, 2, 3}
+    assert {plan.zero for plan in plans if plan.virtual_stages > 1} == {0, 1, 2}
     assert {plan.recompute for plan in plans} == {"none", "selective", "full"}
     assert {plan.schedule for plan in plans} == {"1f1b", "zb_h1", "interleaved_1f1b"}
     assert {plan.sequence_parallel for plan in plans} == {False, True}
@@ -73,6 +74,52 @@ def test_nothing_beats_a_plan_of_the_pareto_front_in_both(found: Found) -> None:
     times = [cost(one) for one in found.pareto]
     assert times == sorted(times)
     assert [m for _, m in times] == sorted((m for _, m in times), reverse=True)
+
+
+def test_long_sequences_are_shared_among_context_ranks_and_short_ones_are_not(found: Found) -> None:
+    long = ModelSpec(8, 1024, 16, 65536, 50304, flash_attention=True)
+    plans = [one.plan for one in search(long, Cluster("H100-80GB", nodes=2), 4)]
+    assert {plan.cp for plan in plans} == {1, 2, 4, 8}
+    assert {one.plan.cp for one in found} == {1}
+    for plan in plans:
+        plan.check(long, 16, 4)
+
+
+def test_tensor_ranks_reach_over_two_nodes_where_the_model_allows() -> None:
+    assert max(one.plan.tp for one in search(ModelSpec(4, 1024, 16, 1024, 50304), CLUSTER, 8)) == 8
+    assert max(one.plan.tp for one in search(ModelSpec(4, 1024, 4, 1024, 50304), CLUSTER, 8)) == 4
+
+
+def test_llama_3_with_131k_tokens_is_planned_with_context_parallelism() -> None:
+    llama = ModelSpec(
+        126, 16384, 128, 131072, 128256, 8, 53248, gated_mlp=True, tied_embeddings=False, flash_attention=True
+    )
+    best = search(llama, Cluster("H100-80GB", nodes=128, between="RoCE 400"), 8, fp32_gradients=True).best
+    assert best.plan.cp > 1
+    assert best.plan.fp32_gradients
+
+
+def test_a_share_of_memory_can_be_kept_free(found: Found) -> None:
+    careful = search(MODEL, CLUSTER, BATCH, within=0.1)
+    assert careful.best.memory.total <= 0.1 * careful.best.capacity < found.best.memory.total
+    with pytest.raises(ValueError, match="within=90 is no share of a device's memory; give one above 0 and up to 1"):
+        search(MODEL, CLUSTER, BATCH, within=90)
+    with pytest.raises(ValueError, match="no plan fits"):
+        _ = search(MODEL, CLUSTER, BATCH, within=0.01).best
+
+
+def test_plans_that_cannot_be_told_apart_from_the_best_are_named_the_simplest_first(found: Found) -> None:
+    assert found.best in found.tied
+    slowest = max(one.step_time.total for one in found.tied)
+    assert 1.1 < slowest / found.best.step_time.total < 1.3
+    assert all(one.fits for one in found.tied)
+    stages = [one.plan.virtual_stages for one in found.tied]
+    assert stages == sorted(stages)
+
+
+def test_stages_of_one_layer_are_tried_only_where_there_are_no_larger_ones(found: Found) -> None:
+    interleaved = {(one.plan.pp, one.plan.virtual_stages) for one in found if one.plan.virtual_stages > 1}
+    assert interleaved == {(2, 2), (2, 3), (4, 3)}  # twelve layers
 
 
 def test_if_nothing_fits_best_says_what_comes_nearest() -> None:

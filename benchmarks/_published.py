@@ -1,0 +1,472 @@
+"""The planner against what was published; `python3 course.py bench planner` prints it.
+
+published.json has every figure with its source, the place in it, and what had to be assumed; it also says which
+published figures are left out, and why. Constants belong to devices and to physics, never to a paper:
+
+    published row  ->  model, cluster, plan  ->  estimate  ->  seconds      compared with      published seconds
+
+    left out    the device's matmul is the median of the *other* stacks of software that published on it: what the
+                planner says of a machine it has never seen
+    seen        ... of all of them, as the catalogue has it
+    one row     the first row of a stack calibrates, the others are predicted: what it says of your machine
+    naive       FLOPs / (devices x peak), times one constant from the same first row
+
+A stack is what one group ran on one machine. The naive baseline knows what is computed twice, but no bubble, no
+traffic and no shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, calibrate, estimate
+from course_lib.planner.calibrate import fraction_for
+from course_lib.planner.communication import ring_seconds
+from course_lib.planner.hardware import LINKS, half_width
+from course_lib.planner.memory import RECIPES, layer_activations, model_state
+from course_lib.planner.pipeline import in_flight
+from course_lib.planner.simulate import simulate
+from course_lib.planner.spec import Depth
+from course_lib.timeline import Timeline
+
+DATA = Path(__file__).with_name("published.json")
+NEXT_OF_KIN = {"V100": "A100", "A100": "H100", "H100": "A100", "B200": "H100"}  # for a chip that nothing is left of
+Row = dict[str, Any]
+
+
+@cache
+def published() -> dict[str, Any]:
+    return json.loads(DATA.read_text(encoding="utf-8"))
+
+
+def rows_of(*quantities: str) -> list[Row]:
+    return [row for row in published()["rows"] if row["quantity"] in quantities]
+
+
+def formula_rows() -> list[Row]:
+    """Everything that is not measured."""
+    return [row for row in published()["rows"] if row["quantity"] in PREDICT]
+
+
+def model_of(row: Row) -> ModelSpec:
+    return ModelSpec(**published()["models"][row["model"]])
+
+
+def plan_of(row: Row) -> Plan:
+    given = dict(row["plan"])
+    if "overlap" in given:
+        given["overlap"] = tuple(given["overlap"])
+    return Plan(**given)
+
+
+def chip_of(row: Row) -> str:
+    """A100 with 40 and with 80 GB compute alike."""
+    return row["cluster"]["device"].split("-")[0]
+
+
+def stack_of(row: Row) -> tuple[str, str]:
+    """Who ran it on which chip."""
+    return row["id"].split("-")[0], chip_of(row)
+
+
+# Step times
+
+
+@cache
+def steps() -> dict[tuple[str, str], list[Row]]:
+    """Rows of step times, by stack."""
+    stacks: dict[tuple[str, str], list[Row]] = {}
+    for row in rows_of("step time"):
+        stacks.setdefault(stack_of(row), []).append(row)
+    return stacks
+
+
+def predict(row: Row, matmul: float | None = None) -> Estimate:
+    return estimate(model_of(row), Cluster(**row["cluster"], matmul=matmul), plan_of(row), row["global_batch"])
+
+
+def published_seconds(row: Row) -> float:
+    """The step time a row stands for; most papers print FLOP/s and count their FLOPs differently."""
+    if row["unit"] == "s":
+        return float(row["value"])
+    model, batch, cluster = model_of(row), row["global_batch"], Cluster(**row["cluster"])
+    if row["unit"] == "tokens per second and device":
+        return batch * model.sequence / (row["value"] * cluster.devices)
+    flops = model.step_flops(batch)
+    if row["unit"] == "model FLOPs utilization":
+        return flops / (row["value"] * cluster.devices * cluster.spec.peak[plan_of(row).precision])
+    if row["unit"] == "causal TFLOP/s per device":
+        flops -= 3 * model.layers * 2.0 * batch * model.sequence**2 * model.hidden
+    else:
+        flops += model.recomputed_flops(batch, plan_of(row).recompute)
+    return flops / (row["value"] * 1e12 * cluster.devices)
+
+
+@cache
+def matmul_of_stack(stack: tuple[str, str]) -> float:
+    """The fraction of the peak with which the rows of a stack come out right in the mean."""
+
+    def off(matmul: float) -> float:
+        found = (math.log(published_seconds(row) / predict(row, matmul).step_time.total) for row in steps()[stack])
+        return statistics.mean(found)
+
+    return fraction_for(off)
+
+
+def matmul_of_chip(chip: str, without: str = "") -> float:
+    """The median of the stacks that published on a chip, one of them left out everywhere."""
+    known = [matmul_of_stack(stack) for stack in steps() if stack[1] == chip and stack[0] != without]
+    return statistics.median(known) if known else matmul_of_chip(NEXT_OF_KIN[chip], without)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One published step time and what was said of it, with what `by`. half_width: of the interval, in logarithms."""
+
+    row: Row
+    published: float
+    predicted: float
+    half_width: float = 0.0
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.published - 1
+
+    @property
+    def is_inside(self) -> bool:
+        return abs(math.log(self.predicted / self.published)) <= self.half_width
+
+
+def compared(row: Row, matmul: float, half: float) -> Comparison:
+    return Comparison(row, published_seconds(row), predict(row, matmul).step_time.total, half)
+
+
+@cache
+def left_out() -> list[Comparison]:
+    """Every step as the planner would say it without the stack that it belongs to."""
+    return list(_from_chips(leaving_out=True))
+
+
+@cache
+def seen() -> list[Comparison]:
+    """Every step with the constants of the catalogue's rule."""
+    return list(_from_chips(leaving_out=False))
+
+
+def _from_chips(leaving_out: bool) -> Iterator[Comparison]:
+    for (group, chip), rows in steps().items():
+        without = group if leaving_out else ""
+        others = sum(stack[1] == chip and stack[0] != without for stack in steps())
+        matmul = matmul_of_chip(chip, without)
+        yield from (compared(row, matmul, half_width(others)) for row in rows)
+
+
+@cache
+def after_one_row() -> list[Comparison]:
+    """All but the first row of each stack, on the machine that the first row calibrates."""
+    found = []
+    for stack, (_, *others) in steps().items():
+        mine = first_row_calibrates(stack)
+        found += [compared(row, mine.spec.matmul, mine.spread) for row in others]
+    return found
+
+
+@cache
+def first_row_calibrates(stack: tuple[str, str]) -> Cluster:
+    first = steps()[stack][0]
+    cluster, seconds = Cluster(**first["cluster"]), published_seconds(first)
+    return calibrate(model_of(first), cluster, plan_of(first), first["global_batch"], seconds)
+
+
+@cache
+def naive() -> list[Comparison]:
+    """The same rows by FLOPs and one constant."""
+    found = []
+    for first, *others in steps().values():
+        share = published_seconds(first) / _ideal_seconds(first)
+        found += [Comparison(row, published_seconds(row), share * _ideal_seconds(row)) for row in others]
+    return found
+
+
+def _ideal_seconds(row: Row) -> float:
+    model, batch, cluster, plan = model_of(row), row["global_batch"], Cluster(**row["cluster"]), plan_of(row)
+    flops = model.step_flops(batch) + model.recomputed_flops(batch, plan.recompute)
+    return flops / (cluster.devices * cluster.spec.peak[plan.precision])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Published plans for one model, batch and machine: what the planner's choice among them would have cost."""
+
+    name: str
+    rows: list[Row]
+
+    def regret(self, matmul: float | None = None) -> float:
+        """How much longer the chosen plan took than the best one. matmul: None for the catalogue's."""
+        chosen = min(self.rows, key=lambda row: predict(row, matmul).step_time.total)
+        return published_seconds(chosen) / min(map(published_seconds, self.rows)) - 1
+
+    @property
+    def regret_after_one_row(self) -> float:
+        """... once the first row of the stack has calibrated the machine."""
+        return self.regret(first_row_calibrates(stack_of(self.rows[0])).spec.matmul)
+
+
+def sweeps() -> list[Sweep]:
+    alike: dict[str, list[Row]] = {}
+    for (group, _), rows in steps().items():
+        for row in rows:
+            same = f"{group}, {row['model']}, batch {row['global_batch']}, {Cluster(**row['cluster']).devices} devices"
+            alike.setdefault(same, []).append(row)
+    return [Sweep(name, rows) for name, rows in alike.items() if len(rows) > 1]
+
+
+# Memory
+
+
+def fits() -> dict[str, bool]:
+    """Whether every published run fits on what it ran on, and those do not that ran out of memory."""
+    ran = {row["id"]: predict(row).fits for row in rows_of("step time", "memory")}
+    return ran | {row["id"]: not predict(row).fits for row in rows_of("out of memory")}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published figure that is not a step time, and what the planner says."""
+
+    row: Row
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Signed; relative unless the row says absolute."""
+        difference = self.predicted - self.row["value"]
+        return difference if self.row.get("absolute") else difference / self.row["value"]
+
+    @property
+    def is_within_tolerance(self) -> bool:
+        return abs(self.error) <= self.row["tolerance"] + 1e-12
+
+
+@cache
+def figures() -> list[Figure]:
+    return [Figure(row, PREDICT[row["quantity"]](row)) for row in formula_rows()]
+
+
+def _memory(row: Row) -> float:
+    """What nvidia-smi shows has the margin in it, what an allocator counts has not. In 1e9 bytes."""
+    memory = predict(row).memory
+    return (memory.total if "nvidia-smi" in row["unit"] else memory.tensors) / 1e9
+
+
+# Formulas: nothing is calibrated
+
+
+def _parameters(row: Row) -> float:
+    return model_of(row).parameters / 1e9
+
+
+def _flops(row: Row) -> float:
+    model = model_of(row)
+    return model.step_flops(row["global_batch"]) + model.recomputed_flops(row["global_batch"], row["recompute"])
+
+
+def _training_days(row: Row) -> float:
+    model = model_of(row)
+    flops_per_token = (model.step_flops(1) + model.recomputed_flops(1, "full")) / model.sequence
+    return row["tokens"] * flops_per_token / (row["devices"] * row["tflops"] * 1e12) / 86_400
+
+
+def _mfu(row: Row) -> float:
+    cluster = Cluster(**row["cluster"])
+    return model_of(row).step_flops(row["global_batch"]) / (
+        row["seconds"] * cluster.devices * cluster.spec.peak["fp16"]
+    )
+
+
+def _activation_share(row: Row) -> float:
+    model, cut = model_of(row), plan_of(row).slice
+    alone = cut._replace(sequence_parallel=False)
+    return layer_activations(model, cut, cut.recompute) / layer_activations(model, alone, "none")
+
+
+def _model_state(row: Row) -> float:
+    return sum(model_state(int(row["parameters"]), plan_of(row))) / 1e9
+
+
+def _checkpoint(row: Row) -> float:
+    """16-bit parameters and the optimizer's state, in 1e12 bytes."""
+    return model_of(row).parameters * (RECIPES["bf16"].parameter + RECIPES["bf16"].optimizer) / 1e12
+
+
+def _data_volume(row: Row) -> float:
+    model, plan = ModelSpec(1, 64, 1, 1, 1), plan_of(row)
+    sent = estimate(model, Cluster(nodes=plan.dp // 8), plan, plan.dp).flows["data"].bytes
+    return sent / (2 * model.parameters) * plan.dp / (plan.dp - 1)
+
+
+def _tensor_volume(row: Row) -> float:
+    model = model_of(row)
+    return estimate(model, Cluster(), plan_of(row), 1).flows["tensor"].bytes / (2 * model.layers)
+
+
+def _pipeline_volume(row: Row) -> float:
+    plan = plan_of(row)
+    sent = estimate(model_of(row), Cluster(nodes=plan.pp), plan, 1).flows["pipeline"].bytes
+    return sent / 2 / 2  # two bytes a number, forward and back
+
+
+def _all_reduce(row: Row) -> float:
+    return ring_seconds("all_reduce", row["bytes"], row["devices"], LINKS[row["link"]])
+
+
+# Schedules: simulated action by action
+
+
+def depth_of(row: Row) -> Depth:
+    return Depth(row["p"], row.get("v", 1), row["schedule"])
+
+
+def longest_rank(timeline: Timeline) -> float:
+    """Seconds from a rank's first computation to its last, on the rank where it is longest.
+
+    Ranks of a zero-bubble schedule start and end their steps at different times, one after the other.
+    """
+    longest = 0.0
+    for rank in range(timeline.world_size):
+        computing = [span for span in timeline.of(rank) if span.kind not in ("wait", "transfer")]
+        longest = max(longest, computing[-1].end - computing[0].start)
+    return longest
+
+
+def _bubble_rate(row: Row) -> float:
+    v, costs = row["v"], row["milliseconds"]
+    parts = {name: costs[name] / v for name in ("forward", "backward", "weight_grad")}
+    step = longest_rank(simulate(depth_of(row).schedule_of(row["m"]), **parts, transfer=costs["transfer"]))
+    return 1 - row["m"] * v * sum(parts.values()) / step
+
+
+def _bubble_over_ideal(row: Row) -> float:
+    v = row.get("v", 1)
+    return simulate(depth_of(row).schedule_of(row["m"]), 1 / v, 2 / v).makespan / (3 * row["m"]) - 1
+
+
+def _in_flight(row: Row) -> float:
+    return in_flight(Plan(pp=row["p"], schedule=row["schedule"]), 0, row["m"])
+
+
+def _relative_throughput(row: Row) -> float:
+    """Of a pipeline whose stages share one model, against the row that calibrates."""
+    reference = next(r for r in published()["rows"] if r["quantity"] == row["quantity"] and r.get("calibrates"))
+    return reference["value"] * _gpipe_seconds(reference) / _gpipe_seconds(row)
+
+
+def _gpipe_seconds(row: Row) -> float:
+    p, m = row["p"], row["m"]
+    return simulate(Depth(p, 1, "gpipe").schedule_of(m), 1 / (p * m), 2 / (p * m)).makespan
+
+
+PREDICT: dict[str, Callable[[Row], float]] = {
+    "parameters": _parameters,
+    "flops": _flops,
+    "training time": _training_days,
+    "mfu": _mfu,
+    "activation share": _activation_share,
+    "model state": _model_state,
+    "checkpoint": _checkpoint,
+    "memory": _memory,
+    "data volume": _data_volume,
+    "tensor volume": _tensor_volume,
+    "pipeline volume": _pipeline_volume,
+    "all-reduce": _all_reduce,
+    "bubble rate": _bubble_rate,
+    "bubble over ideal": _bubble_over_ideal,
+    "in flight": _in_flight,
+    "relative throughput": _relative_throughput,
+}
+
+
+# The report
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors of some rows: how many, mean signed, mean absolute and worst, as fractions."""
+
+    n: int
+    signed: float
+    mean: float
+    worst: float
+
+    def __str__(self) -> str:
+        return f"{self.n} steps, mean {self.mean:.1%}, worst {self.worst:.1%}, signed {self.signed:+.1%}"
+
+
+def summary(comparisons: list[Comparison]) -> Summary:
+    errors = [one.error for one in comparisons]
+    sizes = [abs(error) for error in errors]
+    return Summary(len(errors), statistics.mean(errors), statistics.mean(sizes), max(sizes))
+
+
+def coverage(comparisons: list[Comparison]) -> float:
+    """The share of published steps inside their interval."""
+    return statistics.mean(one.is_inside for one in comparisons)
+
+
+def table() -> str:
+    """Every step time, left out, seen and after one row."""
+    calibrated = {one.row["id"]: one for one in after_one_row()}
+    lines = [f"{'step':38} {'published':>10} {'left out':>9} {'seen':>8} {'one row':>8}   source"]
+    for out, known in zip(left_out(), seen(), strict=True):
+        row = out.row
+        by_first = f"{calibrated[row['id']].error:+.1%}" if row["id"] in calibrated else "the row"
+        lines.append(
+            f"{row['id']:38} {out.published:8.2f} s {out.error:+9.1%} {known.error:+8.1%} {by_first:>8}   "
+            f"{row['source']}, {row['where']}{'' if out.is_inside else ' OUTSIDE its interval'}"
+        )
+    return "\n".join(lines)
+
+
+def figure_table() -> str:
+    lines = [f"{'figure':38} {'published':>13} {'planner':>13} {'error':>8}   unit and source"]
+    for one in figures():
+        row = one.row
+        error = f"{one.error:+.4f}" if row.get("absolute") else f"{one.error:+.1%}"
+        mark = "" if one.is_within_tolerance else " OUTSIDE its tolerance"
+        lines.append(
+            f"{row['id']:38} {row['value']:13.6g} {one.predicted:13.6g} {error:>8}   "
+            f"{row['unit']}; {row['source']}, {row['where']}{mark}"
+        )
+    return "\n".join(lines)
+
+
+def report() -> str:
+    """What is said of machines never seen first, then the rest."""
+    outside = sum(not one.is_within_tolerance for one in figures())
+    wrong = [name for name, is_right in fits().items() if not is_right]
+    chips = ", ".join(f"{chip} {matmul_of_chip(chip):.3f}" for chip in NEXT_OF_KIN)
+    return "\n".join(
+        [
+            f"its whole source left out:    {summary(left_out())}; {coverage(left_out()):.0%} in their interval",
+            f"after one row of its source:  {summary(after_one_row())}; {coverage(after_one_row()):.0%} in theirs",
+            f"... by FLOPs and a constant:  {summary(naive())}",
+            f"seen, as the catalogue is:    {summary(seen())}",
+            f"matmul, median of stacks:     {chips}",
+            f"published runs that fit or ran out of memory as they did: {len(fits()) - len(wrong)} of {len(fits())}"
+            + (f"; not {', '.join(wrong)}" if wrong else ""),
+            "regret, as shipped and after one row:",
+            *(
+                f"{sweep.regret():6.1%} {sweep.regret_after_one_row:6.1%}  {len(sweep.rows)} plans: {sweep.name}"
+                for sweep in sweeps()
+            ),
+            f"other figures outside their tolerance: {outside} of {len(figures())}",
+            *(f"left out: {what}: {why}" for what, why in published()["left_out"]),
+        ]
+    )

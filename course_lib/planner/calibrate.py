@@ -1,0 +1,87 @@
+"""Your own machine: what one measured step says about all others.
+
+What a catalogue cannot know is how good the kernels and libraries of a machine are, and that is most of what an
+estimate misses: published stacks of software on the same device are ten percent apart and more. One measured step
+tells it.
+
+    cluster = calibrate(model, cluster, plan, global_batch, measured_seconds)     fits matmul
+    cluster = calibrate(model, cluster, another_plan, ...)                        fits matmul and network
+
+The first step sets the fraction of the peak that matrix products reach. From the second on, the network's fraction is
+fitted too: of several that could be, the one that makes the steps agree best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from course_lib.planner.estimate import estimate
+from course_lib.planner.hardware import Cluster
+from course_lib.planner.spec import ModelSpec, Plan
+
+SLOWEST, FASTEST = 0.02, 1.25  # of the peak; clocks above those of the data sheet make more than 1
+NETWORKS = [0.05 * n for n in range(1, 21)]
+
+
+class Step(NamedTuple):
+    """One measured step."""
+
+    model: ModelSpec
+    plan: Plan
+    global_batch: int
+    seconds: float
+
+    def off(self, cluster: Cluster) -> float:
+        """By how much it took longer than estimated: a difference of logarithms."""
+        expected = estimate(self.model, cluster, self.plan, self.global_batch).step_time.total
+        return math.log(self.seconds / expected)
+
+
+def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int, measured_seconds: float) -> Cluster:
+    """The cluster as this step shows it: other estimates on it are those of your machine, in a narrower interval.
+
+    measured_seconds: of a typical step, the median of some after the first few.
+
+    Raises ValueError for a plan that cannot exist there, and for a time that no such machine could need.
+    """
+    if not measured_seconds > 0:
+        raise ValueError(f"measured_seconds={measured_seconds} is no time of a step; give seconds above 0")
+    steps = (*cluster.measured, Step(model, plan, global_batch, measured_seconds))
+    possible = [fitted(cluster, steps)]
+    for share in NETWORKS if len(steps) > 1 and cluster.nodes > 1 else []:
+        with contextlib.suppress(ValueError):  # with which no matmul makes the steps come out right
+            possible.append(fitted(replace(cluster, network=share), steps))
+    return replace(min(possible, key=lambda one: _disagreement(one, steps)), measured=steps)
+
+
+def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:
+    """The cluster with the matmul that makes the steps come out right in the mean."""
+
+    def mean_off(matmul: float) -> float:
+        one = replace(cluster, matmul=matmul)
+        return sum(step.off(one) for step in steps) / len(steps)
+
+    for share, extreme in ((SLOWEST, "slow"), (FASTEST, "fast")):
+        if (mean_off(share) > 0) == (extreme == "slow"):
+            raise ValueError(
+                f"measured_seconds={steps[-1].seconds:g} would be as {extreme} as matrix products at {share:.0%} of "
+                f"the peak of {cluster.device} or more so; give seconds of one whole step, its plan and its batch"
+            )
+    return replace(cluster, matmul=fraction_for(mean_off))
+
+
+def fraction_for(rises: Callable[[float], float]) -> float:
+    """Where a function that rises with matmul is zero."""
+    low, high = SLOWEST, FASTEST
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rises(middle) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+def _disagreement(cluster: Cluster, steps: tuple[Step, ...]) -> float:
+    return round(sum(step.off(cluster) ** 2 for step in steps), 9)

@@ -1,0 +1,132 @@
+"""Intervals and calibration: what an estimate says that it does not know, and what one measured step adds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks import _published as published
+from course_lib.planner import DEVICES, Cluster, ModelSpec, Plan, calibrate, estimate
+
+MODEL = ModelSpec(24, 2048, 16, 2048, 51200)
+CLUSTER = Cluster(nodes=4)
+PLAN = Plan(dp=32, micro_batch=2, recompute="full", overlap=())
+WIDE = Plan(dp=4, tp=8)
+BATCH = 256
+
+
+def seconds(cluster: Cluster, plan: Plan = PLAN) -> float:
+    return estimate(MODEL, cluster, plan, BATCH).step_time.total
+
+
+def width(cluster: Cluster) -> float:
+    time = estimate(MODEL, cluster, PLAN, BATCH).step_time
+    return math.log(time.high / time.low)
+
+
+def test_the_estimate_lies_in_the_middle_of_its_interval() -> None:
+    found = estimate(MODEL, CLUSTER, PLAN, BATCH)
+    assert found.step_time.low < found.step_time.total < found.step_time.high
+    assert found.step_time.low * found.step_time.high == pytest.approx(found.step_time.total**2)
+    for (low, high), middle in (
+        (found.tokens_per_second_range, found.tokens_per_second),
+        (found.mfu_range, found.mfu),
+    ):
+        assert low < middle < high
+        assert high / low == pytest.approx(found.step_time.high / found.step_time.low)
+
+
+def test_the_interval_is_not_a_part_of_the_step() -> None:
+    time = estimate(MODEL, CLUSTER, PLAN, BATCH).step_time
+    assert sum(time.parts.values()) == pytest.approx(time.total)
+
+
+def test_the_fewer_stacks_of_software_were_published_the_wider_it_is() -> None:
+    widths = {device.stacks: Cluster(name).spread for name, device in DEVICES.items()}
+    by_stacks = [widths[stacks] for stacks in sorted(widths)]
+    assert by_stacks == sorted(by_stacks, reverse=True)
+    assert 0 in widths and max(widths) >= 3
+
+
+def test_an_interval_says_where_it_is_from_and_what_nothing_stands_behind() -> None:
+    assert "published steps of" in estimate(MODEL, CLUSTER, PLAN, BATCH).interval
+    unknown = estimate(MODEL, Cluster("H200-141GB", nodes=4), PLAN, BATCH).interval
+    assert "no published step on H200-141GB was found" in unknown
+    fp8 = Plan(dp=4, tp=2, pp=4, schedule="zb_h1", precision="fp8")
+    said = estimate(MODEL, Cluster("H100-80GB", nodes=4), fp8, BATCH).interval
+    assert "None of those had precision='fp8' or schedule='zb_h1'" in said
+
+
+def test_a_measured_step_comes_out_as_measured_and_the_interval_is_narrower() -> None:
+    mine = calibrate(MODEL, CLUSTER, PLAN, BATCH, 1.3 * seconds(CLUSTER))
+    assert seconds(mine) == pytest.approx(1.3 * seconds(CLUSTER), rel=1e-4)
+    assert width(mine) < width(CLUSTER)
+    assert "1 measured step of this machine" in estimate(MODEL, mine, PLAN, BATCH).interval
+
+
+def test_other_plans_on_a_calibrated_machine_are_slower_too() -> None:
+    mine = calibrate(MODEL, CLUSTER, PLAN, BATCH, 1.3 * seconds(CLUSTER))
+    assert 1.15 < seconds(mine, WIDE) / seconds(CLUSTER, WIDE) < 1.4
+
+
+def test_two_steps_tell_a_slow_network_from_slow_kernels() -> None:
+    real = Cluster(nodes=4, matmul=0.6, network=0.35)
+    first = calibrate(MODEL, CLUSTER, PLAN, BATCH, seconds(real))
+    both = calibrate(MODEL, first, WIDE, BATCH, seconds(real, WIDE))
+    assert both.network == pytest.approx(0.35, abs=0.051)
+    assert both.matmul == pytest.approx(0.6, abs=0.02)
+    assert width(both) < width(first)
+
+
+def test_the_network_stays_as_it_was_where_no_step_tells() -> None:
+    one_node = Cluster(nodes=1)
+    plan = Plan(tp=8)
+    again = calibrate(MODEL, calibrate(MODEL, one_node, plan, 8, 0.5), plan, 8, 0.5)
+    assert again.network is None
+
+
+def test_what_lesson_08_says_of_three_published_runs_and_of_calibrating_one() -> None:
+    """Published: 14.45 s, 60.1 s and 105.22 s; BLOOM's steps before its final run are in benchmarks/published.json."""
+    rows = {row["id"]: row for row in published.rows_of("step time")}
+    first, *others = (published.predict(rows[name]) for name in ("narayanan-39B-step", "mtnlg-280", "bloom-step"))
+    assert first.step_time.total == pytest.approx(14.45, rel=0.05)
+    for one, seconds in zip(others, (60.1, 105.22), strict=True):
+        assert abs(one.step_time.total / seconds - 1) > 0.1
+        assert one.step_time.low < seconds < one.step_time.high
+    final, shares, errors = rows["bloom-step"], [], []
+    mine = Cluster(**final["cluster"])
+    for row in (row for name, row in rows.items() if name.startswith("bloom-sweep")):
+        step = published.model_of(row), published.plan_of(row), row["global_batch"], published.published_seconds(row)
+        alone = calibrate(step[0], Cluster(**final["cluster"]), *step[1:])
+        mine = calibrate(step[0], mine, *step[1:])
+        shares.append(alone.spec.matmul)
+        errors.append(abs(published.predict(final, alone.spec.matmul).step_time.total / 105.22 - 1))
+    assert len(shares) == 4
+    assert max(shares) < DEVICES["A100-80GB"].matmul
+    like_final = [name for name in rows if name.startswith("bloom-sweep")].index(
+        "bloom-sweep-72L-h64-dp16tp4pp6mb2-time"
+    )
+    assert min(errors) == errors[like_final] < 0.02
+    together = estimate(published.model_of(final), mine, published.plan_of(final), 2048).step_time
+    assert together.low < 105.22 < together.high
+    assert together.high / together.low < others[1].step_time.high / others[1].step_time.low
+
+
+@pytest.mark.parametrize(
+    ("measured", "complaint"),
+    [
+        (0, "measured_seconds=0 is no time of a step"),
+        (float("nan"), "measured_seconds=nan is no time of a step"),
+        (0.001, "measured_seconds=0.001 would be as fast as matrix products at 125% of the peak of A100-80GB"),
+        (1e6, r"measured_seconds=1e\+06 would be as slow as matrix products at 2% of the peak .* of one whole step"),
+    ],
+)
+def test_a_time_that_no_such_machine_could_need_is_refused(measured: float, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        calibrate(MODEL, CLUSTER, PLAN, BATCH, measured)
+
+
+def test_a_plan_that_cannot_exist_is_refused_as_everywhere() -> None:
+    with pytest.raises(ValueError, match="but the cluster has 32"):
+        calibrate(MODEL, CLUSTER, Plan(dp=3), 3, 1.0)
