@@ -28,6 +28,7 @@ MEMORY = {
     "activations": _look("weight_grad", "activations"),
     "logits": _look("other", "logits"),
     "buffers": _look("transfer", "buffers"),
+    "margin": _look("wait", "margin"),
 }
 TIME = {
     "compute": _look("forward", "computing"),
