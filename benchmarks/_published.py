@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, calibrate, estimate
+from course_lib.planner.bubbles import in_flight
 from course_lib.planner.calibrate import fraction_for
 from course_lib.planner.communication import ring_seconds
 from course_lib.planner.hardware import LINKS, half_width
 from course_lib.planner.memory import RECIPES, layer_activations, model_state
-from course_lib.planner.pipeline import in_flight
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import Depth
 from course_lib.timeline import Timeline

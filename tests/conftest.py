@@ -27,7 +27,7 @@ LONGEST = (
     "mechanisms/test_tensor_parallel.py",
     "mechanisms/test_pipeline.py",
     "ranks/test_clock.py",
-    "planner/test_wire.py",
+    "planner/test_exact_bytes.py",
     "widgets/test_mixed_precision.py",
     "questions/test_step_order.py",
     "mechanisms/test_situations_sharding.py",

@@ -24,7 +24,7 @@ from course_lib.experiments.training import train
 from course_lib.mechanisms import hybrid, tensor_parallel
 from course_lib.mechanisms.hybrid import AXES
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import ModelSpec, wire
+from course_lib.planner import ModelSpec, exact_bytes
 from course_lib.ranks import Link, Pace, launch
 from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Timeline
@@ -95,9 +95,9 @@ class HybridExperiment(NamedTuple):
         return Pace(device, INSIDE, self.between, PER_MACHINE)
 
     @property
-    def wire(self) -> wire.Hybrid:
+    def predicted(self) -> exact_bytes.Hybrid:
         """What the planner says of its bytes."""
-        return wire.Hybrid(MODEL, self.sizes, self.schedule, self.samples, size=self.dtype.itemsize)
+        return exact_bytes.Hybrid(MODEL, self.sizes, self.schedule, self.samples, size=self.dtype.itemsize)
 
     def group(self, rank: int, axis: str) -> list[int]:
         """The ranks that differ from this one in their place on this axis only, and this one."""

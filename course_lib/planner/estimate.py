@@ -16,11 +16,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from course_lib.planner import communication, explain, memory
+from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
 from course_lib.planner.communication import Group, bytes_sent, collective_seconds, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Link
 from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
-from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline

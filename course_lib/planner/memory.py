@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from course_lib.planner.bubbles import in_flight
 from course_lib.planner.compute import SIZE
 from course_lib.planner.hardware import GiB
-from course_lib.planner.pipeline import in_flight
 from course_lib.planner.spec import Depth, ModelSpec, Parameters, Plan, Slice, layers_of_stages
 
 BUCKET = 25 * 2**20  # bytes of gradients that are sent together

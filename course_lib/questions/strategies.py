@@ -94,8 +94,8 @@ def _evaluate() -> Outcome:
 def _evaluated(experiment: HybridExperiment, step: MeshStep) -> str:
     timeline = step.timeline
     busy = sum(map(timeline.busy, range(experiment.ranks))) / (experiment.ranks * timeline.makespan)
-    whole = sum(HybridExperiment((1, 1, 1)).wire.held(0))
-    held = max(sum(experiment.wire.held(rank)) for rank in range(experiment.ranks)) / whole
+    whole = sum(HybridExperiment((1, 1, 1)).predicted.held(0))
+    held = max(sum(experiment.predicted.held(rank)) for rank in range(experiment.ranks)) / whole
     return (
         f"{experiment.words}: {duration(timeline.makespan)} a step, busy for {percent(busy)} of it, each rank holds "
         f"{percent(held)} of weights, gradients and Adam's state"

@@ -33,7 +33,7 @@ LINK_SPEEDS = (2, 5, 10, 20, 100)  # megabytes per second
 CURVE = (1, 2, 4, 8)  # numbers of ranks that every speed-up curve gets
 
 
-class Setting(NamedTuple):
+class DataParallelSetting(NamedTuple):
     """What the controls say. link_speed: between any two ranks, in megabytes per second."""
 
     ranks: int
@@ -41,9 +41,9 @@ class Setting(NamedTuple):
     link_speed: float
     overlap: bool
 
-    def with_ranks(self, ranks: int) -> Setting:
+    def with_ranks(self, ranks: int) -> DataParallelSetting:
         if ranks == 1:  # it sends nothing: the same over every link
-            return Setting(1, self.batch_size, max(LINK_SPEEDS), True)
+            return DataParallelSetting(1, self.batch_size, max(LINK_SPEEDS), True)
         return self._replace(ranks=ranks)
 
     def run(self) -> Timeline:
@@ -56,25 +56,25 @@ class Measured:
     """The steps run so far, each setting's once, from which each has its speed-up curve."""
 
     def __init__(self) -> None:
-        self._steps: dict[Setting, Timeline] = {}
+        self._steps: dict[DataParallelSetting, Timeline] = {}
 
-    def run(self, setting: Setting) -> Timeline:
+    def run(self, setting: DataParallelSetting) -> Timeline:
         key = setting.with_ranks(setting.ranks)
         if key not in self._steps:
             self._steps[key] = key.run()
         return self._steps[key]
 
-    def curve(self, setting: Setting) -> list[Timing]:
+    def curve(self, setting: DataParallelSetting) -> list[Timing]:
         """The timings of all settings that differ from this one in the number of ranks alone."""
         settings = (setting.with_ranks(ranks) for ranks in range(1, max(CURVE) + 1))
         return [Timing.of(self._steps[one]) for one in settings if one in self._steps]
 
-    def missing(self, setting: Setting) -> list[Setting]:
+    def missing(self, setting: DataParallelSetting) -> list[DataParallelSetting]:
         """What its curve lacks. One rank, with which all are compared, comes first."""
         return [one for one in map(setting.with_ranks, CURVE) if one not in self._steps]
 
 
-def draw(setting: Setting, step: Timeline, curve: list[Timing]) -> View:
+def draw(setting: DataParallelSetting, step: Timeline, curve: list[Timing]) -> View:
     """A step in pictures. curve: the timings to compare it with, one rank's among them."""
     return View(
         describe(setting, step, curve),
@@ -84,7 +84,7 @@ def draw(setting: Setting, step: Timeline, curve: list[Timing]) -> View:
     )
 
 
-def describe(setting: Setting, step: Timeline, curve: list[Timing]) -> str:
+def describe(setting: DataParallelSetting, step: Timeline, curve: list[Timing]) -> str:
     """What came of a step, in two sentences."""
     text = f"{_count(setting.ranks)}, {setting.batch_size} samples, {step.origin}: {duration(step.makespan)} for a step"
     if setting.ranks == 1:
@@ -112,8 +112,8 @@ class DataParallelExplorer:
         self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.ranks.value, self.batch_size.value, self.link_speed.value, self.overlap.value)
+    def setting(self) -> DataParallelSetting:
+        return DataParallelSetting(self.ranks.value, self.batch_size.value, self.link_speed.value, self.overlap.value)
 
     def look(self) -> View:
         setting = self.setting

@@ -33,7 +33,7 @@ CUTS = ("number", "bytes")
 FORWARD, BACKWARD = 0.006, 0.012  # seconds of a block
 
 
-class Setting(NamedTuple):
+class LayerWiseSetting(NamedTuple):
     """What the controls say."""
 
     units: int
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
     cut: str
 
     @property
-    def alone(self) -> Setting:
+    def alone(self) -> LayerWiseSetting:
         return self._replace(units=1, cut="number")
 
     def run(self) -> LayerWiseStep:
@@ -60,7 +60,7 @@ def predict(step: Timeline) -> Timeline:
     return simulate(SCHEDULES["naive"](step.world_size, 1), seconds["forward"], seconds["backward"])
 
 
-def draw(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> View:
+def draw(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseStep) -> View:
     """step: at this setting.  alone: the same on one unit."""
     bars = {f"rank {rank}": own for rank, own in enumerate(step.held)}
     if setting.units > 1:
@@ -72,7 +72,7 @@ def draw(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> View:
     )
 
 
-def describe(setting: Setting, step: LayerWiseStep, alone: LayerWiseStep) -> str:
+def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseStep) -> str:
     """Who holds most, how that compares with an equal share, and how long a step takes."""
     time, whole = step.timeline.makespan, alone.held[0].total
     if setting.units == 1:
@@ -96,12 +96,12 @@ class LayerWiseExplorer:
         self.samples = Slider("minibatch", SAMPLES, samples, [f"{n} samples" for n in SAMPLES])
         self.vocabulary = Slider("vocabulary", VOCABULARIES, vocabulary, [f"{n:,} words" for n in VOCABULARIES])
         self.cut = Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS])
-        self._alone: dict[Setting, LayerWiseStep] = {}
+        self._alone: dict[LayerWiseSetting, LayerWiseStep] = {}
         self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look)
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.units.value, self.samples.value, self.vocabulary.value, self.cut.value)
+    def setting(self) -> LayerWiseSetting:
+        return LayerWiseSetting(self.units.value, self.samples.value, self.vocabulary.value, self.cut.value)
 
     def look(self) -> View:
         setting = self.setting

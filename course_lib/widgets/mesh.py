@@ -22,7 +22,7 @@ from course_lib.experiments.meshes import CONFIG, PER_MACHINE, UPDATE, HybridExp
 from course_lib.figures import gantt, mesh_map
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.figures.mesh_map import total
-from course_lib.planner import simulate, wire
+from course_lib.planner import exact_bytes, simulate
 from course_lib.ranks import Link
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider
@@ -55,7 +55,7 @@ def predict(experiment: HybridExperiment) -> Timeline:
     replica = experiment.sizes[1] * experiment.sizes[2]
     spans = [span for rank in range(replica) for span in _play(experiment, rank)]
     end = max(span.end for span in spans)
-    end += experiment.pace.collective_seconds("all_reduce", wire.NUMBER, list(range(RANKS)))
+    end += experiment.pace.collective_seconds("all_reduce", exact_bytes.NUMBER, list(range(RANKS)))
     copies = [span._replace(rank=span.rank + d * replica) for d in range(experiment.sizes[0]) for span in spans]
     tail = [span for rank in range(RANKS) for span in _update(experiment, rank, end)]
     return Timeline(copies + tail, RANKS, "modelled")
@@ -103,7 +103,7 @@ def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[S
     """Replicas share out the gradients' sums, each updates its part, and hands it to the others."""
     group, size = experiment.group(rank, "dp"), experiment.dtype.itemsize
     link, *_ = [*experiment.pace.links_among(group), Link()]
-    sent = experiment.wire.sent(rank)["dp"]
+    sent = experiment.predicted.sent(rank)["dp"]
     gradients = sent * 4 / (4 + size)  # added up in 32 bits, whatever the weights have
     latency = BUCKETS * (len(group) - 1) * link.latency
     summed = start + latency + gradients / link.bandwidth
@@ -118,8 +118,8 @@ def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[S
 
 
 def draw(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> View:
-    by_rank = [experiment.wire.sent(rank) for rank in range(RANKS)]
-    in_all = {axis: sum(sent[axis] for sent in by_rank) for axis in wire.AXES}
+    by_rank = [experiment.predicted.sent(rank) for rank in range(RANKS)]
+    in_all = {axis: sum(sent[axis] for sent in by_rank) for axis in exact_bytes.AXES}
     origin = step.timeline.origin
     return View(
         describe(experiment, step, predicted),
@@ -151,7 +151,9 @@ def _most(step: MeshStep) -> str:
 
 def _as_predicted(experiment: HybridExperiment, step: MeshStep) -> str:
     """Rank by rank and axis by axis."""
-    off = [(rank, axis) for rank in range(RANKS) for axis in wire.AXES if not _agree(experiment, step, rank, axis)]
+    off = [
+        (rank, axis) for rank in range(RANKS) for axis in exact_bytes.AXES if not _agree(experiment, step, rank, axis)
+    ]
     if not off:
         return "Every rank sent what was predicted, to the byte."
     rank, axis = off[0]
@@ -160,7 +162,7 @@ def _as_predicted(experiment: HybridExperiment, step: MeshStep) -> str:
 
 def _agree(experiment: HybridExperiment, step: MeshStep, rank: int, axis: str) -> bool:
     sent = sum(count for (source, _), count in step.sent[axis].items() if source == rank)
-    return sent == experiment.wire.sent(rank)[axis]
+    return sent == experiment.predicted.sent(rank)[axis]
 
 
 def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:

@@ -35,7 +35,7 @@ MEMORIES = (4, 8, 16, 32)  # samples whose activations a device has room for
 FORWARD, BACKWARD = 0.001, 0.002  # seconds for a sample on a stage
 
 
-class Setting(NamedTuple):
+class MicroBatchSetting(NamedTuple):
     """What the controls say. size: samples of a micro-batch. overhead: seconds. memory: samples."""
 
     size: int
@@ -70,26 +70,26 @@ class Measured:
     """The steps run so far. How much memory there is makes no difference to a run."""
 
     def __init__(self) -> None:
-        self._timelines: dict[Setting, Timeline] = {}
+        self._timelines: dict[MicroBatchSetting, Timeline] = {}
 
-    def run(self, setting: Setting) -> Timeline:
+    def run(self, setting: MicroBatchSetting) -> Timeline:
         key = setting._replace(memory=0)
         if key not in self._timelines:
             self._timelines[key] = setting.run()
         return self._timelines[key]
 
-    def curve(self, setting: Setting) -> list[SizedStep]:
+    def curve(self, setting: MicroBatchSetting) -> list[SizedStep]:
         """Every size at this setting."""
         settings = [setting._replace(size=size) for size in SIZES]
         runs = [self._timelines.get(one._replace(memory=0)) for one in settings]
         return [one.predict(run.makespan if run else None) for one, run in zip(settings, runs, strict=True)]
 
-    def missing(self, setting: Setting) -> list[Setting]:
+    def missing(self, setting: MicroBatchSetting) -> list[MicroBatchSetting]:
         settings = (setting._replace(size=size) for size in SIZES)
         return [one for one in settings if one._replace(memory=0) not in self._timelines]
 
 
-def draw(setting: Setting, step: Timeline, curve: list[SizedStep]) -> View:
+def draw(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep]) -> View:
     return View(
         describe(setting, step, curve),
         micro_batch_sizes(curve, setting.size, HALF, "How large should a micro-batch be?"),
@@ -97,7 +97,7 @@ def draw(setting: Setting, step: Timeline, curve: list[SizedStep]) -> View:
     )
 
 
-def describe(setting: Setting, step: Timeline, curve: list[SizedStep]) -> str:
+def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep]) -> str:
     """What came of a step, and where the shortest one is."""
     (own,) = (one for one in curve if one.size == setting.size)
     text = (
@@ -134,8 +134,8 @@ class MicroBatchExplorer:
         self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.size.value, self.stages.value, self.overhead.value, self.memory.value)
+    def setting(self) -> MicroBatchSetting:
+        return MicroBatchSetting(self.size.value, self.stages.value, self.overhead.value, self.memory.value)
 
     def look(self) -> View:
         step = self.measured.run(self.setting)

@@ -42,7 +42,7 @@ HIGHEST, GROWTH = 2.0**40, 20  # where a dynamic scale begins, and the good step
 RATES = (1e-5, 1e-4, 1e-3, 3e-3)
 
 
-class Setting(NamedTuple):
+class MixedPrecisionSetting(NamedTuple):
     """What the controls say. scale: of the loss; None for a dynamic one."""
 
     format: str
@@ -55,9 +55,9 @@ class Setting(NamedTuple):
         return getattr(torch, self.format)
 
     @property
-    def in_32_bits(self) -> Setting:
+    def in_32_bits(self) -> MixedPrecisionSetting:
         """What it is compared with."""
-        return Setting("float32", 1.0, False, self.learning_rate)
+        return MixedPrecisionSetting("float32", 1.0, False, self.learning_rate)
 
 
 class Training:
@@ -67,7 +67,7 @@ class Training:
     zeros: the share of the first step's gradients that the backward pass made zero.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: MixedPrecisionSetting) -> None:
         self.losses: list[float] = []
         self.skipped, self.zeros = 0, 0.0
         self._model = TinyGPT(CONFIG, dtype=setting.dtype)
@@ -141,7 +141,7 @@ def scaled(shares: Mapping[int, float], scale: float) -> dict[int, float]:
     return {exponent + up: share for exponent, share in shares.items()}
 
 
-def draw(setting: Setting, training: Training, in_32_bits: Training) -> View:
+def draw(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> View:
     """How far the trainings have come. in_32_bits: the same one in float32."""
     curves = {"float32": in_32_bits.losses, name_of(setting): training.losses}
     sizes = scaled(first_gradients(), training.scale)
@@ -152,11 +152,11 @@ def draw(setting: Setting, training: Training, in_32_bits: Training) -> View:
     )
 
 
-def name_of(setting: Setting) -> str:
+def name_of(setting: MixedPrecisionSetting) -> str:
     return f"{setting.format}, as set"
 
 
-def describe(setting: Setting, training: Training, in_32_bits: Training) -> str:
+def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> str:
     """What the format does to the gradients, how far the training has come, and how that compares."""
     shares = lost(scaled(first_gradients(), training.scale), Format.of(setting.dtype))
     scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
@@ -205,13 +205,13 @@ class MixedPrecisionExplorer:
             "weights", (False, True), has_master_weights, ("in the format only", "master copy in 32 bits")
         )
         self.rate = Slider("learning", RATES, learning_rate, [f"rate {rate:.5f}".rstrip("0") for rate in RATES])
-        self._in_32_bits: dict[Setting, Training] = {}
+        self._in_32_bits: dict[MixedPrecisionSetting, Training] = {}
         controls = [self.format, self.scale, self.master, self.rate]
         self.explorer = Explorer(controls, self.look, self.more, self.left)
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.format.value, self.scale.value, self.master.value, self.rate.value)
+    def setting(self) -> MixedPrecisionSetting:
+        return MixedPrecisionSetting(self.format.value, self.scale.value, self.master.value, self.rate.value)
 
     def look(self) -> View:
         """Begin anew, whatever was going on."""

@@ -32,7 +32,7 @@ SECONDS = 0.003  # of one layer, for a micro-batch: forward, and each half of th
 CUTS = ("equal stages", "last 1 layer larger", "last 2 layers larger")
 
 
-class Setting(NamedTuple):
+class PipelineSetting(NamedTuple):
     """What the controls say. moved: how many layers the last stage has too many, and the first too few."""
 
     ranks: int
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
         return simulate(self.schedule, seconds, seconds, seconds)
 
 
-def draw(setting: Setting, step: Timeline, predicted: Timeline) -> View:
+def draw(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> View:
     return View(
         describe(setting, step, predicted),
         in_flight(step, HALF, "What does every rank hold?"),
@@ -76,7 +76,7 @@ def draw(setting: Setting, step: Timeline, predicted: Timeline) -> View:
     )
 
 
-def describe(setting: Setting, step: Timeline, predicted: Timeline) -> str:
+def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> str:
     """What came of a step, how far the prediction was off, and what had to be held."""
     idle, expected = step.idle_fraction(), predicted.idle_fraction()
     micro_batches = _count(setting.micro_batches, "micro-batch")
@@ -105,8 +105,8 @@ class PipelineExplorer:
         self.explorer = Explorer([self.stages, self.micro_batches, self.schedule, self.cut], self.look)
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.stages.value, self.micro_batches.value, self.schedule.value, self.cut.value)
+    def setting(self) -> PipelineSetting:
+        return PipelineSetting(self.stages.value, self.micro_batches.value, self.schedule.value, self.cut.value)
 
     def look(self) -> View:
         predicted = self.setting.predict()

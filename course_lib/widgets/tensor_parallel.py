@@ -30,7 +30,7 @@ LATENCY, BANDWIDTH = 0.0005, 1e6  # seconds; bytes per second
 PACE = Pace({"forward": FORWARD, "backward": 2 * FORWARD}, Link(LATENCY, BANDWIDTH))
 
 
-class Setting(NamedTuple):
+class TensorParallelSetting(NamedTuple):
     """What the controls say. way: one of WAYS."""
 
     ranks: int
@@ -69,7 +69,7 @@ def _order(run: CutRun) -> list[tuple[str, Operation, int]]:
     return forward + backward[::-1]
 
 
-def draw(setting: Setting, run: CutRun) -> View:
+def draw(setting: TensorParallelSetting, run: CutRun) -> View:
     predicted = predict(run, setting.ranks)
     title = "Who holds what, and what travels?"
     return View(
@@ -79,7 +79,7 @@ def draw(setting: Setting, run: CutRun) -> View:
     )
 
 
-def describe(setting: Setting, run: CutRun, predicted: Timeline) -> str:
+def describe(setting: TensorParallelSetting, run: CutRun, predicted: Timeline) -> str:
     """What came of a run, in a few sentences."""
     who = "1 rank" if setting.ranks == 1 else f"{setting.ranks} ranks"
     time = run.timeline.makespan
@@ -88,7 +88,7 @@ def describe(setting: Setting, run: CutRun, predicted: Timeline) -> str:
     return f"{text}. {_price(setting, run)} {_verdict(run)}"
 
 
-def _price(setting: Setting, run: CutRun) -> str:
+def _price(setting: TensorParallelSetting, run: CutRun) -> str:
     if setting.ranks == 1:
         return "One rank sends nothing."
     step, factor = run.timeline, run.sent / setting.least
@@ -119,8 +119,8 @@ class TensorParallelExplorer:
         self.explorer = Explorer([self.ranks, self.hidden, self.way, self.sequence_parallel], self.look)
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.ranks.value, self.hidden.value, self.way.value, self.sequence_parallel.value)
+    def setting(self) -> TensorParallelSetting:
+        return TensorParallelSetting(self.ranks.value, self.hidden.value, self.way.value, self.sequence_parallel.value)
 
     def look(self) -> View:
         return draw(self.setting, self.setting.run())

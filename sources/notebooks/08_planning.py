@@ -165,7 +165,7 @@ import torch
 from course_lib import launch
 from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import ModelSpec, wire
+from course_lib.planner import ModelSpec, exact_bytes
 
 
 def one_exchange(rank):
@@ -176,7 +176,7 @@ def one_exchange(rank):
 
 spec = ModelSpec(layers=2, hidden=64, heads=4, sequence=8, vocab=12, tied_embeddings=False)
 sent = launch(one_exchange, world_size=4).timeline.bytes_sent(0)
-print(f"predicted {wire.average_gradients(wire.all_parameter_sizes(spec), 4):,} bytes, sent {sent:,} bytes")
+print(f"predicted {exact_bytes.average_gradients(exact_bytes.all_parameter_sizes(spec), 4):,} bytes, sent {sent:,} bytes")
 
 # %% [markdown]
 # And on large machines? Papers and logs have published how long their steps took, with what model and what plan. Here

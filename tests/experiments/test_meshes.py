@@ -27,7 +27,7 @@ def test_a_step_is_that_of_one_process_and_sends_what_was_predicted(experiment: 
     assert experiment.is_right(step)
     for rank in range(experiment.ranks):
         sent = {axis: _sent_by(rank, by_pair) for axis, by_pair in step.sent.items()}
-        assert sent == experiment.wire.sent(rank)
+        assert sent == experiment.predicted.sent(rank)
         assert sum(sent.values()) == step.timeline.bytes_sent(rank)
 
 

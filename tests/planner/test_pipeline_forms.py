@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks._published import longest_rank
 from course_lib.planner import Plan, simulate
-from course_lib.planner.pipeline import Work, bubble_seconds, exposed_messages, in_flight
+from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages, in_flight
 from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 
 KINDS = [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4)]

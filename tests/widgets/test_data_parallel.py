@@ -12,9 +12,9 @@ import pytest
 from course_lib import Span, Timeline
 from course_lib.figures import Timing
 from course_lib.ranks import Deadlock
-from course_lib.widgets.data_parallel import CURVE, DataParallelExplorer, Measured, Setting, describe
+from course_lib.widgets.data_parallel import CURVE, DataParallelExplorer, DataParallelSetting, Measured, describe
 
-SETTING = Setting(ranks=4, batch_size=32, link_speed=5, overlap=True)
+SETTING = DataParallelSetting(ranks=4, batch_size=32, link_speed=5, overlap=True)
 
 
 def step_of(ranks: int, seconds: float) -> Timeline:
@@ -25,19 +25,21 @@ def step_of(ranks: int, seconds: float) -> Timeline:
     return Timeline(spans, ranks, "emulated")
 
 
-def instead_of_running(monkeypatch: pytest.MonkeyPatch, run: Callable[[Setting], Timeline]) -> list[Setting]:
+def instead_of_running(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[DataParallelSetting], Timeline]
+) -> list[DataParallelSetting]:
     """Replace the runs by `run`; the list returned fills with the settings it was called with."""
-    called: list[Setting] = []
+    called: list[DataParallelSetting] = []
 
-    def replacement(setting: Setting) -> Timeline:
+    def replacement(setting: DataParallelSetting) -> Timeline:
         called.append(setting)
         return run(setting)
 
-    monkeypatch.setattr(Setting, "run", replacement)
+    monkeypatch.setattr(DataParallelSetting, "run", replacement)
     return called
 
 
-def perfect(setting: Setting) -> Timeline:
+def perfect(setting: DataParallelSetting) -> Timeline:
     return step_of(setting.ranks, setting.batch_size * 0.006 / setting.ranks)
 
 
@@ -124,7 +126,7 @@ def test_a_new_move_puts_the_rest_of_the_curve_off(
 def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(setting: Setting) -> Timeline:
+    def fail(setting: DataParallelSetting) -> Timeline:
         raise Deadlock("Nobody can move: 0 waits for <1>.")
 
     instead_of_running(monkeypatch, fail)
@@ -142,7 +144,7 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
 def test_nothing_kills_it(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
 ) -> None:
-    def fail(setting: Setting) -> Timeline:
+    def fail(setting: DataParallelSetting) -> Timeline:
         raise error
 
     instead_of_running(monkeypatch, fail)
@@ -151,7 +153,7 @@ def test_nothing_kills_it(
 
 
 def test_it_can_even_begin_with_a_run_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(setting: Setting) -> Timeline:
+    def fail(setting: DataParallelSetting) -> Timeline:
         raise Deadlock("Nobody can move.")
 
     instead_of_running(monkeypatch, fail)

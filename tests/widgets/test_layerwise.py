@@ -14,14 +14,14 @@ from course_lib.instruments.ledger import Bytes
 from course_lib.model import GPTConfig
 from course_lib.ranks import Pace
 from course_lib.widgets import layerwise
-from course_lib.widgets.layerwise import LayerWiseExplorer, Setting, describe
+from course_lib.widgets.layerwise import LayerWiseExplorer, LayerWiseSetting, describe
 
-SETTING = Setting(units=4, samples=32, vocabulary=1000, cut="number")
+SETTING = LayerWiseSetting(units=4, samples=32, vocabulary=1000, cut="number")
 SMALL = GPTConfig(layers=6, hidden=16, heads=2)
 PACE = Pace({"forward": 1.0, "backward": 2.0})
 
 
-def step_of(setting: Setting) -> LayerWiseStep:
+def step_of(setting: LayerWiseSetting) -> LayerWiseStep:
     """One rank at a time, and the last one a fifth fuller than an equal share."""
     spans = [Span(rank, "forward", "", 0.01 * rank, 0.01 * (rank + 1)) for rank in range(setting.units)]
     share = 1_000_000 // setting.units
@@ -30,14 +30,14 @@ def step_of(setting: Setting) -> LayerWiseStep:
 
 
 @pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
-    settings: list[Setting] = []
+def called(monkeypatch: pytest.MonkeyPatch) -> list[LayerWiseSetting]:
+    settings: list[LayerWiseSetting] = []
 
-    def replacement(setting: Setting) -> LayerWiseStep:
+    def replacement(setting: LayerWiseSetting) -> LayerWiseStep:
         settings.append(setting)
         return step_of(setting)
 
-    monkeypatch.setattr(layerwise.Setting, "run", replacement)
+    monkeypatch.setattr(layerwise.LayerWiseSetting, "run", replacement)
     return settings
 
 
@@ -89,7 +89,7 @@ def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     ],
 )
 def test_each_control_changes_its_part_of_the_run(
-    called: list[Setting], control: str, value: Any, changed: dict[str, Any]
+    called: list[LayerWiseSetting], control: str, value: Any, changed: dict[str, Any]
 ) -> None:
     shown = LayerWiseExplorer()
     called.clear()
@@ -97,7 +97,7 @@ def test_each_control_changes_its_part_of_the_run(
     assert called[-1] == SETTING._replace(**changed)
 
 
-def test_one_unit_alone_is_run_once_for_each_minibatch_and_vocabulary(called: list[Setting]) -> None:
+def test_one_unit_alone_is_run_once_for_each_minibatch_and_vocabulary(called: list[LayerWiseSetting]) -> None:
     shown = LayerWiseExplorer()
     for units in (1, 2, 1, 8):
         shown.units.value = units
@@ -117,7 +117,7 @@ def test_the_prediction_is_one_rank_after_the_other() -> None:
     assert layerwise.predict(timeline).makespan == pytest.approx(timeline.makespan)
 
 
-def test_controls_and_pictures_say_what_they_are(called: list[Setting]) -> None:
+def test_controls_and_pictures_say_what_they_are(called: list[LayerWiseSetting]) -> None:
     shown = LayerWiseExplorer().explorer
     assert [control.label for control in shown.controls] == ["units", "minibatch", "vocabulary", "cut"]
     for place in (shown.beside, shown.below):

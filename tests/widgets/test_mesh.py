@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from course_lib.experiments.meshes import BETWEEN, HybridExperiment, MeshStep
-from course_lib.planner import wire
+from course_lib.planner import exact_bytes
 from course_lib.ranks import Deadlock
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
@@ -20,9 +20,9 @@ UPDATES = ("all_to_all", "all_gather")
 
 def as_predicted(experiment: HybridExperiment, off: float = 0.0) -> MeshStep:
     """What the prediction has in place of a run."""
-    sent: dict[str, dict[tuple[int, int], int]] = {axis: {} for axis in wire.AXES}
+    sent: dict[str, dict[tuple[int, int], int]] = {axis: {} for axis in exact_bytes.AXES}
     for rank in range(8):
-        for axis, count in experiment.wire.sent(rank).items():
+        for axis, count in experiment.predicted.sent(rank).items():
             group = list(range(8)) if axis == "all" else experiment.group(rank, axis)
             sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
     return MeshStep(Timeline(predict(experiment).spans, 8, "emulated"), sent, off)
@@ -116,8 +116,8 @@ def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
 
 def test_half_the_bits_are_half_the_bytes_but_for_gradients() -> None:
     wide, narrow = (HybridExperiment((2, 2, 2), dtype=dtype) for dtype in PRECISIONS)
-    assert narrow.wire.sent(0)["tp"] == pytest.approx(wide.wire.sent(0)["tp"] / 2, rel=0.05)
-    assert narrow.wire.sent(0)["dp"] == wide.wire.sent(0)["dp"] * 3 / 4
+    assert narrow.predicted.sent(0)["tp"] == pytest.approx(wide.predicted.sent(0)["tp"] / 2, rel=0.05)
+    assert narrow.predicted.sent(0)["dp"] == wide.predicted.sent(0)["dp"] * 3 / 4
     gradients, weights = ([_moved(predict(one), name) for one in (wide, narrow)] for name in UPDATES)
     assert gradients[1] == pytest.approx(gradients[0])
     latency = 2 * BETWEEN.latency  # of two messages to the other machine, which bits do not change

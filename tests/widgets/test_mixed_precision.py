@@ -16,7 +16,13 @@ from course_lib import data
 from course_lib.experiments.training import train
 from course_lib.model import TinyGPT
 from course_lib.widgets import mixed_precision
-from course_lib.widgets.mixed_precision import CONFIG, MICRO_BATCHES, MixedPrecisionExplorer, Setting, Training
+from course_lib.widgets.mixed_precision import (
+    CONFIG,
+    MICRO_BATCHES,
+    MixedPrecisionExplorer,
+    MixedPrecisionSetting,
+    Training,
+)
 
 SCALED, TOO_LARGE = 2.0**16, 2.0**40
 
@@ -37,7 +43,7 @@ def one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_precision, "STEPS", mixed_precision.PIECE)
 
 
-def trained(setting: Setting) -> Training:
+def trained(setting: MixedPrecisionSetting) -> Training:
     training = Training(setting)
     while not training.is_over:
         training.go_on()
@@ -53,26 +59,28 @@ def test_a_training_is_the_one_that_plain_torch_does() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-15)
     minibatches = islice(data.minibatches(data.train_test_split()[0], 64), 40)
     losses = train(model, minibatches, lambda *given: data.answer_loss(*given) / MICRO_BATCHES, optimizer)
-    assert trained(Setting("float32", 1.0, False, 3e-3)).losses == [loss * MICRO_BATCHES for loss in losses]
+    assert trained(MixedPrecisionSetting("float32", 1.0, False, 3e-3)).losses == [
+        loss * MICRO_BATCHES for loss in losses
+    ]
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
 def test_a_loss_scale_changes_no_digit_where_the_range_is_wide(format: str) -> None:
-    plain, scaled = (trained(Setting(format, scale, True, 3e-3)).losses for scale in (1.0, SCALED))
+    plain, scaled = (trained(MixedPrecisionSetting(format, scale, True, 3e-3)).losses for scale in (1.0, SCALED))
     assert plain == scaled
 
 
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        (Setting("float16", 1.0, True, 3e-3), "of the way of float32"),
-        (Setting("float16", SCALED, True, 3e-3), "as far as float32"),
-        (Setting("float16", TOO_LARGE, True, 3e-3), "40 steps skipped because of an overflow"),
-        (Setting("float16", None, True, 3e-3), "as far as float32"),
-        (Setting("float16", SCALED, False, 3e-3), "After 1 step the loss is not a number"),
+        (MixedPrecisionSetting("float16", 1.0, True, 3e-3), "of the way of float32"),
+        (MixedPrecisionSetting("float16", SCALED, True, 3e-3), "as far as float32"),
+        (MixedPrecisionSetting("float16", TOO_LARGE, True, 3e-3), "40 steps skipped because of an overflow"),
+        (MixedPrecisionSetting("float16", None, True, 3e-3), "as far as float32"),
+        (MixedPrecisionSetting("float16", SCALED, False, 3e-3), "After 1 step the loss is not a number"),
     ],
 )
-def test_what_is_left_out_is_seen(setting: Setting, words: str) -> None:
+def test_what_is_left_out_is_seen(setting: MixedPrecisionSetting, words: str) -> None:
     assert words in said(MixedPrecisionExplorer(*setting))
 
 
@@ -86,7 +94,7 @@ def test_small_updates_need_master_weights(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_dynamic_scale_comes_down_until_nothing_overflows() -> None:
-    training = trained(Setting("float16", None, True, 3e-3))
+    training = trained(MixedPrecisionSetting("float16", None, True, 3e-3))
     assert 0 < training.skipped < 20
     assert 2.0**20 < training.scale < TOO_LARGE
 
@@ -152,7 +160,7 @@ def test_float32_is_trained_once_for_each_learning_rate() -> None:
 def test_each_control_changes_its_part(control: str, value: Any, changed: dict[str, Any]) -> None:
     shown = MixedPrecisionExplorer()
     getattr(shown, control).value = value
-    assert shown.setting == Setting("float16", 1.0, True, 3e-3)._replace(**changed)
+    assert shown.setting == MixedPrecisionSetting("float16", 1.0, True, 3e-3)._replace(**changed)
 
 
 @pytest.mark.usefixtures("one_piece")
@@ -167,5 +175,5 @@ def test_pictures_and_controls_say_what_they_are() -> None:
 
 
 def test_losses_are_those_of_whole_minibatches() -> None:
-    losses = trained(Setting("float32", 1.0, False, 3e-3)).losses
+    losses = trained(MixedPrecisionSetting("float32", 1.0, False, 3e-3)).losses
     assert losses[0] == pytest.approx(math.log(12), rel=0.25)  # nothing learned yet: one of twelve characters

@@ -13,14 +13,14 @@ from course_lib.timeline import Timeline
 from course_lib.widgets import micro_batches, pipeline
 from course_lib.widgets.explorer import compared
 from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
-from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, Setting
+from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, PipelineSetting
 
-SETTING = Setting(ranks=4, micro_batches=8, name="gpipe", moved=0)
+SETTING = PipelineSetting(ranks=4, micro_batches=8, name="gpipe", moved=0)
 
 
 def simulated(setting: Any) -> Timeline:
     """What the simulator has in place of a run."""
-    if isinstance(setting, Setting):
+    if isinstance(setting, PipelineSetting):
         spans = setting.predict().spans
     else:
         seconds = setting.seconds
@@ -37,8 +37,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         settings.append(setting)
         return simulated(setting)
 
-    monkeypatch.setattr(pipeline.Setting, "run", replacement)
-    monkeypatch.setattr(micro_batches.Setting, "run", replacement)
+    monkeypatch.setattr(pipeline.PipelineSetting, "run", replacement)
+    monkeypatch.setattr(micro_batches.MicroBatchSetting, "run", replacement)
     return settings
 
 
@@ -61,8 +61,8 @@ def test_a_move_runs_real_ranks_beside_what_was_predicted(name: str) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        *(Setting(ranks=2, micro_batches=4, name=name, moved=2) for name in NAMES),
-        micro_batches.Setting(size=8, stages=3, overhead=0.008, memory=32),
+        *(PipelineSetting(ranks=2, micro_batches=4, name=name, moved=2) for name in NAMES),
+        micro_batches.MicroBatchSetting(size=8, stages=3, overhead=0.008, memory=32),
     ],
 )
 def test_real_ranks_take_as_long_as_simulated(setting: Any) -> None:
@@ -93,7 +93,7 @@ def test_each_control_changes_its_part_of_the_run(
 @pytest.mark.parametrize("moved", range(len(CUTS)))
 def test_all_schedules_and_cuts_have_the_same_work(name: str, moved: int) -> None:
     for ranks in STAGES:
-        setting = Setting(ranks, 4, name, moved)
+        setting = PipelineSetting(ranks, 4, name, moved)
         timeline = setting.predict()
         assert sum(map(timeline.busy, range(ranks))) == pytest.approx(ranks * 4 * 6 * 3 * 0.003)
         assert min(setting.layers) >= 1
@@ -140,7 +140,7 @@ def test_a_size_is_run_once_and_the_whole_curve_follows(called: list[Any], monke
 
 
 def test_the_size_of_micro_batches_has_a_best_value_where_the_formula_says(called: list[Any]) -> None:
-    curve = MicroBatchExplorer().measured.curve(micro_batches.Setting(4, 4, 0.008, 32))
+    curve = MicroBatchExplorer().measured.curve(micro_batches.MicroBatchSetting(4, 4, 0.008, 32))
     times = [step.modelled for step in curve]
     b = (MINIBATCH * 0.008 / (3 * 0.003)) ** 0.5  # 5.3
     assert SIZES[times.index(min(times))] == min(SIZES, key=lambda size: abs(size - b))
@@ -171,11 +171,11 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
 ) -> None:
     shown = PipelineExplorer()
 
-    def fail(setting: Setting) -> Timeline:
+    def fail(setting: PipelineSetting) -> Timeline:
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(pipeline.Setting, "run", fail)
+        broken.setattr(pipeline.PipelineSetting, "run", fail)
         shown.stages.value = 6
     assert "role='alert'" in sentences(shown)
     assert str(error).replace("<", "&lt;").replace(">", "&gt;") in sentences(shown)

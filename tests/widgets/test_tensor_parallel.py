@@ -8,19 +8,26 @@ import pytest
 
 from course_lib.experiments.cuts import WAYS, CutRun, run_cut
 from course_lib.ranks import Deadlock
-from course_lib.widgets.tensor_parallel import BANDWIDTH, FORWARD, LATENCY, Setting, TensorParallelExplorer, predict
+from course_lib.widgets.tensor_parallel import (
+    BANDWIDTH,
+    FORWARD,
+    LATENCY,
+    TensorParallelExplorer,
+    TensorParallelSetting,
+    predict,
+)
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[TensorParallelSetting]:
     """Runs without a pace; the list fills with their settings."""
-    called: list[Setting] = []
+    called: list[TensorParallelSetting] = []
 
-    def run(setting: Setting) -> CutRun:
+    def run(setting: TensorParallelSetting) -> CutRun:
         called.append(setting)
         return run_cut(setting.way, setting.ranks, setting.hidden, setting.sequence_parallel)
 
-    monkeypatch.setattr(Setting, "run", run)
+    monkeypatch.setattr(TensorParallelSetting, "run", run)
     return called
 
 
@@ -41,13 +48,13 @@ def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
 @pytest.mark.parametrize(
     ("control", "value"), [("ranks", 2), ("hidden", 32), ("way", "rows, rows"), ("sequence_parallel", True)]
 )
-def test_each_control_changes_its_part_of_the_run(quick: list[Setting], control: str, value: Any) -> None:
+def test_each_control_changes_its_part_of_the_run(quick: list[TensorParallelSetting], control: str, value: Any) -> None:
     explorer = TensorParallelExplorer()
     getattr(explorer, control).value = value
-    assert quick == [Setting(4, 64, "columns, rows", False), quick[0]._replace(**{control: value})]
+    assert quick == [TensorParallelSetting(4, 64, "columns, rows", False), quick[0]._replace(**{control: value})]
 
 
-def test_mistakes_are_seen_in_the_sentences(quick: list[Setting]) -> None:
+def test_mistakes_are_seen_in_the_sentences(quick: list[TensorParallelSetting]) -> None:
     explorer = TensorParallelExplorer(hidden=32)
     expected = {
         "rows, columns": "4.5 times what columns, rows needs",
@@ -60,7 +67,7 @@ def test_mistakes_are_seen_in_the_sentences(quick: list[Setting]) -> None:
         assert expected.get(way, "All numbers are those of one process.") in said(explorer)
 
 
-def test_sequence_parallelism_sends_the_same_bytes_in_other_collectives(quick: list[Setting]) -> None:
+def test_sequence_parallelism_sends_the_same_bytes_in_other_collectives(quick: list[TensorParallelSetting]) -> None:
     explorer = TensorParallelExplorer(sequence_parallel=True)
     assert "24.6 kB in 2 all-gathers and 2 reduce-scatters: no cut needs less" in said(explorer)
 
@@ -78,11 +85,11 @@ def test_what_is_predicted_is_the_formula() -> None:
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_real_ranks_take_as_long_as_the_formula_says(way: str, sequence_parallel: bool) -> None:
-    run = Setting(4, 32, way, sequence_parallel).run()
+    run = TensorParallelSetting(4, 32, way, sequence_parallel).run()
     assert run.timeline.makespan == pytest.approx(predict(run, 4).makespan, rel=1e-9)
 
 
-def test_controls_have_labels_and_pictures_have_words(quick: list[Setting]) -> None:
+def test_controls_have_labels_and_pictures_have_words(quick: list[TensorParallelSetting]) -> None:
     explorer = TensorParallelExplorer()
     labels = [control.label for control in explorer.explorer.controls]
     assert labels == ["ranks", "hidden size", "cut of A, B", "sequence"]
@@ -90,7 +97,7 @@ def test_controls_have_labels_and_pictures_have_words(quick: list[Setting]) -> N
         assert "aria-label" in place.value
 
 
-def test_where_no_widget_runs_there_are_pictures_and_the_sentences(quick: list[Setting]) -> None:
+def test_where_no_widget_runs_there_are_pictures_and_the_sentences(quick: list[TensorParallelSetting]) -> None:
     bundle = TensorParallelExplorer()._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
@@ -102,13 +109,15 @@ def test_where_no_widget_runs_there_are_pictures_and_the_sentences(quick: list[S
 def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    def fail(setting: Setting) -> CutRun:
+    def fail(setting: TensorParallelSetting) -> CutRun:
         raise error
 
-    monkeypatch.setattr(Setting, "run", fail)
+    monkeypatch.setattr(TensorParallelSetting, "run", fail)
     explorer = TensorParallelExplorer()
     assert "role='alert'" in said(explorer)
     assert str(error).replace("<", "&lt;").replace(">", "&gt;") in said(explorer)
-    monkeypatch.setattr(Setting, "run", lambda setting: run_cut(setting.way, setting.ranks, setting.hidden))
+    monkeypatch.setattr(
+        TensorParallelSetting, "run", lambda setting: run_cut(setting.way, setting.ranks, setting.hidden)
+    )
     explorer.ranks.value = 2
     assert "2 ranks" in said(explorer)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from course_lib import Timeline, launch
 from course_lib.mechanisms import data_parallel
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import ModelSpec, Plan, wire
+from course_lib.planner import ModelSpec, Plan, exact_bytes
 from course_lib.planner.memory import model_state
 from course_lib.schedules import SCHEDULES, Schedule
 
@@ -65,7 +65,7 @@ def sent_in_a_step(run: Callable[..., Any], world_size: int, *args: Any) -> list
 @pytest.mark.parametrize("config", CONFIGS, ids=["plain", "tied", "fewer keys"])
 def test_parameters_are_those_of_the_model_in_its_order(config: GPTConfig) -> None:
     sizes = [parameter.numel() for parameter in TinyGPT(config).parameters()]
-    assert wire.all_parameter_sizes(spec(config)) == sizes
+    assert exact_bytes.all_parameter_sizes(spec(config)) == sizes
     assert spec(config).parameters == sum(sizes)
     assert model_state(sum(sizes), Plan(precision="fp32")) == (4 * sum(sizes), 4 * sum(sizes), 8 * sum(sizes))
 
@@ -80,7 +80,7 @@ def averaging(rank: int, config: GPTConfig) -> None:
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_average_gradients_sends_what_was_predicted(world_size: int) -> None:
-    expected = wire.average_gradients(wire.all_parameter_sizes(spec(CONFIG)), world_size)
+    expected = exact_bytes.average_gradients(exact_bytes.all_parameter_sizes(spec(CONFIG)), world_size)
     assert sent_in_a_step(averaging, world_size, CONFIG) == [expected] * world_size
 
 
@@ -94,7 +94,7 @@ def in_buckets(rank: int, config: GPTConfig) -> None:
 
 @pytest.mark.parametrize(("world_size", "config"), EVERY_SIZE_AND_CONFIG)
 def test_data_parallel_sends_what_was_predicted(world_size: int, config: GPTConfig) -> None:
-    expected = wire.data_parallel(wire.all_parameter_sizes(spec(config)), world_size, BUCKET_MB)
+    expected = exact_bytes.data_parallel(exact_bytes.all_parameter_sizes(spec(config)), world_size, BUCKET_MB)
     assert sent_in_a_step(in_buckets, world_size, config) == [expected] * world_size
 
 
@@ -123,10 +123,10 @@ def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any) -> Any:
 def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: int, gradients: str) -> None:
     pytest.importorskip("course_lib.mechanisms.sharding")
     pytest.importorskip("course_lib.instruments.ledger")
-    sizes = wire.all_parameter_sizes(spec(CONFIG))
+    sizes = exact_bytes.all_parameter_sizes(spec(CONFIG))
     sent, found = sent_and_held(with_sharded_optimizer, world_size, CONFIG, gradients)
-    assert sent == [wire.sharded_optimizer(sizes, world_size, BUCKET_MB)] * world_size
-    parameters, _, optimizer = wire.held_sharded_optimizer(sizes, world_size, BUCKET_MB)
+    assert sent == [exact_bytes.sharded_optimizer(sizes, world_size, BUCKET_MB)] * world_size
+    parameters, _, optimizer = exact_bytes.held_sharded_optimizer(sizes, world_size, BUCKET_MB)
     assert found == [(parameters, optimizer)] * world_size
 
 
@@ -149,10 +149,10 @@ def fully_sharded(rank: int, config: GPTConfig) -> Any:
 def test_the_fully_sharded_model_sends_and_holds_what_was_predicted(world_size: int, config: GPTConfig) -> None:
     pytest.importorskip("course_lib.mechanisms.sharding")
     pytest.importorskip("course_lib.instruments.ledger")
-    expected = wire.fully_sharded(spec(config), world_size)
+    expected = exact_bytes.fully_sharded(spec(config), world_size)
     sent, found = sent_and_held(fully_sharded, world_size, config)
     assert sent == [expected] * world_size
-    assert found == [wire.held_fully_sharded(spec(config), world_size)] * world_size
+    assert found == [exact_bytes.held_fully_sharded(spec(config), world_size)] * world_size
 
 
 def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool) -> Any:
@@ -177,11 +177,11 @@ def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, 
     pytest.importorskip("course_lib.mechanisms.tensor_parallel")
     pytest.importorskip("course_lib.instruments.ledger")
     blocks = range(CONFIG.layers + 2)
-    expected = wire.tensor_parallel(spec(CONFIG), blocks, 2, world_size, sequence_parallel)
+    expected = exact_bytes.tensor_parallel(spec(CONFIG), blocks, 2, world_size, sequence_parallel)
     sent, found = sent_and_held(tensor_parallel_step, world_size, CONFIG, sequence_parallel)
     assert sent == [expected] * world_size
-    sizes = [wire.all_parameter_sizes(spec(CONFIG), world_size, rank) for rank in range(world_size)]
-    assert found == [wire.held(of_rank) for of_rank in sizes]
+    sizes = [exact_bytes.all_parameter_sizes(spec(CONFIG), world_size, rank) for rank in range(world_size)]
+    assert found == [exact_bytes.held(of_rank) for of_rank in sizes]
 
 
 def pipeline_step(rank: int, config: GPTConfig, name: str, n_stages: int) -> None:
@@ -210,7 +210,7 @@ def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_
     config = replace(CONFIG, layers=max(2, n_stages - 2))
     rank_of = schedules.SCHEDULES[name](n_stages, SAMPLES).rank_of
     homes = [rank_of[stage] for stage in range(n_stages)]
-    expected = [wire.pipeline(spec(config), homes, rank, SAMPLES) for rank in range(world_size)]
+    expected = [exact_bytes.pipeline(spec(config), homes, rank, SAMPLES) for rank in range(world_size)]
     assert sent_in_a_step(pipeline_step, world_size, config, name, n_stages) == expected
 
 
@@ -235,8 +235,8 @@ def test_a_combination_sends_the_sum(dp: int, tp: int) -> None:
     pytest.importorskip("course_lib.mechanisms.tensor_parallel")
     model, blocks = spec(CONFIG), range(CONFIG.layers + 2)
     expected = [
-        wire.tensor_parallel(model, blocks, 2, tp)
-        + wire.data_parallel(wire.all_parameter_sizes(model, tp, rank % tp), dp, BUCKET_MB)
+        exact_bytes.tensor_parallel(model, blocks, 2, tp)
+        + exact_bytes.data_parallel(exact_bytes.all_parameter_sizes(model, tp, rank % tp), dp, BUCKET_MB)
         for rank in range(dp * tp)
     ]
     assert sent_in_a_step(combined_step, dp * tp, CONFIG, tp) == expected
@@ -319,7 +319,7 @@ def test_all_mechanisms_at_once_send_and_hold_what_was_predicted(world_size: int
     cases = COMBINATIONS[world_size]
     run = launch(hybrid_steps, world_size, (cases,))
     for number, (sizes, name, dtype, special) in enumerate(cases):
-        step = wire.Hybrid(
+        step = exact_bytes.Hybrid(
             spec(config_of(special)),
             sizes,
             schedule_of(sizes, name),
@@ -338,4 +338,4 @@ def test_all_mechanisms_at_once_send_and_hold_what_was_predicted(world_size: int
 
 def test_a_model_that_the_course_cannot_build_is_refused() -> None:
     with pytest.raises(ValueError, match="biases and learned positions"):
-        wire.all_parameter_sizes(ModelSpec(2, 16, 4, 8, 13, gated_mlp=True))
+        exact_bytes.all_parameter_sizes(ModelSpec(2, 16, 4, 8, 13, gated_mlp=True))
