@@ -317,8 +317,8 @@ Card("one_machine")
 #
 # - **Sixteen is for Adam.** Plain gradient descent keeps nothing, other optimizers less. Then it is eight.
 # - **Long sequences.** Without a fused attention kernel, activations grow with the square of the sequence.
-# - **Not every byte is the model's.** A device also holds its driver, communication buffers and fragments; the planner
-#   sets 2 GiB aside for them.
+# - **Not every byte is the model's.** A device also holds its driver, communication buffers and fragments. The planner
+#   sets aside 1 GiB, half as much for each group that the device talks in, and a tenth of everything else.
 #
 # ### Further reading
 #

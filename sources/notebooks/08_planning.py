@@ -176,7 +176,8 @@ def one_exchange(rank):
 
 spec = ModelSpec(layers=2, hidden=64, heads=4, sequence=8, vocab=12, tied_embeddings=False)
 sent = launch(one_exchange, world_size=4).timeline.bytes_sent(0)
-print(f"predicted {exact_bytes.average_gradients(exact_bytes.all_parameter_sizes(spec), 4):,} bytes, sent {sent:,} bytes")
+predicted = exact_bytes.average_gradients(exact_bytes.all_parameter_sizes(spec), 4)
+print(f"predicted {predicted:,} bytes, sent {sent:,} bytes")
 
 # %% [markdown]
 # And on large machines? Papers and logs have published how long their steps took, with what model and what plan. Here
