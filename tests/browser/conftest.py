@@ -30,7 +30,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import BrowserContext, Page, TimeoutError, sync_playwright
+from playwright.sync_api import BrowserContext, Page, TimeoutError, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / ".course" / "screenshots"
@@ -202,6 +202,17 @@ class Notebook:
         with contextlib.suppress(TimeoutError):
             self.page.wait_for_function(f"() => !{PROMPTS}.includes('[ ]:')", timeout=5000)
         self.page.wait_for_function(done, timeout=timeout * 1000)
+
+    def run_cells(self, words: str, timeout: float = 180) -> None:
+        """Clear what is stored, run the cells with these words (a regular expression), wait until they are done."""
+        self.choose("Edit", "Clear Outputs of All Cells")
+        self.page.wait_for_function(f"() => {PROMPTS}.every(text => text === '[ ]:')")
+        code = self.page.locator(".jp-CodeCell .jp-InputArea").filter(has_text=re.compile(words))
+        for cell in code.all():
+            cell.locator(".jp-InputArea-prompt").click()
+            self.page.keyboard.press("Control+Enter")
+        for cell in code.all():
+            expect(cell.locator(".jp-InputArea-prompt")).to_have_text(re.compile(r"\d"), timeout=timeout * 1000)
 
     def wait_until_idle(self, timeout: float = PATIENCE / 1000) -> None:
         """The page calls a kernel idle before there is one; the status bar does not. timeout in seconds."""

@@ -78,13 +78,16 @@ def violations(page: Page) -> list[str]:
 
 
 def go_through(lab: Any, lesson: str) -> Page:
-    """Open a lesson, run all of it, and see that nothing failed and that everyone can read what came of it."""
+    """Open a lesson, look at what is stored, and run its cards and explorers; see that everyone can read all of it.
+
+    (Its other cells are run and compared by nbval.)
+    """
     notebook = lab.open(f"notebooks/{lesson}.ipynb")
     page: Page = notebook.page
     stored_pictures_are_there(page, (lab.server.folder / f"notebooks/{lesson}.ipynb").read_text(encoding="utf-8"))
-    notebook.run_all(RUN)
+    assert violations(page) == []
+    notebook.run_cells(r"Card\(|xplorer\(", RUN)
     assert page.locator(STDERR).all_inner_texts() == []
-    assert unrun(page) == 0
     assert violations(page) == []
     return page
 
