@@ -137,7 +137,7 @@ def test(arguments: argparse.Namespace) -> int:
 
 def test_steps() -> dict[str, list[str]]:
     cores = os.cpu_count() or 1
-    few, many = (["-n", str(n), "--dist", "loadfile"] for n in (min(4, cores), min(4, 2 * cores)))
+    few, many = (["-n", str(n), "--dist", "loadfile"] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
     nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
