@@ -191,9 +191,9 @@ def _check_completeness(schedule: Schedule) -> None:
             needed = [forward, *([half, weights] if halves else [whole])]
             for action in needed:
                 if action not in there:
-                    raise ScheduleError(f"{_place(rank)} never runs {action}; add it", rank, None, action)
+                    raise ScheduleError(f"{_holder(rank)} never runs {action}; add it", rank, None, action)
             if halves and whole in there:
-                twice = f"{_place(rank)} runs {whole}, the whole backward, and a half of it; keep one of the two"
+                twice = f"{_holder(rank)} runs {whole}, the whole backward, and a half of it; keep one of the two"
                 raise ScheduleError(twice, rank, whole)
 
 
@@ -217,7 +217,7 @@ def _home(schedule: Schedule, action: Action | None) -> int:
     return schedule.rank_of[action.stage] if action else -1
 
 
-def _place(rank: int | None) -> str:
+def _holder(rank: int | None) -> str:
     return "the schedule" if rank is None else f"rank {rank}"
 
 

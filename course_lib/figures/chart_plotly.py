@@ -71,7 +71,7 @@ def _axis(axis: Axis) -> dict[str, object]:
     names = {"tickvals": list(axis.ticks), "ticktext": [escape(axis.write(tick)) for tick in axis.ticks]}
     return {
         "type": "log" if axis.is_log else "linear",
-        "range": [_place(axis, axis.low), _place(axis, axis.high)],
+        "range": [_on_axis(axis, axis.low), _on_axis(axis, axis.high)],
         "title_text": axis.title,
         "showticklabels": bool(axis.ticks),
         "showgrid": axis.has_grid,
@@ -79,15 +79,15 @@ def _axis(axis: Axis) -> dict[str, object]:
     }
 
 
-def _place(axis: Axis, value: float) -> float:
+def _on_axis(axis: Axis, value: float) -> float:
     """Where plotly has a range's end and an annotation: on a logarithmic axis it wants the logarithm."""
     return math.log10(value) if axis.is_log else value
 
 
 def _write(made: go.Figure, panel: Panel, words: Words, where: dict[str, int], x: float, y: float) -> None:
     made.add_annotation(
-        x=_place(panel.x, x),
-        y=_place(panel.y, y),
+        x=_on_axis(panel.x, x),
+        y=_on_axis(panel.y, y),
         text=f"<b>{escape(words.text)}</b>" if words.is_bold else escape(words.text),
         font={"size": words.size},
         xshift=words.right,

@@ -236,7 +236,7 @@ class Hybrid:
 
     def sent(self, rank: int) -> dict[str, int]:
         """Bytes that a rank sends in a step, by axis; "all" are the single numbers that go around all ranks."""
-        d, p, t = self._place(rank)
+        d, p, t = self._coordinates(rank)
         n = self.mesh[0] * self.mesh[1] * self.mesh[2]
         everywhere = [NUMBER] + [NUMBER] * self.clips + [FLAG] * self.scales
         return {
@@ -248,7 +248,7 @@ class Hybrid:
 
     def held(self, rank: int) -> tuple[int, int, int]:
         """Bytes that a rank holds: parameters, gradients after backward, state of Adam with masters for 16 bits."""
-        _, p, t = self._place(rank)
+        _, p, t = self._coordinates(rank)
         kinds = [sizes for sizes in self._kinds(p, t).values() if sizes]
         n = self.mesh[0] if self.zero else 1
         shards = [share(sum(bucket), n) for sizes in kinds for bucket in buckets(sizes, 10, self.size)]
@@ -260,7 +260,7 @@ class Hybrid:
     def _sum_size(self) -> int:
         return max(4, self.size)
 
-    def _place(self, rank: int) -> tuple[int, int, int]:
+    def _coordinates(self, rank: int) -> tuple[int, int, int]:
         _, pp, tp = self.mesh
         return rank // (pp * tp), rank // tp % pp, rank % tp
 

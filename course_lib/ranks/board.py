@@ -165,7 +165,7 @@ class Board:
     def write(self, rank: int, op: Operation) -> None:
         _OPERATION.pack_into(
             self.memory,
-            _place(rank, op.number),
+            _offset(rank, op.number),
             op.number,
             op.members,
             op.order,
@@ -189,11 +189,11 @@ class Board:
         )
 
     def mark_blocked(self, rank: int, op: Operation) -> None:
-        struct.pack_into("<d", self.memory, _place(rank, op.number) + _BLOCKED_AT, op.blocked)
+        struct.pack_into("<d", self.memory, _offset(rank, op.number) + _BLOCKED_AT, op.blocked)
         self.touch(rank)
 
     def mark_ended(self, rank: int, op: Operation) -> None:
-        struct.pack_into("<d", self.memory, _place(rank, op.number) + _ENDED_AT, op.ended)
+        struct.pack_into("<d", self.memory, _offset(rank, op.number) + _ENDED_AT, op.ended)
         self.touch(rank)
 
     def operations(self, rank: int) -> list[Operation]:
@@ -213,11 +213,11 @@ class Board:
                 yield op
 
     def _read(self, rank: int, number: int) -> Operation:
-        values = dict(zip(_ON_BOARD, _OPERATION.unpack_from(self.memory, _place(rank, number)), strict=True))
+        values = dict(zip(_ON_BOARD, _OPERATION.unpack_from(self.memory, _offset(rank, number)), strict=True))
         for key in _TEXTS:
             values[key] = values[key].rstrip(b"\0").decode(errors="replace")
         return Operation(**values)
 
 
-def _place(rank: int, number: int) -> int:
+def _offset(rank: int, number: int) -> int:
     return rank * SLOT + 64 + (number - 1) % RING * _OPERATION.size

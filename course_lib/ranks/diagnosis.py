@@ -275,12 +275,12 @@ def line_in(stacks: str) -> str:
     """The student's innermost line in the stacks that faulthandler wrote, as `file:number`."""
     for stack in reversed(stacks.split("(most recent call first):")):
         if " in run_student" in stack:
-            places = (_place(line) for line in stack.partition(" in run_student")[0].splitlines())
+            places = (_file_and_line(line) for line in stack.partition(" in run_student")[0].splitlines())
             return next((place for place in places if place and not is_library(place.rpartition(":")[0])), "")
     return ""
 
 
-def _place(line: str) -> str:
+def _file_and_line(line: str) -> str:
     """`  File "a.py", line 3 in f` as `a.py:3`."""
     parts = line.strip().split('"')
     return f"{parts[1]}:{parts[2].split()[2]}" if len(parts) == 3 and parts[0] == "File " else ""
