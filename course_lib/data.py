@@ -83,6 +83,11 @@ def examples(problems: Sequence[Problem]) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
+def fixed_examples(n: int) -> tuple[Tensor, Tensor]:
+    """Examples of n sums that are always the same: 10+99, 11+98 and so on, from the first again after 90."""
+    return examples([(10 + i % 90, 99 - i % 90) for i in range(n)])
+
+
 def minibatches(problems: Sequence[Problem], batch_size: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Minibatches (inputs, targets) of [batch_size, 8] without end, drawn with replacement.
 

@@ -151,7 +151,7 @@ def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samp
     mesh = hybrid.Mesh(*sizes)
     part = hybrid.ModelPart(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
     optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE)
-    inputs, targets = _minibatch(samples)
+    inputs, targets = data.fixed_examples(samples)
     dist.barrier()
     hybrid.train_step(part, optimizer, inputs, targets)
     where, place = tensor_parallel.placements(part), mesh.rank("tp")
@@ -159,16 +159,12 @@ def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samp
     return [Weight(name, where[name].dim, place, value.float()) for name, value in part.state_dict().items()]
 
 
-def _minibatch(samples: int) -> tuple[Tensor, Tensor]:
-    return data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
-
-
 @lru_cache(maxsize=4)
 def _one_process(samples: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights of one process before and after the step, in 32 bits."""
     model = TinyGPT(CONFIG)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    train(model, [_minibatch(samples)], data.answer_loss, torch.optim.SGD(model.parameters(), lr=RATE))
+    train(model, [data.fixed_examples(samples)], data.answer_loss, torch.optim.SGD(model.parameters(), lr=RATE))
     return before, model.state_dict()
 
 

@@ -79,7 +79,7 @@ def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig) -> None
     # Buckets are there for the overlap. Without it, one message costs less than three.
     replica = DataParallel(model, bucket_mb=BUCKET * size if overlap else size, overlap=overlap)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(batch_size)])
+    minibatch = data.fixed_examples(batch_size)
     share = batches.split(minibatch, dist.get_world_size())[rank]
 
     first = [part[:1] for part in share]  # the first step makes buffers and counts shares
@@ -137,7 +137,7 @@ def layerwise_step(
 
 def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
     """An update with gradients of zero makes the optimizer's state; then the step that ledger and timeline are of."""
-    minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(samples)])
+    minibatch = data.fixed_examples(samples)
     blocks = TinyGPT(config).blocks
     chain = LayerWise(blocks, costs=CUTS[cut](blocks))
     optimizer = torch.optim.AdamW(chain.parameters())

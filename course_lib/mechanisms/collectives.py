@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_lib.mechanisms.groups import rank_in
 from course_lib.timeline import compute
 
 
@@ -151,11 +152,7 @@ def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: dist.Pro
 
 
 def _rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """This rank's number within the group, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
-    return rank, dist.get_world_size(group)
+    return rank_in(group), dist.get_world_size(group)
 
 
 def _write_back(flat: Tensor, tensor: Tensor) -> None:

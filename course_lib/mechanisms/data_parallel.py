@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients
+from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import (
-    Group,
     Step,
     check_same_parameters,
     device_of,

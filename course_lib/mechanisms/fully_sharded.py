@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from course_lib.mechanisms.buckets import watch_gradients, weakly
-from course_lib.mechanisms.replicas import Group, device_of, make_equal, mean_share, samples_in, tensors_in
+from course_lib.mechanisms.groups import Group
+from course_lib.mechanisms.replicas import device_of, make_equal, mean_share, samples_in, tensors_in
 from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
 from course_lib.timeline import progress
 

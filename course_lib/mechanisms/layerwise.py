@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms import tied_weights
 from course_lib.mechanisms.between_stages import Formats, StageMessages, rank_schedule
+from course_lib.mechanisms.groups import rank_in
 from course_lib.mechanisms.pipeline import StageRunner
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.schedules import SCHEDULES
@@ -67,9 +68,7 @@ class LayerWise(nn.Module):
     ) -> None:
         super().__init__()
         self.group = group
-        self.stage, self.n_stages = dist.get_rank(group), dist.get_world_size(group)
-        if self.stage < 0:
-            raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
+        self.stage, self.n_stages = rank_in(group), dist.get_world_size(group)
         agreed = [split_layers(len(blocks), self.n_stages, costs)]
         dist.broadcast_object_list(agreed, group=group, group_src=0)  # measured costs differ from rank to rank
         (self.stages,) = agreed
@@ -96,13 +95,13 @@ class LayerWise(nn.Module):
         formats = self._formats.setdefault((inputs.shape, torch.is_grad_enabled()), {})
         messages = StageMessages(self._schedule, self.group, inputs.device, formats)
         messages.samples = len(inputs)
-        runner = StageRunner({self.stage: self._compute}, messages, [inputs], self._no_loss_yet, self._mark)
+        runner = StageRunner({self.stage: self._compute}, messages, [inputs], self._keep_output, self._mark)
         runner.forward(self.stage, 0)
         messages.finish()
         if torch.is_grad_enabled():
             self._runner = runner
         output, self._output = self._output, None
-        return output if self.is_last else None
+        return output
 
     def backward(self, loss: Tensor | None = None) -> None:
         """Add each parameter's gradient to its `.grad`, as `loss.backward()` does in one process.
@@ -126,7 +125,7 @@ class LayerWise(nn.Module):
             runner.messages.finish()
 
     def _compute(self, x: Tensor) -> Any:
-        self._output = output = self.blocks(x)
+        output = self.blocks(x)
         if self.is_last:
             return output
         if not isinstance(output, Tensor):
@@ -136,8 +135,9 @@ class LayerWise(nn.Module):
             )
         return output.requires_grad_(torch.is_grad_enabled())  # frozen layers may be trained in the next step
 
-    def _no_loss_yet(self, output: Any, k: int) -> Tensor:
-        return torch.zeros(())  # the caller makes it of the output, and gives it to `backward`
+    def _keep_output(self, output: Any, k: int) -> Tensor:
+        self._output = output
+        return torch.zeros(())  # stands for the loss, which the caller makes of the output and gives to `backward`
 
     def _mark(self, kind: str, stage: int, k: int, includes: str) -> AbstractContextManager[None]:
         return compute(kind, stage=stage, work=len(self.stages[stage]))

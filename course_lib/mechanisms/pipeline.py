@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.between_stages import RankSchedule, StageMessages, rank_schedule
+from course_lib.mechanisms.groups import rank_in
 from course_lib.mechanisms.schedules import Action, Schedule
 from course_lib.mechanisms.split_backward import WeightGradients, accumulators, input_gradients
 from course_lib.timeline import compute
@@ -207,9 +208,7 @@ def _call(module: nn.Module, inputs: Any) -> Any:
 
 def _rank_in(group: dist.ProcessGroup | None, schedule: Schedule) -> int:
     """This rank's number in the group, which has to be as large as the schedule."""
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
+    rank, world_size = rank_in(group), dist.get_world_size(group)
     if world_size != schedule.n_ranks:
         raise ValueError(f"schedule is for {schedule.n_ranks} ranks; the group has {world_size}, so build it for these")
     return rank

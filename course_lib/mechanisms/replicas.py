@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-Group = dist.ProcessGroup | None  # None: of all ranks
+from course_lib.mechanisms.groups import Group, rank_in
+
 _UNKNOWN = -1  # the share of a rank that did not say
 
 
@@ -54,8 +55,7 @@ def check_same_parameters(
     Only a checksum goes around. It has the same size whatever a rank holds, so the comparison itself cannot hang.
     Raises ValueError on every rank if names, shapes or dtypes differ, and on a rank that is not in the group.
     """
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
+    rank_in(group)
     listed = [f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     checksum = zlib.crc32("\n".join(listed).encode())
     share = _UNKNOWN if samples is None else max(int(samples), 0)

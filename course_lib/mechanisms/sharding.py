@@ -36,7 +36,8 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients, weakly
 from course_lib.mechanisms.fully_sharded import FullySharded
-from course_lib.mechanisms.replicas import Group, check_same_parameters, from_first_rank
+from course_lib.mechanisms.groups import Group
+from course_lib.mechanisms.replicas import check_same_parameters, from_first_rank
 from course_lib.mechanisms.shards import (
     Bucket,
     Layout,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.mechanisms.replicas import Group
+from course_lib.mechanisms.groups import Group
 
 
 class Layout:

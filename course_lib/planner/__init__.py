@@ -4,13 +4,13 @@
     spec.py       hardware.py              |
                                            compute.py         one device: products by shape, the rest by bytes
                                            communication.py   collectives and messages over links
-                                           pipeline.py        bubbles in closed form;  simulate.py  action by action
+                                           bubbles.py         waiting in closed form;  simulate.py  action by action
                                            memory.py          bytes on the fullest device
                                            explain.py         the binding constraint in words
                                            calibrate.py       a measured step: your machine in place of a typical one
 
 `search` estimates every legal plan. `python3 course.py bench planner` holds all of it against what was published;
-wire.py does the same arithmetic to the byte for the mechanisms of this course, to be held against real runs.
+exact_bytes.py does the same arithmetic to the byte for the mechanisms of this course, to be held against real runs.
 """
 
 from course_lib.planner.calibrate import calibrate

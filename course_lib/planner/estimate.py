@@ -5,7 +5,7 @@
            + exposed traffic of gradients and parameters + optimizer
 
 on the slowest device. *Exposed* is the part of some traffic that the device waits for; the rest is *hidden* behind
-computation. The first line is compute.py and communication.py, the second is pipeline.py.
+computation. The first line is compute.py and communication.py, the second is bubbles.py.
 """
 
 from __future__ import annotations
@@ -139,10 +139,7 @@ class Estimate:
     @property
     def mfu_range(self) -> tuple[float, float]:
         """Where 90% of runs lie."""
-        return (
-            self.mfu * self.step_time.total / self.step_time.high,
-            self.mfu * self.step_time.total / self.step_time.low,
-        )
+        return self.step_time.around(self.mfu)
 
     @property
     def interval(self) -> str:

@@ -94,10 +94,8 @@ REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
 def _without(suspect: str, case: Training) -> Outcome:
     """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
     name, change = REMEDIES[suspect]
-    sixteen, thirty_two = (
-        last_loss(case),
-        last_loss(replace(case, weights=torch.float32, compute=torch.float32)),
-    )
+    sixteen = last_loss(case)
+    thirty_two = last_loss(replace(case, weights=torch.float32, compute=torch.float32))
     changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
     right = won > lost / 2
@@ -324,7 +322,7 @@ WAYS = {
 def _step(rank: int, way: Way) -> Tensor:
     """Micro-batches of 4 samples; gradients add up in 32 bits and travel in way.dtype."""
     model = TinyGPT(CONFIG, dtype=way.dtype)
-    minibatch = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(16 * MICRO_BATCHES)])
+    minibatch = data.fixed_examples(16 * MICRO_BATCHES)
     share = batches.split(minibatch, dist.get_world_size())[rank]
     all_reduce = all_reduce_in(way.dtype, torch.float32)
     total = torch.zeros(sum(weight.numel() for weight in model.parameters()))

@@ -76,8 +76,7 @@ def _share_out(option: str, case: Sharing) -> Outcome:
 
 def _worker(rank: int, case: Sharing, splits_samples: bool, splits_model: bool) -> int:
     """Compute the loss of what this worker has been given. Returns its number of samples."""
-    problems = [(10 + sample % 90, 99 - sample % 90) for sample in range(case.samples)]
-    minibatch = data.examples(problems)
+    minibatch = data.fixed_examples(case.samples)
     inputs, targets = batches.split(minibatch, case.workers)[rank] if splits_samples else minibatch
     blocks = TinyGPT(replace(TINY, layers=case.workers - 2 or 1)).blocks
     part = blocks[rank : rank + 1] if splits_model else blocks

@@ -247,18 +247,19 @@ SITES = {
 def _sites() -> Outcome:
     lines = [f"{name}: {_at(site, MODEL)} with 70B, {_at(site, LARGER)} with 405B" for name, site in SITES.items()]
     fitting = [name for name, site in SITES.items() if _fits(site, LARGER)]
-    fastest = max(SITES, key=lambda name: best(SITES[name]).tokens_per_second)
-    ranges = [best(SITES[name]).tokens_per_second_range for name in ("64 H100, fast network", "32 B200, fast network")]
-    overlap = ranges[0][0] < ranges[1][1]
-    shown = fitting == ["128 A100, slow network"] and fastest == "64 H100, fast network" and overlap
+    fastest, second, _ = sorted(SITES, key=lambda name: -best(SITES[name]).tokens_per_second)
+    (least, _), (_, most) = (best(SITES[name]).tokens_per_second_range for name in (fastest, second))
+    shown = fitting == ["128 A100, slow network"] and least < most
+    shown = shown and (fastest, second) == ("64 H100, fast network", "32 B200, fast network")
     return Outcome(None, f"The planner says (modelled): {'; '.join(lines)}.", shown=shown)
 
 
 def _at(site: Cluster, model: ModelSpec) -> str:
     if not _fits(site, model):
         return "no plan fits"
-    low, high = best(site, model).tokens_per_second_range
-    return f"{best(site, model).tokens_per_second:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+    plan = best(site, model)
+    low, high = plan.tokens_per_second_range
+    return f"{plan.tokens_per_second:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
 
 
 @lru_cache(maxsize=16)

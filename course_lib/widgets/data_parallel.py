@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from course_lib.experiments import training_step
 from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdown
-from course_lib.figures.axis import duration, percent
+from course_lib.figures.axis import counted, duration, percent
 from course_lib.figures.breakdown import CAUSES
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Timeline
@@ -79,14 +79,15 @@ def draw(setting: DataParallelSetting, step: Timeline, curve: list[Timing]) -> V
     return View(
         describe(setting, step, curve),
         beside=speed_up(curve, HALF, "How much faster are more ranks?"),
-        under=lost_time({_count(setting.ranks): time_breakdown(step)}, HALF, "Where did the time go?"),
+        under=lost_time({counted(setting.ranks, "rank"): time_breakdown(step)}, HALF, "Where did the time go?"),
         below=gantt(step, width=WIDTH, title="What did every rank do?"),
     )
 
 
 def describe(setting: DataParallelSetting, step: Timeline, curve: list[Timing]) -> str:
     """What came of a step, in two sentences."""
-    text = f"{_count(setting.ranks)}, {setting.batch_size} samples, {step.origin}: {duration(step.makespan)} for a step"
+    what = f"{counted(setting.ranks, 'rank')}, {setting.batch_size} samples"
+    text = f"{what}, {step.origin}: {duration(step.makespan)} for a step"
     if setting.ranks == 1:
         return f"{text}. One rank has nobody to wait for and nothing to send."
     shares = time_breakdown(step)
@@ -130,7 +131,3 @@ class DataParallelExplorer:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return self.explorer._repr_mimebundle_()
-
-
-def _count(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from course_lib.experiments import pipeline_step
 from course_lib.figures import SizedStep, gantt, micro_batch_sizes
-from course_lib.figures.axis import duration, number
+from course_lib.figures.axis import counted, duration, number
 from course_lib.figures.micro_batch_chart import best
 from course_lib.planner import simulate
 from course_lib.ranks import Pace
@@ -101,8 +101,8 @@ def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep])
     """What came of a step, and where the shortest one is."""
     (own,) = (one for one in curve if one.size == setting.size)
     text = (
-        f"Micro-batches of {_samples(setting.size)}, {setting.schedule.n_micro_batches} of them on {setting.stages} "
-        f"stages, {step.origin}: {duration(step.makespan)} for a step, "
+        f"Micro-batches of {counted(setting.size, 'sample')}, {setting.schedule.n_micro_batches} of them on "
+        f"{setting.stages} stages, {step.origin}: {duration(step.makespan)} for a step, "
         f"{compared(step.makespan, own.modelled)}. "
     )
     if not own.fits:
@@ -110,25 +110,21 @@ def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep])
     fastest = best(curve)
     if fastest is None:
         return text + "No size fits into memory."
-    text += f"The best size that fits is {_samples(fastest.size)}"
+    text += f"The best size that fits is {counted(fastest.size, 'sample')}"
     if not setting.overhead:
         return text + "; without overhead, smaller is always faster."
     ideal = sqrt(MINIBATCH * setting.overhead / ((setting.stages - 1) * (FORWARD + BACKWARD)))
     return text + f"; the formula, which knows nothing of memory, says {number(ideal)}."
 
 
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count} samples"
-
-
 class MicroBatchExplorer:
     """Size of a micro-batch, stages, overhead and memory; the whole curve follows when no move does."""
 
     def __init__(self, size: int = 4, stages: int = 4, overhead: float = 0.008, memory: int = 32) -> None:
-        self.size = Slider("micro-batch", SIZES, size, [_samples(size) for size in SIZES])
+        self.size = Slider("micro-batch", SIZES, size, [counted(size, "sample") for size in SIZES])
         self.stages = Slider("stages", STAGES, stages)
         self.overhead = Slider("overhead", OVERHEADS, overhead, [f"{1000 * each:g} ms each" for each in OVERHEADS])
-        self.memory = Slider("memory", MEMORIES, memory, [f"for {_samples(size)}" for size in MEMORIES])
+        self.memory = Slider("memory", MEMORIES, memory, [f"for {counted(size, 'sample')}" for size in MEMORIES])
         self.measured = Measured()
         controls = [self.size, self.stages, self.overhead, self.memory]
         self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))

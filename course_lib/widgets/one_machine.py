@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from course_lib.figures import limits, memory_by_part
-from course_lib.figures.axis import long_time, memory_size
+from course_lib.figures.axis import counted, long_time, memory_size
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
@@ -69,7 +69,7 @@ def explorer(model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, r
     controls = [
         Slider("model", tuple(FAMILY), model),
         Slider("device", DEVICES, device),
-        Slider("at a time", SAMPLES, samples, [f"{n} sample{'s' * (n > 1)}" for n in SAMPLES]),
+        Slider("at a time", SAMPLES, samples, [counted(n, "sample") for n in SAMPLES]),
         Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
     ]
     return Explorer(controls, lambda: draw(*(control.value for control in controls)))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from course_lib.experiments import pipeline_step
 from course_lib.figures import gantt, held, in_flight
-from course_lib.figures.axis import duration, number, percent
+from course_lib.figures.axis import counted, duration, number, percent
 from course_lib.planner import simulate
 from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule
@@ -79,19 +79,14 @@ def draw(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> View:
 def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> str:
     """What came of a step, how far the prediction was off, and what had to be held."""
     idle, expected = step.idle_fraction(), predicted.idle_fraction()
-    micro_batches = _count(setting.micro_batches, "micro-batch")
+    micro_batches = counted(setting.micro_batches, "micro-batch")
     most = max(one.most for one in held(step))
     return (
-        f"{_count(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
+        f"{counted(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
         f"{duration(step.makespan)}, {compared(step.makespan, predicted.makespan)}. The ranks were idle for "
         f"{percent(idle)} of the time, the bubble; predicted {percent(expected)}. The fullest rank held the "
         f"activations of {number(most)} of {micro_batches}."
     )
-
-
-def _count(n: int, noun: str) -> str:
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{n} {noun}{'' if n == 1 else plural}"
 
 
 class PipelineExplorer:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, Operation, run_cut
 from course_lib.figures import gantt, who_holds_what
-from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures.axis import counted, data_size, duration, percent
 from course_lib.figures.who_holds_what import count_operations
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
@@ -81,7 +81,7 @@ def draw(setting: TensorParallelSetting, run: CutRun) -> View:
 
 def describe(setting: TensorParallelSetting, run: CutRun, predicted: Timeline) -> str:
     """What came of a run, in a few sentences."""
-    who = "1 rank" if setting.ranks == 1 else f"{setting.ranks} ranks"
+    who = counted(setting.ranks, "rank")
     time = run.timeline.makespan
     took = f"{duration(time)} for forward and backward, {compared(time, predicted.makespan)}"
     text = f"{who}, {setting.way}, hidden size {setting.hidden}, {run.timeline.origin}: {took}"

@@ -190,10 +190,14 @@ class Notebook:
         self.page.get_by_role("menuitem", name=menu, exact=True).click()
         self.page.get_by_role("menuitem", name=entry, exact=True).click()
 
-    def run_all(self, timeout: float = 180) -> None:
-        """Clear what is stored, run every cell, wait until all are done. timeout in seconds."""
+    def clear(self) -> None:
+        """Forget what is stored: no cell has an output or a number."""
         self.choose("Edit", "Clear Outputs of All Cells")
         self.page.wait_for_function(f"() => {PROMPTS}.every(text => text === '[ ]:')")
+
+    def run_all(self, timeout: float = 180) -> None:
+        """Clear what is stored, run every cell, wait until all are done. timeout in seconds."""
+        self.clear()
         self.choose("Run", "Run All Cells")
         done = f"() => {PROMPTS}.some(text => /\\d/.test(text)) && !{PROMPTS}.includes('[*]:')"
         self.page.wait_for_function(done, timeout=timeout * 1000)
@@ -205,8 +209,7 @@ class Notebook:
 
     def run_cells(self, words: str, timeout: float = 180) -> None:
         """Clear what is stored, run the cells with these words (a regular expression), wait until they are done."""
-        self.choose("Edit", "Clear Outputs of All Cells")
-        self.page.wait_for_function(f"() => {PROMPTS}.every(text => text === '[ ]:')")
+        self.clear()
         code = self.page.locator(".jp-CodeCell .jp-InputArea").filter(has_text=re.compile(words))
         for cell in code.all():
             cell.locator(".jp-InputArea-prompt").click()

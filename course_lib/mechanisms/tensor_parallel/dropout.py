@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.tensor_parallel.linear import RowParallelLinear
-from course_lib.mechanisms.tensor_parallel.placement import Group
 from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding
 
 

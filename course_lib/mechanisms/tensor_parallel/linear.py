@@ -35,7 +35,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.mechanisms.tensor_parallel.placement import Group, gather, shard, shard_parameters
+from course_lib.mechanisms.groups import Group
+from course_lib.mechanisms.tensor_parallel.placement import gather, shard, shard_parameters
 
 SEQUENCE = 1  # the dimension of the positions, in hidden states [batch, sequence, hidden]
 

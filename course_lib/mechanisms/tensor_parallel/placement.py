@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Group = dist.ProcessGroup | None
+from course_lib.mechanisms.groups import Group
 
 
 def shard(tensor: Tensor, dim: int, group: Group = None) -> Tensor:

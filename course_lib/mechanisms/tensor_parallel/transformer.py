@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.mechanisms.groups import Group, rank_in
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.tensor_parallel.dropout import DropoutGenerators, replace_dropout
 from course_lib.mechanisms.tensor_parallel.linear import (
@@ -25,7 +26,6 @@ from course_lib.mechanisms.tensor_parallel.linear import (
     scatter_sequence,
 )
 from course_lib.mechanisms.tensor_parallel.placement import (
-    Group,
     check_length,
     mark_partial,
     note_equal,
@@ -168,9 +168,8 @@ def _mark_partial_gradients(model: nn.Module) -> None:
 
 
 def _check_model(model: nn.Module, group: Group) -> None:
+    rank_in(group)
     n = dist.get_world_size(group)
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"group does not contain rank {dist.get_rank()}; only its members may call this")
     found = _to_be_cut(model)
     if not found:
         names = "; ".join(", ".join(names) for names in _CUTS)

@@ -14,8 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.tensor_parallel.linear import gather_from_ranks, sum_over_ranks
-from course_lib.mechanisms.tensor_parallel.placement import Group, shard_parameters, shard_range
+from course_lib.mechanisms.tensor_parallel.placement import shard_parameters, shard_range
 
 
 class VocabParallelEmbedding(nn.Module):
