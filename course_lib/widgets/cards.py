@@ -39,9 +39,10 @@ HIDE, OTHER = "Hide the answer", "Other numbers"
 
 
 class Field(Protocol):
-    """Where an answer is given. widget: what is shown.  answer: None before there is one."""
+    """Where an answer is given. widget: what is shown.  holds: its trait.  answer: None before there is one."""
 
     widget: Any
+    holds: str
 
     @property
     def answer(self) -> Any: ...
@@ -52,6 +53,8 @@ class Field(Protocol):
 
 
 class ChoiceField:
+    holds = "chosen"
+
     def __init__(self, form: Choice, controls: Any) -> None:
         self.form, self.widget = form, controls.Options("Choose one:", form.lines)
 
@@ -67,6 +70,8 @@ class ChoiceField:
 
 
 class OrderField:
+    holds = "order"
+
     def __init__(self, form: Ordering, controls: Any) -> None:
         self.widget = controls.OrderList("Events, the first at the top", form.events)
 
@@ -83,6 +88,8 @@ class OrderField:
 
 class TextField:
     """A number with its unit on a line, or sentences in a box."""
+
+    holds = "value"
 
     def __init__(self, form: Number | FreeText) -> None:
         if isinstance(form, Number):
@@ -136,8 +143,8 @@ class Card:
         self._reopen()
         if not self.poll:
             self._recall()
-        if isinstance(question.form, FreeText) and self.field:
-            self.field.widget.observe(lambda change: question.draft(change["new"]), "value")
+        if self.field:
+            self.field.widget.observe(lambda _: self._changed(), self.field.holds)
 
     def _recall(self) -> None:
         """Show what is in the student's file."""
@@ -166,6 +173,18 @@ class Card:
             self._say("Decide on an answer first, even if it is a guess.", "alert")
             return
         self._committed(self.question.commit(self.field.answer))
+
+    def _changed(self) -> None:
+        """Keep a text that grows; and what was changed before a click but comes after it belongs to that click.
+
+        While the kernel is busy, the browser holds an element's later changes back, but not the click on another.
+        """
+        assert self.field is not None
+        if isinstance(self.question.form, FreeText):
+            self.question.draft(self.field.widget.value)
+        if self._step == RUN and not self.poll:
+            self._reopen()
+            self._try(self._commit, self.main)
 
     def _committed(self, answer: Any) -> None:
         assert self.field is not None

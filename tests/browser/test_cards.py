@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 RUN = 90_000  # milliseconds that a run may take on a busy machine
 CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribution')", "Card('Q2', plain=True)"]
 CHOICE, NUMBER, ORDER, TEXT, PLAIN = range(len(CARDS))
+BUSY = len(CARDS)  # the cell after them: while it runs, the kernel hears nothing
 RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 
 
@@ -19,7 +20,7 @@ def cards(lab: Any) -> Any:
     """Open a notebook with a card in each cell, where nothing has been answered yet, and run it."""
     shutil.rmtree(lab.server.answers, ignore_errors=True)
     path = f"notebooks/{lab.workspace}.ipynb"
-    lab.write(path, *(f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS))
+    lab.write(path, *(f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS), "import time; time.sleep(0.5)")
 
     def open_notebook() -> Any:
         notebook = lab.open(path)
@@ -128,10 +129,11 @@ def what_was_decided_is_there_when_the_notebook_is_opened_anew(card: Locator, ca
 def test_cards_with_the_keyboard_alone(cards: Any) -> None:
     notebook = cards()
     a_choice_is_made_with_keys(notebook.page, notebook.output(CHOICE))
+    what_was_chosen_last_counts_though_the_kernel_is_busy(notebook, notebook.output(CHOICE))
     a_number_is_typed(notebook.page, notebook.output(NUMBER))
     an_order_is_made_with_keys(notebook.page, notebook.output(ORDER))
     a_text_is_written_and_compared(notebook.page, notebook.output(TEXT))
-    assert notebook.page.locator(".jp-CodeCell").count() == len(CARDS)
+    assert notebook.page.locator(".jp-CodeCell").count() == len(CARDS) + 1
 
 
 def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
@@ -145,6 +147,20 @@ def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
     press(page, "Space")
     expect(feedback(card)).to_contain_text("Not this one. You answered: c", timeout=RUN)
     expect(button(card, "Try another answer")).to_be_focused()
+
+
+def what_was_chosen_last_counts_though_the_kernel_is_busy(notebook: Any, card: Locator) -> None:
+    """The browser then sends the first choice, the click on the button, and only after both the second choice."""
+    page = notebook.page
+    button(card, "Try another answer").click()
+    page.locator(".jp-Notebook .jp-Cell .jp-InputArea-prompt").nth(BUSY).click()
+    press(page, "Control+Enter")
+    card.get_by_role("radio").first.focus()
+    press(page, "ArrowDown", "ArrowDown", "ArrowDown", "Tab", "Enter")
+    expect(card.get_by_role("status")).to_contain_text("You have decided: d", timeout=RUN)
+    expect(card.get_by_role("radio").nth(3)).to_be_checked()
+    button(card, "Run it").click()
+    expect(feedback(card)).to_contain_text("You answered: d", timeout=RUN)
 
 
 def a_number_is_typed(page: Page, card: Locator) -> None:

@@ -81,6 +81,24 @@ def test_a_choice_is_decided_then_run_then_tried_again(plain: bool) -> None:
     assert [note.right for note in progress.notes()] == [None, False, None, True]
 
 
+def test_a_change_made_before_the_click_but_heard_of_after_it_is_what_was_decided() -> None:
+    card = Card("Q4")
+    card.field.widget.chosen = [1]
+    press(card.main)
+    card.field.widget.chosen = [2]  # as the browser sends it that had to hold it back
+    assert "decided: c" in card.status.value
+    press(card.main)
+    assert questions.progress.latest("Q4", 0).answer == "c"
+
+    card = Card("bytes_sent")
+    card.field.widget.value = "8 MB"
+    press(card.main)
+    card.field.widget.value = ""
+    assert "Decide on an answer first" in card.status.value
+    assert card.main.label == DECIDE
+    assert not card.field.widget.disabled
+
+
 def test_without_an_answer_nothing_is_decided() -> None:
     card = Card("Q4")
     press(card.main)
