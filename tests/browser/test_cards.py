@@ -20,7 +20,8 @@ def cards(lab: Any) -> Any:
     """Open a notebook with a card in each cell, where nothing has been answered yet, and run it."""
     shutil.rmtree(lab.server.answers, ignore_errors=True)
     path = f"notebooks/{lab.workspace}.ipynb"
-    lab.write(path, *(f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS), "import time; time.sleep(0.5)")
+    cells = [f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS]
+    lab.write(path, *cells, "import time; time.sleep(0.5)")
 
     def open_notebook() -> Any:
         notebook = lab.open(path)
