@@ -450,9 +450,12 @@ def environment() -> dict[str, str]:
     """The variables for everything that runs in .venv: `python` is ours, other installations stay out.
 
     Bytecode is written even where it is not wanted elsewhere: else every rank compiles what it imports, in every run.
+    A process computes with one thread, as every rank does, unless you have set another number: a model of the course is
+    no faster with two, and where something else keeps a core busy, thirty times slower.
     """
     foreign = {"PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__", "PYTHONDONTWRITEBYTECODE"}
     return {
+        "OMP_NUM_THREADS": "1",
         **{name: value for name, value in os.environ.items() if name not in foreign},
         "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
         "VIRTUAL_ENV": str(VENV),

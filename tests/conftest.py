@@ -11,6 +11,10 @@ import pytest
 
 from course_lib.ranks import fork_server
 
+# As on every rank, and before torch is imported: with two threads matrix products add up in another order, and two that
+# wait for each other on busy cores took 200 ms for a step that takes one of them 6.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a bug
 hypothesis.settings.load_profile("course")
 

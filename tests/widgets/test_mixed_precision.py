@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -28,13 +27,9 @@ SCALED, TOO_LARGE = 2.0**16, 2.0**40
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Trainings of few steps, on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of few steps."""
     monkeypatch.setattr(mixed_precision, "STEPS", 40)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
