@@ -1,14 +1,11 @@
-"""Makes a plotly figure of a chart. It loads nothing from outside in JupyterLab."""
+"""Makes a plotly figure of a chart, as the data that plotly draws; it loads nothing from outside in JupyterLab."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
-
-import plotly.graph_objects as go
-from plotly.basedatatypes import BaseTraceType
-from plotly.subplots import make_subplots
+from typing import Any
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
 from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule, Words
@@ -16,65 +13,90 @@ from course_lib.figures.palette import INK, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
-LINES_OF_AXES = {"gridcolor": "#d5d5d5", "zeroline": False, "automargin": True}
+Data = dict[str, Any]
 
 
-def figure(chart: Chart) -> go.Figure:
-    """Dark on white whatever the theme of the page, as the stored pictures are."""
-    down, across = (1, len(chart.panels)) if chart.is_row else (len(chart.panels), 1)
-    made = make_subplots(rows=down, cols=across, shared_xaxes=not chart.is_row, horizontal_spacing=0.12)
+def figure(chart: Chart) -> Data:
+    """Its "data" and "layout": dark on white whatever the theme of the page, as the stored pictures are."""
+    layout: Data = {"annotations": [], "shapes": []}
+    data: list[Data] = []
     for place, panel in enumerate(chart.panels):
-        where = {"row": 1, "col": place + 1} if chart.is_row else {"row": place + 1, "col": 1}
-        _add_panel(made, chart, panel, where)
+        data += _draw_panel(layout, chart, panel, place)
     named = set()
-    for trace in made.data:
-        trace.update(legendgroup=trace.name, showlegend=bool(trace.name) and trace.name not in named)
-        named.add(trace.name)
+    for trace in data:
+        trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
+        named.add(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
     lines = title + [ORIGINS[origin] for origin in ORIGINS if origin in chart.origins]
-    return made.update_layout(
-        template="none",
-        title={"text": "<br>".join(lines), "font": {"size": 14}, "x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}},
-        font={"color": INK},
-        paper_bgcolor=PAPER,
-        plot_bgcolor=PAPER,
-        margin={"t": 44 + 20 * len(lines), "r": 20, "b": 50},
-        height=max(300, 180 + 20 * len(lines) + down * (20 + chart.panels[0].height)),
-        barmode="stack",
-        uniformtext={"minsize": 9, "mode": "hide"},
-        legend={"traceorder": "normal"},
-        hovermode="x unified" if chart.has_crosshair else "closest",
-    )
+    down = 1 if chart.is_row else len(chart.panels)
+    layout |= {
+        "title": {
+            "text": "<br>".join(lines),
+            "font": {"size": 14},
+            "x": 0.02,
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 14},
+        },
+        "font": {"color": INK},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "margin": {"t": 44 + 20 * len(lines), "r": 20, "b": 50},
+        "height": max(300, 180 + 20 * len(lines) + down * (20 + chart.panels[0].height)),
+        "barmode": "stack",
+        "uniformtext": {"minsize": 9, "mode": "hide"},
+        "legend": {"traceorder": "normal", "orientation": "h", "y": 1, "yanchor": "bottom"},
+        "hovermode": "x unified" if chart.has_crosshair else "closest",
+    }
+    return {"data": data, "layout": layout}
 
 
-def _add_panel(made: go.Figure, chart: Chart, panel: Panel, where: dict[str, int]) -> None:
+def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Data]:
+    """Add a panel's axes, words and lines to the layout; returns its traces."""
+    number = str(place + 1) if place else ""
+    where = {"xref": f"x{number}", "yref": f"y{number}"}
     order = {name: place for place, name in enumerate(chart.legend)}
-    # What the legend does not name lies below what it names, in the order of the legend.
-    for _, trace in sorted(_traces(panel), key=lambda named: order.get(named[0], -1)):
-        made.add_trace(trace, **where)
     for mark in panel.marks:
         if isinstance(mark, Label):
-            _write(made, panel, mark.words, where, mark.x, mark.y)
+            layout["annotations"].append(_written(panel, mark.words, mark.x, mark.y) | where)
         elif isinstance(mark, Curve):
-            for point in mark.points:
-                if point.words:
-                    _write(made, panel, point.words, where, point.x, point.y)
+            points = (point for point in mark.points if point.words)
+            layout["annotations"] += [_written(panel, point.words, point.x, point.y) | where for point in points]
         elif isinstance(mark, Band):
-            made.add_vrect(mark.low, mark.high, fillcolor=INK, opacity=0.1, line_width=0, layer="below", **where)
+            layout["shapes"].append(_band(mark, where))
         elif isinstance(mark, Rule):
-            _add_rule(made, panel, mark, where)
-    made.update_xaxes(_axis(panel.x), **where, **LINES_OF_AXES)
-    made.update_yaxes(_axis(panel.y), **where, **LINES_OF_AXES)
+            layout["shapes"].append(_line(mark, where))
+            x, y = (panel.x.low, mark.at) if mark.is_across else (mark.at, panel.y.high)
+            layout["annotations"].append(_written(panel, mark.words, x, y) | where)
+    n = len(chart.panels)
+    last = str(n) if n > 1 else ""
+    gap = 0.12 if chart.is_row else 0.3 / n  # between two panels, as a share of the figure
+    start = place * (1 + gap) / n
+    end = start + (1 - gap * (n - 1)) / n
+    layout[f"xaxis{number}"] = _axis(panel.x) | {"anchor": f"y{number}"}
+    layout[f"yaxis{number}"] = _axis(panel.y) | {"anchor": f"x{number}"}
+    if chart.is_row:
+        layout[f"xaxis{number}"]["domain"] = [start, end]
+    else:
+        layout[f"yaxis{number}"]["domain"] = [max(0.0, 1 - end), 1 - start]
+        if number != last:
+            layout[f"xaxis{number}"] |= {"matches": f"x{last}", "showticklabels": False}
+    # What the legend does not name lies below what it names, in the order of the legend.
+    traces = [trace for _, trace in sorted(_traces(panel), key=lambda named: order.get(named[0], -1))]
+    return [trace | {"xaxis": where["xref"], "yaxis": where["yref"]} for trace in traces]
 
 
-def _axis(axis: Axis) -> dict[str, object]:
+def _axis(axis: Axis) -> Data:
     names = {"tickvals": list(axis.ticks), "ticktext": [escape(axis.write(tick)) for tick in axis.ticks]}
     return {
         "type": "log" if axis.is_log else "linear",
         "range": [_on_axis(axis, axis.low), _on_axis(axis, axis.high)],
-        "title_text": axis.title,
+        "title": {"text": axis.title},
         "showticklabels": bool(axis.ticks),
         "showgrid": axis.has_grid,
+        "gridcolor": "#d5d5d5",
+        "zeroline": False,
+        "automargin": True,
         **({"tickformat": FORMATS[axis.write]} if axis.write in FORMATS else names),
     }
 
@@ -84,29 +106,41 @@ def _on_axis(axis: Axis, value: float) -> float:
     return math.log10(value) if axis.is_log else value
 
 
-def _write(made: go.Figure, panel: Panel, words: Words, where: dict[str, int], x: float, y: float) -> None:
-    made.add_annotation(
-        x=_on_axis(panel.x, x),
-        y=_on_axis(panel.y, y),
-        text=f"<b>{escape(words.text)}</b>" if words.is_bold else escape(words.text),
-        font={"size": words.size},
-        xshift=words.right,
-        yshift=-words.down,
-        xanchor={"middle": "center", "end": "right"}.get(words.anchor or "", "left"),
-        yanchor="bottom",
-        showarrow=False,
-        **where,
-    )
+def _written(panel: Panel, words: Words, x: float, y: float) -> Data:
+    return {
+        "x": _on_axis(panel.x, x),
+        "y": _on_axis(panel.y, y),
+        "text": f"<b>{escape(words.text)}</b>" if words.is_bold else escape(words.text),
+        "font": {"size": words.size},
+        "xshift": words.right,
+        "yshift": -words.down,
+        "xanchor": {"middle": "center", "end": "right"}.get(words.anchor or "", "left"),
+        "yanchor": "bottom",
+        "showarrow": False,
+    }
 
 
-def _add_rule(made: go.Figure, panel: Panel, rule: Rule, where: dict[str, int]) -> None:
-    add = made.add_hline if rule.is_across else made.add_vline
-    add(rule.at, line={"color": INK, "dash": "dash", "width": rule.width}, **where)
-    x, y = (panel.x.low, rule.at) if rule.is_across else (rule.at, panel.y.high)
-    _write(made, panel, rule.words, where, x, y)
+def _band(band: Band, where: Data) -> Data:
+    place = {
+        "xref": where["xref"],
+        "x0": band.low,
+        "x1": band.high,
+        "yref": f"{where['yref']} domain",
+        "y0": 0,
+        "y1": 1,
+    }
+    return {"type": "rect", **place, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
 
 
-def _traces(panel: Panel) -> Iterator[tuple[str, BaseTraceType]]:
+def _line(rule: Rule, where: Data) -> Data:
+    """A shape, unlike an annotation, has its place on a logarithmic axis as it is."""
+    along, across = ("x", "y") if rule.is_across else ("y", "x")
+    place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
+    place |= {f"{across}ref": where[f"{across}ref"], f"{across}0": rule.at, f"{across}1": rule.at}
+    return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": rule.width}}
+
+
+def _traces(panel: Panel) -> Iterator[tuple[str, Data]]:
     """A trace for each curve, and one for all bars of a part, each with its name in the legend of the chart."""
     for mark in panel.marks:
         if isinstance(mark, Curve):
@@ -124,21 +158,28 @@ def _traces(panel: Panel) -> Iterator[tuple[str, BaseTraceType]]:
         yield part, _bars([bar for bar in bars if bar.part == part])
 
 
-def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: object) -> go.Scatter:
+def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: Any) -> Data:
     def words(x: float, y: float) -> str:
         return f"{name}: {panel.x.title} {panel.x.write(x)}, {panel.y.title} {panel.y.write(y)}"
 
-    return go.Scatter(
-        x=[point.x for point in points],
-        y=[point.y for point in points],
-        name=escape(name),
-        hovertext=[escape(point.tip or words(point.x, point.y)) for point in points],
-        cliponaxis=False,
-        **{"hoverinfo": "text", **look},
-    )
+    return {
+        "type": "scatter",
+        "x": [_brief(point.x) for point in points],
+        "y": [_brief(point.y) for point in points],
+        "name": escape(name),
+        "hovertext": [escape(point.tip or words(point.x, point.y)) for point in points],
+        "cliponaxis": False,
+        "hoverinfo": "text",
+        **look,
+    }
 
 
-def _curve(curve: Curve) -> dict[str, object]:
+def _brief(value: float) -> float | None:
+    """As many digits as a picture shows, so that a notebook with thousands of points stays small; None for a gap."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def _curve(curve: Curve) -> Data:
     """How a curve looks: its points have symbols where they have tips."""
     look = curve.look
     if look is None:
@@ -157,25 +198,26 @@ def _curve(curve: Curve) -> dict[str, object]:
     return {"mode": mode, "line": {"color": look.color, "dash": dash, "width": 2.5}, "marker": marker}
 
 
-def _bars(bars: list[Bar]) -> go.Bar:
+def _bars(bars: list[Bar]) -> Data:
     style, is_across = bars[0].style, bars[0].is_across
     places, sizes = [bar.at for bar in bars], [bar.size for bar in bars]
-    return go.Bar(
-        name=style.label,
-        orientation="h" if is_across else "v",
-        x=sizes if is_across else places,
-        y=places if is_across else sizes,
-        width=bars[0].thickness,
-        text=[bar.text for bar in bars],
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        insidetextfont={"color": style.text},
-        hovertext=[escape(bar.tip) for bar in bars],
-        hoverinfo="text",
-        marker={
+    return {
+        "type": "bar",
+        "name": style.label,
+        "orientation": "h" if is_across else "v",
+        "x": sizes if is_across else places,
+        "y": places if is_across else sizes,
+        "width": bars[0].thickness,
+        "text": [bar.text for bar in bars],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "insidetextfont": {"color": style.text},
+        "hovertext": [escape(bar.tip) for bar in bars],
+        "hoverinfo": "text",
+        "marker": {
             "color": style.fill,
             "line": {"color": INK, "width": 0.5},
             "pattern": {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6},
         },
-    )
+    }

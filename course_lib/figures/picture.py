@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from course_lib.figures import chart_svg
+from course_lib.figures import chart_plotly, chart_svg
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Chart
 from course_lib.figures.svg import Sheet, Tip, clean
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
     import plotly.graph_objects as go
 
+PLOTLY = "application/vnd.plotly.v1+json"
 MOST_TIPS = 500
 NARROWEST_TIP = 4.0
 
@@ -68,16 +69,31 @@ class Picture:
         return pandas.DataFrame(list(self.rows))
 
     def to_plotly(self) -> go.Figure:
-        """The same as a plotly figure, to zoom into. Raises ValueError for what is no chart, a timeline or a map."""
+        """The same as a plotly figure, to change. Raises ValueError for what is no chart, a timeline or a map."""
         if self.chart is None:
             raise ValueError(
                 "only a chart can become a plotly figure; a timeline or a map stays the picture that it is"
             )
-        from course_lib.figures import chart_plotly
+        import plotly.graph_objects as go
 
-        return chart_plotly.figure(self.chart)
+        return go.Figure(chart_plotly.figure(self.chart))
+
+    def _ipython_display_(self) -> None:
+        """A chart is two outputs, since JupyterLab shows one kind of each: the figure, and below it its numbers.
+
+        Where no script runs, the image stands in for the figure.
+        """
+        from IPython.display import display
+
+        if self.chart is None:
+            display(self._repr_mimebundle_(), raw=True)
+            return
+        figure = {**chart_plotly.figure(self.chart), "config": {"responsive": True, "displaylogo": False}}
+        display({PLOTLY: figure, "text/html": self._image(), "text/plain": self.summary}, raw=True)
+        display({"text/html": self._numbers(), "text/plain": self.summary}, raw=True)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What does not change when it is touched: of a chart the image."""
         return {"text/plain": self.summary, "text/html": self._image() + self._numbers()}
 
     def _image(self) -> str:

@@ -145,7 +145,7 @@ def test_the_map_says_how_many_plans_fit_and_which_is_the_fastest() -> None:
 def test_the_zoomable_map_has_every_plan() -> None:
     every, front = plan_map(found()).to_plotly().data
     assert len(every.x) == len(found())
-    assert list(front.y) == [one.step_time.total for one in found().pareto]
+    assert list(front.y) == pytest.approx([one.step_time.total for one in found().pareto])
     assert "data 8 x tensor 1 x pipeline 1" in " ".join(every.hovertext)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 from course_lib.figures import (
@@ -23,7 +26,7 @@ from course_lib.figures import (
     speed_up,
     step_time_by_part,
 )
-from course_lib.figures.picture import MOST_TIPS
+from course_lib.figures.picture import MOST_TIPS, PLOTLY
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from tests.figures.drawn import SVG, boxes, parsed
 from tests.figures.synthetic import dense, every_kind
@@ -152,6 +155,33 @@ def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(name: str) -> N
     assert (layout.paper_bgcolor, layout.plot_bgcolor, layout.font.color) == ("#ffffff", "#ffffff", "#1a1a1a")
 
 
+def outputs(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What a cell that ends in the picture shows."""
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    picture._ipython_display_()
+    return shown
+
+
+@pytest.mark.parametrize("name", [name for name in PICTURES if name != "gantt"])
+def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = PICTURES[name]
+    figure, numbers = outputs(picture, monkeypatch)
+    text = json.dumps(figure[PLOTLY], allow_nan=False)
+    assert go.Figure({part: json.loads(text)[part] for part in ("data", "layout")}) == picture.to_plotly()
+    assert not re.search(r"https?://", text)
+    # Where no script runs, the image stands in for the figure, and the numbers stand below either.
+    together = Page(figure["text/html"] + numbers["text/html"])
+    assert together.elements == stored(picture).elements
+    assert picture.summary in Page(numbers["text/html"]).words
+
+
+def test_a_timeline_in_a_cell_is_the_image_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outputs(PICTURES["gantt"], monkeypatch) == [PICTURES["gantt"]._repr_mimebundle_()]
+
+
 def test_a_timeline_is_no_chart_and_says_so() -> None:
     with pytest.raises(ValueError, match="only a chart can become a plotly figure"):
         PICTURES["gantt"].to_plotly()
@@ -159,7 +189,7 @@ def test_a_timeline_is_no_chart_and_says_so() -> None:
 
 def test_pictures_are_drawn_without_importing_plotly_or_pandas() -> None:
     program = (
-        "import sys; from course_lib.figures import gantt; from course_lib.timeline import Timeline\n"
-        "gantt(Timeline([], 2))._repr_mimebundle_(); sys.exit(bool({'plotly', 'pandas'} & set(sys.modules)))"
+        "import sys; from course_lib.figures import Timing, speed_up\n"
+        "speed_up([Timing(1, 1.0)])._ipython_display_(); sys.exit(bool({'plotly', 'pandas'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

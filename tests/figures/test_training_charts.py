@@ -74,7 +74,7 @@ def test_nothing_to_draw_and_too_many_lines_are_refused() -> None:
 def test_the_zoomable_losses_are_the_same() -> None:
     figure = loss_curves({"float32": FALLING, "float16": BROKEN}).to_plotly()
     assert [trace.name for trace in figure.data] == ["float32", "float16"]
-    assert list(figure.data[0].y) == FALLING
+    assert list(figure.data[0].y) == pytest.approx(FALLING)
     assert list(figure.data[1].y) == [3.0, 2.9]
 
 

@@ -115,7 +115,7 @@ def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
     every, front = figure_of("plan_map").data
     assert len(every.x) == len(FOUND)
     for one, x, y, words in zip(FOUND, every.x, every.y, every.hovertext, strict=True):
-        assert (x * 2**30, y) == (pytest.approx(one.memory.total), one.step_time.total)
+        assert (x * 2**30, y) == pytest.approx((one.memory.total, one.step_time.total))
         assert words.startswith(plan_in_words(one.plan))
         assert duration(one.step_time.total) in words and memory_size(one.memory.total) in words
     assert len(front.x) == len(FOUND.pareto)
