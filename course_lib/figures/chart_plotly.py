@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import re
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import chain, zip_longest
 from typing import Any
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
@@ -13,6 +18,8 @@ from course_lib.figures.palette import INK, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
+LONG = 20  # numbers, from which on a notebook keeps them packed
+
 Data = dict[str, Any]
 
 
@@ -49,6 +56,26 @@ def figure(chart: Chart) -> Data:
         "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
     return {"data": data, "layout": layout}
+
+
+def stored(chart: Chart) -> Data:
+    """The figure as a notebook keeps it, long rows of numbers as plotly's packed arrays and not a line for each."""
+    made = figure(chart)
+    for trace in made["data"]:
+        for name in ("x", "y", "customdata"):
+            if len(trace.get(name, ())) > LONG and None not in trace[name]:
+                trace[name] = _packed(trace[name])
+    return {**made, "config": {"responsive": True, "displaylogo": False}}
+
+
+def _packed(rows: Sequence[Any]) -> Data:
+    """rows: numbers, or for each point as many numbers."""
+    is_flat = not isinstance(rows[0], list)
+    numbers = array("f", rows if is_flat else chain.from_iterable(rows))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    shape = {} if is_flat else {"shape": f"{len(rows)}, {len(rows[0])}"}
+    return {"dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode(), **shape}
 
 
 def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Data]:
@@ -146,9 +173,7 @@ def _traces(panel: Panel) -> Iterator[tuple[str, Data]]:
         if isinstance(mark, Curve):
             yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
         elif isinstance(mark, Cloud):
-            opacity = [0.35 if is_pale else 0.9 for is_pale in mark.is_pale]
-            dots = {"color": mark.look.color, "symbol": "square", "size": 4, "opacity": opacity}
-            yield mark.name, _scatter(panel, mark.name, mark.points, mode="markers", marker=dots)
+            yield from ((mark.name, trace) for trace in _cloud(panel, mark))
         elif isinstance(mark, Area):
             stairs = {"shape": "hv", "color": mark.look.color}
             points = [Point(*step) for step in mark.steps]
@@ -177,6 +202,32 @@ def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: Any) -> D
 def _brief(value: float) -> float | None:
     """As many digits as a picture shows, so that a notebook with thousands of points stays small; None for a gap."""
     return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
+    """A trace for all points whose tips differ in numbers only, so that thousands of them do not repeat their words."""
+    groups: dict[tuple[str | bool, ...], list[tuple[Point, list[str]]]] = {}
+    for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
+        parts = re.split(r"([\d.]*\d)", point.tip)
+        groups.setdefault((is_pale, *parts[::2]), []).append((point, parts[1::2]))
+    for (is_pale, *words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
+        columns = list(zip(*(numbers for _, numbers in told), strict=True))
+        differ = [column for column in columns if len(set(column)) > 1]
+        places = [
+            f"%{{customdata[{differ.index(column)}]:.6~r}}" if column in differ else column[0] for column in columns
+        ]
+        template = "".join(escape(str(word)) + place for word, place in zip_longest(words, places, fillvalue=""))
+        look = cloud.look
+        yield {
+            "type": "scatter",
+            "name": escape(cloud.name),
+            "x": [point.x for point, _ in told],
+            "y": [point.y for point, _ in told],
+            "mode": "markers",
+            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": 0.35 if is_pale else 0.9},
+            "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
+            "hovertemplate": f"{template}<extra></extra>",
+        }
 
 
 def _curve(curve: Curve) -> Data:

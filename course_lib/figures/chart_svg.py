@@ -35,13 +35,14 @@ def draw(chart: Chart) -> Sheet:
 
 
 class _Box(NamedTuple):
-    """A panel where it is drawn, in pixels."""
+    """A panel where it is drawn, in pixels. taken: the cells that have a dot."""
 
     panel: Panel
     left: float
     right: float
     top: float
     bottom: float
+    taken: set[tuple[int, int]]
 
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * self.panel.x.share(value)
@@ -56,7 +57,7 @@ class _Box(NamedTuple):
 def _draw_panel(sheet: Sheet, panel: Panel, top: float) -> float:
     """Returns where the next thing goes."""
     top += panel.head
-    box = _Box(panel, panel.left, sheet.width - panel.right, top, top + panel.height)
+    box = _Box(panel, panel.left, sheet.width - panel.right, top, top + panel.height, set())
     bands = [mark for mark in panel.marks if isinstance(mark, Band)]
     if bands:
         with sheet.group(fill="currentColor", fill_opacity=0.1):
@@ -126,18 +127,21 @@ def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
 
 
 def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
-    """All dots as two shapes, one of them pale; the first have tooltips."""
+    """Dots where no other cloud has one, as two shapes, one of them pale; the first have tooltips."""
     cells: dict[tuple[int, int], tuple[float, float, bool, str]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         x, y = box.at(point)
-        cells.setdefault((int(x / CELL), int(y / CELL)), (x, y, is_pale, point.tip))
+        cell = int(x / CELL), int(y / CELL)
+        if cell not in box.taken:
+            cells.setdefault(cell, (x, y, is_pale, point.tip))
     for pale, opacity in ((False, 0.9), (True, 0.35)):
         dots = "".join(
             f"M{x - 1.5:.1f},{y - 1.5:.1f}h3v3h-3z" for x, y, is_pale, _ in cells.values() if is_pale == pale
         )
         sheet.path(dots, fill=cloud.look.color, fill_opacity=opacity)
-    for x, y, _, tip in list(cells.values())[:MOST_TIPS]:
+    for x, y, _, tip in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
         sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
+    box.taken.update(cells)
 
 
 def _area(sheet: Sheet, box: _Box, area: Area) -> None:

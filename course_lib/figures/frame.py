@@ -16,6 +16,8 @@ SYMBOLS = {
     "square": "m-4,-4h8v8h-8z",
     "diamond": "m0,-5l5,5l-5,5l-5,-5z",
     "triangle-up": "m0,-5l5,9h-10z",
+    "triangle-down": "m0,5l5,-9h-10z",
+    "cross": "m-2,-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z",
 }
 
 

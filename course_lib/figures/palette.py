@@ -81,3 +81,5 @@ LINES = (
     Line("#009e73", "2,3", "diamond"),
     Line("#b5578f", "9,3,2,3", "triangle-up"),
 )
+# More of the kind, for dots; apart from the second, which is left to what lies over them.
+DOTS = (LINES[0], LINES[2], LINES[3], Line("#767676", None, "cross"), Line("#9a7d0a", None, "triangle-down"))

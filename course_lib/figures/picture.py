@@ -88,8 +88,8 @@ class Picture:
         if self.chart is None:
             display(self._repr_mimebundle_(), raw=True)
             return
-        figure = {**chart_plotly.figure(self.chart), "config": {"responsive": True, "displaylogo": False}}
-        display({PLOTLY: figure, "text/html": self._image(), "text/plain": self.summary}, raw=True)
+        figure = {PLOTLY: chart_plotly.stored(self.chart)}
+        display({**figure, "text/html": self._image(), "text/plain": self.summary}, raw=True)
         display({"text/html": self._numbers(), "text/plain": self.summary}, raw=True)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import duration, memory_size
 from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Rule, Words
-from course_lib.figures.palette import LINES
+from course_lib.figures.palette import DOTS, LINES, Line, Style
 from course_lib.figures.picture import Picture, Row
 from course_lib.figures.words import plan_in_words
 
 if TYPE_CHECKING:
     from course_lib.planner import Estimate, Found
 
-FITS, FRONT = LINES[0], LINES[1]
+FRONT = LINES[1]
 BEST = "no other plan is both smaller and faster"
+COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
 
 
-def plan_map(found: Found, width: int = 800, title: str | None = None) -> Picture:
+def plan_map(found: Found, by: str = "tp", width: int = 800, title: str | None = None) -> Picture:
     """Draw every plan that a search found: memory across, time up, both by powers.
+
+    by: what the color of a dot says, "tp", "zero" or "recompute".
 
     The line joins the plans that no other beats in both; to the left of the dashed one they fit.
     """
@@ -27,16 +32,28 @@ def plan_map(found: Found, width: int = 800, title: str | None = None) -> Pictur
         "each dot is a plan: memory of its fullest device (GiB)", (one.memory.total / GiB for one in found)
     )
     time = Axis.by_powers("time of one step (s)", (one.step_time.total for one in found), margin=1.6)
-    plans = Cloud("a plan", [_point(one) for one in found], FITS, [not one.fits for one in found])
+    clouds = list(_clouds(found, by))
     fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
     front = [_point(one, fastest if one.fits and one is found[0] else None) for one in found.pareto]
     capacity = found[0].capacity
     limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
-    marks: list[Mark] = [plans, Curve(BEST, front, FRONT)]
+    marks: list[Mark] = [*clouds, Curve(BEST, front, FRONT)]
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
-    chart = Chart([Panel(memory, time, marks, 320.0, left=60.0)], {"modelled"}, title, width, {BEST: FRONT})
+    legend: dict[str, Style | Line | None] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
+    panel = Panel(memory, time, marks, 320.0, left=60.0)
+    chart = Chart([panel], {"modelled"}, title, width, {**legend, BEST: FRONT})
     return Picture.of(chart, _summary(found), [_row(one) for one in found.pareto])
+
+
+def _clouds(found: Found, by: str) -> Iterator[Cloud]:
+    """One for each value, those that fit darker than the others."""
+    if by not in COLORED:
+        raise ValueError(f"by is {by!r}; it is one of {', '.join(map(repr, COLORED))}")
+    values = sorted({getattr(one.plan, by) for one in found})
+    for value, look in zip(values, cycle(DOTS)):
+        plans = [one for one in found if getattr(one.plan, by) == value]
+        yield Cloud(f"{COLORED[by]}: {value}", [_point(one) for one in plans], look, [not one.fits for one in plans])
 
 
 def _point(one: Estimate, words: Words | None = None) -> Point:

@@ -142,13 +142,6 @@ def test_the_map_says_how_many_plans_fit_and_which_is_the_fastest() -> None:
     assert f"the fastest of them is {plan_in_words(found().best.plan)}" in summary
 
 
-def test_the_zoomable_map_has_every_plan() -> None:
-    every, front = plan_map(found()).to_plotly().data
-    assert len(every.x) == len(found())
-    assert list(front.y) == pytest.approx([one.step_time.total for one in found().pareto])
-    assert "data 8 x tensor 1 x pipeline 1" in " ".join(every.hovertext)
-
-
 def test_a_map_of_thousands_of_plans_stays_small() -> None:
     large = search(GPT, Cluster("A100-80GB", 8), 512)
     assert len(large) > 1000

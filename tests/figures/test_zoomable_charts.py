@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
+import re
 from functools import cache
+from typing import Any
 
+import numpy
 import plotly.graph_objects as go
 import pytest
 import torch
@@ -14,6 +19,7 @@ from course_lib.figures import (
     SizedStep,
     TimeBreakdown,
     Timing,
+    chart_plotly,
     in_flight,
     limits,
     loss_curves,
@@ -111,20 +117,57 @@ def test_each_name_stands_once_in_the_legend(name: str) -> None:
     assert all(trace.legendgroup == trace.name for trace in figure_of(name).data)
 
 
+def dots(figure: go.Figure) -> dict[tuple[float, float, str], Any]:
+    """The traces of a cloud's dots, by where each is and what it says, as plotly fills it in."""
+    found = {}
+    for trace in figure.data:
+        for x, y, numbers in zip(trace.x, trace.y, trace.customdata if trace.hovertemplate else ()):
+            said = re.sub(
+                r"%{customdata\[(\d)]:.6~r}", lambda place: f"{numbers[int(place[1])]:.6g}", trace.hovertemplate
+            )
+            found[x, y, said.removesuffix("<extra></extra>")] = trace
+    return found
+
+
 def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
-    every, front = figure_of("plan_map").data
-    assert len(every.x) == len(FOUND)
-    for one, x, y, words in zip(FOUND, every.x, every.y, every.hovertext, strict=True):
-        assert (x * 2**30, y) == pytest.approx((one.memory.total, one.step_time.total))
-        assert words.startswith(plan_in_words(one.plan))
-        assert duration(one.step_time.total) in words and memory_size(one.memory.total) in words
+    traces = dots(figure_of("plan_map"))
+    assert len(traces) == len(FOUND)
+    for one in FOUND:
+        gib, seconds = one.memory.total / 2**30, one.step_time.total
+        fits = "" if one.fits else ", does not fit"
+        said = f"{plan_in_words(one.plan)}: {duration(seconds)}, {memory_size(one.memory.total)}{fits}"
+        trace = traces[gib, seconds, said]
+        assert trace.name == f"tensor ranks: {one.plan.tp}"
+        assert (trace.marker.opacity < 0.5) == (not one.fits)
+    front = figure_of("plan_map").data[-1]
     assert len(front.x) == len(FOUND.pareto)
-    assert front.marker.symbol[0] != every.marker.symbol or front.line.dash != "solid"
+    assert front.line.color not in {trace.marker.color for trace in traces.values()}
 
 
-def test_plans_that_do_not_fit_are_paler() -> None:
-    every = figure_of("plan_map").data[0]
-    assert [opacity < 0.5 for opacity in every.marker.opacity] == [not one.fits for one in FOUND]
+@pytest.mark.parametrize(
+    ("by", "names"), [("zero", {"ZeRO stage: 0", "ZeRO stage: 3"}), ("recompute", {"recomputation: full"})]
+)
+def test_the_color_of_a_dot_says_what_one_asks_for(by: str, names: set[str]) -> None:
+    picture = plan_map(FOUND, by)
+    assert names < {trace.name for trace in dots(picture.to_plotly()).values()}
+    assert names < set(texts(picture.svg))
+    with pytest.raises(ValueError, match="by is 'dp'; it is one of 'tp', 'zero', 'recompute'"):
+        plan_map(FOUND, "dp")
+
+
+def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:
+    chart = CHARTS["plan_map"].chart
+    assert chart is not None
+    whole, packed = chart_plotly.figure(chart), chart_plotly.stored(chart)
+    assert len(json.dumps(packed, indent=1)) < 90 * len(FOUND)
+    for trace, kept in zip(whole["data"], packed["data"], strict=True):
+        for name in {"x", "y", "customdata"} & set(trace):
+            if isinstance(kept[name], dict):
+                shape = [int(size) for size in kept[name].get("shape", str(len(trace[name]))).split(",")]
+                numbers = numpy.frombuffer(base64.b64decode(kept[name]["bdata"]), kept[name]["dtype"]).reshape(shape)
+                assert numpy.allclose(numbers, trace[name], rtol=1e-6)
+            else:
+                assert kept[name] == trace[name]
 
 
 def test_the_line_of_the_capacity_and_its_words_stand_at_the_same_place() -> None:
