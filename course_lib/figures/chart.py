@@ -135,6 +135,21 @@ class Rule(NamedTuple):
     is_over_bars: bool = False
 
 
+class Range(NamedTuple):
+    """From low to high at a place on the other axis: where 90% of runs lie. is_across: it lies along the x axis."""
+
+    at: float
+    low: float
+    high: float
+    tip: str
+    is_across: bool = False
+
+    @property
+    def ends(self) -> list[tuple[float, float]]:
+        places = [(self.at, self.low), (self.at, self.high)]
+        return [(y, x) for x, y in places] if self.is_across else places
+
+
 class Band(NamedTuple):
     """A shaded part of the x axis, behind everything."""
 
@@ -142,7 +157,7 @@ class Band(NamedTuple):
     high: float
 
 
-Mark = Label | Curve | Cloud | Area | Bar | Rule | Band
+Mark = Label | Curve | Cloud | Area | Bar | Rule | Range | Band
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from plotly.basedatatypes import BaseTraceType
 from plotly.subplots import make_subplots
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule, Words
-from course_lib.figures.palette import INK, ORIGINS, PAPER
+from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
+from course_lib.figures.palette import INK, LIKELY, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
@@ -119,6 +119,10 @@ def _traces(panel: Panel) -> Iterator[tuple[str, BaseTraceType]]:
             stairs = {"shape": "hv", "color": mark.look.color}
             points = [Point(*step) for step in mark.steps]
             yield mark.name, _scatter(panel, mark.name, points, mode="lines", line=stairs, fill="tozeroy")
+        elif isinstance(mark, Range):
+            caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
+            points = [Point(*end, mark.tip) for end in mark.ends]
+            yield LIKELY, _scatter(panel, LIKELY, points, mode="lines+markers", marker=caps, line={"color": INK})
     bars = [mark for mark in panel.marks if isinstance(mark, Bar)]
     for part in dict.fromkeys(bar.part for bar in bars):
         yield part, _bars([bar for bar in bars if bar.part == part])

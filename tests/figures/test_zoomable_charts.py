@@ -26,7 +26,8 @@ from course_lib.figures import (
     speed_up,
     step_time_by_part,
 )
-from course_lib.figures.axis import duration, memory_size
+from course_lib.figures.axis import duration, long_time, memory_size
+from course_lib.figures.palette import LIKELY
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search, simulate
 from course_lib.schedules import SCHEDULES
@@ -112,7 +113,7 @@ def test_each_name_stands_once_in_the_legend(name: str) -> None:
 
 
 def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
-    every, front = figure_of("plan_map").data
+    every, front, *_ = figure_of("plan_map").data
     assert len(every.x) == len(FOUND)
     for one, x, y, words in zip(FOUND, every.x, every.y, every.hovertext, strict=True):
         assert (x * 2**30, y) == (pytest.approx(one.memory.total), one.step_time.total)
@@ -120,6 +121,27 @@ def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
         assert duration(one.step_time.total) in words and memory_size(one.memory.total) in words
     assert len(front.x) == len(FOUND.pareto)
     assert front.marker.symbol[0] != every.marker.symbol or front.line.dash != "solid"
+
+
+def whiskers(name: str) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
+    return [(trace.x, trace.y, trace.hovertext[0]) for trace in figure_of(name).data if trace.name == LIKELY]
+
+
+def test_steps_and_times_and_speeds_have_their_interval() -> None:
+    for (x, y, _), row, one in zip(whiskers("time"), (0.5, 1.5), PLANS.values(), strict=True):
+        assert (1e-3 * x[0], 1e-3 * x[1]) == pytest.approx((one.step_time.low, one.step_time.high))
+        assert y == (row, row)
+    for (x, y, tip), one in zip(whiskers("plan_map"), (FOUND.pareto[0], FOUND.pareto[-1]), strict=True):
+        assert [2**30 * place for place in x] == pytest.approx([one.memory.total] * 2)
+        assert y == (one.step_time.low, one.step_time.high)
+        assert tip == one.interval
+    for (x, y, tip), one in zip(whiskers("limits"), PLANS.values(), strict=True):
+        assert x == pytest.approx([one.model.parameters / 1e9] * 2)
+        low, high = (2e10 / speed for speed in reversed(one.tokens_per_second_range))
+        assert y == pytest.approx([low / 86_400, high / 86_400])
+        assert f"{long_time(low)} to {long_time(high)}" in tip
+    speeds = [speed for one in PLANS.values() for speed in [[312 * share for share in one.mfu_range]] * 2]
+    assert [list(y) for _, y, _ in whiskers("roofline")] == [pytest.approx(pair) for pair in speeds]
 
 
 def test_plans_that_do_not_fit_are_paler() -> None:
