@@ -26,6 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, calibrate, estimate
 from course_lib.planner.bubbles import in_flight
 from course_lib.planner.calibrate import fraction_for
@@ -199,6 +201,33 @@ def _ideal_seconds(row: Row) -> float:
     model, batch, cluster, plan = model_of(row), row["global_batch"], Cluster(**row["cluster"]), plan_of(row)
     flops = model.step_flops(batch) + model.recomputed_flops(batch, plan.recompute)
     return flops / (cluster.devices * cluster.spec.peak[plan.precision])
+
+
+def least_errors() -> dict[tuple[str, int], float]:
+    """What no planner can explain: how far runs of one source that differ in their micro-batch alone lie from any law.
+
+    Whatever a micro-batch of b samples costs on a rank, with parts of it fixed and the rest proportional to b, a step
+    of m of them through p stages takes c + (m + p - 1) (a + k b) seconds. Each family of runs has a, c and k of its
+    own here, none below zero: root mean square of the relative errors of the best three, by model and tp.
+    """
+    squares: dict[tuple[str, int], list[float]] = {}
+    for family in published()["spread"]["families"]:
+        relative = []
+        for b, seconds in family["steps"]:
+            turns = published()["spread"]["batch"] // (family["dp"] * b) + family["pp"] - 1
+            relative.append([1 / seconds, turns / seconds, turns * b / seconds])
+        squares.setdefault((family["model"], family["tp"]), []).extend(_least_squares(np.array(relative)))
+    return {alike: math.sqrt(statistics.mean(found)) for alike, found in squares.items()}
+
+
+def _least_squares(columns: np.ndarray) -> list[float]:
+    """Squares of what is left of ones after the best sum of columns, each zero times or more."""
+    tried = []
+    for some in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+        weights = np.linalg.lstsq(columns[:, some], np.ones(len(columns)), rcond=None)[0]
+        if (weights >= 0).all():
+            tried.append([float(one) for one in (columns[:, some] @ weights - 1) ** 2])
+    return min(tried, key=sum)
 
 
 @dataclass(frozen=True)
@@ -452,11 +481,15 @@ def report() -> str:
     outside = sum(not one.is_within_tolerance for one in figures())
     wrong = [name for name, is_right in fits().items() if not is_right]
     chips = ", ".join(f"{chip} {matmul_of_chip(chip):.3f}" for chip in NEXT_OF_KIN)
+    worst = max(after_one_row(), key=lambda one: abs(one.error)).row
+    own = ", ".join(f"{model} with tp={tp} {error:.1%}" for (model, tp), error in sorted(least_errors().items()))
     return "\n".join(
         [
             f"its whole source left out:    {summary(left_out())}; {coverage(left_out()):.0%} in their interval",
             f"after one row of its source:  {summary(after_one_row())}; {coverage(after_one_row()):.0%} in theirs",
+            f"... its worst:                {worst['id']}: {worst.get('note', 'nothing known')}",
             f"... by FLOPs and a constant:  {summary(naive())}",
+            f"vTrain's steps from any law:  {own}",
             f"seen, as the catalogue is:    {summary(seen())}",
             f"matmul, median of stacks:     {chips}",
             f"published runs that fit or ran out of memory as they did: {len(fits()) - len(wrong)} of {len(fits())}"

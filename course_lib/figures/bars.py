@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from course_lib.figures.chart import Axis, Bar, Mark, Panel, Rule, Words
+from course_lib.figures.chart import Axis, Bar, Mark, Panel, Range, Rule, Words
 from course_lib.figures.frame import MARGIN
-from course_lib.figures.palette import Style
+from course_lib.figures.palette import LIKELY, Style
 from course_lib.figures.svg import text_width
 
 BAR, PITCH = 28.0, 38.0
@@ -22,12 +22,13 @@ def bars_panel(
     write: Callable[[Any], str],
     unit: float = 1.0,
     limit: tuple[float, str] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Panel:
     """For the name of each bar the sizes of its parts.
 
     styles: how each part looks, in the order in which they follow each other.
     write: how a size is written in its bar.  unit: the size of 1 on the axis.
-    limit: a size that no bar should pass, and its name.
+    limit: a size that no bar should pass, and its name.  ranges: where the end of a bar lies with 90%.
     """
     marks: list[Mark] = []
     for row, (name, parts) in enumerate(values.items()):
@@ -37,6 +38,10 @@ def bars_panel(
             tip = f"{name}: {style.label} {text}"
             marks.append(Bar(part, style, row + 0.5, size, end, tip, BAR / PITCH, text, is_across=True))
             end += size
+        if ranges:
+            low, high = ranges[name]
+            tip = f"{name}, {LIKELY}: {write(low)} to {write(high)}"
+            marks.append(Range(row + 0.5, low / unit, high / unit, tip, is_across=True))
     if limit:
         words = Words(limit[1], down=-9)
         marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))

@@ -21,7 +21,7 @@ from course_lib.figures.palette import Line, Style
 class Axis:
     """From low at one end to high at the other, evenly or by powers.
 
-    ticks: the round numbers on it, and write: how each is written.
+    ticks: the round numbers on it, and write: how each is written.  unit: what follows a number elsewhere.
     has_grid: whether lines go across the panel there; without them the title stands beside the numbers.
     """
 
@@ -32,15 +32,21 @@ class Axis:
     write: Callable[[float], str] = number
     is_log: bool = False
     has_grid: bool = True
+    unit: str = ""
 
     @classmethod
     def by_powers(
-        cls, title: str, values: Iterable[float], margin: float = 1.25, write: Callable[[float], str] = number
+        cls,
+        title: str,
+        values: Iterable[float],
+        margin: float = 1.25,
+        write: Callable[[float], str] = number,
+        unit: str = "",
     ) -> Axis:
         """A logarithmic axis on which all these values find a place."""
         known = list(values)
         low, high = min(known) / margin, max(known) * margin
-        return cls(title, low, high, powers(low, high), write, is_log=True)
+        return cls(title, low, high, powers(low, high), write, is_log=True, unit=unit)
 
     def share(self, value: float) -> float:
         """How far along the axis a value is, 0 to 1."""
@@ -91,7 +97,10 @@ class Curve(NamedTuple):
 
 
 class Cloud(NamedTuple):
-    """Thousands of points as dots, the first the most important; pale where is_pale says so."""
+    """Thousands of points as dots, the first the most important; pale where is_pale says so.
+
+    A tip says what a dot is; how far along the axes it lies follows, in their units.
+    """
 
     name: str
     points: Sequence[Point]
@@ -135,6 +144,21 @@ class Rule(NamedTuple):
     is_over_bars: bool = False
 
 
+class Range(NamedTuple):
+    """From low to high at a place on the other axis: where 90% of runs lie. is_across: it lies along the x axis."""
+
+    at: float
+    low: float
+    high: float
+    tip: str
+    is_across: bool = False
+
+    @property
+    def ends(self) -> list[tuple[float, float]]:
+        places = [(self.at, self.low), (self.at, self.high)]
+        return [(y, x) for x, y in places] if self.is_across else places
+
+
 class Band(NamedTuple):
     """A shaded part of the x axis, behind everything."""
 
@@ -142,7 +166,7 @@ class Band(NamedTuple):
     high: float
 
 
-Mark = Label | Curve | Cloud | Area | Bar | Rule | Band
+Mark = Label | Curve | Cloud | Area | Bar | Rule | Range | Band
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule, Words
-from course_lib.figures.palette import INK, ORIGINS, PAPER
+from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
+from course_lib.figures.palette import INK, LIKELY, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
@@ -63,7 +63,7 @@ def stored(chart: Chart) -> Data:
     made = figure(chart)
     for trace in made["data"]:
         for name in ("x", "y", "customdata"):
-            if len(trace.get(name, ())) > LONG and None not in trace[name]:
+            if len(trace.get(name, ())) > LONG:
                 trace[name] = _packed(trace[name])
     return {**made, "config": {"responsive": True, "displaylogo": False}}
 
@@ -178,6 +178,10 @@ def _traces(panel: Panel) -> Iterator[tuple[str, Data]]:
             stairs = {"shape": "hv", "color": mark.look.color}
             points = [Point(*step) for step in mark.steps]
             yield mark.name, _scatter(panel, mark.name, points, mode="lines", line=stairs, fill="tozeroy")
+        elif isinstance(mark, Range):
+            caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
+            points = [Point(*end, mark.tip) for end in mark.ends]
+            yield LIKELY, _scatter(panel, LIKELY, points, mode="lines+markers", marker=caps, line={"color": INK})
     bars = [mark for mark in panel.marks if isinstance(mark, Bar)]
     for part in dict.fromkeys(bar.part for bar in bars):
         yield part, _bars([bar for bar in bars if bar.part == part])
@@ -189,19 +193,14 @@ def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: Any) -> D
 
     return {
         "type": "scatter",
-        "x": [_brief(point.x) for point in points],
-        "y": [_brief(point.y) for point in points],
+        "x": [point.x for point in points],
+        "y": [point.y for point in points],
         "name": escape(name),
         "hovertext": [escape(point.tip or words(point.x, point.y)) for point in points],
         "cliponaxis": False,
         "hoverinfo": "text",
         **look,
     }
-
-
-def _brief(value: float) -> float | None:
-    """As many digits as a picture shows, so that a notebook with thousands of points stays small; None for a gap."""
-    return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
@@ -214,7 +213,7 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
         columns = list(zip(*(numbers for _, numbers in told), strict=True))
         differ = [column for column in columns if len(set(column)) > 1]
         places = [
-            f"%{{customdata[{differ.index(column)}]:.6~r}}" if column in differ else column[0] for column in columns
+            f"%{{customdata[{differ.index(column)}]:~r}}" if column in differ else column[0] for column in columns
         ]
         template = "".join(escape(str(word)) + place for word, place in zip_longest(words, places, fillvalue=""))
         look = cloud.look
@@ -226,7 +225,7 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
             "mode": "markers",
             "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": 0.35 if is_pale else 0.9},
             "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
-            "hovertemplate": f"{template}<extra></extra>",
+            "hovertemplate": f"{template}: %{{y:.3~r}} {panel.y.unit}, %{{x:.3~r}} {panel.x.unit}<extra></extra>",
         }
 
 

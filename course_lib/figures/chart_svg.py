@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from course_lib.figures.chart import Area, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Rule, Words
+from course_lib.figures.axis import number
+from course_lib.figures.chart import Area, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
 from course_lib.figures.frame import (
     draw_legend,
     draw_line,
@@ -133,7 +134,9 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
         x, y = box.at(point)
         cell = int(x / CELL), int(y / CELL)
         if cell not in box.taken:
-            cells.setdefault(cell, (x, y, is_pale, point.tip))
+            x_axis, y_axis = box.panel.x, box.panel.y
+            place = f"{number(point.y)} {y_axis.unit}, {number(point.x)} {x_axis.unit}"
+            cells.setdefault(cell, (x, y, is_pale, f"{point.tip}: {place}"))
     for pale, opacity in ((False, 0.9), (True, 0.35)):
         dots = "".join(
             f"M{x - 1.5:.1f},{y - 1.5:.1f}h3v3h-3z" for x, y, is_pale, _ in cells.values() if is_pale == pale
@@ -182,6 +185,17 @@ def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
     _write(sheet, words, x, y)
 
 
+def _range(sheet: Sheet, box: _Box, likely: Range) -> None:
+    ends = [(box.x(x), box.y(y)) for x, y in likely.ends]
+    right, down = (0, 5) if likely.is_across else (5, 0)
+    strokes = [ends, *([(x - right, y - down), (x + right, y + down)] for x, y in ends)]
+    path = "".join(f"M{x:.2f},{y:.2f}L{to_x:.2f},{to_y:.2f}" for (x, y), (to_x, to_y) in strokes)
+    for color, width in ((BACKGROUND, 4), ("currentColor", 1.5)):  # to be seen on bars of any color
+        sheet.path(path, fill="none", stroke=color, stroke_width=width)
+    (x, low), (end, high) = ends
+    sheet.box(x - 4, high - 4, end - x + 8, low - high + 8, tip=likely.tip, fill="none", pointer_events="all")
+
+
 DRAW: dict[type, Callable[..., None]] = {
     Label: _label,
     Curve: _curve,
@@ -189,4 +203,5 @@ DRAW: dict[type, Callable[..., None]] = {
     Area: _area,
     Bar: _bar,
     Rule: _rule,
+    Range: _range,
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from course_lib.figures.axis import duration, memory_size, memory_unit, percent, ticks, time_unit
 from course_lib.figures.bars import bars_panel, with_origins
 from course_lib.figures.chart import Axis, Chart
-from course_lib.figures.palette import STYLES, Style
+from course_lib.figures.palette import LIKELY, STYLES, Style
 from course_lib.figures.picture import Picture, Row
 
 if TYPE_CHECKING:
@@ -82,26 +82,30 @@ def devices(estimate: Estimate) -> dict[str, Memory]:
 
 
 def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
-    """Draw what the time of a step goes into: a bar for each plan.
+    """Draw what the time of a step goes into: a bar for each plan, and where 90% of such steps would end.
 
     Raises ValueError if there is nothing to draw.
     """
     _refuse_nothing(estimates, '{"our plan": estimate(...)}')
     times = {name: _time_parts(one) for name, one in estimates.items()}
-    longest = max(sum(parts.values()) for parts in times.values())
+    ranges = {name: (one.step_time.low, one.step_time.high) for name, one in estimates.items()}
+    longest = max(high for _, high in ranges.values())
     unit, unit_name = time_unit(longest)
     axis = Axis(f"time of one step ({unit_name})", 0, longest / unit, ticks(longest / unit, 6))
     styles = _used(TIME, times)
-    panel = bars_panel(times, styles, axis, width, duration, unit)
+    panel = bars_panel(times, styles, axis, width, duration, unit, ranges=ranges)
     rows: list[Row] = [
         {
             "plan": name,
             **{f"{TIME[part].label} (s)": seconds for part, seconds in parts.items() if part in styles},
             "step (s)": sum(parts.values()),
+            "with 90% (s)": "{:.4g} to {:.4g}".format(*ranges[name]),
         }
         for name, parts in times.items()
     ]
-    return Picture.of(Chart([panel], {"modelled"}, title, width, styles), _time_summary(times), rows)
+    chart = Chart([panel], {"modelled"}, title, width, {**styles, LIKELY: None})
+    fastest = min(estimates, key=lambda name: estimates[name].step_time.total)
+    return Picture.of(chart, f"{_time_summary(times, fastest)} {estimates[fastest].interval}", rows)
 
 
 def _refuse_nothing(bars: Mapping[str, object], example: str) -> None:
@@ -147,12 +151,10 @@ def _memory_rows(
     return rows
 
 
-def _time_summary(times: Mapping[str, Mapping[str, float]]) -> str:
-    totals = {name: sum(parts.values()) for name, parts in times.items()}
-    fastest = min(totals, key=lambda name: totals[name])
+def _time_summary(times: Mapping[str, Mapping[str, float]], fastest: str) -> str:
     losses = {part: seconds for part, seconds in times[fastest].items() if part != "compute"}
     worst = max(losses, key=lambda part: losses[part])
-    total = totals[fastest]
+    total = sum(times[fastest].values())
     best = f"The fastest of {len(times)} is {fastest}: " if len(times) > 1 else f"{fastest}: "
     text = f"{best}{duration(total)} a step, {percent(times[fastest]['compute'] / total)} of it computing"
     return f"{text}; the largest loss is {TIME[worst].label}, {percent(losses[worst] / total)}."

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import long_time, memory_size, number, thousands
-from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point, Rule, Words
-from course_lib.figures.palette import LINES
+from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point, Range, Rule, Words
+from course_lib.figures.palette import LIKELY, LINES
 from course_lib.figures.picture import Picture, Row
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class _Measure(NamedTuple):
     unit: float
     marks: Mapping[str, float]
     write: Callable[[float], str]
+    ranges: Mapping[str, tuple[float, float]] = {}
 
 
 def limits(
@@ -39,7 +40,7 @@ def limits(
     """Draw memory and training time of models over their number of parameters, on one device.
 
     tokens: what each model is trained on.  chosen: the model to point out.
-    A time is what the device would need if the model did fit.
+    A time is what the device would need if the model did fit, with 90% of such runs around it.
 
     Raises ValueError if there is nothing to draw.
     """
@@ -47,16 +48,17 @@ def limits(
         raise ValueError('estimates is empty; give at least one, for instance {"1.3B": estimate(...)}')
     capacity = next(iter(estimates.values())).capacity
     seconds = {name: tokens[name] / one.tokens_per_second for name, one in estimates.items()}
+    ranges = {name: one.step_time.around(seconds[name]) for name, one in estimates.items()}
     needed = {name: one.memory.total for name, one in estimates.items()}
     room = {f"a device has {memory_size(capacity)}": capacity}
     memory = _Measure("memory (GiB)", needed, GiB, room, memory_size)
-    time = _Measure("training (days)", seconds, DAY, TIMES, long_time)
+    time = _Measure("training (days)", seconds, DAY, TIMES, long_time, ranges)
     middle = (LEFT + width - RIGHT) / 2
     panels = [
         _panel(estimates, memory, LEFT, width - middle + GAP / 2, chosen),
         _panel(estimates, time, middle + GAP / 2, RIGHT, chosen),
     ]
-    chart = Chart(panels, {"modelled"}, title, width, is_row=True)
+    chart = Chart(panels, {"modelled"}, title, width, {LIKELY: None}, is_row=True)
     return Picture.of(chart, _summary(estimates, seconds, capacity), _rows(estimates, seconds))
 
 
@@ -79,7 +81,15 @@ def _panel(
     ]
     across = Axis.by_powers("parameters (billions)", sizes.values(), 1.6, number)
     up = Axis.by_powers(measure.title, [*values.values(), *marks.values()], 1.6, thousands)
-    return Panel(across, up, [*rules, Curve("", points, LINES[0])], 240.0, left, right, head=18.0)
+    ranges = [
+        Range(sizes[name], low / measure.unit, high / measure.unit, f"{name}, with 90%: {_likely(low, high)}")
+        for name, (low, high) in measure.ranges.items()
+    ]
+    return Panel(across, up, [*rules, *ranges, Curve("", points, LINES[0])], 240.0, left, right, head=18.0)
+
+
+def _likely(low: float, high: float) -> str:
+    return f"{long_time(low)} to {long_time(high)}"
 
 
 def _rows(estimates: Mapping[str, Estimate], seconds: Mapping[str, float]) -> list[Row]:
@@ -90,6 +100,7 @@ def _rows(estimates: Mapping[str, Estimate], seconds: Mapping[str, float]) -> li
             "memory": memory_size(one.memory.total),
             "fits": one.fits,
             "training": long_time(seconds[name]),
+            "with 90%": _likely(*one.step_time.around(seconds[name])),
         }
         for name, one in estimates.items()
     ]
@@ -102,4 +113,6 @@ def _summary(estimates: Mapping[str, Estimate], seconds: Mapping[str, float], ca
     trains = f"the largest trained within a month is {quick[-1]}" if quick else "none is trained within a month"
     last = list(estimates)[-1]
     needs = f"{last} needs {memory_size(estimates[last].memory.total)} and {long_time(seconds[last])}"
-    return f"On one device {fits}, and {trains}; {needs}."
+    likely = _likely(*estimates[last].step_time.around(seconds[last]))
+    origin = estimates[last].cluster.spread_from
+    return f"On one device {fits}, and {trains}; {needs} ({likely} with 90%, by {origin})."

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
+LIKELY = "where 90% of such runs lie"  # what the legend calls the ranges around estimates
 
 
 class Style(NamedTuple):

@@ -7,8 +7,8 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import duration, memory_size
-from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Rule, Words
-from course_lib.figures.palette import DOTS, LINES, Line, Style
+from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Range, Rule, Words
+from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Style
 from course_lib.figures.picture import Picture, Row
 from course_lib.figures.words import plan_in_words
 
@@ -26,23 +26,25 @@ def plan_map(found: Found, by: str = "tp", width: int = 800, title: str | None =
 
     by: what the color of a dot says, "tp", "zero" or "recompute".
 
-    The line joins the plans that no other beats in both; to the left of the dashed one they fit.
+    The line joins the plans that no other beats in both; to the left of the dashed one they fit. Its two ends have
+    their intervals: what is not known of the machine makes all plans on it slower or faster together.
     """
-    memory = Axis.by_powers(
-        "each dot is a plan: memory of its fullest device (GiB)", (one.memory.total / GiB for one in found)
-    )
-    time = Axis.by_powers("time of one step (s)", (one.step_time.total for one in found), margin=1.6)
+    needed = [one.memory.total / GiB for one in found]
+    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed, unit="GiB")
+    steps = [one.step_time for one in found]
+    ends = [edge for step in steps for edge in (step.low, step.high)]
+    time = Axis.by_powers("time of one step (s)", ends, unit="s")
     clouds = list(_clouds(found, by))
     fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
     front = [_point(one, fastest if one.fits and one is found[0] else None) for one in found.pareto]
     capacity = found[0].capacity
     limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
-    marks: list[Mark] = [*clouds, Curve(BEST, front, FRONT)]
+    marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
     legend: dict[str, Style | Line | None] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
     panel = Panel(memory, time, marks, 320.0, left=60.0)
-    chart = Chart([panel], {"modelled"}, title, width, {**legend, BEST: FRONT})
+    chart = Chart([panel], {"modelled"}, title, width, {**legend, BEST: FRONT, LIKELY: None})
     return Picture.of(chart, _summary(found), [_row(one) for one in found.pareto])
 
 
@@ -53,16 +55,24 @@ def _clouds(found: Found, by: str) -> Iterator[Cloud]:
     values = sorted({getattr(one.plan, by) for one in found})
     for value, look in zip(values, cycle(DOTS)):
         plans = [one for one in found if getattr(one.plan, by) == value]
-        yield Cloud(f"{COLORED[by]}: {value}", [_point(one) for one in plans], look, [not one.fits for one in plans])
+        dots = [Point(one.memory.total / GiB, one.step_time.total, _named(one)) for one in plans]
+        yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans])
 
 
 def _point(one: Estimate, words: Words | None = None) -> Point:
     return Point(one.memory.total / GiB, one.step_time.total, _in_words(one), words)
 
 
+def _range(one: Estimate) -> Range:
+    return Range(one.memory.total / GiB, one.step_time.low, one.step_time.high, one.interval)
+
+
+def _named(one: Estimate) -> str:
+    return plan_in_words(one.plan) + ("" if one.fits else ", does not fit")
+
+
 def _in_words(one: Estimate) -> str:
-    fits = "" if one.fits else ", does not fit"
-    return f"{plan_in_words(one.plan)}: {duration(one.step_time.total)}, {memory_size(one.memory.total)}{fits}"
+    return f"{_named(one)}: {duration(one.step_time.total)}, {memory_size(one.memory.total)}"
 
 
 def _summary(found: Found) -> str:
@@ -71,13 +81,15 @@ def _summary(found: Found) -> str:
     smallest = found.pareto[-1]
     if not fitting:
         return f"{text}; the smallest is {_in_words(smallest)}."
-    return f"{text}; the fastest of them is {_in_words(found.best)}; the smallest of all is {_in_words(smallest)}."
+    text = f"{text}; the fastest of them is {_in_words(found.best)}; the smallest of all is {_in_words(smallest)}."
+    return f"{text} {found.best.interval}"
 
 
 def _row(one: Estimate) -> Row:
     return {
         "plan": plan_in_words(one.plan),
         "step (s)": one.step_time.total,
+        "with 90% (s)": f"{one.step_time.low:.4g} to {one.step_time.high:.4g}",
         "memory (GiB)": one.memory.total / GiB,
         "fits": one.fits,
     }

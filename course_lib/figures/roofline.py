@@ -17,8 +17,8 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import number, percent, powers, with_prefix
-from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Words
-from course_lib.figures.palette import LINES, Line
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Range, Words
+from course_lib.figures.palette import LIKELY, LINES, Line
 from course_lib.figures.picture import Picture, Row
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class _Point(NamedTuple):
     """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends there.
 
     speed, roof: FLOP/s of a device, as planned and as the link allows at this intensity.
+    likely: where its speed lies with 90%.
     """
 
     name: str
@@ -39,15 +40,20 @@ class _Point(NamedTuple):
     intensity: float
     speed: float
     roof: float
+    likely: tuple[float, float]
 
     @property
     def share(self) -> float:
         return self.speed / self.roof
 
+    @property
+    def likely_in_words(self) -> str:
+        return " to ".join(number(speed / TERA) for speed in self.likely)
+
     def in_words(self) -> str:
         return (
             f"{self.name} over {self.link}: {with_prefix(self.intensity)} FLOPs a byte, "
-            f"{number(self.speed / TERA)} TFLOP/s, {percent(self.share)} of its roof"
+            f"{number(self.speed / TERA)} TFLOP/s ({self.likely_in_words} with 90%), {percent(self.share)} of its roof"
         )
 
     def row(self) -> Row:
@@ -56,6 +62,7 @@ class _Point(NamedTuple):
             "link": self.link,
             "FLOPs a byte": self.intensity,
             "TFLOP/s": self.speed / TERA,
+            "with 90%": self.likely_in_words,
             "roof (TFLOP/s)": self.roof / TERA,
         }
 
@@ -72,7 +79,7 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
     peak = cluster.spec.peak[precision] * cluster.spec.matmul
     points = [point for name, one in estimates.items() for point in _points(name, one, roofs, peak)]
     looks = dict(zip(roofs, LINES, strict=False))
-    chart = Chart([_panel(points, roofs, peak, looks, width)], {"modelled"}, title, width, looks)
+    chart = Chart([_panel(points, roofs, peak, looks, width)], {"modelled"}, title, width, {**looks, LIKELY: None})
     return Picture.of(chart, _summary(points, roofs, peak), [point.row() for point in points])
 
 
@@ -93,9 +100,11 @@ def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
 def _points(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Point]:
     flops = one.model.step_flops(one.global_batch) + one.model.recomputed_flops(one.global_batch, one.plan.recompute)
     own = flops / one.cluster.devices
+    speed = own / one.step_time.total
     for link, sent in _sent(one).items():
         if sent:
-            yield _Point(name, link, own / sent, own / one.step_time.total, min(peak, own / sent * roofs[link]))
+            roof = min(peak, own / sent * roofs[link])
+            yield _Point(name, link, own / sent, speed, roof, one.step_time.around(speed))
 
 
 def _sent(one: Estimate) -> dict[str, float]:
@@ -127,6 +136,8 @@ def _panel(
         marks.append(Curve(link, [Point(intensity, speed / TERA) for intensity, speed in ends], looks[link]))
     marks += _names(points, across, up, width)
     for point in points:
+        low, high = point.likely
+        marks.append(Range(point.intensity, low / TERA, high / TERA, point.in_words()))
         at = Point(point.intensity, point.speed / TERA, point.in_words())
         marks.append(Curve(point.link, [at], looks[point.link]._replace(dash=None)))
     return Panel(across, up, marks, HEIGHT, LEFT, RIGHT)

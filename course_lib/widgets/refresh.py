@@ -77,7 +77,8 @@ def describe(before: Estimate, old: Estimate, new: Estimate) -> str:
     plan = plan_in_words(new.plan)
     if not new.fits:
         return f"No plan fits. The smallest is {plan}. {new.why}"
-    text = f"The best plan takes {duration(new.step_time.total)} a step, {_times(before, new)}: {plan}."
+    low, middle, high = (duration(one) for one in (new.step_time.low, new.step_time.total, new.step_time.high))
+    text = f"The best plan takes {middle} a step ({low} to {high}), {_times(before, new)}: {plan}."
     if not old.fits:
         return f"{text} The old plan does not fit."
     if old.step_time.total / new.step_time.total < 1.005:

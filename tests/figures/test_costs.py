@@ -11,6 +11,7 @@ import pytest
 from course_lib.figures import Timing, devices, limits, memory_by_part, plan_map, roofline, speed_up, step_time_by_part
 from course_lib.figures.axis import long_time, memory_size, powers
 from course_lib.figures.costs import MEMORY, TIME
+from course_lib.figures.palette import LIKELY
 from course_lib.figures.words import plan_in_words
 from course_lib.instruments.ledger import Bytes
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
@@ -89,6 +90,45 @@ def test_the_parts_of_a_step_fill_its_bar() -> None:
     bubble = [box for box in boxes(svg) if box.fill == "bubble"]
     assert [box.tip.split(":")[0] for box in bubble] == ["deep"]
     assert bubble[0].width / lengths["deep"] == pytest.approx(DEEP.bubble, rel=1e-2)
+
+
+def test_a_whisker_reaches_from_where_to_where_nine_in_ten_steps_end() -> None:
+    picture = step_time_by_part(PLANS)
+    bars = {name: [box for box in boxes(picture.svg) if box.tip.startswith(f"{name}: ")] for name in PLANS}
+    for (name, one), row in zip(PLANS.items(), picture.rows, strict=True):
+        (whisker,) = [box for box in boxes(picture.svg) if box.tip.startswith(f"{name}, {LIKELY}: ")]
+        left = min(box.x for box in bars[name])
+        scale = sum(box.width for box in bars[name]) / one.step_time.total
+        assert whisker.x + 4 == pytest.approx(left + scale * one.step_time.low, abs=0.1)
+        assert whisker.x + whisker.width - 4 == pytest.approx(left + scale * one.step_time.high, abs=0.1)
+        assert whisker.y + whisker.height / 2 == pytest.approx(bars[name][0].y + bars[name][0].height / 2, abs=0.1)
+        assert row["with 90% (s)"] == f"{one.step_time.low:.4g} to {one.step_time.high:.4g}"
+    assert LIKELY in texts(picture.svg)
+    assert picture.summary.endswith(FAST.interval)
+
+
+def test_a_whisker_across_a_logarithmic_axis_stands_where_its_numbers_say() -> None:
+    svg = limits(ALONE, TOKENS).svg
+    where = places(svg)
+    decade = where["10,000"][1] - where["100,000"][1]
+    for name, one in ALONE.items():
+        (whisker,) = [box for box in boxes(svg) if box.tip.startswith(f"{name}, with 90%")]
+        low, high = (TOKENS[name] / speed / 86_400 for speed in reversed(one.tokens_per_second_range))
+        bottom = where["10,000"][1] - 4 - decade * math.log10(low / 10_000)
+        assert whisker.y + whisker.height - 4 == pytest.approx(bottom, abs=0.1)
+        assert whisker.height - 8 == pytest.approx(decade * math.log10(high / low), abs=0.1)
+
+
+def test_what_nothing_is_known_of_has_a_wider_whisker_and_says_so() -> None:
+    clusters = [Cluster(name, nodes=2) for name in ("A100-80GB", "H200-141GB")]
+    known, unknown = ({"one": estimate(GPT, cluster, Plan(dp=16), 64)} for cluster in clusters)
+    widths = []
+    for plans in (known, unknown):
+        tips = [box.tip for box in boxes(step_time_by_part(plans).svg) if LIKELY in box.tip]
+        low, high = map(float, re.findall(r"([\d.]+) ms", tips[0]))
+        widths.append(high / low)
+    assert widths[1] > 1.5 * widths[0]
+    assert "no published step on H200-141GB was found" in step_time_by_part(unknown).summary
 
 
 def test_the_sentence_of_a_step_names_the_fastest_plan_and_its_largest_loss() -> None:
@@ -193,7 +233,8 @@ def test_the_limits_name_the_largest_model_that_fits_and_the_time_of_the_last() 
     picture = limits(ALONE, TOKENS)
     assert "fits into 80 GiB is middle" in picture.summary
     seconds = TOKENS["large"] / ALONE["large"].tokens_per_second
-    assert f"{long_time(seconds)}." in picture.summary
+    low, high = ALONE["large"].step_time.around(seconds)
+    assert f"{long_time(seconds)} ({long_time(low)} to {long_time(high)} with 90%" in picture.summary
     assert [row["fits"] for row in picture.rows] == [True, True, False]
 
 

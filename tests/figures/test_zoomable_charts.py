@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import re
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy
@@ -32,7 +32,9 @@ from course_lib.figures import (
     speed_up,
     step_time_by_part,
 )
-from course_lib.figures.axis import duration, memory_size
+from course_lib.figures.axis import long_time, number
+from course_lib.figures.palette import LIKELY
+from course_lib.figures.plan_map import BEST
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search, simulate
 from course_lib.schedules import SCHEDULES
@@ -117,31 +119,33 @@ def test_each_name_stands_once_in_the_legend(name: str) -> None:
     assert all(trace.legendgroup == trace.name for trace in figure_of(name).data)
 
 
-def dots(figure: go.Figure) -> dict[tuple[float, float, str], Any]:
-    """The traces of a cloud's dots, by where each is and what it says, as plotly fills it in."""
+def dots(figure: go.Figure) -> dict[str, Any]:
+    """The dots of a cloud as (x, y, trace), by what each says, as plotly fills it in."""
     found = {}
-    for trace in figure.data:
-        for x, y, numbers in zip(trace.x, trace.y, trace.customdata if trace.hovertemplate else ()):
-            said = re.sub(
-                r"%{customdata\[(\d)]:.6~r}", lambda place: f"{numbers[int(place[1])]:.6g}", trace.hovertemplate
-            )
-            found[x, y, said.removesuffix("<extra></extra>")] = trace
+    for trace in (trace for trace in figure.data if trace.hovertemplate):
+        for x, y, *numbers in zip(trace.x, trace.y, *zip(*trace.customdata, strict=True), strict=True):
+            values = {"x": x, "y": y, **{f"customdata[{place}]": number for place, number in enumerate(numbers)}}
+            said = re.sub(r"%{(.*?):(.*?)~r}", partial(filled_in, values), trace.hovertemplate)
+            found[said.removesuffix("<extra></extra>")] = (x, y, trace)
     return found
 
 
+def filled_in(values: dict[str, float], place: re.Match[str]) -> str:
+    return number(float(f"{values[place[1]]:{place[2] or '.12'}g}"))
+
+
 def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
-    traces = dots(figure_of("plan_map"))
-    assert len(traces) == len(FOUND)
+    found = dots(figure_of("plan_map"))
+    assert len(found) == len(FOUND)
     for one in FOUND:
         gib, seconds = one.memory.total / 2**30, one.step_time.total
         fits = "" if one.fits else ", does not fit"
-        said = f"{plan_in_words(one.plan)}: {duration(seconds)}, {memory_size(one.memory.total)}{fits}"
-        trace = traces[gib, seconds, said]
-        assert trace.name == f"tensor ranks: {one.plan.tp}"
+        x, y, trace = found[f"{plan_in_words(one.plan)}{fits}: {number(seconds)} s, {number(gib)} GiB"]
+        assert (x, y, trace.name) == (gib, seconds, f"tensor ranks: {one.plan.tp}")
         assert (trace.marker.opacity < 0.5) == (not one.fits)
-    front = figure_of("plan_map").data[-1]
+    (front,) = [trace for trace in figure_of("plan_map").data if trace.name == BEST]
     assert len(front.x) == len(FOUND.pareto)
-    assert front.line.color not in {trace.marker.color for trace in traces.values()}
+    assert front.line.color not in {trace.marker.color for _, _, trace in found.values()}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,7 @@ def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
 )
 def test_the_color_of_a_dot_says_what_one_asks_for(by: str, names: set[str]) -> None:
     picture = plan_map(FOUND, by)
-    assert names < {trace.name for trace in dots(picture.to_plotly()).values()}
+    assert names < {trace.name for *_, trace in dots(picture.to_plotly()).values()}
     assert names < set(texts(picture.svg))
     with pytest.raises(ValueError, match="by is 'dp'; it is one of 'tp', 'zero', 'recompute'"):
         plan_map(FOUND, "dp")
@@ -159,7 +163,7 @@ def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:
     chart = CHARTS["plan_map"].chart
     assert chart is not None
     whole, packed = chart_plotly.figure(chart), chart_plotly.stored(chart)
-    assert len(json.dumps(packed, indent=1)) < 90 * len(FOUND)
+    assert len(json.dumps(packed, indent=1)) < 0.4 * len(json.dumps(whole, indent=1))
     for trace, kept in zip(whole["data"], packed["data"], strict=True):
         for name in {"x", "y", "customdata"} & set(trace):
             if isinstance(kept[name], dict):
@@ -168,6 +172,27 @@ def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:
                 assert numpy.allclose(numbers, trace[name], rtol=1e-6)
             else:
                 assert kept[name] == trace[name]
+
+
+def whiskers(name: str) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
+    return [(trace.x, trace.y, trace.hovertext[0]) for trace in figure_of(name).data if trace.name == LIKELY]
+
+
+def test_steps_and_times_and_speeds_have_their_interval() -> None:
+    for (x, y, _), row, one in zip(whiskers("time"), (0.5, 1.5), PLANS.values(), strict=True):
+        assert (1e-3 * x[0], 1e-3 * x[1]) == pytest.approx((one.step_time.low, one.step_time.high))
+        assert y == (row, row)
+    for (x, y, tip), one in zip(whiskers("plan_map"), (FOUND.pareto[0], FOUND.pareto[-1]), strict=True):
+        assert [2**30 * place for place in x] == pytest.approx([one.memory.total] * 2)
+        assert y == (one.step_time.low, one.step_time.high)
+        assert tip == one.interval
+    for (x, y, tip), one in zip(whiskers("limits"), PLANS.values(), strict=True):
+        assert x == pytest.approx([one.model.parameters / 1e9] * 2)
+        low, high = (2e10 / speed for speed in reversed(one.tokens_per_second_range))
+        assert y == pytest.approx([low / 86_400, high / 86_400])
+        assert f"{long_time(low)} to {long_time(high)}" in tip
+    speeds = [speed for one in PLANS.values() for speed in [[312 * share for share in one.mfu_range]] * 2]
+    assert [list(y) for _, y, _ in whiskers("roofline")] == [pytest.approx(pair) for pair in speeds]
 
 
 def test_the_line_of_the_capacity_and_its_words_stand_at_the_same_place() -> None:
