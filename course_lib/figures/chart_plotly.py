@@ -71,11 +71,13 @@ def stored(chart: Chart) -> Data:
 def _packed(rows: Sequence[Any]) -> Data:
     """rows: numbers, or for each point as many numbers."""
     is_flat = not isinstance(rows[0], list)
-    numbers = array("f", rows if is_flat else chain.from_iterable(rows))
+    numbers = list(rows if is_flat else chain.from_iterable(rows))
+    are_small = all(number == int(number) < 2**15 for number in numbers)
+    packed = array("h", map(int, numbers)) if are_small else array("f", numbers)
     if sys.byteorder == "big":
-        numbers.byteswap()
+        packed.byteswap()
     shape = {} if is_flat else {"shape": f"{len(rows)}, {len(rows[0])}"}
-    return {"dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode(), **shape}
+    return {"dtype": "i2" if are_small else "f4", "bdata": base64.b64encode(packed.tobytes()).decode(), **shape}
 
 
 def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Data]:

@@ -89,16 +89,16 @@ class Picture:
             display(self._repr_mimebundle_(), raw=True)
             return
         figure = {PLOTLY: chart_plotly.stored(self.chart)}
-        display({**figure, "text/html": self._image(), "text/plain": self.summary}, raw=True)
+        display({**figure, "text/html": self._image(tips=[]), "text/plain": self.summary}, raw=True)
         display({"text/html": self._numbers(), "text/plain": self.summary}, raw=True)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """What does not change when it is touched: of a chart the image."""
-        return {"text/plain": self.summary, "text/html": self._image() + self._numbers()}
+        return {"text/plain": self.summary, "text/html": self._image(_largest(self.sheet.tips)) + self._numbers()}
 
-    def _image(self) -> str:
+    def _image(self, tips: Sequence[Tip]) -> str:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
-        places = "".join(_overlay(tip, self.sheet) for tip in _largest(self.sheet.tips))
+        places = "".join(_overlay(tip, self.sheet) for tip in tips)
         return (
             f'<div style="position:relative;max-width:{self.sheet.width}px">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'

@@ -174,7 +174,7 @@ def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
     assert not re.search(r"https?://", text)
     # Where no script runs, the image stands in for the figure, and the numbers stand below either.
     together = Page(figure["text/html"] + numbers["text/html"])
-    assert together.elements == stored(picture).elements
+    assert together.elements == [(tag, words) for tag, words in stored(picture).elements if tag != "i"]
     assert picture.summary in Page(numbers["text/html"]).words
 
 
