@@ -18,6 +18,7 @@ from course_lib.figures.palette import INK, LIKELY, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
+LEGEND = 50  # pixels
 LONG = 20  # numbers, from which on a notebook keeps them packed
 
 Data = dict[str, Any]
@@ -30,12 +31,13 @@ def figure(chart: Chart) -> Data:
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
     named = set()
-    for trace in data:
+    for trace in reversed(data):  # of the dots with one name the last are the dark ones
         trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
         named.add(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
     lines = title + [ORIGINS[origin] for origin in ORIGINS if origin in chart.origins]
-    down = 1 if chart.is_row else len(chart.panels)
+    head, foot = 32 + 20 * len(lines), 56
+    height = max(200, (1 if chart.is_row else len(chart.panels)) * (20 + chart.panels[0].height))
     layout |= {
         "title": {
             "text": "<br>".join(lines),
@@ -48,11 +50,12 @@ def figure(chart: Chart) -> Data:
         "font": {"color": INK},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
-        "margin": {"t": 44 + 20 * len(lines), "r": 20, "b": 50},
-        "height": max(300, 180 + 20 * len(lines) + down * (20 + chart.panels[0].height)),
+        "margin": {"t": head, "r": 20, "b": foot},
+        "height": head + height + foot + LEGEND,
         "barmode": "stack",
         "uniformtext": {"minsize": 9, "mode": "hide"},
-        "legend": {"traceorder": "normal", "orientation": "h", "y": 1, "yanchor": "bottom"},
+        # Below the title of the axis; plotly makes room for as many rows as it takes.
+        "legend": {"traceorder": "normal", "orientation": "h", "y": -foot / height, "itemsizing": "constant"},
         "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
     return {"data": data, "layout": layout}
@@ -126,7 +129,7 @@ def _axis(axis: Axis) -> Data:
         "gridcolor": "#d5d5d5",
         "zeroline": False,
         "automargin": True,
-        **({"tickformat": FORMATS[axis.write]} if axis.write in FORMATS else names),
+        **({"tickformat": FORMATS[axis.write]} if axis.write in FORMATS and not axis.is_log else names),
     }
 
 
