@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import chain, zip_longest
+from textwrap import wrap
 from typing import Any
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
@@ -19,6 +20,7 @@ from course_lib.figures.palette import INK, LIKELY, ORIGINS, PAPER
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
+PALE = 0.35
 LONG = 20  # numbers, from which on a notebook keeps them packed
 
 Data = dict[str, Any]
@@ -31,7 +33,7 @@ def figure(chart: Chart) -> Data:
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
     named = set()
-    for trace in reversed(data):  # of the dots with one name the last are the dark ones
+    for trace in sorted(data, key=_is_pale):  # the legend shows the first of a name
         trace.update(legendgroup=trace["name"], showlegend=bool(trace["name"]) and trace["name"] not in named)
         named.add(trace["name"])
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
@@ -59,6 +61,10 @@ def figure(chart: Chart) -> Data:
         "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
     return {"data": data, "layout": layout}
+
+
+def _is_pale(trace: Data) -> bool:
+    return trace.get("marker", {}).get("opacity") == PALE
 
 
 def stored(chart: Chart) -> Data:
@@ -201,11 +207,16 @@ def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: Any) -> D
         "x": [point.x for point in points],
         "y": [point.y for point in points],
         "name": escape(name),
-        "hovertext": [escape(point.tip or words(point.x, point.y)) for point in points],
+        "hovertext": [_lines(escape(point.tip or words(point.x, point.y))) for point in points],
         "cliponaxis": False,
         "hoverinfo": "text",
         **look,
     }
+
+
+def _lines(text: str) -> str:
+    """Plotly breaks no line, and cuts off what leaves the figure."""
+    return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
 
 
 def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
@@ -221,6 +232,7 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
             f"%{{customdata[{differ.index(column)}]:~r}}" if column in differ else column[0] for column in columns
         ]
         template = "".join(escape(str(word)) + place for word, place in zip_longest(words, places, fillvalue=""))
+        place = f"%{{y:.3~r}} {panel.y.unit}, %{{x:.3~r}} {panel.x.unit}"
         look = cloud.look
         yield {
             "type": "scatter",
@@ -228,9 +240,9 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
             "x": [point.x for point, _ in told],
             "y": [point.y for point, _ in told],
             "mode": "markers",
-            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": 0.35 if is_pale else 0.9},
+            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": PALE if is_pale else 0.9},
             "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
-            "hovertemplate": f"{template}: %{{y:.3~r}} {panel.y.unit}, %{{x:.3~r}} {panel.x.unit}<extra></extra>",
+            "hovertemplate": _lines(f"{template}: {place}") + "<extra></extra>",
         }
 
 
