@@ -14,7 +14,22 @@ from textwrap import wrap
 from typing import Any
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.chart import Area, Axis, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
+from course_lib.figures.chart import (
+    Area,
+    Axis,
+    Band,
+    Bar,
+    Chart,
+    Cloud,
+    Curve,
+    Label,
+    Mark,
+    Panel,
+    Point,
+    Range,
+    Rule,
+    Words,
+)
 from course_lib.figures.palette import INK, LIKELY, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
@@ -91,37 +106,31 @@ def _packed(rows: Sequence[Any]) -> Data:
 
 def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Data]:
     """Add a panel's axes, words and lines to the layout; returns its traces."""
-    number = str(place + 1) if place else ""
-    where = {"xref": f"x{number}", "yref": f"y{number}"}
-    order = {name: place for place, name in enumerate(chart.legend)}
-    for mark in panel.marks:
-        if isinstance(mark, Label):
-            layout["annotations"].append(_written(panel, mark.words, mark.x, mark.y) | where)
-        elif isinstance(mark, Curve):
-            points = (point for point in mark.points if point.words)
-            layout["annotations"] += [_written(panel, point.words, point.x, point.y) | where for point in points]
-        elif isinstance(mark, Band):
-            layout["shapes"].append(_band(mark, where))
-        elif isinstance(mark, Rule):
-            layout["shapes"].append(_line(mark, where))
-            x, y = (panel.x.low, mark.at) if mark.is_across else (mark.at, panel.y.high)
-            layout["annotations"].append(_written(panel, mark.words, x, y) | where)
-    n = len(chart.panels)
-    last = str(n) if n > 1 else ""
-    gap = 0.12 if chart.is_row else 0.3 / n  # between two panels, as a share of the figure
-    start = place * (1 + gap) / n
-    end = start + (1 - gap * (n - 1)) / n
-    layout[f"xaxis{number}"] = _axis(panel.x) | {"anchor": f"y{number}"}
-    layout[f"yaxis{number}"] = _axis(panel.y) | {"anchor": f"x{number}"}
+    suffix = str(place + 1) if place else ""
+    where = {"xref": f"x{suffix}", "yref": f"y{suffix}"}
+    across, up = _axis(panel.x) | {"anchor": f"y{suffix}"}, _axis(panel.y) | {"anchor": f"x{suffix}"}
+    start, end = _domain(place, len(chart.panels), 0.12 if chart.is_row else 0.3 / len(chart.panels))
     if chart.is_row:
-        layout[f"xaxis{number}"]["domain"] = [start, end]
+        across["domain"] = [start, end]
     else:
-        layout[f"yaxis{number}"]["domain"] = [max(0.0, 1 - end), 1 - start]
-        if number != last:
-            layout[f"xaxis{number}"] |= {"matches": f"x{last}", "showticklabels": False}
+        up["domain"] = [max(0.0, 1 - end), 1 - start]
+        if place + 1 < len(chart.panels):
+            across |= {"matches": f"x{len(chart.panels)}", "showticklabels": False}
+    layout |= {f"xaxis{suffix}": across, f"yaxis{suffix}": up}
+    for mark in panel.marks:
+        layout["annotations"] += [note | where for note in _notes(panel, mark)]
+        if isinstance(mark, Band | Rule):
+            layout["shapes"].append(_band(mark, where) if isinstance(mark, Band) else _line(mark, where))
     # What the legend does not name lies below what it names, in the order of the legend.
-    traces = [trace for _, trace in sorted(_traces(panel), key=lambda named: order.get(named[0], -1))]
-    return [trace | {"xaxis": where["xref"], "yaxis": where["yref"]} for trace in traces]
+    order = {name: place for place, name in enumerate(chart.legend)}
+    traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
+    return [trace | {"xaxis": where["xref"], "yaxis": where["yref"]} for _, trace in traces]
+
+
+def _domain(place: int, n: int, gap: float) -> tuple[float, float]:
+    """Where one of n panels lies, as shares of the figure."""
+    start = place * (1 + gap) / n
+    return start, start + (1 - gap * (n - 1)) / n
 
 
 def _axis(axis: Axis) -> Data:
@@ -142,6 +151,19 @@ def _axis(axis: Axis) -> Data:
 def _on_axis(axis: Axis, value: float) -> float:
     """Where plotly has a range's end and an annotation: on a logarithmic axis it wants the logarithm."""
     return math.log10(value) if axis.is_log else value
+
+
+def _notes(panel: Panel, mark: Mark) -> Iterator[Data]:
+    """The words of a mark, each at its place."""
+    if isinstance(mark, Label):
+        yield _written(panel, mark.words, mark.x, mark.y)
+    elif isinstance(mark, Rule):
+        x, y = (panel.x.low, mark.at) if mark.is_across else (mark.at, panel.y.high)
+        yield _written(panel, mark.words, x, y)
+    elif isinstance(mark, Curve):
+        for point in mark.points:
+            if point.words:
+                yield _written(panel, point.words, point.x, point.y)
 
 
 def _written(panel: Panel, words: Words, x: float, y: float) -> Data:
@@ -221,17 +243,17 @@ def _lines(text: str) -> str:
 
 def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
     """A trace for all points whose tips differ in numbers only, so that thousands of them do not repeat their words."""
-    groups: dict[tuple[str | bool, ...], list[tuple[Point, list[str]]]] = {}
+    groups: dict[tuple[bool, tuple[str, ...]], list[tuple[Point, list[str]]]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         parts = re.split(r"([\d.]*\d)", point.tip)
-        groups.setdefault((is_pale, *parts[::2]), []).append((point, parts[1::2]))
-    for (is_pale, *words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
+        groups.setdefault((is_pale, tuple(parts[::2])), []).append((point, parts[1::2]))
+    for (is_pale, words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
         columns = list(zip(*(numbers for _, numbers in told), strict=True))
         differ = [column for column in columns if len(set(column)) > 1]
         places = [
             f"%{{customdata[{differ.index(column)}]:~r}}" if column in differ else column[0] for column in columns
         ]
-        template = "".join(escape(str(word)) + place for word, place in zip_longest(words, places, fillvalue=""))
+        template = "".join(escape(word) + place for word, place in zip_longest(words, places, fillvalue=""))
         place = f"%{{y:.3~r}} {panel.y.unit}, %{{x:.3~r}} {panel.x.unit}"
         look = cloud.look
         yield {
