@@ -69,9 +69,8 @@ class Entries:
     begins, so it is there when the data are.
     """
 
-    def __init__(self, directory: str, rank: int, run: int) -> None:
-        self.rank = rank
-        self._prefix = os.path.join(directory, f"times-{run}-")
+    def __init__(self, prefix: str, rank: int) -> None:
+        self.rank, self._prefix = rank, prefix
         self._own = open(f"{self._prefix}{rank}", "ab", buffering=0)  # noqa: SIM115  (closed with the run)
         self._files: dict[int, IO[bytes]] = {}
         self._rest: dict[int, bytes] = defaultdict(bytes)

@@ -17,10 +17,9 @@ PRINTED, FINISHED = b"P", b"F"  # the first byte of a worker's message
 
 @dataclass
 class Place:
-    """Where a worker stands: its rank among how many, and the private directory of its pool."""
+    """Where a worker stands: its rank, and the private directory of its pool."""
 
     rank: int
-    world_size: int
     directory: str
     uses_gpu: bool
 
@@ -29,9 +28,12 @@ class Place:
         """What the process writes below Python: warnings of C++ code and the stack of a crash."""
         return os.path.join(self.directory, f"rank-{self.rank}.log")
 
-    @property
-    def rendezvous(self) -> str:
-        return os.path.join(self.directory, "rendezvous")
+
+class World(NamedTuple):
+    """The ranks of a run, and the file in which they find each other: the same one as long as they stay together."""
+
+    size: int
+    rendezvous: str
 
 
 class Mark(NamedTuple):

@@ -57,12 +57,12 @@ class RunMonitor:
         self.looked = 0.0  # when the board was last read as a whole
         self.kills_before = _out_of_memory_kills()
 
-    def run(self, task: bytes) -> list[messages.Outcome]:
+    def run(self, task: messages.Task) -> list[messages.Outcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
-        asked = time.perf_counter()
+        asked, message = time.perf_counter(), pickle.dumps((self.pool.world, task))
         for worker in self.pool.workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below
-                worker.line.send_bytes(task)
+                worker.line.send_bytes(message)
         judged = asked
         while None in self.outcomes:
             self._listen()

@@ -1,4 +1,7 @@
-"""The worker processes of one world size: forked together, used again and again, killed together.
+"""The worker processes of one purpose: forked when they are needed, used again and again, killed together.
+
+A run of N ranks is on the first N workers of a pool. They meet in a new process group if it is another number than that
+of the run before, which takes a tenth of the time of forking them.
 
 There is one way to recover from anything: kill all workers and fork new ones, which takes a tenth of a
 second. A pool is used again only after a run that has left nothing behind.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -23,9 +27,9 @@ from typing import Any
 import psutil
 
 from course_lib.ranks import diagnosis, fork_server, messages, start
-from course_lib.ranks.board import Board
+from course_lib.ranks.board import Board, State
 
-ROOM = 16  # ranks that wait for one purpose at most, so that going from one number of them to another costs no fork
+ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
 
 
 @dataclass
@@ -36,49 +40,56 @@ class _Worker:
 
 
 class Pool:
-    """`world_size` workers that have joined one process group."""
+    """Workers that run together, as the ranks of a world. `room`: how many of them it can have."""
 
-    def __init__(self, world_size: int, uses_gpu: bool = False) -> None:
+    def __init__(self, room: int, uses_gpu: bool = False) -> None:
         _sweep()
-        self.world_size, self.uses_gpu, self.owner = world_size, uses_gpu, os.getpid()
+        self.room, self.uses_gpu, self.owner = room, uses_gpu, os.getpid()
         self.directory = tempfile.mkdtemp(prefix=f"{fork_server.PREFIX}{os.getpid()}-")
-        self.workers: list[_Worker] = []
-        self.read = [0] * world_size  # how much of each log has been shown
+        self.started: list[_Worker] = []
+        self.world = messages.World(0, "")
+        self.worlds = itertools.count()
+        self.read = [0] * room  # how much of each log has been shown
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         self.has_run = False
-        try:
-            self._start_workers()
-        except BaseException:
-            self.kill()
-            raise
-
-    def _start_workers(self) -> None:
-        method = fork_server.start_method(self.uses_gpu)
-        context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":
-            fork_server.warm_up()
-        self.memory = context.RawArray("c", Board.size(self.world_size))
+        self.context: Any = multiprocessing.get_context(fork_server.start_method(uses_gpu))
+        self.memory = self.context.RawArray("c", Board.size(room))
         self.board = Board(self.memory)
+
+    @property
+    def world_size(self) -> int:
+        return self.world.size
+
+    @property
+    def workers(self) -> list[_Worker]:
+        return self.started[: self.world_size]
+
+    def gather(self, world_size: int) -> None:
+        """Make its first workers the ranks of the next run; those that are missing are started."""
+        if world_size != self.world_size:
+            self.world = messages.World(world_size, os.path.join(self.directory, f"world-{next(self.worlds)}"))
         try:
-            self._start_all(context)
+            self._start_missing()
         except (EOFError, ConnectionError, FileNotFoundError):  # somebody has ended the fork server
             fork_server.retire()
+            self._end_workers()
+            self._start_missing()
+        for rank in range(world_size):
+            self.board.set_state(rank, State.IDLE)
+
+    def _start_missing(self) -> None:
+        if len(self.started) < self.world_size:
             fork_server.warm_up()
-            self._start_all(context)
+            with fork_server.no_main_module():
+                for rank in range(len(self.started), self.world_size):
+                    self.started.append(self._start_worker(rank))
 
-    def _start_all(self, context: Any) -> None:
-        for worker in self.workers:
-            _kill_group(worker.process)
-        self.workers.clear()
-        with fork_server.no_main_module():
-            for rank in range(self.world_size):
-                self.workers.append(self._start_worker(context, rank))
-
-    def _start_worker(self, context: Any, rank: int) -> _Worker:
+    def _start_worker(self, rank: int) -> _Worker:
+        context = self.context
         line, their_line = context.Pipe()
         their_lifeline, lifeline = context.Pipe(duplex=False)
-        place = messages.Place(rank, self.world_size, self.directory, self.uses_gpu)
+        place = messages.Place(rank, self.directory, self.uses_gpu)
         arguments = (place, their_line, their_lifeline, self.memory)
         process = context.Process(target=start.begin, args=arguments, name=f"rank {rank}", daemon=True)
         process.start()
@@ -86,10 +97,11 @@ class Pool:
         their_lifeline.close()
         return _Worker(process, line, lifeline)
 
-    def fits(self, uses_gpu: bool) -> bool:
-        """Whether it can be used now: a pool does not survive a fork of the notebook's kernel."""
-        same = (self.uses_gpu, self.owner) == (uses_gpu, os.getpid())
-        return same and self.is_alive and all(worker.process.is_alive() for worker in self.workers)
+    def fits(self, room: int, uses_gpu: bool) -> bool:
+        """Whether it can be used now: neither a fork of the notebook's kernel nor a swept directory leaves it whole."""
+        same = (self.room, self.uses_gpu, self.owner) == (room, uses_gpu, os.getpid())
+        is_whole = self.is_alive and os.path.isdir(self.directory)
+        return same and is_whole and all(worker.process.is_alive() for worker in self.started)
 
     def kill(self) -> None:
         """End all workers and whatever they have started, and remove every trace."""
@@ -97,13 +109,17 @@ class Pool:
             return
         self.is_alive = False
         with fork_server.interrupts_deferred():
-            for worker in self.workers:
-                _kill_group(worker.process)
-            for worker in self.workers:
-                worker.process.join(2)
-                worker.line.close()
-                worker.lifeline.close()
+            self._end_workers()
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end_workers(self) -> None:
+        for worker in self.started:
+            _kill_group(worker.process)
+        for worker in self.started:
+            worker.process.join(2)
+            worker.line.close()
+            worker.lifeline.close()
+        self.started.clear()
 
     def log(self, rank: int, start: int = 0) -> str:
         """What a rank's process has written below Python's print, from this byte on."""
@@ -120,7 +136,7 @@ class Pool:
         return self.log(rank, start) if self.read[rank] > start else ""
 
     def _log_path(self, rank: int) -> str:
-        return messages.Place(rank, self.world_size, self.directory, self.uses_gpu).log
+        return messages.Place(rank, self.directory, self.uses_gpu).log
 
     def _log_size(self, rank: int) -> int:
         with contextlib.suppress(OSError):
@@ -166,69 +182,58 @@ def _remove_own(path: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-_pools: dict[tuple[str, int], Pool] = {}  # by purpose and size; the one used last comes last
+_pools: dict[str, Pool] = {}  # by purpose
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
-    """The pool of this size kept for a purpose, forked anew if there is none that can be used.
+    """The pool kept for a purpose, with so many ranks; a new one if there is none that can be used.
 
     It is killed afterwards unless the body has found it tidy.
     """
+    # Those with GPUs stay as they are: their connections are not made anew within a moment.
+    room = world_size if uses_gpu else max(world_size, ROOM)
     with _lock:
-        pool = _pools.pop((purpose, world_size), None)
-        if pool is None or not pool.fits(uses_gpu):
-            if pool is not None:
-                pool.kill()
-            _make_room(purpose, 0 if uses_gpu else ROOM - world_size)
-            pool = Pool(world_size, uses_gpu)
-        _pools[purpose, world_size] = pool
+        if purpose in _pools and not _pools[purpose].fits(room, uses_gpu):
+            discard(purpose)
+        pool = _pools[purpose] = _pools.get(purpose) or Pool(room, uses_gpu)
         pool.is_tidy, pool.has_run = False, True
         try:
+            pool.gather(world_size)
             yield pool
         finally:
             if not pool.is_tidy:
-                _discard((purpose, world_size))
+                discard(purpose)
                 if fork_server.start_method(uses_gpu) == "spawn":
-                    _start_spare(purpose, world_size, uses_gpu)
+                    _start_spare(purpose, room, world_size, uses_gpu)
             _Retirement.postpone()
 
 
-def _start_spare(purpose: str, world_size: int, uses_gpu: bool) -> None:
+def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
     """Start the ranks of the next run now: they import torch on their own while the student reads what went wrong."""
     with contextlib.suppress(OSError), fork_server.interrupts_deferred():
-        _pools[purpose, world_size] = Pool(world_size, uses_gpu)
-
-
-def _make_room(purpose: str, room: int) -> None:
-    """Let those pools of a purpose go that were used least recently, until only so many ranks are left."""
-    for key in [key for key in _pools if key[0] == purpose]:
-        if sum(size for other, size in _pools if other == purpose) > room:
-            _discard(key)
+        _pools[purpose] = Pool(room, uses_gpu)
+        _pools[purpose].gather(world_size)
 
 
 def size_of(purpose: str) -> int | None:
-    """How many ranks wait in the pool last used for this purpose; None if there are none, or none that have run."""
-    last = [pool for key, pool in _pools.items() if key[0] == purpose and pool.has_run][-1:]
-    return last[0].world_size if last and last[0].fits(last[0].uses_gpu) else None
+    """How many ranks had the last run for this purpose; None if they have gone, or if there was none."""
+    pool = _pools.get(purpose)
+    return pool.world_size if pool and pool.has_run and pool.fits(pool.room, pool.uses_gpu) else None
 
 
 def discard(purpose: str) -> None:
-    """Let the workers of a purpose go."""
+    """Let the workers of a purpose go, if there are any."""
     with _lock:
-        _make_room(purpose, 0)
+        if purpose in _pools:
+            _pools.pop(purpose).kill()
 
 
 def discard_all() -> None:
     """Let all workers go; the next launch forks new ones."""
-    with _lock:
-        for key in list(_pools):
-            _discard(key)
-
-
-def _discard(key: tuple[str, int]) -> None:
-    _pools.pop(key).kill()
+    for purpose in list(_pools):
+        discard(purpose)
 
 
 class _Retirement:

@@ -111,7 +111,7 @@ def run_on(
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
 
 
-def _pack(fn: Callable, args: tuple, pace: Pace | None) -> bytes:
+def _pack(fn: Callable, args: tuple, pace: Pace | None) -> messages.Task:
     try:
         function = _pickled((fn, args))
     except Exception as error:
@@ -119,7 +119,7 @@ def _pack(fn: Callable, args: tuple, pace: Pace | None) -> bytes:
         advice = "Files, locks, generators and connections stay where they were made: make them inside the function."
         raise errors.RankFailed(text, details=advice) from error
     surroundings = messages.Surroundings(os.getcwd(), list(sys.path), dict(os.environ))
-    return pickle.dumps(messages.Task(function, pace, surroundings))
+    return messages.Task(function, pace, surroundings)
 
 
 class _Pickler(cloudpickle.Pickler):

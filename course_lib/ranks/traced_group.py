@@ -315,6 +315,7 @@ def register(tracer: Tracer) -> None:
         tracer.block(waiting, tracer.steps)
         _connect(inner, options, tracer.device)
         tracer.finish(waiting)
+        tracer.groups.append(inner)
         return TracedGroup(tracer, inner, options.group_id, ranks)
 
     named_ranks.check_before_torch()

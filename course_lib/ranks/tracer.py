@@ -26,26 +26,28 @@ _LATE_NOTES = 1.0  # seconds in which another thread notes that an operation has
 
 
 class Tracer:
-    """What this rank has done in the current run.
+    """What this rank has done in the current run."""
 
-    directory: of its pool, where the ranks of an emulated run tell each other their times.
-    """
-
-    def __init__(self, rank: int, board: Board, directory: str) -> None:
-        self.rank, self.board, self.directory = rank, board, directory
+    def __init__(self, rank: int, board: Board) -> None:
+        self.rank, self.board = rank, board
         self.device: torch.device | None = None
         self.emulated: EmulatedClock | None = None
-        self.runs = 0
+        self.groups: list[Any] = []  # those that were begun, until somebody lets them go
+        self.enter("")
         self.reset(None)
 
+    def enter(self, rendezvous: str) -> None:
+        """From now on, run with the ranks that have met there; each of them begins as many runs."""
+        self.rendezvous, self.runs = rendezvous, 0
+
     def reset(self, pace: Pace | None) -> None:
-        """Begin a run; every rank of a pool has begun as many before."""
+        """Begin a run."""
         self.runs += 1
         if self.emulated:
             self.emulated.entries.close()
         self.emulated = None
         if pace:
-            self.emulated = EmulatedClock(self.rank, pace, Entries(self.directory, self.rank, self.runs))
+            self.emulated = EmulatedClock(self.rank, pace, Entries(f"{self.rendezvous}-times-{self.runs}-", self.rank))
         self.operations: list[Operation] = []
         self.unclaimed: set[int] = set()  # numbers of operations that nobody waits for yet
         self.marks: list[Mark] = []

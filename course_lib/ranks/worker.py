@@ -40,22 +40,22 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
     fork_server.is_rank = True
     _outlive_nobody()
     log = _redirect_output(place)
-    tracer = Tracer(place.rank, Board(board_memory), place.directory)
+    tracer = Tracer(place.rank, Board(board_memory))
     torch.set_num_threads(1)
     if place.uses_gpu:
         tracer.device = torch.device("cuda", place.rank)
         torch.cuda.set_device(tracer.device)
         torch.set_default_device(tracer.device)
-    _join_group(place, tracer)
+    traced_group.register(tracer)
     timeline.record_with(tracer)
     worker = Worker(place, parent, tracer)
     threading.Thread(target=worker.send_unfinished_lines, name="unfinished lines", daemon=True).start()
     while True:
         try:
-            task = parent.recv_bytes()
+            message = parent.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
-        worker.run(pickle.loads(task))
+        worker.run(*pickle.loads(message))
         log.flush()
 
 
@@ -98,16 +98,6 @@ def _redirect_output(place: messages.Place) -> Any:
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, log)  # the parent asks so where an endless loop is
     return log
-
-
-def _join_group(place: messages.Place, tracer: Tracer) -> None:
-    traced_group.register(tracer)
-    # What the board notes, torch would note again: the stack of every operation, and with it the code of every run.
-    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
-    os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.rank))
-    with _batch_scheduling():
-        store = dist.FileStore(place.rendezvous, place.world_size)
-        dist.init_process_group("traced", store=store, rank=place.rank, world_size=place.world_size)
 
 
 @contextlib.contextmanager
@@ -164,13 +154,14 @@ class Worker:
         self.lock = threading.Lock()
         self.unfinished = threading.Event()
         self.printer = Printer(parent, self.lock, self.unfinished)
-        self.groups = _group_count()
-        self.own_environment = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        self.has_run = False
+        self.world: messages.World | None = None
+        self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
 
-    def run(self, task: messages.Task) -> None:
+    def run(self, world: messages.World, task: messages.Task) -> None:
         board, rank = self.tracer.board, self.place.rank
+        if world != self.world:
+            self._join(world)
         board.clear(rank)
         self._settle_in(task.surroundings)
         self.tracer.reset(task.pace)
@@ -183,6 +174,24 @@ class Worker:
         board.set_state(rank, State.RAISED if outcome.failure else State.RETURNED)
         with self.lock:
             self.parent.send_bytes(messages.FINISHED + pickle.dumps(outcome))
+        if self.tracer.groups:  # for each connection of those that have ended, gloo sleeps for 10 ms
+            threading.Thread(target=self.tracer.groups.clear, name="ended groups", daemon=True).start()
+
+    def _join(self, world: messages.World) -> None:
+        """Leave the ranks of the runs before, as all of them do, and meet those of the next."""
+        hook = sys.excepthook  # torch would wrap it once more each time
+        if dist.is_initialized():
+            self.tracer.groups.append(dist.group.WORLD)
+            dist.destroy_process_group()
+        # What the board notes, torch would note again: the stack of every operation, and with it the code of every run.
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
+        self.own_environment["WORLD_SIZE"] = str(world.size)
+        os.environ.update(self.own_environment)
+        with _batch_scheduling():
+            store = dist.FileStore(world.rendezvous, world.size)
+            dist.init_process_group("traced", store=store, rank=self.place.rank, world_size=world.size)
+        self.tracer.enter(world.rendezvous)
+        sys.excepthook, self.world, self.has_run = hook, world, False
 
     def send_unfinished_lines(self) -> None:
         """Forever: show what was printed without a line's end, a little later. Costs nothing while nothing is."""
@@ -253,7 +262,7 @@ class Worker:
         left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
         has_child = _has_child()
         outcome.reusable = not left and not has_child
-        outcome.has_new_groups = _group_count() != self.groups
+        outcome.has_new_groups = len(dist.distributed_c10d._world.pg_map) != 1
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and own:
             outcome.failure = _leftover(f"the thread {own[0].name!r}", "join() it before the function returns")
@@ -269,10 +278,6 @@ def _seed(seed: int, uses_gpu: bool) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-def _group_count() -> int:
-    return len(dist.distributed_c10d._world.pg_map)
 
 
 class _ResultTooLarge(Exception):

@@ -18,8 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankFailed, launch
+from course_lib import Link, Pace, RankFailed, launch
 from course_lib.ranks import discard_all
+from course_lib.timeline import compute
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
 
@@ -306,36 +307,51 @@ def test_ranks_are_processes_of_their_own_and_stay_for_the_next_run() -> None:
     assert len({os.getpid(), *first}) == 3
 
 
-def test_ranks_of_another_number_wait_too_up_to_sixteen() -> None:
+def test_runs_of_up_to_eight_ranks_share_their_processes() -> None:
     def process(rank: int) -> int:
         return os.getpid()
 
-    def last_is_alive(pids: list[int]) -> bool:
-        return psutil.pid_exists(pids[-1])
+    discard_all()
+    two, eight, five = (launch(process, n).results for n in (2, 8, 5))
+    assert eight[:2] == two
+    assert eight[:5] == five
+    launch(process, 9)
+    assert not any(map(psutil.pid_exists, eight))
+
+
+@pytest.mark.parametrize("pace", [None, Pace({"forward": 1.0}, Link(0.5))])
+def test_ranks_that_ran_in_another_number_know_their_new_one(pace: Pace | None) -> None:
+    def who(rank: int) -> tuple[Any, ...]:
+        with compute("forward", work=rank):
+            pass
+        value = torch.tensor(rank + 1)
+        dist.all_reduce(value)
+        half = dist.new_group(range(dist.get_world_size() // 2, dist.get_world_size()))
+        if rank >= dist.get_world_size() // 2:
+            dist.all_reduce(value, group=half)
+            dist.destroy_process_group(half)
+        return dist.get_world_size(), os.environ["WORLD_SIZE"], int(value)
 
     discard_all()
-    two, four, eight = (launch(process, n).results for n in (2, 4, 8))
-    assert launch(process, 2).results == two
-    assert launch(process, 8).results == eight
-    launch(process, 5)
-    assert not last_is_alive(four)  # unused for longest
-    assert launch(process, 2).results == two
-    launch(process, 16)
-    assert not last_is_alive(two)
-    assert not last_is_alive(eight)
+    for n in (4, 2, 5, 4, 4, 1, 5, 2):
+        sum_of_all = n * (n + 1) // 2
+        run = launch(who, n, pace=pace)
+        assert run.results == [(n, str(n), sum_of_all * (1 if rank < n // 2 else n - n // 2)) for rank in range(n)]
+        if pace:
+            assert run.timeline.makespan == pytest.approx(n - 1 + sum(2 * 0.5 * (size - 1) for size in (n, n - n // 2)))
 
 
-def test_a_failure_costs_only_the_ranks_that_had_part_in_it() -> None:
+def test_after_a_failure_all_ranks_are_new() -> None:
     def process(rank: int, fails: bool) -> int:
         if fails and not rank:
             raise ValueError("while the others wait")
         dist.barrier()
         return os.getpid()
 
-    two, four = (launch(process, n, (False,)).results for n in (2, 4))
+    four = launch(process, 4, (False,)).results
     with pytest.raises(RankFailed):
-        launch(process, 4, (True,))
-    assert launch(process, 2, (False,)).results == two
+        launch(process, 2, (True,))
+    assert not any(map(psutil.pid_exists, four))
     assert not set(launch(process, 4, (False,)).results) & set(four)
 
 
