@@ -69,7 +69,8 @@ def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:
         if (mean_off(share) > 0) == (extreme == "slow"):
             raise ValueError(
                 f"measured_seconds={steps[-1].seconds:g} would be as {extreme} as matrix products at {share:.0%} of "
-                f"the peak of {cluster.device} or more so; give seconds of one whole step, its plan and its batch"
+                f"the peak of {cluster.device} or more so; give seconds of one whole step, its plan and its batch, "
+                f"of a model large enough to keep the device computing"
             )
     return replace(cluster, matmul=fraction_for(mean_off))
 
