@@ -283,6 +283,8 @@ def test_marks_of_a_logarithmic_axis_are_round_and_inside(low: float, high: floa
 
 def test_a_plan_is_described_without_what_it_does_not_use() -> None:
     assert plan_in_words(Plan(dp=4)) == "data 4 x tensor 1 x pipeline 1, micro-batches of 1"
+    half = Plan(dp=4, recompute="selective", recomputed=0.5)
+    assert plan_in_words(half).endswith("micro-batches of 1, selective recomputation of 50% of the layers")
     plan = Plan(2, 8, 4, 2, "interleaved_1f1b", 3, 1, True, "full")
     assert plan_in_words(plan) == (
         "data 2 x tensor 8 x pipeline 4, interleaved_1f1b with 3 stages each, micro-batches of 2, ZeRO-1, "
