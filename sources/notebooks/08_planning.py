@@ -78,6 +78,10 @@ step_time_by_part(variants, title="And what does it cost in time?")
 # since what was shared out is gathered once more in the backward pass, but it also shares out work that every tensor
 # rank did on its own. Often memory is paid for with time, but the price differs from one trade to the next.
 #
+# The thin line across the end of each bar says where 90% of such steps would end. Groups with the same devices have
+# better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know
+# moves all the bars together, so their order is known better than their lengths.
+#
 # ## 2. Who talks to whom, and over which link
 #
 # Inside a node, A100s are joined by NVLink; between nodes there is a network, a twelfth as fast. Therefore it matters

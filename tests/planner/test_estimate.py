@@ -110,6 +110,7 @@ def test_some_layers_computed_again_cost_their_share(recompute: str) -> None:
     for flow in ("tensor", "context"):
         least, middle, most = (one.flows[flow].bytes for one in (none, some, all_of_them))
         assert middle == pytest.approx(0.75 * least + 0.25 * most), flow
+        assert (most > least) == (recompute == "full"), flow
     assert some.hfu * some.step_time.total == pytest.approx(
         0.75 * none.hfu * none.step_time.total + 0.25 * all_of_them.hfu * all_of_them.step_time.total
     )
