@@ -98,8 +98,7 @@ def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
 
 
 def _points(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Point]:
-    flops = one.model.step_flops(one.global_batch) + one.model.recomputed_flops(one.global_batch, one.plan.recompute)
-    own = flops / one.cluster.devices
+    own = one.flops / one.cluster.devices
     speed = own / one.step_time.total
     for link, sent in _sent(one).items():
         if sent:

@@ -92,7 +92,8 @@ def plan_in_words(plan: Plan) -> str:
     if plan.sequence_parallel:
         parts.append("sequence parallelism")
     if plan.recompute != "none":
-        parts.append(f"{plan.recompute} recomputation")
+        some = f" of {percent(plan.recomputed)} of the layers" if plan.recomputed < 1 else ""
+        parts.append(f"{plan.recompute} recomputation{some}")
     return ", ".join(parts)
 
 

@@ -55,7 +55,8 @@ def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int,
     for share in NETWORKS if len(steps) > 1 and cluster.nodes > 1 else []:
         with contextlib.suppress(ValueError):  # with which no matmul makes the steps come out right
             possible.append(fitted(replace(cluster, network=share), steps))
-    return replace(min(possible, key=lambda one: _disagreement(one, steps)), measured=steps)
+    agreeing = min(possible, key=lambda one: round(sum(step.off(one) ** 2 for step in steps), 9))
+    return replace(agreeing, measured=steps)
 
 
 def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:
@@ -69,7 +70,7 @@ def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:
         if (mean_off(share) > 0) == (extreme == "slow"):
             raise ValueError(
                 f"measured_seconds={steps[-1].seconds:g} would be as {extreme} as matrix products at {share:.0%} of "
-                f"the peak of {cluster.device} or more so; give seconds of one whole step, its plan and its batch"
+                f"the peak of {cluster.device} or more so; give seconds of one whole step of a large model and its plan"
             )
     return replace(cluster, matmul=fraction_for(mean_off))
 
@@ -81,7 +82,3 @@ def fraction_for(rises: Callable[[float], float]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if rises(middle) > 0 else (middle, high)
     return (low + high) / 2
-
-
-def _disagreement(cluster: Cluster, steps: tuple[Step, ...]) -> float:
-    return round(sum(step.off(cluster) ** 2 for step in steps), 9)

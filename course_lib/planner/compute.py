@@ -103,9 +103,8 @@ def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, flo
     heads, width = cut.micro_batch * model.heads / cut.tp, model.hidden // model.heads
     rows = model.sequence / cut.cp
     scores = Product(rows, model.sequence, width, heads)
-    if (
-        model.flash_attention
-    ):  # one kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2
+    # One kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2.
+    if model.flash_attention:
         precision = "bf16" if precision == "fp8" else precision
         seconds = scores.flops / (device.peak[precision] * device.attention) + KERNEL
         return seconds, 2.5 * seconds

@@ -144,7 +144,7 @@ class Estimate:
     @property
     def interval(self) -> str:
         """The interval in words: where it is from, and what of this plan no published step stands behind."""
-        return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster.spread_from)
+        return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster)
 
     @property
     def mfu(self) -> float:
@@ -154,8 +154,13 @@ class Estimate:
     @property
     def hfu(self) -> float:
         """Hardware FLOPs utilization: what is computed twice counts twice."""
-        again = self.model.recomputed_flops(self.global_batch, self.plan.recompute)
-        return (self.model.step_flops(self.global_batch) + again) / self._available_flops
+        return self.flops / self._available_flops
+
+    @property
+    def flops(self) -> float:
+        """Of all devices in one step, what is computed twice twice."""
+        again = self.plan.recomputed * self.model.recomputed_flops(self.global_batch, self.plan.recompute)
+        return self.model.step_flops(self.global_batch) + again
 
     def timeline(self) -> Timeline:
         """The step of one pipeline, played action by action; gradients' traffic and the optimizer come after it."""
@@ -202,26 +207,16 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
         "data": _data_flow(model, cluster, plan, parameters, slowest, layers, m),
     }
     logits = sum(logits_times(model, cluster.spec, plan.slice)) if has_logits else 0.0
-    return Estimate(
-        model=model,
-        cluster=cluster,
-        plan=plan,
-        global_batch=global_batch,
-        memory=memory_of_worst_device(model, plan, m),
-        step_time=StepTime(
-            compute=work * layer.compute + m * logits,
-            recompute=work * layer.again,
-            tensor=flows["tensor"].exposed,
-            context=flows["context"].exposed,
-            pipeline=flows["pipeline"].exposed,
-            bubble=bubble_seconds(plan, m, slowest, others) if plan.pp > 1 else 0.0,
-            data=flows["data"].exposed,
-            optimizer=_optimizer_seconds(cluster, plan, parameters),
-            spread=cluster.spread,
-        ),
-        flows={name: flow for name, flow in flows.items() if flow.seconds},
-        slowest=slowest,
+    time = StepTime(
+        compute=work * layer.compute + m * logits,
+        recompute=work * layer.again,
+        bubble=bubble_seconds(plan, m, slowest, others) if plan.pp > 1 else 0.0,
+        optimizer=_optimizer_seconds(cluster, plan, parameters),
+        spread=cluster.spread,
+        **{name: flow.exposed for name, flow in flows.items()},
     )
+    flows = {name: flow for name, flow in flows.items() if flow.seconds}
+    return Estimate(model, cluster, plan, global_batch, memory_of_worst_device(model, plan, m), time, flows, slowest)
 
 
 class LayerCost(NamedTuple):
@@ -239,11 +234,11 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     times = layer_times(model, cluster.spec, cut)
     once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
     saved = hidden * HIDES
-    forwards = 2 if cut.recompute == "full" else 1
+    forwards = cut.forwards
     tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - saved)
     gather, context_bytes = _context_traffic(model, cluster, cut)
     context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp), (forwards + 2) * gather, (forwards + 2) * gather)
-    again = {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
+    again = cut.recomputed * {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
     work = Work(
         times.forward + once + gather,
         times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather,
@@ -269,8 +264,7 @@ def _tensor_traffic(
         return 0.0, 0.0, 0.0, 0.0
     group = communication.group(cut.tp, 1, cluster.devices_per_node)
     n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence / cut.cp * model.hidden
-    passes = 3 if cut.recompute == "full" else 2
-    sent = passes * 2 * bytes_sent("all_reduce", n_bytes, cut.tp)
+    sent = (cut.forwards + 1) * 2 * bytes_sent("all_reduce", n_bytes, cut.tp)
     if not cut.sequence_parallel:
         both = 2 * collective_seconds("all_reduce", n_bytes, group, cluster)
         return both, both, min(both, weight_grad) if cut.hides_tensor else 0.0, sent
@@ -291,7 +285,7 @@ def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[fl
     width = 2 * model.key_value_width / min(cut.tp, model.key_value_heads)
     n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence * width
     seconds = collective_seconds("all_gather", n_bytes, group, cluster)
-    return seconds, (4 if cut.recompute == "full" else 3) * bytes_sent("all_gather", n_bytes, cut.cp)
+    return seconds, (cut.forwards + 2) * bytes_sent("all_gather", n_bytes, cut.cp)
 
 
 def _scaled(flow: Flow, times: float) -> Flow:
@@ -390,11 +384,8 @@ def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
         0: [("all_reduce", size, 1, "backward")],
         1: [("reduce_scatter", size, 1, "backward"), ("all_gather", activation, 1, "forward")],
         2: [("reduce_scatter", size, rounds, "backward"), ("all_gather", activation, 1, "forward")],
-        3: [
-            ("reduce_scatter", size, m, "backward"),
-            ("all_gather", activation, m, "forward"),
-            ("all_gather", activation, m, "backward"),
-        ],
+        3: [("reduce_scatter", size, m, "backward")]
+        + [("all_gather", activation, m, behind) for behind in ("forward", "backward")],
     }[plan.zero]
 
 

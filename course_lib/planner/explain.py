@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from course_lib.planner.hardware import GiB
+from course_lib.planner.hardware import Cluster, GiB
 from course_lib.planner.memory import Memory, memory_of_worst_device
 from course_lib.planner.spec import ModelSpec, Plan
 
-PART = {
-    "recompute": "computing activations a second time",
-    "tensor": "waiting for tensor-parallel traffic inside the layers",
-    "context": "waiting for keys and values of other positions",
-    "pipeline": "waiting for messages between pipeline stages",
-    "bubble": "the pipeline's bubble",
-    "data": "waiting for gradients to be summed over the replicas",
-    "optimizer": "the optimizer's update",
-}
-REMEDY = {
-    "recompute": "recompute less, if memory allows",
-    "tensor": "use a smaller tp, or keep it inside a node",
-    "context": "use a smaller cp",
-    "pipeline": "use fewer stages, or let messages overlap with computation",
-    "bubble": "give each pipeline more micro-batches, or use interleaving or a zero-bubble schedule",
-    "data": "raise the batch (or the micro-batch, under ZeRO-2 and 3), use fewer replicas or a faster network",
-    "optimizer": "share it among the replicas with zero=1",
+# What published steps had between them.
+PUBLISHED = (Plan(), Plan(precision="fp16", schedule="interleaved_1f1b", virtual_stages=2))
+LOSSES = {  # what each part of a step is, and what makes it smaller
+    "recompute": ("computing activations a second time", "recompute less, if memory allows"),
+    "tensor": ("waiting for tensor-parallel traffic inside the layers", "use a smaller tp, or keep it inside a node"),
+    "context": ("waiting for keys and values of other positions", "use a smaller cp"),
+    "pipeline": (
+        "waiting for messages between pipeline stages",
+        "use fewer stages, or let messages overlap with computation",
+    ),
+    "bubble": (
+        "the pipeline's bubble",
+        "give each pipeline more micro-batches, or use interleaving or a zero-bubble schedule",
+    ),
+    "data": (
+        "waiting for gradients to be summed over the replicas",
+        "raise the batch (or the micro-batch, under ZeRO-2 and 3), use fewer replicas or a faster network",
+    ),
+    "optimizer": ("the optimizer's update", "share it among the replicas with zero=1"),
 }
 
 
@@ -46,11 +48,15 @@ def why(
     return f"{full} {_remedy(model, plan, global_batch, capacity)} {_time(seconds)}"
 
 
-def interval(plan: Plan, low: float, high: float, origin: str) -> str:
-    """Where 90% of runs lie, where that is from, and what of the plan no published step had."""
-    said = f"90% of such steps take {_seconds(low)} to {_seconds(high)}, by {origin}."
-    new = [f"precision={plan.precision!r}"] * (plan.precision not in ("bf16", "fp16"))
-    new += [f"schedule={plan.schedule!r}"] * (plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved_1f1b"))
+def interval(plan: Plan, low: float, high: float, cluster: Cluster) -> str:
+    """Where 90% of runs lie, where that is from, and what of the plan none of the steps behind it had."""
+    said = f"90% of such steps take {_seconds(low)} to {_seconds(high)}, by {cluster.spread_from}."
+    measured = [step.plan for step in cluster.measured]
+    largest = max((cluster.spec.largest, *(one.devices for one in measured)))
+    known = [*PUBLISHED, *measured]
+    new = [f"precision={plan.precision!r}"] * all(plan.precision != one.precision for one in known)
+    new += [f"schedule={plan.schedule!r}"] * (plan.pp > 1 and all(plan.schedule != one.schedule for one in known))
+    new += [f"more than {largest:,} devices"] * (plan.devices > largest > 0)
     return f"{said} None of those had {' or '.join(new)}: measure before you rely on it." if new else said
 
 
@@ -79,8 +85,8 @@ def _milder(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield f"micro_batch={plan.micro_batch // 2}", replace(plan, micro_batch=plan.micro_batch // 2)
     if plan.schedule == "gpipe":
         yield "schedule='1f1b'", replace(plan, schedule="1f1b")
-    if plan.recompute != "full":
-        yield "recompute='full'", replace(plan, recompute="full")
+    if plan.recompute != "full" or plan.recomputed < 1:
+        yield "recompute='full' in all layers", replace(plan, recompute="full", recomputed=1.0)
     if plan.zero < 3 and plan.dp > 1:
         yield "zero=3", replace(plan, zero=3)
 
@@ -88,14 +94,15 @@ def _milder(plan: Plan) -> Iterator[tuple[str, Plan]]:
 def _time(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values())
     useful = f"Of a step of {_seconds(total)}, {seconds['compute'] / total:.0%} is computing"
-    losses = {name: lost for name, lost in seconds.items() if name in PART and lost > 0}
+    losses = {name: lost for name, lost in seconds.items() if name in LOSSES and lost > 0}
     if not losses:
         return f"{useful}."
     worst = max(losses, key=lambda name: losses[name])
     share = losses[worst] / total
     if share < 0.02:
         return f"{useful}, and nothing else takes more than 2%."
-    return f"{useful}; the largest loss is {PART[worst]} ({share:.0%}). To shrink it, {REMEDY[worst]}."
+    what, remedy = LOSSES[worst]
+    return f"{useful}; the largest loss is {what} ({share:.0%}). To shrink it, {remedy}."
 
 
 def _gib(n_bytes: float) -> str:

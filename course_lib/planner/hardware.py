@@ -60,7 +60,8 @@ class Device:
     cores: streaming multiprocessors, among which a matrix product is dealt out in tiles.  link: inside its node.
     matmul: fraction of the peak that large matrix products reach.  streaming: fraction of the memory bandwidth that
     element-wise kernels reach.  attention: fraction of the peak that a fused attention kernel reaches.
-    stacks: how many published stacks of software on this device `matmul` was fitted to.
+    stacks: how many published stacks of software on this device `matmul` was fitted to.  largest: devices of the
+    largest of those runs.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Device:
     source: str
     origin: str
     stacks: int = 0
+    largest: int = 0
 
 
 _BOTH = "the vendor prints the sum of both directions; this is one"
@@ -115,7 +117,7 @@ def _peak(**tflops: float) -> dict[str, float]:
 _SPARSE = "printed with sparsity, halved here"
 _MATMUL = "matmul: median of the published stacks of software on this chip (benchmarks/published.json)"
 _STREAMING = "streaming: assumed, about what copies in a loop reach on all of these"
-_AMPERE_USE = f"{_MATMUL}; {_STREAMING}; attention: FlashAttention-2 (Dao 2023) reaches 50 to 73% forward"
+_A100_USE = f"{_MATMUL}; {_STREAMING}; attention: FlashAttention-2 (Dao 2023) reaches 50 to 73% forward"
 _VOLTA_USE = f"{_MATMUL}; streaming, attention: as A100"
 _HOPPER_USE = (
     f"{_MATMUL}; streaming: as A100; attention: between FlashAttention-2 (35%) and -3 (75%) in Shah et al. 2024"
@@ -132,15 +134,15 @@ _AMPERE = _peak(bf16=312, fp16=312, fp32=19.5)
 # name, peak, memory, bandwidth, cores, link; fractions of matmul, streaming, attention; source, origin
 DEVICES = {device.name: device for device in (
     Device("V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.943, 0.8, 0.5,
-           "NVIDIA V100 data sheet, January 2020: SXM2", _VOLTA_USE, 2),
-    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _AMPERE_USE, 7),
-    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _AMPERE_USE, 7),
+           "NVIDIA V100 data sheet, January 2020: SXM2", _VOLTA_USE, 2, 512),
+    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _A100_USE, 7, 3360),
+    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _A100_USE, 7, 3360),
     Device("H100-80GB", _HOPPER, 80 * GiB, 3350e9, 132, "NVLink 4", 0.753, 0.8, 0.5,
-           f"NVIDIA H100 data sheet, 2023: SXM; {_SPARSE}", _HOPPER_USE, 2),
+           f"NVIDIA H100 data sheet, 2023: SXM; {_SPARSE}", _HOPPER_USE, 2, 16_384),
     Device("H200-141GB", _HOPPER, 141e9, 4800e9, 132, "NVLink 4", 0.753, 0.8, 0.5,
            f"NVIDIA H200 data sheet, 2024: SXM; {_SPARSE}", _LIKE_H100),
     Device("B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5",
-           0.472, 0.8, 0.5, f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _BLACKWELL_USE, 1),
+           0.472, 0.8, 0.5, f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _BLACKWELL_USE, 1, 8),
     Device("RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4",
            0.8, 0.8, 0.5, "NVIDIA Ada GPU architecture white paper, appendix A: dense, sums in 32 bits", "assumed"),
     Device("laptop-CPU", _peak(fp32=0.845, bf16=1.69), 16 * GiB, 89.6e9, 8, "shared memory", 0.7, 0.5, 0.3,

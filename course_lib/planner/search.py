@@ -77,7 +77,7 @@ def search(
 
     Tried are all tp within a node and over two, pp, cp that leaves a rank 8,192 positions, micro-batches, ZeRO stages
     (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
-    micro-batch), sequence parallelism, recomputation, 1f1b, zb_h1 and interleaving.
+    micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving.
 
     precision: None for 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may
     need.  fp32_gradients: as for Plan; 16 bits are always faster, so which it is is not the search's to choose.

@@ -15,7 +15,7 @@ Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -210,6 +210,12 @@ class Slice(NamedTuple):
     precision: str
     hides_tensor: bool
     fused: bool
+    recomputed: float
+
+    @property
+    def forwards(self) -> float:
+        """How often a layer's forward is computed, in the mean."""
+        return 1 + self.recomputed * (self.recompute == "full")
 
 
 class Depth(NamedTuple):
@@ -252,7 +258,9 @@ class Plan:
     shards: among how many replicas ZeRO shares out; None: all. Fewer, such as those of a node, is hybrid sharding:
         parameters are gathered among these, and gradients summed over the others (Zhao et al. 2023, section 3.2.2).
 
-    What it does not have: recomputation of some layers only, offload to the host, experts.
+    recomputed: the share of every rank's layers that recompute is for; 0.5 for every other one.
+
+    What it does not have: offload to the host, which is refused, and experts.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -272,8 +280,19 @@ class Plan:
     overlap: tuple[str, ...] = ("data",)
     fused: bool = True
     shards: int | None = None
+    recomputed: float = 1.0
+    offload: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, offload: bool) -> None:
+        if offload:
+            raise ValueError(
+                "offload=True is not modelled; recompute='full', a larger tp or pp and zero=1 to 3 save memory, too"
+            )
+        if not 0 < self.recomputed <= 1 or (self.recomputed < 1 and self.recompute == "none"):
+            raise ValueError(
+                f"recomputed={self.recomputed} with recompute={self.recompute!r}: give the share of the layers that "
+                f"are computed again, above 0 and up to 1, and recompute='full' or 'selective'"
+            )
         if self.shards is not None and (self.zero == 0 or self.shards < 1 or self.dp * self.cp % self.shards):
             raise ValueError(
                 f"shards={self.shards} cannot share out zero={self.zero} among {self.dp * self.cp} replicas; choose a "
@@ -310,17 +329,8 @@ class Plan:
 
     @cached_property
     def slice(self) -> Slice:
-        hides_tensor = "tensor" in self.overlap
-        return Slice(
-            self.tp,
-            self.cp,
-            self.micro_batch,
-            self.sequence_parallel,
-            self.recompute,
-            self.precision,
-            hides_tensor,
-            self.fused,
-        )
+        how = self.sequence_parallel, self.recompute, self.precision, "tensor" in self.overlap, self.fused
+        return Slice(self.tp, self.cp, self.micro_batch, *how, self.recomputed)
 
     @cached_property
     def depth(self) -> Depth:

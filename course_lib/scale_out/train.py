@@ -13,6 +13,9 @@ each stage on two ranks. See course_lib.mechanisms.hybrid.
 Where there are as many GPUs as ranks, each rank takes one and they talk through NCCL; elsewhere through gloo.
 With --checkpoints the run goes on from the newest checkpoint in that folder, if there is one, also on another number
 of ranks or another mesh. So the command that starts a run is the command that starts it again.
+
+At its end a run prints a call of `course_lib.planner.calibrate` with the time of a typical step. Paste it where
+`cluster` is the Cluster that you ran on, and the planner's estimates are those of your machine.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,10 +45,12 @@ from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.schedules import SCHEDULES, Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.planner import ModelSpec, Plan
 from course_lib.scale_out import checkpoint
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS_SCALE = 2.0**10  # for fp16; it stays, so that a run that is started again has it too
+WARM_UP = 2  # steps that take longer than those after them
 
 
 @dataclass(frozen=True)
@@ -107,15 +114,44 @@ def train(rank: int, options: Options) -> list[float]:
     part = ModelPart(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
     optimizer = make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
     scaler = LossScaler(LOSS_SCALE, dynamic=False) if options.precision == "fp16" else None
-    done, losses = resume(part, optimizer, options), []
+    done, losses, seconds = resume(part, optimizer, options), [], []
     problems, _ = data.train_test_split()
     minibatches = data.minibatches(problems, options.batch, options.seed)
     for step, batch in enumerate(itertools.islice(minibatches, done, options.steps), done + 1):
         inputs, targets = (tokens.to(device) for tokens in batch)
+        began = time.perf_counter()
         losses.append(train_step(part, optimizer, inputs, targets, scaler, options.max_norm or None))
+        seconds.append(time.perf_counter() - began)
         if is_due(step, options):
             checkpoint.save(training_state(part, optimizer), options.checkpoints, step)
+    if rank == 0 and len(seconds) > WARM_UP:
+        print(calibration(part, options, seconds[WARM_UP:]))
     return losses
+
+
+def calibration(part: ModelPart, options: Options, seconds: Sequence[float]) -> str:
+    """What to give to the planner: a call of `calibrate` with the median of these steps, or why there is none."""
+    model = ModelSpec(**asdict(part.config), dropout=False, flash_attention=True)
+    alike = {name: getattr(options, name) for name in ("tp", "pp", "schedule", "sequence_parallel", "precision")}
+    dp, stages = part.mesh.size("dp"), part.schedule.n_stages // options.pp
+    each = dp * options.micro_batches
+    # Nothing overlaps: gradients are summed once the last of them is there. And no kernels are merged.
+    others = {"micro_batch": max(1, options.batch // each), "virtual_stages": stages, "overlap": (), "fused": False}
+    plan = Plan(dp, zero=int(options.zero), **alike, **others)  # type: ignore[arg-type]
+    try:
+        if options.batch % each:
+            raise ValueError(f"batch={options.batch} makes unequal micro-batches; make it a multiple of {each}")
+        plan.check(model, dist.get_world_size(), options.batch)
+    except ValueError as error:
+        return f"# no step to calibrate the planner with: {error}"
+    call = f"calibrate({_in_short(model)}, cluster, {_in_short(plan)}, {options.batch}, {median(seconds):.4g})"
+    return f"{call}  # the median of {len(seconds)} steps"
+
+
+def _in_short(given: ModelSpec | Plan) -> str:
+    """The call that makes it, without what it would be anyway."""
+    told = (field.name for field in fields(given) if getattr(given, field.name) != field.default)
+    return f"{type(given).__name__}({', '.join(f'{name}={getattr(given, name)!r}' for name in told)})"
 
 
 def build(options: Options) -> TinyGPT:

@@ -252,8 +252,9 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 
 # %% [markdown]
 # So there are **two limits**. Memory says no at once. Computing says yes, and means your grandchildren. Look at the
-# right half of the picture above again: the lines are a day, a month and a year. A thousand devices would turn a
-# century into five weeks, if they could share the work perfectly.
+# right half of the picture above again: the lines are a day, a month and a year, and between the short strokes around
+# each point lie 90% of such runs. A thousand devices would turn a century into five weeks, if they could share the work
+# perfectly.
 #
 # ## 6. Push against both limits
 #

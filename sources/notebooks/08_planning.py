@@ -78,6 +78,10 @@ step_time_by_part(variants, title="And what does it cost in time?")
 # since what was shared out is gathered once more in the backward pass, but it also shares out work that every tensor
 # rank did on its own. Often memory is paid for with time, but the price differs from one trade to the next.
 #
+# The thin line across the end of each bar says where 90% of such steps would end. Groups with the same devices have
+# better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know
+# moves all the bars together, so their order is known better than their lengths.
+#
 # ## 2. Who talks to whom, and over which link
 #
 # Inside a node, A100s are joined by NVLink; between nodes there is a network, a twelfth as fast. Therefore it matters
@@ -234,7 +238,8 @@ print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
 # 105.22 s were published. All four say that this machine is slower than the catalogue's. The first one, which is the
 # most like the final plan, comes closest, and together they give a narrower interval. **Calibrating is the first thing
 # to do with a cluster of your own**, with a step as similar as you can make it to those that you want to know about.
-# From the second step on, the network's share of its peak is fitted as well.
+# From the second step on, the network's share of its peak is fitted as well. A run of `course_lib.scale_out.train`, by
+# torchrun or by `launch`, prints at its end the call of `calibrate` with its own step, ready to be pasted.
 #
 # `python3 course.py bench planner` prints all published steps with their sources, what the planner says of each when
 # its whole source is left out, and what one row of it changes.

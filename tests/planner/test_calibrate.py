@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -55,7 +56,26 @@ def test_an_interval_says_where_it_is_from_and_what_nothing_stands_behind() -> N
     assert "no published step on H200-141GB was found" in unknown
     fp8 = Plan(dp=4, tp=2, pp=4, schedule="zb_h1", precision="fp8")
     said = estimate(MODEL, Cluster("H100-80GB", nodes=4), fp8, BATCH).interval
-    assert "None of those had precision='fp8' or schedule='zb_h1'" in said
+    assert "None of those had precision='fp8' or schedule='zb_h1': measure" in said
+
+
+def test_a_device_of_one_small_published_run_says_so() -> None:
+    """B200: one source, on 8 devices."""
+    said = [estimate(MODEL, Cluster("B200-180GB", nodes), Plan(dp=8 * nodes), BATCH).interval for nodes in (1, 2)]
+    assert all("by published steps of 1 stack of software on B200-180GB." in one for one in said)
+    assert "None of those" not in said[0]
+    assert "None of those had more than 8 devices: measure before you rely on it." in said[1]
+
+
+def test_what_was_measured_is_known() -> None:
+    fast, plan = Cluster("H100-80GB", nodes=4), Plan(dp=4, tp=2, pp=4, schedule="zb_h1", precision="fp8")
+    mine = calibrate(MODEL, fast, plan, BATCH, 1.1 * seconds(fast, plan))
+    assert "None of those" not in estimate(MODEL, mine, plan, BATCH).interval
+    other = estimate(MODEL, mine, replace(plan, schedule="gpipe"), BATCH).interval
+    assert "None of those had schedule='gpipe'" in other
+    blackwell = Cluster("B200-180GB", nodes=2)
+    mine = calibrate(MODEL, blackwell, Plan(dp=16), BATCH, 1.1 * seconds(blackwell, Plan(dp=16)))
+    assert "None of those" not in estimate(MODEL, mine, Plan(dp=16), BATCH).interval
 
 
 def test_a_measured_step_comes_out_as_measured_and_the_interval_is_narrower() -> None:

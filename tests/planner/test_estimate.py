@@ -96,6 +96,26 @@ def test_recomputation_trades_time_for_memory() -> None:
     assert none.step_time.total < selective.step_time.total < full.step_time.total
 
 
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_some_layers_computed_again_cost_their_share(recompute: str) -> None:
+    """With context ranks too, whose traffic a second forward repeats."""
+    split = replace(PLAN, tp=4, cp=2)
+    none, some, all_of_them = (
+        of(replace(split, recompute=how, recomputed=share))
+        for how, share in (("none", 1), (recompute, 0.25), (recompute, 1))
+    )
+    for part in ("compute", "recompute", "tensor", "context", "bubble"):
+        least, middle, most = (one.step_time.parts[part] for one in (none, some, all_of_them))
+        assert middle == pytest.approx(0.75 * least + 0.25 * most), part
+    for flow in ("tensor", "context"):
+        least, middle, most = (one.flows[flow].bytes for one in (none, some, all_of_them))
+        assert middle == pytest.approx(0.75 * least + 0.25 * most), flow
+        assert (most > least) == (recompute == "full"), flow
+    assert some.hfu * some.step_time.total == pytest.approx(
+        0.75 * none.hfu * none.step_time.total + 0.25 * all_of_them.hfu * all_of_them.step_time.total
+    )
+
+
 def test_a_faster_network_helps_only_where_traffic_is_exposed() -> None:
     slow, fast = (of(replace(PLAN, overlap=()), between=link) for link in ("InfiniBand EDR", "InfiniBand NDR"))
     assert fast.step_time.data < slow.step_time.data / 3
@@ -204,6 +224,10 @@ def test_a_plan_that_cannot_exist_is_refused_with_what_to_change(change: dict[st
         ({"dp": 8, "zero": 3, "shards": 3}, "shards=3 cannot share out zero=3 among 8 replicas; choose a divisor"),
         ({"zero": "hybrid"}, "zero='hybrid' is unknown; choose one of 0, 1, 2, 3"),
         ({"recompute": 12}, "recompute=12 is unknown; choose one of none, selective, full"),
+        ({"recompute": "full", "recomputed": 12}, "recomputed=12 with .*'full': give the share .* up to 1"),
+        ({"recompute": "full", "recomputed": 0}, "recomputed=0 with recompute='full': give the share of the layers"),
+        ({"recomputed": 0.5}, "recomputed=0.5 with recompute='none': .* and recompute='full' or 'selective'"),
+        ({"offload": True}, "offload=True is not modelled; recompute='full', a larger tp or pp and zero=1 to 3 save"),
         ({"virtual_stages": 2}, "virtual_stages=2 with schedule='1f1b'; only interleaved_1f1b"),
         ({"schedule": "interleaved_1f1b", "pp": 2}, "virtual_stages=1 interleaves nothing"),
     ],

@@ -57,6 +57,15 @@ def test_selective_recomputation_drops_the_scores_and_full_keeps_only_inputs() -
     assert full.activations == pytest.approx(2 * s * b * h * layers + again)
 
 
+def test_a_third_of_the_layers_computed_again_leaves_two_thirds_of_their_activations() -> None:
+    s, h, layers = 2048, 12288, 12
+    whole = s * h * (34 + 5 * 96 * s / h)
+    some = memory_of_rank(GPT3, Plan(pp=8, recompute="full", recomputed=1 / 3), 64, 7)
+    assert some.activations == pytest.approx(4 * 2 * s * h + 8 * whole + whole)
+    some = memory_of_rank(GPT3, Plan(pp=8, recompute="selective", recomputed=1 / 3), 64, 7)
+    assert some.activations == pytest.approx(4 * 34 * s * h + (layers - 4) * whole)
+
+
 def test_flash_attention_keeps_no_scores() -> None:
     flash = ModelSpec(96, 12288, 96, 2048, 51200, flash_attention=True)
     with_flash = memory_of_rank(flash, Plan(pp=8), 64, 7).activations

@@ -95,6 +95,19 @@ def test_what_ran_fits_and_what_ran_out_of_memory_does_not() -> None:
     assert len(published.fits()) > len(STEPS)
 
 
+def test_three_runs_fit_by_an_assumption_alone_which_says_so() -> None:
+    """Llama 3 405B: its tensors would lie within 80 GiB as its paper has it, with no room for anything else."""
+    without = published.by_assumption()
+    assert list(without) == [row["id"] for row in STEPS if row["id"].startswith("llama3")]
+    assert [round(one.memory.total / 2**30, 1) for one in without.values()] == [89.2, 81.7, 82.2]
+    assert all(one.memory.tensors < one.capacity < one.memory.total for one in without.values())
+    assert all(name in published.report() for name in without)
+    for one in published.seen():
+        if one.row["id"] in without:
+            assert "selective recomputation stands for it" in one.row["note"]
+            assert without[one.row["id"]].step_time.total == pytest.approx(one.predicted, rel=0.01)
+
+
 def test_no_row_has_constants_of_its_own() -> None:
     """What a row says of its plan is the set-up; how well traffic hides and links do is the same for all."""
     exceptions = [row["id"] for row in STEPS if plan(row).overlap != Plan().overlap]
@@ -111,6 +124,7 @@ def test_the_catalogue_has_the_median_of_the_published_stacks(device: str) -> No
     chip = device.split("-")[0]
     assert DEVICES[device].matmul == pytest.approx(published.matmul_of_chip(chip), abs=0.001)
     assert DEVICES[device].stacks == sum(stack[1] == chip for stack in published.steps())
+    assert DEVICES[device].largest == max(plan(row).devices for row in STEPS if published.chip_of(row) == chip)
 
 
 def test_sharding_everything_over_a_long_ring_is_as_slow_as_published() -> None:
