@@ -500,4 +500,4 @@ Card("ideal_speed_up")
 #
 # **Next:** the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb). Split a batch, average
 # gradients and build the ring yourself; a check runs your functions on real ranks. Then
-# [layer-wise model parallelism](04_layerwise_model_parallelism.ipynb).
+# [sharded data parallelism](03_sharded_data_parallelism.ipynb).

@@ -1,0 +1,135 @@
+"""Questions about sharding: which stage is enough, and what stage 3 sends that stage 1 does not."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from course_lib import data
+from course_lib.experiments.sharded import FOUR_LAYERS, STAGES, ShardedStep, sharded_step
+from course_lib.experiments.steps import after_barrier
+from course_lib.experiments.training import shares
+from course_lib.figures import memory_by_part
+from course_lib.figures.axis import data_size
+from course_lib.model import TinyGPT
+from course_lib.questions.asking import choice, each
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.question import Family
+from course_lib.ranks import launch
+
+# Which stage is enough?
+
+
+class Training(NamedTuple):
+    """So many billion parameters, on so many devices of so many gigabytes."""
+
+    billions: int
+    devices: int
+    gigabytes: int
+
+    def needed(self, stage: int) -> float:
+        """GB for parameters, gradients and optimizer state in 32 bits, by the formulas of the ZeRO paper."""
+        shards = (4, 4, 8)[3 - stage :]  # bytes for each parameter of what is cut, the optimizer's first
+        return self.billions * (16 - sum(shards) * (1 - 1 / self.devices))
+
+
+def _draw_training(random: Random) -> Training:
+    return Training(*random.choice([(6, 4, 80), (12, 4, 96), (30, 8, 80), (20, 8, 120), (3, 4, 80)]))
+
+
+def _hold(name: str, case: Training) -> Outcome:
+    """Train a small model on devices that are as small in proportion: does it fit, and would less be enough?"""
+    stage = int(name)
+    step = sharded_step(stage, case.devices)
+    parameters = step.weights.numel()
+    room = round(parameters * case.gigabytes / case.billions)
+    held = max(one.total for one in step.held)
+    fits = held <= room
+    less = fits and stage > 0 and max(one.total for one in sharded_step(stage - 1, case.devices).held) <= room
+    end = f"it fits, but {STAGES[stage - 1]} is enough" if less else "it fits" if fits else "it does not fit"
+    said = (
+        f"Tried with {parameters:,} parameters on {case.devices} ranks, and devices that are as small in proportion, "
+        f"{data_size(room)}. With {STAGES[stage]} each holds {data_size(held)} just before the update: {end}."
+    )
+    picture = memory_by_part({STAGES[stage]: step.held[0]}, room, title="What rank 0 holds just before the update")
+    return Outcome(fits and not less, said, shown=fits is (case.needed(stage) <= case.gigabytes), pictures=(picture,))
+
+
+# What does stage 3 send that stage 1 does not?
+
+
+def _sent(step: ShardedStep) -> int:
+    return step.timeline.bytes_sent(0)
+
+
+def _count(ranks: int) -> tuple[str, int, int]:
+    """What each rank sends with stages 1 and 3, in words and in bytes."""
+    one, three = _sent(sharded_step(1, ranks)), _sent(sharded_step(3, ranks))
+    return f"Each of {ranks} ranks sends {one:,} bytes in a step with stage 1, and {three:,} with stage 3.", one, three
+
+
+def _nothing_more(ranks: int) -> Outcome:
+    said, one, three = _count(ranks)
+    return Outcome(one == three, said, shown=three > one)
+
+
+def _without_state(ranks: int) -> Outcome:
+    """Plain gradient descent has no optimizer state: does stage 3 send less?"""
+    said, _, three = _count(ranks)
+    stateless = _sent(sharded_step(3, ranks, optimizer_cls=torch.optim.SGD))
+    said += f" With SGD, which keeps no state, stage 3 sends {stateless:,}."
+    return Outcome(stateless < three, said, shown=stateless == three)
+
+
+def _more_samples(ranks: int) -> Outcome:
+    """Twice the samples make twice the activations: does stage 3 send more?"""
+    said, _, three = _count(ranks)
+    larger = _sent(sharded_step(3, ranks, samples=64))
+    said += f" With twice the samples, and so twice the activations, stage 3 sends {larger:,}."
+    return Outcome(larger > three, said, shown=larger == three)
+
+
+def _kept(ranks: int) -> Outcome:
+    """Stage 3 that does not give up the parameters after the forward pass: is the difference gone?"""
+    said, one, three = _count(ranks)
+    kept = after_barrier(launch(_train_and_keep, ranks).timeline).bytes_sent(0)
+    right = abs(kept - one) < 0.01 * (three - one)
+    said += f" If it keeps the parameters from forward to backward (`fully_shard` of PyTorch can), it sends {kept:,}."
+    return Outcome(right, said, shown=right)
+
+
+def _train_and_keep(rank: int) -> None:
+    model = TinyGPT(FOUR_LAYERS)
+    for block in (*model.blocks, model):
+        fully_shard(block, reshard_after_forward=False)
+    first, last = shares(rank, 32, 2)
+    for inputs, targets in (first, last):
+        dist.barrier()
+        data.answer_loss(model(inputs), targets).backward()
+
+
+QUESTIONS: dict[str, Family] = {
+    "enough_stage": Family(
+        Training(10, 8, 80),
+        choice(each(_hold, map(str, STAGES))),
+        _draw_training,
+        lambda case: {**case._asdict(), **{f"stage_{stage}": f"{case.needed(stage):.3g}" for stage in STAGES}},
+    ),
+    "stage_3_sends": Family(
+        4,
+        choice(
+            {
+                "nothing": _nothing_more,
+                "state": _without_state,
+                "parameters": _kept,
+                "activations": _more_samples,
+            }
+        ),
+        lambda random: 2,
+        lambda ranks: {"ranks": ranks},
+    ),
+}
