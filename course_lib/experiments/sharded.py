@@ -125,5 +125,5 @@ def _step(module: nn.Module, optimizer: Any, finish: Callable[[], Any], share: A
 
 def compute_again(model: TinyGPT) -> None:
     """Let each layer keep its input, and compute its activations again when backward needs them."""
-    for layer in model.blocks[1:-1]:
+    for layer in list(model.blocks)[1:-1]:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=True)

@@ -12,6 +12,7 @@ for what came from one rank, a stripe of each for a sum. To find that out in a r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from course_lib.figures.axis import counted, listed
 from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
@@ -21,7 +22,7 @@ from course_lib.figures.svg import Sheet
 
 CELL, ARROW, GUTTER, GAP, LINE = 24.0, 106.0, 52.0, 40.0, 24.0  # pixels
 Table = Sequence[Sequence[int]]  # of each rank, its pieces
-Strip = Sequence[Table | str]  # tables, and between two of them the name of what made the one of the other
+Strip = Sequence[Any]  # tables, and between two of them the name of what made the one of the other
 
 
 def before_and_after(

@@ -210,7 +210,9 @@ print("the same as one process, up to rounding:", bool((shared[0] - alone).abs()
 # times the 4 bytes of a gradient. *Predict* both numbers for each stage.
 
 # %%
-print(f"{'bytes for each parameter':28} {'gradients':>11} {'optimizer':>11} {'together':>11} {'sent':>11}")
+columns = ("parameters", "gradients", "optimizer", "together", "sent")
+print("Bytes for each parameter:")
+print(" " * 16, *(f"{column:>11}" for column in columns))
 steps = {name: sharded_step(stage, ranks=4) for stage, name in STAGES.items()}
 for name, step in steps.items():
     held = step.held[0]
@@ -274,7 +276,8 @@ gantt(ahead, waiting, 850, "ZeRO-3: layers that arrive in time, and layers that 
 
 # %% [markdown]
 # The thin lane under each rank is what travels in the background. With prefetch, the same bytes travel while the rank
-# computes. Only the first layer has nothing to hide behind, and the last gradients have nothing after them.
+# computes. Only the first layer has nothing to hide behind, and the last gradients have nothing after them. (Where the
+# picture says `all_to_all`, it is a reduce-scatter: everyone sends each piece to its owner, who adds up.)
 #
 # How does that compare with the other stages?
 
@@ -342,9 +345,9 @@ for recompute in (False, True):
 print("the same weights, to the last bit:", torch.equal(again[False].weights, again[True].weights))
 
 # %% [markdown]
-# A quarter of the activations, for a third more computing. A step is one forward pass and a backward pass that takes
-# twice as long; now there is a second forward pass, 4 in place of 3. Nothing more is sent: the layer is gathered for
-# its backward pass anyway. The numbers are the same to the last bit, since it is the same arithmetic.
+# Less than a third of the activations, for a third more computing. A step is one forward pass, and a backward pass that
+# takes twice as long; with a second forward pass that makes 4 in place of 3. Nothing more is sent: a layer is gathered
+# for its backward pass anyway. The numbers are the same to the last bit, since it is the same arithmetic.
 #
 # Count the FLOPs, on one process, to see that this is not only a matter of our emulated clock:
 
