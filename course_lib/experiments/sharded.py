@@ -46,60 +46,44 @@ class ShardedStep(NamedTuple):
     weights: Tensor
 
 
-def sharded_step(
-    stage: int,
-    ranks: int,
-    samples: int = 32,
-    config: GPTConfig = FOUR_LAYERS,
-    pace: Pace | None = None,
-    dtype: torch.dtype = torch.float32,
-    steps: int = 1,
-    prefetch: bool = True,
-    recompute: bool = False,
-    optimizer_cls: type[torch.optim.Optimizer] = torch.optim.AdamW,
-) -> ShardedStep:
-    """Train on real ranks for so many steps, and look at the next one. A minibatch is one unit of `work` for the pace.
+def sharded_step(stage: int, ranks: int, pace: Pace | None = None, **how: Any) -> ShardedStep:
+    """Train FOUR_LAYERS on real ranks for a step or more, and look at the next one.
 
-    samples: of the whole minibatch.  prefetch: as `FullySharded` has it.
-    recompute: layers keep their input alone, and compute the rest of their activations again.
+    pace: a minibatch is one unit of its `work`.
+    how: steps=1 before the one to look at; samples=32 of a minibatch; dtype=torch.float32;
+        optimizer_cls=torch.optim.AdamW; prefetch=True, as `FullySharded` has it; recompute=False, or True for layers
+        that keep their input alone, and compute the rest of their activations again.
 
     Raises ValueError for an unknown stage.
     """
     if stage not in STAGES:
         raise ValueError(f"stage={stage!r} is unknown; choose one of {', '.join(map(str, STAGES))}")
-    run = launch(_train, ranks, (stage, samples, config, dtype, steps, prefetch, recompute, optimizer_cls), pace=pace)
+    run = launch(partial(_train, stage=stage, **how), ranks, pace=pace)
     held, activations, weights = zip(*run.results, strict=True)
     return ShardedStep(after_barrier(run.timeline), list(held), list(activations), weights[0])
 
 
 def _train(
-    rank: int,
-    stage: int,
-    samples: int,
-    config: GPTConfig,
-    dtype: torch.dtype,
-    steps: int,
-    prefetch: bool,
-    recompute: bool,
-    optimizer_cls: type[torch.optim.Optimizer],
+    rank: int, stage: int, samples: int = 32, steps: int = 1, recompute: bool = False, dtype: Any = None, **how: Any
 ) -> tuple[Bytes, int, Tensor]:
-    model = TinyGPT(config, seed=rank, dtype=dtype)
+    model = TinyGPT(FOUR_LAYERS, seed=rank, dtype=dtype or torch.float32)
     if recompute:
         compute_again(model)
-    module, optimizer, finish = _shard(model, stage, prefetch, optimizer_cls)
+    module, optimizer, finish = _shard(model, stage, **how)
     *first, last = shares(rank, samples, steps + 1)
-    work, again = 1 / dist.get_world_size(), "forward" if recompute else ""
     for share in first:
-        _step(module, optimizer, finish, share, work, again)
+        _step(module, optimizer, finish, share, recompute)
     weights = flat(module.state_dict().values())
     dist.barrier()
     with Ledger(module, getattr(optimizer, "inner", optimizer)) as ledger:
-        _step(module, optimizer, finish, last, work, again)
+        _step(module, optimizer, finish, last, recompute)
     (held,) = (sample.held for sample in ledger.samples if sample.event == "step")
     return held, max(sample.held.activations for sample in ledger.samples), weights
 
 
-def _shard(model: TinyGPT, stage: int, prefetch: bool, optimizer_cls: Any) -> tuple[nn.Module, Any, Callable[[], Any]]:
+def _shard(
+    model: TinyGPT, stage: int, prefetch: bool = True, optimizer_cls: Any = torch.optim.AdamW
+) -> tuple[nn.Module, Any, Callable[[], Any]]:
     """What is trained, its optimizer, and what comes between backward and update."""
     if stage == 0:
         replica = DataParallel(model, bucket_mb=BUCKET)
@@ -112,11 +96,11 @@ def _shard(model: TinyGPT, stage: int, prefetch: bool, optimizer_cls: Any) -> tu
     return model, optimizer, optimizer.finish
 
 
-def _step(module: nn.Module, optimizer: Any, finish: Callable[[], Any], share: Any, work: float, again: str) -> None:
-    inputs, targets = share
+def _step(module: nn.Module, optimizer: Any, finish: Callable[[], Any], share: Any, recompute: bool) -> None:
+    (inputs, targets), work = share, 1 / dist.get_world_size()
     with compute("forward", work=work):
         loss = data.answer_loss(module(inputs), targets)
-    with compute("backward", work=work, includes=again):
+    with compute("backward", work=work, includes="forward" if recompute else ""):
         loss.backward()
     finish()
     optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from course_lib import data
-from course_lib.experiments.sharded import FOUR_LAYERS, STAGES, ShardedStep, sharded_step
+from course_lib.experiments.sharded import FOUR_LAYERS, STAGES, sharded_step
 from course_lib.experiments.steps import after_barrier
 from course_lib.experiments.training import shares
 from course_lib.figures import memory_by_part
@@ -20,6 +21,7 @@ from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import launch
+from course_lib.timeline import Timeline
 
 # Which stage is enough?
 
@@ -62,54 +64,45 @@ def _hold(name: str, case: Training) -> Outcome:
 # What does stage 3 send that stage 1 does not?
 
 
-def _sent(step: ShardedStep) -> int:
-    return step.timeline.bytes_sent(0)
-
-
-def _count(ranks: int) -> tuple[str, int, int]:
-    """What each rank sends with stages 1 and 3, in words and in bytes."""
-    one, three = _sent(sharded_step(1, ranks)), _sent(sharded_step(3, ranks))
-    return f"Each of {ranks} ranks sends {one:,} bytes in a step with stage 1, and {three:,} with stage 3.", one, three
-
-
-def _nothing_more(ranks: int) -> Outcome:
-    said, one, three = _count(ranks)
-    return Outcome(one == three, said, shown=three > one)
-
-
-def _without_state(ranks: int) -> Outcome:
-    """Plain gradient descent has no optimizer state: does stage 3 send less?"""
-    said, _, three = _count(ranks)
-    stateless = _sent(sharded_step(3, ranks, optimizer_cls=torch.optim.SGD))
-    said += f" With SGD, which keeps no state, stage 3 sends {stateless:,}."
-    return Outcome(stateless < three, said, shown=stateless == three)
-
-
-def _more_samples(ranks: int) -> Outcome:
-    """Twice the samples make twice the activations: does stage 3 send more?"""
-    said, _, three = _count(ranks)
-    larger = _sent(sharded_step(3, ranks, samples=64))
-    said += f" With twice the samples, and so twice the activations, stage 3 sends {larger:,}."
-    return Outcome(larger > three, said, shown=larger == three)
-
-
-def _kept(ranks: int) -> Outcome:
-    """Stage 3 that does not give up the parameters after the forward pass: is the difference gone?"""
-    said, one, three = _count(ranks)
-    kept = after_barrier(launch(_train_and_keep, ranks).timeline).bytes_sent(0)
-    right = abs(kept - one) < 0.01 * (three - one)
-    said += f" If it keeps the parameters from forward to backward (`fully_shard` of PyTorch can), it sends {kept:,}."
-    return Outcome(right, said, shown=right)
-
-
 def _train_and_keep(rank: int) -> None:
+    """PyTorch's stage 3, keeping the parameters from forward to backward."""
     model = TinyGPT(FOUR_LAYERS)
     for block in (*model.blocks, model):
         fully_shard(block, reshard_after_forward=False)
-    first, last = shares(rank, 32, 2)
-    for inputs, targets in (first, last):
+    for inputs, targets in shares(rank, 32, 2):
         dist.barrier()
         data.answer_loss(model(inputs), targets).backward()
+
+
+# How to do without what an option says, in words, and the step that does.
+WITHOUT: dict[str, tuple[str, Callable[[int], Timeline]]] = {
+    "nothing": ("Once more", lambda n: sharded_step(3, n).timeline),
+    "state": (
+        "With SGD, which has no state",
+        lambda n: sharded_step(3, n, optimizer_cls=torch.optim.SGD).timeline,
+    ),
+    "parameters": (
+        "With the parameters kept from forward to backward, as `fully_shard` of PyTorch can",
+        lambda n: after_barrier(launch(_train_and_keep, n).timeline),
+    ),
+    "activations": (
+        "With half of the samples, and so half of the activations",
+        lambda n: sharded_step(3, n, samples=16).timeline,
+    ),
+}
+
+
+def _send_without(option: str, ranks: int) -> Outcome:
+    """Take away what stage 3 is said to send on top of stage 1: does the difference go with it?"""
+    words, step = WITHOUT[option]
+    one, three = (sharded_step(stage, ranks).timeline.bytes_sent(0) for stage in (1, 3))
+    sent = step(ranks).bytes_sent(0)
+    right = abs(sent - one) < 0.01 * (three - one)
+    said = (
+        f"Each of {ranks} ranks sends {one:,} bytes in a step with stage 1, and {three:,} with stage 3. "
+        f"{words}, stage 3 sends {sent:,}: the difference is {'gone' if right else 'still there'}."
+    )
+    return Outcome(right, said, shown=right == (option == "parameters"))
 
 
 QUESTIONS: dict[str, Family] = {
@@ -121,14 +114,7 @@ QUESTIONS: dict[str, Family] = {
     ),
     "stage_3_sends": Family(
         4,
-        choice(
-            {
-                "nothing": _nothing_more,
-                "state": _without_state,
-                "parameters": _kept,
-                "activations": _more_samples,
-            }
-        ),
+        choice(each(_send_without, WITHOUT)),
         lambda random: 2,
         lambda ranks: {"ranks": ranks},
     ),

@@ -52,5 +52,5 @@ def test_stage_3_gathers_parameters_a_second_time(seed: int, answer: str, right:
 def test_the_difference_is_what_a_second_gathering_sends() -> None:
     happened = questions.load("stage_3_sends").form.run("c").happened
     assert "1,212,672 bytes in a step with stage 1, and 1,819,020 with stage 3" in happened
-    assert "it sends 1,212,672." in happened
+    assert "stage 3 sends 1,212,672: the difference is gone." in happened
     assert 1_819_020 - 1_212_672 == 3 * 202_112 + 12  # three quarters of 4 bytes, and a count of samples
