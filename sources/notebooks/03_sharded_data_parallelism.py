@@ -276,8 +276,9 @@ gantt(ahead, waiting, 850, "ZeRO-3: layers that arrive in time, and layers that 
 
 # %% [markdown]
 # The thin lane under each rank is what travels in the background. With prefetch, the same bytes travel while the rank
-# computes. Only the first layer has nothing to hide behind, and the last gradients have nothing after them. (Where the
-# picture says `all_to_all`, it is a reduce-scatter: everyone sends each piece to its owner, who adds up.)
+# computes. It sticks out in three places: before the first layer, in the middle, where the last layer is wanted back at
+# once, and after the last gradient. (Where the picture says `all_to_all`, it is a reduce-scatter: everyone sends each
+# piece to its owner, who adds up.)
 #
 # How does that compare with the other stages?
 
@@ -399,7 +400,7 @@ sharding.explorer()
 # 2. ZeRO-3 while keeping the activations takes 1.82 s a step. ZeRO-1 with recomputing fits as well, and takes 2.28 s.
 # 3. What ZeRO-1 does not cut stays: 4 bytes for each parameter, the activations, and a margin for what no tensor
 #    is in. That is more than 80 GiB, however many devices there are.
-# 4. 64 devices are enough, with ZeRO-3 and recomputing. On 512 devices a third of the step goes into traffic.
+# 4. 64 devices are enough, with ZeRO-3 and recomputing. On 512 devices about a third of the step goes into traffic.
 # </details>
 #
 # ## 8. The same in PyTorch
