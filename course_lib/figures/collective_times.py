@@ -34,8 +34,9 @@ def _panel(what: str, times: Times, left: float, right: float) -> Panel:
         for (name, line), look in zip(times.items(), LINES, strict=False)
     ]
     ranks, seconds = zip(*(point for line in times.values() for point in line.items()), strict=True)
-    across = Axis.by_powers(f"ranks: {what}", ranks, 1.3, thousands)
-    return Panel(across, Axis.by_powers("time (ms)", [1e3 * s for s in seconds], 1.6), curves, 220.0, left, right)
+    across = Axis.by_powers(f"number of ranks, for {what}", ranks, 1.3, thousands)
+    up = Axis.by_powers("time (ms)", [1e3 * s for s in seconds], 1.6, thousands)
+    return Panel(across, up, curves, 220.0, left, right)
 
 
 def _in_words(what: str, times: Times) -> str:

@@ -15,7 +15,7 @@ from course_lib.experiments.sharded import FOUR_LAYERS, STAGES, sharded_step
 from course_lib.experiments.steps import after_barrier
 from course_lib.experiments.training import shares
 from course_lib.figures import memory_by_part
-from course_lib.figures.axis import data_size
+from course_lib.figures.axis import memory_size
 from course_lib.model import TinyGPT
 from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
@@ -55,7 +55,7 @@ def _hold(name: str, case: Training) -> Outcome:
     end = f"it fits, but {STAGES[stage - 1]} is enough" if less else "it fits" if fits else "it does not fit"
     said = (
         f"Tried with {parameters:,} parameters on {case.devices} ranks, and devices that are as small in proportion, "
-        f"{data_size(room)}. With {STAGES[stage]} each holds {data_size(held)} just before the update: {end}."
+        f"{memory_size(room)}. With {STAGES[stage]} each holds {memory_size(held)} just before the update: {end}."
     )
     picture = memory_by_part({STAGES[stage]: step.held[0]}, room, title="What rank 0 holds just before the update")
     return Outcome(fits and not less, said, shown=fits is (case.needed(stage) <= case.gigabytes), pictures=(picture,))

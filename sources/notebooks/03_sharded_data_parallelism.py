@@ -37,7 +37,7 @@ print(f"copies of what another rank holds: {1 - one / four:.0%}")
 #
 # The answer is hidden inside the all-reduce.
 #
-# ## 2. An all-reduce in two halves
+# ## 2. Inside an all-reduce
 #
 # An all-reduce is one of the **collectives**: operations that all ranks call together. Here are four of them. Each
 # rank has a tensor of four numbers, and rank $r$ fills it with $2^r$. So you can tell from any sum who is in it: 5 is
@@ -150,18 +150,18 @@ collective_times(times, title="Left: latency counts. Right: bytes count.")
 
 # %% [markdown]
 # On the left, where latency counts, the ring's line climbs fastest and the tree wins in the end. On the right, where
-# bytes count, the tree is last from the start. The hierarchy sends no more bytes than the ring, in far fewer steps;
-# and in a real cluster most of its steps use the fast links inside a node, which this picture does not even count.
-# Libraries such as NCCL choose among such ways by the size of the message and the number of ranks. In what follows, as
-# in most of this course, a collective counts as its ring.
+# bytes count, the tree is last from the start. The hierarchy sends no more bytes than the ring, in far fewer steps; and
+# in a real cluster about seven eighths of its bytes stay on the fast links inside a node, which this picture does not even
+# count. Libraries such as NCCL choose among such ways by the size of the message and the number of ranks (its
+# documentation names them under `NCCL_ALGO`). In what follows, as in most of this course, a collective counts as its
+# ring.
 #
-# ## 3. An update between the halves
+# ## 3. What one piece is good for
 #
-# Back to the copies. Look at the middle of the first line again: after the reduce-scatter, each rank has the sum of
-# one piece of the gradients. *Predict:* what can it already do with that, before anything else is sent?
+# Back to the copies. Look at the middle of the first line of *Who has what?* again: after the reduce-scatter, each rank
+# has the sum of one piece of the gradients. *Predict:* what can it already do with that, before anything else is sent?
 #
-# It can update its piece of the parameters, and for that it needs the optimizer state of this piece alone. Then the
-# all-gather hands out updated parameters, in place of gradients:
+# Here is a program that does it. *Predict* also: is that still the training of one process?
 
 # %%
 from course_lib import data
@@ -190,6 +190,9 @@ print("all four have the same weights:", all(torch.equal(weights, shared[0]) for
 print("the same as one process, up to rounding:", bool((shared[0] - alone).abs().max() < 1e-9))
 
 # %% [markdown]
+# With the sum of one piece, a rank can update that piece of the parameters. For that it needs the optimizer state of
+# this piece alone. Then the all-gather hands out updated parameters, in place of gradients.
+#
 # The same training, the same bytes, and a quarter of the optimizer state on each rank. So that is the answer to
 # section 1: the optimizer state can be cut for free, and the gradients too, since nobody needs more of their sum than
 # its own piece.
@@ -263,22 +266,22 @@ Card("enough_stage")
 # all-gather makes it whole, and after it the rank keeps its shard and gives up the rest. That happens twice, in the
 # forward and in the backward pass. *Predict:* does a rank have to wait for each layer?
 #
-# Not if it asks in time. While one layer computes, the next one is already on its way: that is called **prefetch**.
-# Here is one step with it, and below it the same without. Devices and links are emulated: a device needs 80 ms for the
-# forward pass of the whole minibatch, and links carry 80 MB per second.
+# Here is one step, and below it the same with `prefetch=False`. Devices and links are emulated: a device needs 80 ms
+# for the forward pass of the whole minibatch and twice as long for the backward pass, and links carry 80 MB per second.
 
 # %%
 from course_lib.figures import gantt
 
 pace = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(latency=0.0002, bandwidth=80e6))
 ahead, waiting = (sharded_step(3, ranks=4, pace=pace, prefetch=prefetch).timeline for prefetch in (True, False))
-gantt(ahead, waiting, 850, "ZeRO-3: layers that arrive in time, and layers that are waited for")
+gantt(ahead, waiting, 850, "One step of ZeRO-3, twice")
 
 # %% [markdown]
-# The thin lane under each rank is what travels in the background. With prefetch, the same bytes travel while the rank
-# computes. It sticks out in three places: before the first layer, in the middle, where the last layer is wanted back at
-# once, and after the last gradient. (Where the picture says `all_to_all`, it is a reduce-scatter: everyone sends each
-# piece to its owner, who adds up.)
+# It does not have to wait if it asks in time. While one layer computes, the next one is already on its way, in the thin
+# lane under each rank: that is called **prefetch**. Below, the same bytes travel while the rank waits. Even with
+# prefetch, traffic sticks out in three places: before the first layer, in the middle, where the last layer is wanted
+# back at once, and after the last gradient. (Where the picture says `all_to_all`, it is a reduce-scatter: everyone
+# sends each piece to its owner, who adds up.)
 #
 # How does that compare with the other stages?
 
@@ -436,8 +439,7 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 # - It averages over ranks as if all shares had the same size. Ours counts each by its samples.
 # - With `reshard_after_forward=False` it keeps the parameters from forward to backward. The question above showed what
 #   that sends.
-# - On a mesh of two dimensions, made by `init_device_mesh` as in section 2, it shards inside a node and replicates
-#   across nodes.
+# - On a grid of ranks, made by `init_device_mesh` as in section 2, it shards inside a node and replicates across nodes.
 #
 # The file to read is `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, from `unshard` to `post_backward`. For
 # ZeRO-1 there is `torch.distributed.optim.ZeroRedundancyOptimizer`.

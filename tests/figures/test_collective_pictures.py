@@ -72,7 +72,10 @@ def test_a_line_for_each_algorithm_and_a_panel_for_each_size() -> None:
     picture = collective_times({**TIMES, "1 MB": TIMES["1 kB"]})
     assert picture.summary == ("1 kB over 8 ranks: ring 20 ms, tree 4 ms; 1 MB over 8 ranks: ring 20 ms, tree 4 ms.")
     assert picture.chart is not None
-    assert [panel.x.title for panel in picture.chart.panels] == ["ranks: 1 kB", "ranks: 1 MB"]
+    assert [panel.x.title for panel in picture.chart.panels] == [
+        "number of ranks, for 1 kB",
+        "number of ranks, for 1 MB",
+    ]
     ring = picture.chart.panels[0].marks[0]
     assert [(point.x, point.y) for point in ring.points] == [(2, 1.0), (8, 20.0)]
     assert picture.rows[1] == {"what": "1 kB", "ranks": 8, "ring": "20 ms", "tree": "4 ms"}

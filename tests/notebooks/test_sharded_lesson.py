@@ -141,6 +141,9 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "the ring's line climbs fastest and the tree wins in the end. On the right, where bytes count, the tree is last "
     "from the start.": small_and_large,
     "The hierarchy sends no more bytes than the ring, in far fewer steps": a_hierarchy_takes_fewer_steps,
+    "in a real cluster about seven eighths of its bytes stay on the fast links inside a node": lambda: all(
+        abs((7 / 8) / ((n - 1) / n) - 7 / 8) < 0.01 for n in RANKS[-3:]
+    ),
     "The same training, the same bytes, and a quarter of the optimizer state on each rank.": lambda: (
         abs(sent(1) - sent(0)) < 100 and abs(4 * step(1).held[0].optimizer / step(0).held[0].optimizer - 1) < 0.01
     ),
@@ -152,7 +155,7 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "much again.": lambda: (
         abs(4 * step(3).held[0].total / step(0).held[0].total - 1) < 0.01 and abs(sent(3) / sent(1) - 1.5) < 1e-4
     ),
-    "It sticks out in three places: before the first layer, in the middle, where the last layer is wanted back at "
+    "traffic sticks out in three places: before the first layer, in the middle, where the last layer is wanted back at "
     "once, and after the last gradient.": lambda: places(times(step(3).timeline)) == 3,
     "ZeRO-3 sends half as much again, and is still faster than stages 1 and 2 here.": lambda: (
         step(3).timeline.makespan < min(step(1).timeline.makespan, step(2).timeline.makespan)

@@ -13,10 +13,10 @@ from course_lib.questions.sharding import Training, _draw_training
 @pytest.mark.parametrize(
     ("answer", "right", "end"),
     [
-        ("a", False, "With data parallelism each holds 3.23 MB just before the update: it does not fit."),
-        ("b", False, "With ZeRO-1 each holds 1.92 MB just before the update: it does not fit."),
-        ("c", True, "With ZeRO-2 each holds 1.11 MB just before the update: it fits."),
-        ("d", False, "With ZeRO-3 each holds 404 kB just before the update: it fits, but ZeRO-2 is enough."),
+        ("a", False, "With data parallelism each holds 3.08 MiB just before the update: it does not fit."),
+        ("b", False, "With ZeRO-1 each holds 1.83 MiB just before the update: it does not fit."),
+        ("c", True, "With ZeRO-2 each holds 1.06 MiB just before the update: it fits."),
+        ("d", False, "With ZeRO-3 each holds 395 KiB just before the update: it fits, but ZeRO-2 is enough."),
     ],
 )
 def test_the_first_stage_that_fits_is_right(answer: str, right: bool, end: str) -> None:
@@ -25,7 +25,7 @@ def test_the_first_stage_that_fits_is_right(answer: str, right: bool, end: str) 
     assert outcome.happened.endswith(end)
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", [2, 5, 7])  # whose answers are b, a and d
 def test_other_numbers_have_one_right_answer_too(seed: int) -> None:
     case = _draw_training(Random(seed))
     expected = "abcd"[next(stage for stage in range(4) if case.needed(stage) <= case.gigabytes)]
