@@ -151,8 +151,8 @@ collective_times(times, title="Left: latency counts. Right: bytes count.")
 # %% [markdown]
 # On the left, where latency counts, the ring's line climbs fastest and the tree wins in the end. On the right, where
 # bytes count, the tree is last from the start. The hierarchy sends no more bytes than the ring, in far fewer steps; and
-# in a real cluster about seven eighths of its bytes stay on the fast links inside a node, which this picture does not even
-# count. Libraries such as NCCL choose among such ways by the size of the message and the number of ranks (its
+# in a real cluster about seven eighths of its bytes stay on the fast links inside a node, which this picture does not
+# even count. Libraries such as NCCL choose among such ways by the size of the message and the number of ranks (its
 # documentation names them under `NCCL_ALGO`). In what follows, as in most of this course, a collective counts as its
 # ring.
 #
