@@ -127,6 +127,7 @@ class FullySharded(nn.Module):
     rank has used has no gradient, and gradients of several backward passes add up. `torch.nn.utils.clip_grad_norm_`
     would take the norm of this rank's part for that of the whole gradient: use `sharding.clip_grad_norm`.
 
+    prefetch: whether the next block's parameters travel while one computes; else each block waits for its own.
     compute_dtype: the floating-point type to gather, compute and send gradients in; floating-point inputs are
         converted. The shards, and with them gradients and optimizer, stay in float32 (or float64).
 
@@ -134,10 +135,12 @@ class FullySharded(nn.Module):
     backward() raise RuntimeError for what would end in a wrong gradient.
     """
 
-    def __init__(self, model: nn.Module, group: Group = None, compute_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, group: Group = None, compute_dtype: torch.dtype | None = None, prefetch: bool = True
+    ) -> None:
         super().__init__()
         _check_model(model, compute_dtype)
-        self.module, self.group, self.compute_dtype = model, group, compute_dtype
+        self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
         make_equal(model, group)
         self._blocks = [
             _Block(module, _buckets(parameters, group, compute_dtype))
@@ -211,7 +214,7 @@ class FullySharded(nn.Module):
         self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
 
     def _prefetch(self, number: int) -> None:
-        if number < len(self._blocks) and not self._blocks[number].is_reduced:
+        if self.prefetch and number < len(self._blocks) and not self._blocks[number].is_reduced:
             self._blocks[number].start_gather()
 
     def _gradient_is_computed(self, parameter: nn.Parameter) -> None:

@@ -4,7 +4,7 @@
 # Large models are trained on many devices at once. In this course you do the same on your own computer: your code
 # runs on several real processes, they really talk to each other, and you watch what each of them does.
 #
-# This page takes five minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
+# This page takes ten minutes. You need Python, and it helps if you have trained a model in PyTorch once. Run a cell
 # with **Shift + Enter**, from top to bottom. Now and then you are asked to predict what will happen; the results of an
 # earlier run are stored here, and *Clear Outputs of All Cells* in the *Edit* menu hides them until you get there.
 #
@@ -174,3 +174,5 @@ launch(swap, world_size=2).results
 #
 # Three things to keep: a rank is a process with a number and a memory of its own; ranks know of each other only what
 # they send; and whoever needs all the others waits for the slowest.
+#
+# **Next:** [one machine is not enough](01_one_machine_is_not_enough.ipynb): why anybody goes to this trouble.

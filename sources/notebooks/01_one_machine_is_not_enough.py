@@ -94,7 +94,7 @@ for name in ("parameters", "gradients", "optimizer"):
 # %% [markdown]
 # Sixteen, for a parameter that has four. (The crumbs count steps.) In mixed precision it is sixteen as well: 2 for
 # the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of the parameter and its
-# two numbers (Rajbhandari et al. 2020). A [later lesson](06_mixed_precision.ipynb) is about that.
+# two numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
 #
 # So you can already say what fits. *Predict:* a good data-center GPU has 80 GiB. How many parameters can a model have,
 # if nothing but these sixteen bytes were needed?

@@ -499,4 +499,5 @@ Card("ideal_speed_up")
 # - Goyal et al. 2017, *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*, arXiv:1706.02677.
 #
 # **Next:** the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb). Split a batch, average
-# gradients and build the ring yourself; a check runs your functions on real ranks.
+# gradients and build the ring yourself; a check runs your functions on real ranks. Then
+# [sharded data parallelism](03_sharded_data_parallelism.ipynb).

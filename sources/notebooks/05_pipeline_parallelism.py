@@ -4,7 +4,7 @@
 # **What you do:** let small pieces of a minibatch flow through a model that lies on four devices, see how long the
 # devices are idle, and find the schedule and the size of the pieces that waste least.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** [Layer-wise model parallelism](03_layerwise_model_parallelism.ipynb).
+# **You need:** [Layer-wise model parallelism](04_layerwise_model_parallelism.ipynb).
 #
 # ## 1. Pass it on, and start the next
 #
@@ -397,4 +397,4 @@ Card("tune_a_pipeline")
 #   that drains, interleaving, and how to choose the size of a micro-batch.
 # - Qi et al. 2024, *Zero Bubble Pipeline Parallelism*, ICLR.
 #
-# **Next:** [mixed precision](06_mixed_precision.ipynb), which makes each number smaller.
+# **Next:** [tensor parallelism](06_tensor_parallelism.ipynb), where all ranks work on the same layer at the same time.

@@ -1,4 +1,4 @@
-"""Lessons 00 to 02 as a student goes through them: open, run all, turn the knobs, look."""
+"""Lessons 00 to 03 as a student goes through them: open, run all, turn the knobs, look."""
 
 from __future__ import annotations
 
@@ -46,3 +46,16 @@ def test_data_parallelism(lab: Any) -> None:
         before = step.inner_html()
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
+
+
+def test_sharded_data_parallelism(lab: Any) -> None:
+    page = go_through(lab, "03_sharded_data_parallelism")
+    explorer = cell(page, "sharding.explorer()")
+    says(explorer, "6.7B on 8 devices with ZeRO-1 fits")
+    press(explorer, "stage", "ArrowLeft")
+    says(explorer, "6.7B on 8 devices with data parallelism does not fit")
+    drag(explorer, "stage", 1.0)
+    press(explorer, "model", "ArrowRight")
+    says(explorer, "13B on 8 devices with ZeRO-3 fits")
+    drag(explorer, "recompute", 1.0)
+    explorer.get_by_text("computing again").first.wait_for(timeout=MOVE)

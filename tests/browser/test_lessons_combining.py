@@ -1,4 +1,4 @@
-"""Lessons 06 to 08 as a student goes through them: fewer bits, all mechanisms at once, and a plan for a cluster."""
+"""Lessons 07 to 09 as a student goes through them: fewer bits, all mechanisms at once, and a plan for a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.browser.hands import MOVE, cell, drag, go_through, pictures, press, s
 
 
 def test_mixed_precision(lab: Any) -> None:
-    page = go_through(lab, "06_mixed_precision")
+    page = go_through(lab, "07_mixed_precision")
     a_move_begins_a_training_whose_curve_grows(cell(page, "MixedPrecisionExplorer()"))
 
 
@@ -38,7 +38,7 @@ def points(losses: Locator) -> int:
 
 
 def test_combining_mechanisms(lab: Any) -> None:
-    page = go_through(lab, "07_combining_mechanisms")
+    page = go_through(lab, "08_combining_mechanisms")
     ranks_are_arranged_anew(cell(page, "MeshExplorer()"))
 
 
@@ -58,7 +58,7 @@ def shows_mesh(explorer: Locator, words: str) -> None:
 
 
 def test_planning(lab: Any) -> None:
-    page = go_through(lab, "08_planning")
+    page = go_through(lab, "09_planning")
     explorer = cell(page, "refresh.explorer()")
     says(explorer, "times as fast as before")
     press(explorer, "nodes", "ArrowRight")

@@ -1,4 +1,4 @@
-"""Lessons 03 to 05 as a student goes through them: a model is cut between its layers, inside them, and into stages."""
+"""Lessons 04 to 06 as a student goes through them: a model is cut between layers, into stages, and inside layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.browser.hands import MOVE, cell, drag, go_through, pictures, press, s
 
 
 def test_layerwise_model_parallelism(lab: Any) -> None:
-    page = go_through(lab, "03_layerwise_model_parallelism")
+    page = go_through(lab, "04_layerwise_model_parallelism")
     explorer = cell(page, "LayerWiseExplorer()")
     says(explorer, "4 units")
     press(explorer, "units", "ArrowLeft")
@@ -18,18 +18,6 @@ def test_layerwise_model_parallelism(lab: Any) -> None:
     drag(explorer, "cut", 1.0)
     expect(slider(explorer, "cut")).to_have_attribute("aria-valuetext", "by bytes")
     expect(pictures(explorer).last).to_contain_text("emulated (real processes and messages, emulated clock): 3 ranks")
-
-
-def test_tensor_parallelism(lab: Any) -> None:
-    page = go_through(lab, "04_tensor_parallelism")
-    explorer = cell(page, "TensorParallelExplorer()")
-    press(explorer, "ranks", "ArrowLeft")
-    says(explorer, "2 ranks, columns, rows, hidden size 64, emulated")
-    drag(explorer, "cut of A, B", 0.5)
-    says(explorer, "2 ranks, rows, columns, hidden size 64, emulated")
-    explorer.locator("svg[aria-label*='hold A by rows and B by columns']").wait_for(timeout=MOVE)
-    press(explorer, "cut of A, B", "ArrowRight")
-    says(explorer, "Wrong: gradient of x is off by")
 
 
 def test_pipeline_parallelism(lab: Any) -> None:
@@ -59,3 +47,15 @@ def the_size_of_micro_batches_has_a_minimum(explorer: Any) -> None:
     press(explorer, "memory", "ArrowLeft", times=2)
     says(explorer, "memory for 8")
     expect(pictures(explorer).first).to_contain_text("32 ✗")
+
+
+def test_tensor_parallelism(lab: Any) -> None:
+    page = go_through(lab, "06_tensor_parallelism")
+    explorer = cell(page, "TensorParallelExplorer()")
+    press(explorer, "ranks", "ArrowLeft")
+    says(explorer, "2 ranks, columns, rows, hidden size 64, emulated")
+    drag(explorer, "cut of A, B", 0.5)
+    says(explorer, "2 ranks, rows, columns, hidden size 64, emulated")
+    explorer.locator("svg[aria-label*='hold A by rows and B by columns']").wait_for(timeout=MOVE)
+    press(explorer, "cut of A, B", "ArrowRight")
+    says(explorer, "Wrong: gradient of x is off by")

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
-from course_lib import launch
+from course_lib import Link, Pace, launch
 from course_lib.mechanisms import collectives
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -173,3 +174,44 @@ def test_a_tensor_of_many_megabytes_goes_around() -> None:
         return torch.equal(tensor, torch.arange(math.prod(shape), dtype=torch.float64) * 6)
 
     assert launch(checked, 3, device="cpu").results == [True] * 3
+
+
+def whole(rank: int, way: str) -> Tensor:
+    """A view with gaps: 2 ** rank everywhere, so that a sum tells who is in it."""
+    storage = torch.zeros(5, 6, dtype=torch.int64)
+    view = storage[:, ::2]
+    view += 2**rank
+    if way == "tree":
+        assert collectives.tree_all_reduce(view) is view
+    else:
+        across, inside = init_device_mesh("cpu", (dist.get_world_size() // 2, 2)).get_all_groups()
+        assert collectives.hierarchical_all_reduce(view, inside, across) is view
+    return storage
+
+
+@pytest.mark.parametrize(
+    ("way", "n"), [("tree", 1), ("tree", 2), ("tree", 3), ("tree", 6), ("hierarchical", 2), ("hierarchical", 6)]
+)
+def test_a_tree_and_a_hierarchy_leave_the_sum_of_all_ranks_and_touch_nothing_else(way: str, n: int) -> None:
+    for result in launch(whole, n, (way,), device="cpu").results:
+        assert result[:, ::2].unique().tolist() == [2**n - 1]
+        assert result[:, 1::2].unique().tolist() == [0]
+
+
+@pytest.mark.parametrize(("way", "steps", "share"), [("tree", 2 * 3, 1.0), ("ring", 2 * 7, 1 / 8)])
+def test_a_tree_takes_few_steps_with_everything_and_a_ring_many_with_little(way: str, steps: int, share: float) -> None:
+    def add_up(rank: int) -> None:
+        getattr(collectives, f"{way}_all_reduce")(torch.ones(800))
+
+    timeline = launch(add_up, 8, pace=Pace(link=Link(0.5, 3200)), device="cpu").timeline
+    assert timeline.makespan == pytest.approx(steps * (0.5 + share), rel=1e-9)
+
+
+def test_a_hierarchy_sends_the_bytes_of_a_ring_in_fewer_steps() -> None:
+    def add_up(rank: int) -> None:
+        across, inside = init_device_mesh("cpu", (2, 4)).get_all_groups()
+        collectives.hierarchical_all_reduce(torch.ones(800), inside, across)
+
+    timeline = launch(add_up, 8, pace=Pace(link=Link(0.5, 3200)), device="cpu").timeline
+    assert timeline.makespan == pytest.approx(2 * 3 * (0.5 + 1 / 4) + 2 * (0.5 + 1 / 8), rel=1e-9)
+    assert [timeline.bytes_sent(rank) for rank in range(8)] == [2 * 7 * 3200 // 8] * 8

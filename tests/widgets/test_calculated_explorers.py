@@ -9,7 +9,7 @@ import pytest
 
 from course_lib.figures.axis import memory_size
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
-from course_lib.widgets import one_machine, refresh
+from course_lib.widgets import one_machine, refresh, sharding
 from course_lib.widgets.explorer import Explorer
 
 
@@ -96,3 +96,23 @@ def test_where_no_widget_runs_there_are_pictures_and_the_sentences(one: Explorer
     assert not re.search("<script|<svg", bundle["text/html"])
     assert bundle["text/plain"] in bundle["text/html"]
     assert "model, device, at a time, recompute" in bundle["text/html"]
+
+
+def test_a_stage_is_what_the_planner_says_of_it() -> None:
+    explorer = sharding.explorer()
+    model, devices, stage, _ = explorer.controls
+    model.value, devices.value, stage.value = "13B", 64, 2
+    cluster, plan = Cluster("A100-80GB", 8, 8), Plan(dp=64, zero=2, micro_batch=2)
+    planned = estimate(one_machine.FAMILY["13B"], cluster, plan, 128)
+    assert planned.fits
+    needs = f"13B on 64 devices with ZeRO-2 fits: each device needs {memory_size(planned.memory.total)}"
+    assert needs in explorer.sentences.value
+    assert "The first stage that is enough here is ZeRO-2." in explorer.sentences.value
+    assert "Does 13B fit with ZeRO-2?" in explorer.beside.value
+    assert "A step on 64 devices, if it fits" in explorer.below.value
+
+
+def test_without_sharding_there_is_nothing_to_compare_with_and_for_some_models_no_stage_is_enough() -> None:
+    assert len(sharding.draw("350M", 8, 0, "none").below.rows) == 1
+    assert len(sharding.draw("350M", 8, 1, "none").below.rows) == 2
+    assert "No stage is enough here." in sharding.draw("175B", 8, 3, "full").sentences

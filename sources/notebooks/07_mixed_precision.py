@@ -444,4 +444,4 @@ Card("optimize_training")
 # - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20: the 16 bytes
 #   for each weight, and how to shard them.
 #
-# **Next:** [combining mechanisms](07_combining_mechanisms.ipynb).
+# **Next:** [combining mechanisms](08_combining_mechanisms.ipynb).

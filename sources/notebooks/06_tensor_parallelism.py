@@ -415,3 +415,5 @@ Card("choose_strategy")
 #   tensor groups stay inside a node.
 # - Wang et al. 2023, *Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 #   Models*, ASPLOS: hiding a part of what travels.
+#
+# **Next:** [mixed precision](07_mixed_precision.ipynb), which makes each number smaller.

@@ -4,7 +4,7 @@
 # **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
 # before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** the lesson on [combining mechanisms](07_combining_mechanisms.ipynb) and those before it.
+# **You need:** the lesson on [combining mechanisms](08_combining_mechanisms.ipynb) and those before it.
 #
 # Everything here is **modelled**: calculated, not run, unless a cell says otherwise. So half-way through we ask
 # whether you should believe it. Decide on an answer before you run the next cell, even if it is a guess. (This page

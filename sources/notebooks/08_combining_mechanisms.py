@@ -5,7 +5,7 @@
 # you like, arrange the ranks in ten ways, and find out who has to talk to whom, how much, and what is easily counted
 # twice.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** the lessons on data, tensor and pipeline parallelism and on [mixed precision](06_mixed_precision.ipynb).
+# **You need:** the lessons on data, tensor and pipeline parallelism and on [mixed precision](07_mixed_precision.ipynb).
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
 # them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
@@ -312,4 +312,4 @@ Card("evaluate_strategy")
 # - Llama Team 2024, *The Llama 3 Herd of Models*, arXiv:2407.21783, section 3.3: four axes on 16,384 GPUs, and why they
 #   stand in this order.
 #
-# **Next:** [planning](08_planning.ipynb), which finds an arrangement for a thousand GPUs before anybody pays for them.
+# **Next:** [planning](09_planning.ipynb), which finds an arrangement for a thousand GPUs before anybody pays for them.

@@ -214,7 +214,7 @@ LayerWiseExplorer()
 
 # %% [markdown]
 # A cut between layers cannot make a stage smaller than its largest block. To go on you have to cut *inside* a layer,
-# and that is the [next lesson](04_tensor_parallelism.ipynb).
+# and that is [tensor parallelism](06_tensor_parallelism.ipynb).
 #
 # ## 5. A case
 #
@@ -251,4 +251,4 @@ Card("why_partition")
 #   two devices, because it did not fit on one.
 # - Dean et al. 2012, *Large Scale Distributed Deep Networks*, NeurIPS: models cut over many machines.
 #
-# **Next:** [tensor parallelism](04_tensor_parallelism.ipynb), where all ranks work on the same layer at the same time.
+# **Next:** [pipeline parallelism](05_pipeline_parallelism.ipynb), where all stages work at the same time.
