@@ -96,9 +96,7 @@ PROOFS: Proofs = {
     ),
     "the planner says more than the ledger has ever seen at one moment": lambda: 1 < planned("at the most") < 1.25,
     "make a family of eight, from 125 million to 175 billion parameters": lambda: (
-        len(FAMILY) == 8
-        and 120e6 < FAMILY["125M"].parameters < 130e6
-        and 173e9 < FAMILY["175B"].parameters < 177e9
+        len(FAMILY) == 8 and 120e6 < FAMILY["125M"].parameters < 130e6 and 173e9 < FAMILY["175B"].parameters < 177e9
     ),
     "A faster device makes nothing smaller": lambda: (
         numbers("try_with(", "as it is")[0]

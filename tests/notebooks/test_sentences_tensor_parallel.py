@@ -72,7 +72,9 @@ PROOFS: Proofs = {
         run_cut("columns, rows", 2, hidden=8).sent == 2 * 32 * 8 * 4
     ),
     "A quarter of both matrices on each rank": lambda: shows("def cut_mlp(", "holds [64, 64] and [64, 64]"),
-    "One of the two all-reduces you have seen coming": lambda: shows("travels(run.timeline)", "['all_reduce', 'all_red"),
+    "One of the two all-reduces you have seen coming": lambda: shows(
+        "travels(run.timeline)", "['all_reduce', 'all_red"
+    ),
     "All four cuts are right, but only one is cheap.": lambda: (
         lesson(NAME).shown("for way in WAYS:").count("bytes  right") == 4
         and min(sent(way) for way in ("columns, columns", "rows, rows", "rows, columns")) > 3 * sent("columns, rows")
