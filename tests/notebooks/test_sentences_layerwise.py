@@ -67,7 +67,7 @@ PROOFS: Proofs = {
         "gantt(four, compare=alone", "600 ms, emulated", "exactly as long"
     ),
     "a device takes 20 ms for a block forward, and 40 ms backward": lambda: (
-        10 * (20 + 40) == numbers("computes for", "one rank")[0]
+        numbers("computes for", "one rank")[0] == 10 * (20 + 40)
     ),
     "One rank is busy at a time: $p$ devices are as fast as one.": lambda: (
         numbers("computes for", "one rank") == [600, 600] and sum(numbers("computes for", "computes")[1::2]) == 100

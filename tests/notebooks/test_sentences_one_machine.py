@@ -145,7 +145,7 @@ PROOFS: Proofs = {
     "Then it is eight.": lambda: 4 + 4 == 8,
     "The planner sets aside 1 GiB, half as much for each group that the device talks in, and a tenth of everything "
     "else.": lambda: (
-        (memory.DRIVER, memory.CHANNELS, memory.FRAGMENTS) == (GiB, GiB // 2, 0.1)
+        (GiB, GiB // 2, 0.1) == (memory.DRIVER, memory.CHANNELS, memory.FRAGMENTS)
         and abs(
             (m := estimate(FAMILY["13B"], Cluster("A100-80GB", 1, 8), Plan(tp=8), 256).memory).margin
             - (1.5 * GiB + m.tensors / 10)

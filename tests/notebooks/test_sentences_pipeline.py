@@ -100,7 +100,7 @@ PROOFS: Proofs = {
     "once what the tensors look like.)": lambda: shows(
         "hidden = 30 *", "122,880 bytes\n", str([f"{n:,}" for n in (122_880 + 512, 245_760 + 512, 246_272, 122_880)])
     ),
-    "That is little": lambda: 245_760 * 5 < numbers("hidden = 30 *", "for comparison")[-1],
+    "That is little": lambda: numbers("hidden = 30 *", "for comparison")[-1] > 245_760 * 5,
     "All eight, on every rank.": lambda: shows("in_flight(all_forward_first", "each holds those of up to 8"),
     "this comes to the activations of the whole minibatch, on every rank and always": lambda: (
         held("gpipe", 4) == held("gpipe", 8) == held("gpipe", 16)
