@@ -305,7 +305,7 @@ for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b":
 # 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture becomes smaller, and which cannot?
 # 2. Switch between `gpipe` and `1f1b`, and watch what every rank holds.
 # 3. Which schedule is best for 8 stages and 8 micro-batches? And for 16?
-# 4. Make the last stage two layers larger than the others, as an output layer with a large vocabulary easily is. Only
+# 4. Make the last stage a third larger than the others, as an output layer with a large vocabulary easily does. Only
 #    one rank has more to do: where does the time of all the others go? Does a better schedule help?
 
 # %%
