@@ -40,15 +40,16 @@ def _draw_too_large(random: Random) -> TooLarge:
 
 REMEDIES = {
     "speed": "a device that is thousands of times as fast",
-    "data": "a single sample to read",
+    "data": "all data in memory already",
     "network": "a network that costs nothing, which nobody used",
+    "samples": "a minibatch of a single sample",
 }
 
 
 def _still_too_large(remedy: str, case: TooLarge) -> Outcome:
     """A single device with one thing made better: does it hold the model now?"""
     pace = Pace({"forward": 1e-6, "backward": 1e-6} if remedy == "speed" else {"forward": 0.01, "backward": 0.02})
-    ((_, peak),) = train_layers(1, case.layers, 1 if remedy == "data" else SAMPLES, False, pace=pace)
+    ((_, peak),) = train_layers(1, case.layers, 1 if remedy == "samples" else SAMPLES, False, pace=pace)
     return _judge(case, peak, f"with {REMEDIES[remedy]}, one device", is_expected_to_fit=False)
 
 

@@ -126,15 +126,25 @@ def _mean_gradient(rank: int, minibatch: tuple[Tensor, Tensor], is_weighted: boo
 
 # Rationale for model partitioning
 
+TWENTY = ModelSpec(layers=44, hidden=6144, heads=48, sequence=2048, vocab=50257, flash_attention=True)
+WAYS = {
+    "replicas": Plan(dp=32, precision="fp32"),
+    "layers cut over 8": Plan(dp=4, pp=8, schedule="naive", precision="fp32"),
+    "sharded among 32": Plan(dp=32, zero=3, precision="fp32"),
+}
+
 
 def _partition() -> Outcome:
     ((alone, _),) = train_layers(1, 8, 4, False)
     lines = [f"{n} devices: {data_size(max(held.states for held in train_layers(n, 8, 4, True)))}" for n in (2, 4, 8)]
+    planned = {name: estimate(TWENTY, Cluster(nodes=4), plan, 128) for name, plan in WAYS.items()}
+    on_each = "; ".join(f"{name}: {memory_size(one.memory.total)}" for name, one in planned.items())
     said = (
         "A small model was trained with its layers on 1, 2, 4 and 8 devices. "
-        f"Parameters, gradients and optimizer state on each device: alone {data_size(alone)}; {'; '.join(lines)}."
+        f"Parameters, gradients and optimizer state on each device: alone {data_size(alone)}; {'; '.join(lines)}. "
+        f"The planner says of the large one (modelled), with activations: {on_each}."
     )
-    return Outcome(None, said)
+    return Outcome(None, said, shown=[one.fits for one in planned.values()] == [False, True, True])
 
 
 # Pipeline efficiency

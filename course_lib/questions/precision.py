@@ -39,12 +39,15 @@ STEPS, BATCH = 150, 64
 
 @dataclass(frozen=True)
 class Training:
-    """One training. weights: what they are kept in; compute: what forward and backward are done in."""
+    """One training. weights: what they are kept in; compute: what forward and backward are done in.
+
+    sums: what the ranks' gradients are added up in.
+    """
 
     weights: torch.dtype = torch.bfloat16
     compute: torch.dtype = torch.bfloat16
+    sums: torch.dtype = torch.bfloat16
     workers: int = 2
-    batch_size: int = BATCH
     learning_rate: float = 3e-4
     seed: int = 0
 
@@ -61,14 +64,15 @@ def _train(rank: int, case: Training) -> float:
     kept = [weight.detach().to(case.weights) for weight in weights]
     optimizer = torch.optim.AdamW(kept, lr=case.learning_rate)
     optimizer.register_step_post_hook(lambda *_: _copy(kept, weights))
-    minibatches = shares(rank, case.batch_size, STEPS, case.seed)
-    losses = train(model, minibatches, data.answer_loss, optimizer, combine=partial(_average, weights, kept))
+    minibatches = shares(rank, BATCH, STEPS, case.seed)
+    combine = partial(_average, weights, kept, case.sums)
+    losses = train(model, minibatches, data.answer_loss, optimizer, combine=combine)
     return sum(losses[-10:]) / 10
 
 
-def _average(weights: list[nn.Parameter], kept: list[Tensor]) -> None:
-    """Give what is kept the mean of the ranks' gradients, taken in 32 bits."""
-    mean = flat(weight.grad for weight in weights if weight.grad is not None).float()
+def _average(weights: list[nn.Parameter], kept: list[Tensor], sums: torch.dtype) -> None:
+    """Give what is kept the mean of the ranks' gradients, added up in this dtype."""
+    mean = flat(weight.grad for weight in weights if weight.grad is not None).to(sums)
     dist.all_reduce(mean)
     mean /= dist.get_world_size()
     for weight, own, piece in zip(weights, kept, mean.split([own.numel() for own in kept]), strict=True):
@@ -85,8 +89,8 @@ def _copy(kept: list[Tensor], weights: list[nn.Parameter]) -> None:
 
 REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
     "products": ("products in 32 bits", {"compute": torch.float32}),
-    "workers": ("a single worker", {"workers": 1}),
-    "batch": ("batches of twice the size", {"batch_size": 2 * BATCH}),
+    "sums": ("gradients added up in 32 bits", {"sums": torch.float32}),
+    "rate": ("half the learning rate", {"learning_rate": 1.5e-4}),
     "kept": ("weights kept in 32 bits", {"weights": torch.float32}),
 }
 
@@ -95,7 +99,7 @@ def _without(suspect: str, case: Training) -> Outcome:
     """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
     name, change = REMEDIES[suspect]
     sixteen = last_loss(case)
-    thirty_two = last_loss(replace(case, weights=torch.float32, compute=torch.float32))
+    thirty_two = last_loss(replace(case, weights=torch.float32, compute=torch.float32, sums=torch.float32))
     changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
     right = won > lost / 2

@@ -106,7 +106,7 @@ STRATEGIES = {
     "links": Strategy(latency=0.0),
     "faster": Strategy(speed=2.0),
     "larger": Strategy(work=4.0),
-    "cut": Strategy(pieces=4),
+    "cut": Strategy(pieces=32),
 }
 
 
@@ -193,6 +193,7 @@ def _draw_moment(random: Random) -> Moment:
 
 def _fields_of_moment(case: Moment) -> dict[str, object]:
     numbers = {"this": case.micro_batch, "next": case.micro_batch + 1, "now": case.next_of_first}
+    numbers["before"] = case.next_of_first - 1
     return {"stages": case.stages, "stage": case.stage, "turns": case.stage - 1, **numbers}
 
 
@@ -203,6 +204,7 @@ def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
         "next": ("forward", case.micro_batch),
         "now": ("forward", case.next_of_first - 1),
         "back": ("backward", case.micro_batch - 1),
+        "before": ("forward", case.next_of_first - 2),
     }
 
 
@@ -251,7 +253,7 @@ QUESTIONS: dict[str, Family] = {
     ),
     "Q10": Family(
         Moment(4, 3, 1),
-        choice(each(_read_off, ("waits", "next", "now", "back"))),
+        choice(each(_read_off, ("waits", "next", "now", "back", "before"))),
         _draw_moment,
         _fields_of_moment,
     ),

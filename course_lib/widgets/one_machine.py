@@ -57,13 +57,13 @@ def draw(model: str, device: str, samples: int, recompute: str) -> View:
 
 def describe(model: str, one: Estimate) -> str:
     """Whether it fits and how long it takes, in two sentences."""
-    needs = f"it needs {memory_size(one.memory.total)} of {memory_size(one.capacity)}"
+    needs = f"it needs {memory_size(one.memory.total)}, and the device has {memory_size(one.capacity)}"
     seconds = TOKENS[model] / one.tokens_per_second
     low, high = map(long_time, one.step_time.around(seconds))
     time = f"{TOKENS[model] / 1e9:,.3g} billion tokens would take {long_time(seconds)} ({low} to {high})"
     if one.fits:
         return f"{model} fits: {needs}. Training it on {time}, without a pause."
-    return f"{model} does not fit: {needs}, {one.memory.total / one.capacity:.2g} times as much. If it did, {time}."
+    return f"{model} does not fit: {needs}. If it did, {time}."
 
 
 def explorer(model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, recompute: str = "none") -> Explorer:

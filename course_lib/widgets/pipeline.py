@@ -27,13 +27,13 @@ from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
 NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
-LAYERS = 6  # on each rank, if they are dealt out equally
-SECONDS = 0.003  # of one layer, for a micro-batch: forward, and each half of the backward
-CUTS = ("equal stages", "last 1 layer larger", "last 2 layers larger")
+LAYERS = 288  # of the model: so many that a sixth of any stage is a number of layers
+SECONDS = 0.002  # of one layer, for the minibatch: forward, and each half of the backward
+CUTS = ("equal stages", "last stage 1/6 larger", "last stage 1/3 larger")
 
 
 class PipelineSetting(NamedTuple):
-    """What the controls say. moved: how many layers the last stage has too many, and the first too few."""
+    """What the controls say. moved: how many sixths of a stage the last one has too many, and the first too few."""
 
     ranks: int
     micro_batches: int
@@ -52,19 +52,19 @@ class PipelineSetting(NamedTuple):
     def layers(self) -> list[int]:
         """How many each stage has."""
         n = self.ranks * self.stages_per_rank
-        layers = [LAYERS // self.stages_per_rank] * n
-        layers[0] -= self.moved
-        layers[-1] += self.moved
+        layers = [LAYERS // n] * n
+        layers[0] -= self.moved * layers[0] // 6
+        layers[-1] += self.moved * layers[-1] // 6
         return layers
 
     def run(self) -> Timeline:
         """One pass forward and backward on real ranks, at the pace of the devices that they stand for."""
-        pace = Pace(dict.fromkeys(("forward", "backward", "weight_grad"), SECONDS))
+        pace = Pace(dict.fromkeys(("forward", "backward", "weight_grad"), SECONDS / self.micro_batches))
         return pipeline_step(self.schedule, pace, self.layers)
 
     def predict(self) -> Timeline:
         """The same as the simulator has it."""
-        seconds = [SECONDS * layers for layers in self.layers]
+        seconds = [SECONDS / self.micro_batches * layers for layers in self.layers]
         return simulate(self.schedule, seconds, seconds, seconds)
 
 

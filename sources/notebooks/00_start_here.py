@@ -71,7 +71,7 @@ launch(message, world_size=2).results
 # ## The sum of all
 #
 # Often every rank has a number and everyone needs the sum of all of them. That is an **all-reduce**, and you will
-# meet it in every lesson. For short experiments there is also a way to run a whole cell on every rank, without a
+# meet it again and again. For short experiments there is also a way to run a whole cell on every rank, without a
 # function: `%%ranks 4`. In such a cell `rank`, `world_size`, `torch` and `dist` are there already.
 #
 # *Predict:* rank 0 has 1, rank 1 has 2, rank 2 has 3, rank 3 has 4. What does rank 2 print?
@@ -111,7 +111,7 @@ run = launch(work_then_add, world_size=4)
 # %% tags=["nbval-ignore-output"]
 from course_lib.figures import gantt
 
-gantt(run.timeline, title="Nobody leaves before the last has come")
+gantt(run.timeline, title="Work, then add up")
 
 # %% [markdown]
 # One row is one rank, and time runs to the right. A striped bar is a rank that waits. Rank 0 was done first, so it
@@ -167,8 +167,10 @@ launch(swap, world_size=2).results
 #
 # ## Where to go next
 #
-# - **[Data parallelism](02_data_parallelism.ipynb)**, the first lesson: four ranks train one model together, on real
-#   text, and you find out when four are four times as fast and when they are not.
+# - **[One machine is not enough](01_one_machine_is_not_enough.ipynb)**, the first lesson: where the memory and the time
+#   of a training go, until a single device has too little of both. It needs no ranks.
+# - **[Data parallelism](02_data_parallelism.ipynb)**, the first lesson with ranks: four of them train one model
+#   together to add numbers, and you find out when four are four times as fast and when they are not.
 # - **[Its exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb)**: build it yourself, with a check
 #   that runs your code on real ranks.
 #

@@ -81,7 +81,7 @@ memory_by_part(moments, title="What one process holds while it trains")
 #
 # That is why a job can survive its first step and run out of memory in the second.
 #
-# ## 2. Sixteen bytes
+# ## 2. Bytes for each parameter
 #
 # Leave the activations aside for a moment. *Predict:* how many bytes does training need for every parameter, with
 # everything in 32 bits?
@@ -92,9 +92,9 @@ for name in ("parameters", "gradients", "optimizer"):
     print(f"{name:10} {getattr(held, name) / parameters:5.2f} bytes for each parameter")
 
 # %% [markdown]
-# Sixteen, for a parameter that has four. (The crumbs count steps.) In mixed precision it is sixteen as well: 2 for
-# the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of the parameter and its
-# two numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
+# **Sixteen bytes** in all, for a parameter that takes four. In mixed precision it is sixteen as well: 2 for the
+# parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of the parameter and its two
+# numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
 #
 # So you can already say what fits. *Predict:* a good data-center GPU has 80 GiB. How many parameters can a model have,
 # if nothing but these sixteen bytes were needed?
@@ -120,10 +120,11 @@ for samples in (1, 2, 4, 8):
     print(f"{samples:7}", *(f"{size / 1e6:9.1f} MB" for size in sizes))
 
 # %% [markdown]
-# Only the activations, and in proportion. A sample of $s$ tokens leaves in each layer about $16\,s\,h$ numbers behind,
-# if the layer is $h$ wide: the inputs of its norms, of its matrices and of its activation function. That grows with
-# the width of the model once, while the parameters, $12\,h^2$ in a layer, grow with it twice. So the larger the model,
-# the more the sixteen bytes count.
+# Only the activations, and in proportion. A sample of $s$ tokens leaves about $16\,s\,h$ numbers behind in each layer,
+# if the layer is $h$ wide: the inputs of its norms ($2\,s\,h$), of its matrices ($7\,s\,h$) and of its activation
+# function ($4\,s\,h$), and the queries, keys and values of its attention ($3\,s\,h$). That grows with the width of the
+# model. The parameters, $12\,h^2$ in a layer, grow with its square. So the wider the model, the more the sixteen bytes
+# count.
 #
 # You can always take fewer samples at a time and add up their gradients. But one sample is the least, and the sixteen
 # bytes do not care.
@@ -146,13 +147,18 @@ activations = planned.activations + planned.logits
 for name, predicted in {**planned.parts, "activations": activations}.items():
     if name in counted:
         print(f"{name:12} planned {predicted:12,.0f}   counted {counted[name]:12,}   {predicted / counted[name]:.3f}")
+fullest = ledger.peak.held.total
+print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   {planned.tensors / fullest:.3f}")
 
 # %% [markdown]
-# Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. Good
-# enough to extrapolate.
+# Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. All
+# together the planner says more than the ledger has ever seen at one moment. It stays on the safe side: it adds up all
+# the gradients and all the activations, while in truth the ones come as the others go, and buffers on top. Good enough
+# to extrapolate.
 #
-# The models of GPT-3's paper (Brown et al. 2020, table 2.1) make a family of eight, from 125 million to 175 billion
-# parameters. *Predict:* which is the largest that you can train on one A100 with 80 GiB, one sample at a time?
+# The models of GPT-3's paper (Brown et al. 2020, table 2.1; two of them rounded so that everything divides) make a
+# family of eight, from 125 million to 175 billion parameters. *Predict:* which is the largest that you can train on one
+# A100 with 80 GiB, one sample at a time?
 
 # %%
 from course_lib.figures import limits
@@ -167,7 +173,8 @@ limits(alone, TOKENS, width=850, title="Which of eight models can one A100 train
 # ### Question: too large for the best device
 #
 # Choose an answer and commit to it. Then it is run, whichever it is: if it is the limit, then taking it away must
-# make the model fit. Try the others as well; each shows something else. *Other numbers* asks the same of another model.
+# make the model fit. Try the others as well, and compare what is held each time. *Other numbers* asks the same of
+# another model.
 
 # %%
 from course_lib.widgets.cards import Card
@@ -194,8 +201,8 @@ try_with("a minibatch of a single sample", batch=1)
 try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 
 # %% [markdown]
-# Neither a faster device nor fewer data make anything smaller, and one device has nobody to talk to. The minibatch was
-# taken one sample at a time from the start, and what is left is the sixteen bytes.
+# A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch does not help either:
+# it was taken one sample at a time from the start. Nearly all that is left is the sixteen bytes.
 #
 # ## 5. And if it did fit?
 #
@@ -208,26 +215,20 @@ try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
-matrices = [p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "position" not in name]
-in_products = sum(matrices) - config.vocab * config.hidden  # looking up an embedding multiplies nothing
+with FlopCounterMode(display=False) as forward:
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+with FlopCounterMode(display=False) as backward:
+    loss.backward()
 
-def flops(run):
-    with FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
-
-def forward():
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-
-each = tokens[:, 1:].numel() * in_products
-forward_flops, all_flops = flops(forward), flops(lambda: forward().backward())
-optimizer.zero_grad()
-print(f"forward:              {forward_flops / each:.1f} FLOPs for each parameter and token")
-print(f"forward and backward: {all_flops / forward_flops:.1f} times as many")
+in_matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+each = in_matrices * tokens[:, 1:].numel()
+print(f"forward:  {forward.get_total_flops() / each:.1f} FLOPs for each parameter of a matrix and each token")
+print(f"backward: {backward.get_total_flops() / forward.get_total_flops():.1f} times as many")
 
 # %% [markdown]
-# Backward is twice as much again: six FLOPs for each parameter and token in all. (The products inside attention have no
-# parameters, and this counter leaves them out; they come on top.) The rule of thumb is
+# Backward is twice as much as forward, so it is six FLOPs for each parameter and token in all. (The products inside
+# attention have no parameters, and this counter leaves them out; they come on top. Looking up an embedding multiplies
+# nothing.) The rule of thumb is
 #
 # $$\text{training} \;\approx\; 6 \cdot \text{parameters} \cdot \text{tokens}$$
 #
@@ -251,7 +252,7 @@ peak = Cluster("H100-80GB").spec.peak["bf16"]
 print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 175B")
 
 # %% [markdown]
-# So there are **two limits**. Memory says no at once. Computing says yes, and means your grandchildren. Look at the
+# So there are **two limits**. Memory says no at once. Computing says yes, but not in your lifetime. Look at the
 # right half of the picture above again: the lines are a day, a month and a year, and between the short strokes around
 # each point lie 90% of such runs. A thousand devices would turn a century into five weeks, if they could share the work
 # perfectly.
@@ -260,11 +261,12 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 #
 # Turn the knobs. Everything here is modelled, so a device costs nothing. Try these:
 #
-# 1. What is the largest model that fits an RTX 4090, a card made for games? And how long would it
+# 1. What is the largest model that fits on an RTX 4090, a card made for games? And how long would it
 #    train?
 # 2. Take 6.7B on a B200. How many samples at a time can it hold? Switch *recompute* to "every layer": now the backward
 #    pass computes activations anew in place of keeping them. What does that buy, and what does it cost?
-# 3. Is there any model that fits a device, but not a month? And one that does not fit, but would be done in a year?
+# 3. Is there a model that fits on a device, but would train for longer than a month? And one that does not fit, but
+#    would be done within a year?
 # 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
 
 # %%
@@ -310,9 +312,10 @@ Card("one_machine")
 #
 # - Training holds parameters, gradients, optimizer state and activations. The first three are 16 bytes for each
 #   parameter with Adam, in 32 bits as in mixed precision; the fourth grows with the samples at a time.
-# - The memory is fullest where the forward pass turns into the backward pass, from the second step on.
+# - The memory is fullest where the forward pass turns into the backward pass, from the second step on; or in the
+#   update, if gradients take more than activations.
 # - Training costs about six FLOPs for each parameter and token.
-# - A model of billions of parameters meets both limits of one device: it does not fit, and it would not be done.
+# - A model of many billions of parameters meets both limits of one device: it does not fit, and it would take too long.
 #
 # ### When it stops being true
 #

@@ -12,8 +12,8 @@
 #
 # ## 1. Many hands
 #
-# A model learns from a **minibatch**, a handful of examples at a time. Ours are sums of two numbers, written as text.
-# The model reads `37+48=` and should write `085`.
+# A model learns from a **minibatch**, a small part of the examples at a time. Ours are sums of two numbers, written as
+# text. The model reads `37+48=` and should write `085`.
 
 # %%
 from course_lib import data
@@ -69,7 +69,7 @@ gantt(run.timeline, title="Four forward passes at the same time")
 # ### Question: what does each worker get?
 #
 # Choose an answer and commit to it. Then it is run, whichever it is, and you see what comes of it. Try the wrong ones
-# as well: each goes wrong in its own way. *Other numbers* asks the same of another case.
+# as well: not all of them fail. *Other numbers* asks the same of another case.
 
 # %%
 from course_lib.widgets.cards import Card
@@ -127,17 +127,29 @@ compare("mean of the four", total / 4)
 # \;=\; \frac{1}{N}\sum_{r=0}^{N-1} g_r
 # \qquad\text{with}\qquad g_r = \frac{N}{B}\sum_{i\,\in\,\text{share}\;r}\nabla \ell_i$$
 #
-# for $B$ samples on $N$ ranks, where $g_r$ is the gradient that rank $r$ computes. (Were the loss a sum over the
-# samples, the gradients would be added up as well: a sum goes with a sum, a mean with a mean.)
+# for $B$ samples on $N$ ranks, where $g_r$ is the gradient that rank $r$ computes.
 #
+# The middle of this formula is another way to do it: each rank computes the gradient of the *sum* over its samples, the
+# all-reduce adds up these sums, and one division by $B$ comes last. A sum goes with a sum, a mean with a mean:
+
+# %%
+def summed(rank):
+    inputs, targets = batches.split(minibatch, 4)[rank]
+    total = len(inputs) * gradient(inputs, targets)  # of the sum of the losses, not of their mean
+    dist.all_reduce(total)
+    return total
+
+compare("sum of sums, / B", launch(summed, world_size=4).results[0] / len(minibatch[0]))
+
+# %% [markdown]
 # *Up to rounding* has a meaning here. The same numbers were added in another order, and a 32-bit number keeps about
 # seven digits, so the last one may differ. `rounding` is what can come together: one such error, `eps`, for each
 # number in the sum. It is far smaller than what any wrong idea is off by.
 #
 # ### Open case: ten samples, four workers
 #
-# The mean of means needs equal shares, though. Here is a case to answer in your own words; then you see the run behind
-# it, and a model answer to compare yours with.
+# And if the samples cannot be shared out equally? Here is a case to answer in your own words; then you see the run
+# behind it, and a model answer to compare yours with.
 
 # %%
 Card("data_distribution")
@@ -162,8 +174,9 @@ compare("plain mean", launch(averaged, 4, args=(False,)).results[0])
 compare("weighted mean", launch(averaged, 4, args=(True,)).results[0])
 
 # %% [markdown]
-# In the plain mean, a sample from a share of two counts one and a half times as much as one from a share of three.
-# With each gradient weighted by the size of its share, all samples count the same again.
+# The mean of means needs equal shares. In the plain mean, a sample from a share of two counts one and a half times as
+# much as one from a share of three. With each gradient weighted by the size of its share, all samples count the same
+# again.
 #
 # `average_gradients` is the whole mechanism: an all-reduce for each parameter, and a division. You will build it
 # yourself in the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb).
@@ -198,7 +211,7 @@ from course_lib.mechanisms.data_parallel import DataParallel
 
 
 def train(rank, steps, dtype=torch.float32, batch_size=256):
-    replica = DataParallel(TinyGPT(seed=rank, dtype=dtype))
+    replica = DataParallel(TinyGPT(seed=rank, dtype=dtype), overlap=False)  # what overlap is comes later
     optimizer = torch.optim.AdamW(replica.parameters(), lr=2e-3)
     minibatches = islice(data.minibatches(problems, batch_size), steps)
     for step, batch in enumerate(minibatches, start=1):
@@ -312,15 +325,29 @@ for n in (2, 4, 8, 16):
     print(f"{n:2} ranks: each sends {sent:9,} bytes, {sent / (4 * parameters):.3f} times the gradients")
 
 # %% [markdown]
-# It is $2(N-1)/N$ times the size $G$ of the gradients: less than twice, even with a thousand ranks. No all-reduce can
-# do with less, so this is also how the timeline counts those of `torch.distributed`.
+# It is $2(N-1)/N$ times the size $G$ of the gradients: less than twice, even with a thousand ranks. As long as the
+# ranks do all the adding themselves, none of them can do with less (Patarasuk and Yuan 2009). So this is also how the
+# timeline counts an all-reduce of `torch.distributed`: by this formula, whatever went over the wires. (Some networks
+# have switches that can add. Then each rank sends its gradients only once; Graham et al. 2016.)
 #
 # And memory? Each replica holds its weights, their gradients, and two more numbers for each weight that AdamW keeps.
 # *Predict:* how much of that does each of four ranks save?
 
 # %%
-one_rank = 4 * (parameters + parameters + 2 * parameters)
-print(f"one process alone: {one_rank:,} bytes; each of four ranks: {one_rank:,} bytes")
+from course_lib.instruments.ledger import count
+
+
+def bytes_held(rank):
+    replica = DataParallel(TinyGPT())
+    optimizer = torch.optim.AdamW(replica.parameters())
+    inputs, targets = batches.split(minibatch, dist.get_world_size())[rank]
+    data.answer_loss(replica(inputs), targets).backward()
+    replica.finish()
+    optimizer.step()
+    return count(replica, optimizer).total
+
+for n in (1, 4):
+    print(f"on {n}:", *(f"{held:,} bytes" for held in launch(bytes_held, n).results))
 
 # %% [markdown]
 # Nothing: a replica is a whole model. Data parallelism makes training faster, it does not make a model fit. (What
@@ -352,7 +379,7 @@ Card("Q2")
 # 4. There is nothing to compute on yet, and the error says so.
 # </details>
 #
-# Drifting replicas never come together again; the longer they train, the further they are apart:
+# Do drifting replicas come together again? *Predict:* how far are they apart after 80 steps, compared with 5?
 
 # %%
 from course_lib.experiments.step_order import follow
@@ -364,14 +391,20 @@ for step in (1, 5, 20, 80):
     print(f"after {step:2} steps the replicas are {apart:.3f} apart")
 
 # %% [markdown]
-# In one that is right, `split`, `forward`, `backward`, `all_reduce`, `update` leave no choice. `clear` may also come
-# first, second or third: what matters is that it lies between an update and the next backward pass.
+# They do not: the longer they train, the further they are apart.
+#
+# In an order that is right, `split`, `forward`, `backward`, `all_reduce`, `update` leave no choice. `clear` may also
+# come first, second or third: what matters is that it lies between an update and the next backward pass.
 #
 # ## 5. Four times as fast?
 #
-# Half of the work for each of two ranks, a quarter for each of four: in the ideal case $N$ ranks are $N$ times as
-# fast. That is called the **speed-up**. *Predict:* how much faster are 8 ranks really, if the gradients have to
-# travel as well?
+# How many times as fast $N$ ranks are as one is called the **speed-up**. If $T_N$ is the time of a step on $N$ ranks,
+#
+# $$S_N \;=\; \frac{T_1}{T_N} \qquad\text{and in the ideal}\qquad T_N = \frac{T_1}{N}, \quad S_N = N$$
+#
+# The ideal has two conditions. *All* of the work can be shared out, half of it for each of two ranks, a quarter for
+# each of four; and nothing is added to it. A step of data parallelism meets neither: every rank does the whole update,
+# and gradients have to travel. *Predict:* how many times as fast are 8 ranks really?
 #
 # Your computer has a few cores, so eight ranks on it cannot compute at the same time. Therefore this part is
 # **emulated**: the processes, their messages and gradients are real, but each rank carries a clock of its own. What it
@@ -379,7 +412,7 @@ for step in (1, 5, 20, 80):
 # of a given speed would. Nothing really takes that long, and it comes out the same on every computer. The devices here
 # need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. Links carry 2.5 MB per
 # second, and every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models
-# larger by as much. What counts is the ratio.)
+# thousands of times as large. What counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace
@@ -401,17 +434,17 @@ measured = [training_step(n, batch_size=512, config=GPTConfig(), repeat=5) for n
 speed_up([Timing.of(step) for step in emulated + measured], title="More ranks, more speed?")
 
 # %% [markdown]
-# Both bend away from the ideal. The measured line does so as soon as there are more ranks than cores. The emulated line
-# has a device for each rank, and still bends. Where does its time go?
+# Both bend away from the ideal. The measured line does so at the latest when there are more ranks than cores. The
+# emulated line has a device for each rank, and still bends. Where does its time go?
 
 # %%
 lost_time({f"N = {step.world_size}": time_breakdown(step) for step in emulated}, title="Where it goes")
 
 # %% [markdown]
-# The share of time spent on communication grows with every rank. There is more of it; but above all there is less of
-# everything else. Computing is split among the ranks, the all-reduce is not. With $C$ for the time in which one rank
-# computes the gradients of the whole minibatch, $U$ for an update, $G$ bytes of gradients, and a link of bandwidth
-# $\beta$ and latency $\alpha$,
+# The share of time spent on communication grows with every rank. There is more of it; but above all there is less
+# computing beside it. Gradients are computed in shares, the all-reduce and the update are not. With $C$ for the time in
+# which one rank computes the gradients of the whole minibatch, $U$ for an update, $G$ bytes of gradients, and a link of
+# bandwidth $\beta$ and latency $\alpha$,
 #
 # $$T_N \;=\; \frac{C}{N} \;+\; U \;+\; 2\,\frac{N-1}{N}\cdot\frac{G}{\beta} \;+\; 2\,(N-1)\,\alpha$$
 #
@@ -478,8 +511,10 @@ Card("ideal_speed_up")
 # - Each rank holds the whole model and computes on its share. The mean of the gradients, weighted by the shares, is
 #   the gradient of the minibatch, up to rounding.
 # - One all-reduce in each step, after the backward pass and before the update, keeps the replicas equal.
-# - Each rank sends nearly twice the size of the gradients in every step, however many ranks there are.
-# - Computing shrinks with the number of ranks and communication does not. That is where the speed-up ends.
+# - Each rank sends $2(N-1)/N$ times the size of the gradients in every step: less than twice, however many ranks there
+#   are.
+# - In the ideal, $N$ ranks are $N$ times as fast. Computing shrinks with their number, communication and the update do
+#   not. That is where the speed-up ends.
 #
 # ### When it stops being true
 #
@@ -495,7 +530,9 @@ Card("ideal_speed_up")
 # - Li et al. 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 13(12): buckets
 #   and overlap, as PyTorch does them.
 # - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal of
-#   Parallel and Distributed Computing 69(2): why nobody can send less than the ring.
+#   Parallel and Distributed Computing 69(2): why ranks that do all the adding cannot send less than in a ring.
+# - Graham et al. 2016, *Scalable Hierarchical Aggregation Protocol (SHArP): A Hardware Architecture for Efficient Data
+#   Reduction*, COM-HPC: switches that add.
 # - Goyal et al. 2017, *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*, arXiv:1706.02677.
 #
 # **Next:** the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb). Split a batch, average

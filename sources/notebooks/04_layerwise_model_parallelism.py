@@ -1,16 +1,16 @@
 # %% [markdown]
 # # Layer-wise model parallelism
 #
-# **What you do:** cut a model between its layers, train it on four processes none of which ever holds all of it, and
-# find out what that costs.<br>
+# **What you do:** cut a model between its layers, train it on four processes none of which keeps more than its part,
+# and find out what that costs.<br>
 # **Time:** 35 minutes.<br>
 # **You need:** [Data parallelism](02_data_parallelism.ipynb).
 #
 # ## 1. Cut between two layers
 #
-# A model needs four times the memory of your device, and you have four devices. Data parallelism is no help: it puts
-# a whole copy on each of them. But a model is a list of layers, and what goes on inside one of them needs none of the
-# others. So give each device a few layers in a row, a **stage**.
+# A model needs twice the memory of your device, and you have four devices. Data parallelism is no help: it puts a whole
+# copy on each of them. But a model is a list of layers, and what goes on inside one of them needs none of the others.
+# So give each device a few layers in a row, a **stage**.
 #
 # *Predict:* our model is a list of ten blocks, an embedding, eight layers and a head. How would you deal them out to
 # four ranks?
@@ -80,9 +80,9 @@ for rank, own in enumerate(parts):
 print("together what one holds:", sum(parts) == alone)
 
 # %% [markdown]
-# A quarter on average, and together exactly what one process holds. On eight devices it would be an eighth: layer by
-# layer, a model may become as large as all devices together. (The four are not equal, because embedding and head are
-# far smaller than a layer here. We come back to that.)
+# A quarter on average, and together exactly what one process holds. With more devices the average falls, and a model
+# may be far larger than any one of them. But the four are not equal, because embedding and head are far smaller than a
+# layer here: the fullest rank holds more than a third. We come back to that.
 #
 # ### Question: layers in order, and memory
 #
@@ -127,7 +127,7 @@ print(f"64 samples x {config.sequence} characters x {config.hidden} numbers of 4
 print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 
 # %% [markdown]
-# It depends on the number of samples and the width of the model, not on how many weights there are.
+# It depends on the samples, their length and the width of the model, not on how many weights there are.
 #
 # ## 3. Who is busy?
 #
@@ -154,7 +154,7 @@ for rank in range(4):
 
 # %% [markdown]
 # Why can they not work at the same time? A layer needs the output of the one before it, for the same samples; and
-# on the way back the gradient of the one after it. With $p$ stages of $t$ seconds each, a step takes
+# on the way back the gradient of the one after it. With $p$ equal stages of $t$ seconds each, a step takes
 #
 # $$T \;=\; p \cdot t \qquad\text{and every device is busy for}\qquad \frac{t}{T} \;=\; \frac{1}{p}$$
 #
@@ -169,7 +169,7 @@ Card("Q7")
 # %% [markdown]
 # ## 4. Where to cut
 #
-# Layers alike make stages alike. But the first block of a language model is an embedding, which has many weights and
+# Equal layers make equal stages. But the first block of a language model is an embedding, which has many weights and
 # computes next to nothing, and the last one is a head that turns every position into a number for each word of the
 # vocabulary. Both grow with the vocabulary. *Predict:* with a vocabulary of 4,000, how do the ten blocks compare in
 # memory?
@@ -183,8 +183,8 @@ for block, size in zip(blocks, sizes, strict=True):
     print(f"{type(block).__name__:<12} {size:9,} bytes of weights")
 
 # %% [markdown]
-# Head and embedding are five times as large as a layer. A cut by number gives their ranks as many blocks as all others.
-# But `split_layers` also takes `costs`, of any kind, and makes the most expensive stage as cheap as can be:
+# Head and embedding are five times as large as a layer. A cut by number does not look at that. But `split_layers` also
+# takes `costs`, of any kind, and makes the most expensive stage as cheap as can be:
 
 # %%
 for name, costs in {"by number": None, "by bytes": sizes}.items():
@@ -248,7 +248,7 @@ Card("why_partition")
 # - Huang et al. 2019, *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, NeurIPS: its
 #   figure 2b is the picture of section 3.
 # - Krizhevsky et al. 2012, *ImageNet Classification with Deep Convolutional Neural Networks*, NeurIPS: a network on
-#   two devices, because it did not fit on one.
+#   two devices, because it did not fit on one. (It was cut *inside* its layers, as in the next lesson.)
 # - Dean et al. 2012, *Large Scale Distributed Deep Networks*, NeurIPS: models cut over many machines.
 #
 # **Next:** [pipeline parallelism](05_pipeline_parallelism.ipynb), where all stages work at the same time.

@@ -43,10 +43,11 @@ print(f"{pieces.makespan / whole.makespan:.0%} of the time")
 gantt(pieces, title="In four micro-batches")
 
 # %% [markdown]
-# A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. Look at the
-# middle: for a moment all four devices work at the same time. Before that the pipeline **fills**, since the last device
-# has nothing to do until something arrives; after that it **drains**. The idle time at both ends has a name, the
-# **bubble**.
+# A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. In one of the
+# seven all four devices work at the same time. Before that turn the pipeline **fills**, since the last device has
+# nothing to do until something arrives; after it the pipeline **drains**, and the first device is the first to have
+# nothing left. On the way back it is the other way round. The idle time has a name, the **bubble**: the last device
+# has it at both ends of the step, the first in the middle.
 #
 # Here is the same as text, if a forward and a backward pass took equally long. Each column is one turn; F2 is the
 # forward pass of micro-batch 2, B2 its backward pass.
@@ -70,29 +71,28 @@ Card("Q10")
 # ## 2. How large is the bubble?
 #
 # Count turns in the text above, for $p$ stages and $m$ micro-batches. Every rank computes $m$ forward passes. The last
-# one begins $p-1$ turns late, because that is how long the first micro-batch needs to get there; and the first rank
-# waits as many turns until a gradient is back. The way back is the same in reverse. So of $m + p - 1$ turns in each
-# direction, a rank is busy for $m$ and idle for $p-1$:
+# one begins $p-1$ turns late, because that is how long the first micro-batch needs to get there; and the first one has
+# done all of its own $p-1$ turns before the last has. The way back is the same in reverse. So of $m + p - 1$ turns in
+# each direction, a rank is busy for $m$ and idle for $p-1$:
 #
 # $$\text{bubble} \;=\; \frac{p-1}{m+p-1}$$
 #
-# *Predict:* four stages and 1, 2, 4, 8, 16 micro-batches. How many does it take until the devices are busy for 80% of
-# the time?
+# *Predict:* four stages. How many micro-batches does it take until the devices are busy for 80% of the time?
 
 # %%
 p = 4
-runs = {m: step("gpipe", p, m) for m in (1, 2, 4, 8, 16)}
+runs = {m: step("gpipe", p, m) for m in (1, 2, 4, 8, 12, 16)}
 for m, run in runs.items():
     print(f"{m:2} micro-batches: idle {run.idle_fraction():.4%}, formula {(p - 1) / (m + p - 1):.4%}, "
           f"{whole.makespan / run.makespan:.1f} times as fast as without")
 
 # %% [markdown]
-# Sixteen, and the formula is right, to the last digit. It has no device speeds in it, and no minibatch: only stages and
+# Twelve, and the formula is right, to the last digit. It has no device speeds in it, and no minibatch: only stages and
 # micro-batches count. With many micro-batches four devices come close to being four times as fast as one, which a plain
 # row of devices never is.
 #
 # It also says what to do about more devices: with twice the stages you need about twice the micro-batches to stay
-# where you are. A rule of thumb is $m \ge 4p$, for a bubble of at most a fifth (Huang et al. 2019).
+# where you are. A rule of thumb is $m \ge 4p$ (Huang et al. 2019). Then the bubble is less than a fifth.
 #
 # ### Question: eight units, one of them active
 #
@@ -178,9 +178,9 @@ all_forward_first = runs[8]
 in_flight(all_forward_first, title="All forward passes first: activations held")
 
 # %% [markdown]
-# All eight, on every rank. With twice the micro-batches, to halve the bubble, it is twice as many. (Each is
-# half as large if the minibatch stays the same, so this comes to the activations of the whole minibatch, on every
-# rank and always.)
+# All eight, on every rank. With twice the micro-batches, to make the bubble smaller, it is twice as many. (Each is half
+# as large if the minibatch stays the same, so this comes to the activations of the whole minibatch, on every rank and
+# always.)
 #
 # Does it have to be so? The last rank could send a gradient back as soon as it has finished its first forward pass.
 # And so could every rank: begin with just enough forward passes to keep those behind it busy, then do one backward
@@ -262,8 +262,8 @@ Card("Q8")
 #
 # **Interleaving.** Give each rank two small stages in place of one large one: rank 0 holds stages 0 and 4, rank 1
 # stages 1 and 5, and so on. A micro-batch passes each rank twice. The pipeline is filled when the first *small* stages
-# have been passed, which takes half as long, so the bubble is half as large. The price: twice as many messages, and
-# more activations held at the start.
+# have been passed, which takes half as long, so the bubble is half as long. The price: more than twice as many messages
+# (seven borders between eight small stages, where there were three), and more activations held at the start.
 #
 # **Splitting the backward pass.** It computes two things: the gradient of the stage's *input*, for which the rank
 # before is waiting, and the gradients of its *weights*, for which nobody is. Do the first at once, and keep the second
@@ -275,7 +275,8 @@ print(as_text(SCHEDULES["zb_h1"](4, 6)))
 
 # %% [markdown]
 # The simulator plays any schedule on a clock, without any process. *Predict:* which has the smallest bubble, and what
-# does it cost? (All parts, F, I and W, take equally long here. What comes out is **modelled**, not run.)
+# does it cost? (All parts, F, I and W, take equally long here. What comes out is **modelled**, not run. `naive` sends
+# each micro-batch through all stages and back before the next one may start.)
 
 # %%
 from course_lib.mechanisms.schedules import peak_in_flight
@@ -292,15 +293,19 @@ for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b":
 # 1F1B gives memory back and asks nothing for it. The last two ask for some of it again: interleaving on every rank, and
 # zero bubble on all ranks but the first, because what W needs has to be held until W has run.
 #
+# Why is "zero bubble" not zero? The last rank still begins $p-1$ turns late, 3 of 27. Nothing within one step can fill
+# these turns. What can become zero are the gaps after a rank's first action: `zb_h2` has none, and holds up to $2p-1$
+# micro-batches for it. Then the first rank is done early and begins the next step while the others finish this one.
+#
 # ### Turn the knobs
 #
 # Every move runs a pipeline of emulated devices, on real ranks, and draws it above what the simulator predicted, on one
-# axis. Try these:
+# axis. The model and the minibatch stay the same. Try these:
 #
-# 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture never becomes smaller?
+# 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture becomes smaller, and which cannot?
 # 2. Switch between `gpipe` and `1f1b`, and watch what every rank holds.
 # 3. Which schedule is best for 8 stages and 8 micro-batches? And for 16?
-# 4. Make the last stage two layers larger than the others, as an output layer with a large vocabulary easily is. Only
+# 4. Make the last stage a third larger than the others, as an output layer with a large vocabulary easily does. Only
 #    one rank has more to do: where does the time of all the others go? Does a better schedule help?
 
 # %%
@@ -339,8 +344,9 @@ for b in (1, 2, 4, 8, 16, 32):
 print(f"best size by the formula: {(B * h / ((p - 1) * c)) ** 0.5:.1f} samples")
 
 # %% [markdown]
-# Memory has a word in this, too: 1F1B holds up to $p$ micro-batches, so large ones need more room. Each move runs the
-# size you chose on real ranks, and then the other sizes one by one. Try these:
+# Memory matters here, too: 1F1B holds up to $p$ micro-batches, so large ones need more room. Each move runs the size
+# you chose on real ranks, and then the other sizes one by one. (A stage takes as long for a sample however many stages
+# there are, so more stages stand for a larger model.) Try these:
 #
 # 1. Is the best size where the formula says?
 # 2. Take the overhead away. Which size is best now, and why is that no contradiction?

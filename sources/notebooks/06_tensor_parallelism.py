@@ -42,7 +42,7 @@ compare("rows, added up", x_left @ upper + x_right @ lower, whole)
 # %% [markdown]
 # | cut | a rank needs | a rank gets | the whole is |
 # |---|---|---|---|
-# | **by columns** | all of $x$ | some columns of the result, whole numbers | its parts side by side |
+# | **by columns** | all of $x$ | some columns of the result, finished values | its parts side by side |
 # | **by rows** | only its columns of $x$ | an **addend** for every number of the result | the sum of the parts |
 #
 # The second one gives you an idea of what will travel: a sum over ranks is an all-reduce.
@@ -58,7 +58,8 @@ compare("rows, added up", x_left @ upper + x_right @ lower, whole)
 #
 # ### Question: which cuts?
 #
-# Whatever you choose is run on real ranks, and what they send is counted. Try the others, too.
+# Whatever you choose is run on real ranks, and what they send is counted. (For a collective, such as an all-reduce, the
+# timeline counts what each rank sends if it goes around in a ring.) Try the others, too.
 
 # %%
 from course_lib.widgets.cards import Card
@@ -144,13 +145,13 @@ for way in WAYS:
 #
 # Every move of a control runs a forward and a backward pass on real ranks, and compares the numbers with those of one
 # process. The upper picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
-# blank. Above and below stand the collectives, with the bytes counted in the run. The lower picture is **emulated**,
-# with links of 1 MB per second. (A thousandth or less of what real ones do; what counts is the ratio.) Under it stands
-# what the formula says.
+# blank. Above and below stand the collectives of the run, with the bytes that a rank sends for each in a ring. The
+# lower picture is **emulated**, with links of 1 MB per second. (A thousandth or less of what real ones do; what counts
+# is the ratio.) Under it stands what the formula says.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
-# 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? (A matrix
-#    grows with the square of the hidden size. What travels does not.)
+# 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? What grows
+#    with the square of the hidden size, and what with the hidden size itself?
 # 3. Are 8 ranks faster than 4 with hidden size 64?
 # 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
 #    need this in part 8.
@@ -207,7 +208,7 @@ except RunError as error:
 Card("count_all_reduces")
 
 # %% [markdown]
-# ## 6. The loss, without the logits
+# ## 6. The two ends of the model
 #
 # At both ends of the model are matrices with a row for every token of the vocabulary. They are cut by **vocabulary**:
 # each rank embeds the tokens it has and puts out zeros for the others (one more all-reduce), and each has its share of
@@ -215,32 +216,29 @@ Card("count_all_reduces")
 # how much less travels if only what the loss needs of each share is exchanged, and not the logits?
 
 # %%
+import torch.distributed as dist
+
+from course_lib.experiments import after_barrier
 from course_lib.mechanisms.tensor_parallel import gather_logits, vocab_parallel_cross_entropy
 
-VOCAB = 8192
-wide = GPTConfig(vocab=VOCAB, layers=1, hidden=16, heads=4)
+wide = GPTConfig(vocab=8192, layers=1, hidden=16, heads=4)
+tokens = torch.arange(4 * 9).view(4, 9)
 
-def loss_of(rank, gathers):
-    model = parallelize(TinyGPT(wide))
-    tokens = torch.arange(4 * 9).view(4, 9)
-    logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
-    if gathers:
-        loss = F.cross_entropy(gather_logits(logits, VOCAB).flatten(0, 1), targets.flatten())
-    else:
-        loss = vocab_parallel_cross_entropy(logits, targets, VOCAB)
-    loss.backward()
-    return loss.item()
+def of_all_logits(logits, targets, vocab):
+    return F.cross_entropy(gather_logits(logits, vocab).flatten(0, 1), targets.flatten())
 
-def sent(timeline):
-    return sum(span.bytes for span in timeline.of(0) if span.kind == "transfer" and span.name != "broadcast")
+def evaluate(rank, loss_of):
+    logits = parallelize(TinyGPT(wide))(tokens[:, :-1])
+    dist.barrier()  # what travels from here on travels for the loss
+    return loss_of(logits, tokens[:, 1:], wide.vocab).item()
 
-for name, gathers in (("all logits gathered", True), ("three numbers per target", False)):
-    run = launch(loss_of, world_size=4, args=(gathers,))
-    print(f"{name:<26} {sent(run.timeline):9,} bytes, loss {run.results[0]:.4f}")
+for name, loss_of in (("all logits gathered", of_all_logits), ("what the loss needs", vocab_parallel_cross_entropy)):
+    run = launch(evaluate, world_size=4, args=(loss_of,))
+    print(f"{name}: {after_barrier(run.timeline).bytes_sent(0):7,} bytes, loss {run.results[0]:.4f}")
 
 # %% [markdown]
-# For each target: the largest logit (so that nothing overflows), the sum of the exponentials, and the logit of the
-# target itself, which only one rank has.
+# More than a thousand times less. What travels are three numbers for each target: the largest logit (so that nothing
+# overflows), the sum of the exponentials, and the logit of the target itself, which only one rank has.
 #
 # $$-\log\mathrm{softmax}(z)_t \;=\; \log \sum_{r}\;\sum_{v\,\in\,\text{share}\;r} e^{z_v - m} \;-\; (z_t - m)
 # \qquad\text{with}\qquad m = \max_v z_v$$
@@ -274,8 +272,8 @@ difference = max((four[name] - one[name]).abs().max().item() for name in one)
 print("the same as one process, up to rounding:", difference < 1e-9)
 
 # %% [markdown]
-# Now to the end, which takes half a minute. Two ranks are enough: more than your computer has cores would mostly wait
-# for their turn.
+# Now to the end, which takes up to a minute. Two ranks are enough: with more ranks than your computer
+# has cores, most of them would just wait for their turn.
 
 # %%
 state, held = launch(train, world_size=2, args=(300,), timeout=300).results[0]
@@ -301,36 +299,35 @@ print(f"each rank held {held:,} of {sum(p.numel() for p in model.parameters()):,
 # %%
 from collections import Counter
 
-import torch.distributed as dist
-
-from course_lib.experiments import after_barrier
 from course_lib.instruments.ledger import Ledger
 
 long = GPTConfig(sequence=64, layers=2, hidden=64, heads=4)
 
-def step(rank, sequence_parallel):
-    model = parallelize(TinyGPT(long), sequence_parallel=sequence_parallel)
-    embedded = model.blocks[0](torch.zeros(8, 64, dtype=torch.long)).detach().requires_grad_()
+def step(rank, is_cut):
+    blocks = parallelize(TinyGPT(long), sequence_parallel=is_cut).blocks
+    embedded = blocks[0](torch.zeros(8, 64, dtype=torch.long)).detach().requires_grad_()
     dist.barrier()
-    with Ledger(model.blocks[1:-1]) as ledger:
-        model.blocks[1:-1](embedded).sum().backward()
+    with Ledger(blocks[1:-1]) as ledger:
+        blocks[1:-1](embedded).sum().backward()
     return ledger.peak.held.activations
 
-for sequence_parallel in (False, True):
-    run = launch(step, world_size=4, args=(sequence_parallel,))
+# %%
+for is_cut in (False, True):
+    run = launch(step, world_size=4, args=(is_cut,))
     timeline = after_barrier(run.timeline)
-    print(f"sequence parallel: {sequence_parallel!s:<6} {dict(Counter(travels(timeline)))}")
+    print(f"sequence parallel: {is_cut!s:<6} {dict(Counter(travels(timeline)))}")
     print(f"    {run.results[0]:,} bytes of activations kept, {timeline.bytes_sent(0):,} bytes sent")
 
 # %% [markdown]
-# Not a byte more, because an all-reduce *is* a reduce-scatter and an all-gather, one after the other. And less is kept:
-# the inputs of the norms are shared now. (The inputs of the matrices are still whole, since f has put them together.
-# Megatron-LM keeps only a rank's own positions of these as well, and gathers them a second time on the way back.)
+# Not a byte more: in a ring, an all-reduce *is* a reduce-scatter and an all-gather, one after the other. And less is
+# kept: the inputs of the norms are shared now. (The inputs of the matrices are still whole, since f has put them
+# together. Megatron-LM keeps only a rank's own positions of these as well, and gathers them a second time on the way
+# back.)
 #
 # A rank has seen only its own positions now when it finds the gradients of norms and biases, so these have to be added
 # up once in a step. That is what `sum_partial_gradients` is for.
 #
-# ## 9. Why it stays inside a node
+# ## 9. Inside a node, or across
 #
 # Data parallelism exchanges gradients once in a step, and hides most of it behind the backward pass. The all-reduces
 # of f and g come four times in *every layer*, and nobody can go on before they are done. So the speed of the link
@@ -392,13 +389,13 @@ Card("choose_strategy")
 #   hidden states.
 # - Parameters, gradients and optimizer state are divided by the number of ranks; with sequence parallelism, so are the
 #   activations between the blocks, for the same bytes.
-# - The loss needs three numbers per target from each rank, not the logits.
+# - The loss needs three numbers for each target from each rank, not the logits.
 # - It talks in every layer and hides nothing. Keep it on the fastest links you have, inside a node.
 #
 # ### When it stops being true
 #
-# - **Narrow models.** Computing falls with the number of ranks and the square of the width, what travels only with the
-#   width. With a small hidden size, more ranks are slower.
+# - **Narrow models.** What a layer computes grows with the square of the width, what travels only with the width. So
+#   with a small hidden size there is little to compute for each byte, and more ranks can be slower than fewer.
 # - **More ranks than heads**, or numbers that do not divide: somebody idles, or it cannot be done.
 # - **Links as fast between nodes as inside.** Some machines join dozens of devices by the same fast links. There, a
 #   *node* is as large as that.

@@ -38,7 +38,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 # above, and at $2^{-24}$ below. Keep both flaws in mind, *few digits* and *narrow range*. All that goes wrong in this
 # lesson is one or the other.
 #
-# How fast is it here? On a CPU perhaps not at all: many have no circuits for 16 bits, and ours is a tiny model.
+# How fast are 16 bits on your computer? *Predict* an order, from the fastest format to the slowest:
 
 # %% tags=["nbval-ignore-output"]
 import time
@@ -60,7 +60,28 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     print(f"{str(dtype)[6:]:10} {1000 * min(seconds):6.1f} ms forward and backward on this {device} (measured)")
 
 # %% [markdown]
-# ## 2. A sum that stops
+# On a CPU 16 bits can be faster or many times slower: it depends on whether it has circuits for a format, or must
+# imitate it. So these times say something about your CPU, and nothing about GPUs, which all have such circuits. Here is
+# what their data sheets say of matrix products, and what the planner makes of that for one step of a model with 1.3
+# billion parameters (modelled, as we have no such device):
+
+# %%
+from course_lib.planner import Cluster, Plan, estimate
+from course_lib.widgets.one_machine import FAMILY
+
+for name in ("V100-32GB", "A100-80GB", "H100-80GB"):
+    cluster = Cluster(name, nodes=1, devices_per_node=1)
+    peak = [cluster.spec.peak[precision] / 1e12 for precision in ("fp32", "fp16")]
+    step = [estimate(FAMILY["1.3B"], cluster, Plan(precision=p), 64).step_time.total for p in ("fp32", "fp16")]
+    print(f"{name:9} data sheet: {peak[0]:5.1f} TFLOP/s in float32, {peak[1]:5.1f} in float16;",
+          f"a step: {step[0]:4.1f} s and {step[1]:4.1f} s (modelled)")
+
+# %% [markdown]
+# Eight to sixteen times the peak, and less than that in a step, since not everything is a matrix product. (A100 and
+# H100 can also multiply numbers of 32 bits with the digits of float16, a format called TF32, half as fast as in 16
+# bits. Nothing becomes smaller by that.)
+#
+# ## 2. Long sums
 #
 # Begin at 0 and add 1, a thousand times, in bfloat16. *Predict:* where do you end?
 
@@ -116,13 +137,25 @@ for accumulate_in in (torch.bfloat16, torch.float32):
     print(f"{str(accumulate_in)[6:]:9}: {run.results[0]}, {run.timeline.bytes_sent(0)} bytes sent")
 
 # %% [markdown]
-# The ring adds in bfloat16 at every hop. It starts each of the five numbers on another rank, so the same sum comes out
-# differently: where it begins with the ones, they add up to 4 first, and 256 + 4 is 260. Where it begins with the 256,
-# all ones are lost. In the second line the numbers *travel* in 16 bits all the same, and are *added* in 32 by one rank,
-# which rounds once. That costs not a byte more.
+# The ring adds in bfloat16 at every hop. It starts each of the five numbers on another rank, so the 256 comes first in
+# one sum, last in another, and the same sum comes out differently. Where the 256 comes first or second, all ones after
+# it are lost. Where it comes last, the ones have added up to 4, and 256 + 4 is 260. (The other two get to 260 by luck:
+# on their way they come to 259, which lies halfway between 258 and 260, and 260 is the even one.) In the second line
+# the numbers *travel* in 16 bits all the same, and are *added* in 32 by one rank, which rounds once. That costs not a
+# byte more.
 #
-# ## 3. Weights that do not move
+# ## 3. Small updates
 #
+# ### Question: fast, and then it ends badly
+#
+# Each option trains on real ranks, with everything else left as it is.
+
+# %%
+from course_lib.widgets.cards import Card
+
+Card("Q9")
+
+# %% [markdown]
 # An update is a sum too: a weight, plus something small. *Predict:* a model in bfloat16 takes one step with a learning
 # rate of 0.00001. What share of its weights is changed?
 
@@ -182,8 +215,12 @@ print("bfloat16 alone gets less than a quarter as far:", progress["bfloat16"] < 
 print("with master weights it is like float32:", abs(progress[bfloat16_master] / progress["float32"] - 1) < 0.05)
 
 # %% [markdown]
-# Nothing in that training was wrong but its memory: each step was right, and forgotten. This is `step` of
-# `MasterWeights`, but for the loss scale, which comes next:
+# Each step of that training was right, and most of it was forgotten at once. An error in a product or in one gradient
+# is small, different in every step, and gone with it. The weights are the one thing that lives through all steps: what
+# is rounded away there is lost for good, and more is lost the smaller the updates become. The rule of thumb: *compute
+# and send in 16 bits, remember and add up in 32.*
+#
+# This is `step` of `MasterWeights`, but for the loss scale, which comes next:
 #
 # ```python
 # for parameter, copy in zip(rounded, copies):
@@ -198,17 +235,31 @@ print("with master weights it is like float32:", abs(progress[bfloat16_master] /
 # Commit to a number, with its unit. Then it is counted.
 
 # %%
-from course_lib.widgets.cards import Card
-
 Card("bytes_per_weight")
 
 # %% [markdown]
-# So what becomes smaller is everything else: the activations, which are most of the memory in a long sequence or a
-# large batch, and the gradients on their way to other ranks. (While micro-batches are being collected, their sum in
-# float32 takes 4 bytes more.) The masters need not be whole on each rank: that is one of the things that sharded data
-# parallelism cuts up.
+# You will read of 16, 18 and 20 bytes. They differ in the gradients: 2 bytes in 16 bits make **16**; 4 bytes in 32
+# bits, in which micro-batches are added up, make **18**; and both side by side, as here while micro-batches are being
+# collected, make **20**. This course says 16 unless it says more.
 #
-# ## 4. Gradients that vanish
+# So what becomes smaller is everything else: the gradients on their way to other ranks, and the activations, which are
+# most of the memory in a long sequence or a large batch. *Predict:* how much smaller are they?
+
+# %%
+from course_lib.instruments.ledger import Ledger
+
+inputs, targets = next(data.minibatches(problems, 64))
+for dtype in (torch.float32, torch.bfloat16):
+    model = TinyGPT(small, dtype=dtype)
+    with Ledger(model) as ledger:
+        data.answer_loss(model(inputs).float(), targets).backward()
+    print(f"{str(dtype)[6:]:9} {max(sample.held.activations for sample in ledger.samples):9,} bytes of activations")
+
+# %% [markdown]
+# Half, but for the few that are in 32 bits in both: the logits and their loss. (The masters need not be whole on each
+# rank: that is one of the things that sharded data parallelism cuts up.)
+#
+# ## 4. Small gradients
 #
 # In a large training run, the loss is the mean over a minibatch of millions of tokens, so each token's part in the
 # gradient is divided by millions. Ours has few tokens; but let us say that it is one of 65,536 micro-batches of a
@@ -294,8 +345,9 @@ print("master weights, no scaling: less than a quarter as far:",
 print("master weights and scaling: like float32:", abs(progress[everything] / progress["float32"] - 1) < 0.05)
 
 # %% [markdown]
-# float16 alone ends at once: AdamW divides by a mean of squares of gradients, and squares vanish first. Its first step
-# is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients that are zero. It takes both.
+# float16 alone ends at once: AdamW divides by the root of a mean of squares of gradients, and squares vanish first. Its
+# first step is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients that are zero. It takes
+# both.
 #
 # ## 5. How large a scale?
 #
@@ -324,7 +376,8 @@ for used, is_taken in trajectory(scale=2.0**30, steps=40):
 
 # %% [markdown]
 # It falls until nothing overflows, and then knocks at the edge every few steps, at the price of one skipped step. (Real
-# runs wait for 2000 steps before they try.) `torch.amp.GradScaler` does exactly the same, number for number.
+# runs wait for 2000 steps before they try.) On one rank, `torch.amp.GradScaler` does exactly the same, number for
+# number.
 #
 # ### Question: an overflow on one rank
 #
@@ -334,7 +387,10 @@ for used, is_taken in trajectory(scale=2.0**30, steps=40):
 Card("one_overflow")
 
 # %% [markdown]
-# This is why the scaler of every rank asks the others before it decides, with an all-reduce of a single number.
+# With replicas it mostly comes by itself: a mean with an `inf` in it is `inf` on all ranks, so all skip. But where each
+# rank has gradients of its own, because it holds a part of the model or of the optimizer's state, nobody else would
+# know. This is why our scaler asks the other ranks before it decides, with an all-reduce of a single number.
+# `torch.amp.GradScaler` does not ask; for sharded models PyTorch has a `ShardedGradScaler`, which does.
 #
 # ## 6. Turn the knobs
 #
@@ -357,18 +413,6 @@ MixedPrecisionExplorer()
 # %% [markdown]
 # The third one is the treacherous one. With a large learning rate bfloat16 alone looks fine, and learning rates fall
 # as a training goes on.
-#
-# ### Question: fast, and then it ends badly
-#
-# Each option trains on real ranks, with everything else left as it is.
-
-# %%
-Card("Q9")
-
-# %% [markdown]
-# An error in a product or in one gradient is small, different in every step, and forgotten with it. The weights are
-# the one thing that lives through all steps: what is rounded away there is lost for good, and more is lost the smaller
-# the updates become. The rule of thumb: *compute and send in 16 bits, remember and add up in 32.*
 #
 # ## 7. All of it, on four ranks
 #

@@ -2,7 +2,7 @@
 # # Combining mechanisms
 #
 # **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, in 16 bits if
-# you like, arrange the ranks in ten ways, and find out who has to talk to whom, how much, and what is easily counted
+# you like, arrange the ranks in nine ways, and find out who has to talk to whom, how much, and what is easily counted
 # twice.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** the lessons on data, tensor and pipeline parallelism and on [mixed precision](07_mixed_precision.ipynb).
@@ -41,7 +41,7 @@ for rank, groups in enumerate(launch(neighbors, world_size=8).results):
 # %% [markdown]
 # Three groups of two, one for each axis. Rank 5 works with rank 4 on every layer of its stage (tp), hands hidden
 # states on to rank 7 and gets gradients back (pp), and once in a step averages gradients with rank 1 (dp), which holds
-# the same part of the model. With ranks 2, 3 and 6 it never has to talk at all, but for a few single numbers such as
+# the same part of the model. With ranks 0, 2, 3 and 6 it never has to talk at all, but for a few single numbers such as
 # the loss.
 #
 # *Predict:* the model has four layers between its embedding and its head, and the head uses the embedding's matrix.
@@ -80,8 +80,9 @@ launch(what_it_holds, world_size=8).results
 #
 # 1. each replica takes its share of the minibatch, and cuts it into micro-batches;
 # 2. they flow through the pipeline; within each layer, tensor ranks add up their parts;
-# 3. gradients that have arisen in several places are added up: of what tensor ranks have as a whole, and of the
-#    shared embedding;
+# 3. gradients that have arisen in parts are added up: that of the shared embedding, from the first stage and the last
+#    (and with sequence parallelism those of norms and some biases, of which each tensor rank has seen its positions
+#    only; without it, tensor ranks have the same gradient already, and adding up would double it);
 # 4. replicas average their gradients, and each updates a part of the parameters (ZeRO-1);
 # 5. the updated parameters go to the other replicas.
 #
@@ -121,12 +122,12 @@ for sizes in ((2, 2, 2), (4, 2, 1), (1, 4, 2)):
 # Each of these ways to arrange eight ranks is the same training, up to the rounding of 64-bit numbers. How to arrange
 # them is a question of memory and speed alone.
 #
-# ## 3. What is counted twice
+# ## 3. The norm of all gradients
 #
-# One thing needs care. Before the update, `clip_grad_norm_` scales all gradients down if their **norm**, the root of
-# the sum of all their squares, is too large. On one process that is a line of code. On the mesh each rank has some of
-# the gradients. *Predict:* each rank adds up the squares that it has, and an all-reduce over all eight adds up
-# these sums. What comes out?
+# Before the update, `clip_grad_norm_` scales all gradients down if their **norm**, the root of the sum of all their
+# squares, is too large. On one process that is a line of code. On the mesh each rank has some of the gradients.
+# *Predict:* each rank adds up the squares that it has, and an all-reduce over all eight adds up these sums. What comes
+# out?
 
 # %%
 from course_lib.mechanisms.hybrid import complete_gradients
@@ -135,37 +136,46 @@ from course_lib.mechanisms.pipeline import run_schedule
 minibatch = next(minibatches(1))
 
 def squares_by_kind(rank):
-    """The sum of squares of each kind of parameter that this rank has, and whether it counts them."""
     part = make_part((2, 2, 2), dtype=torch.float64)
     optimizer = make_optimizer(part, torch.optim.SGD, zero=False, lr=0.0)
-    mesh = part.mesh
-    inputs, targets = (tokens.chunk(2)[mesh.rank("dp")] for tokens in minibatch)
-    run_schedule(part.schedule, part.stages, inputs, targets, part.loss_fn(1.0), mesh.group("pp"))
+    own = [tokens.chunk(2)[part.mesh.rank("dp")] for tokens in minibatch]
+    run_schedule(part.schedule, part.stages, *own, part.loss_fn(1.0), part.mesh.group("pp"))
     complete_gradients(part, optimizer)
-    groups = optimizer.inner.param_groups
-    return [(sum(p.grad.square().sum().item() for p in group["params"]), group["counts"]) for group in groups]
+    kinds = optimizer.inner.param_groups
+    return [(sum(p.grad.square().sum().item() for p in kind["params"]), kind["counts"]) for kind in kinds]
 
+# %%
 model = TinyGPT(config, dtype=torch.float64)
 data.answer_loss(model(minibatch[0]), minibatch[1]).backward()
 right = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item()
 
 by_rank = launch(squares_by_kind, world_size=8).results
-everything = sum(squares for groups in by_rank for squares, _ in groups) ** 0.5
-counted_once = sum(squares for groups in by_rank for squares, counts in groups if counts) ** 0.5
+everything = sum(squares for kinds in by_rank for squares, _ in kinds) ** 0.5
+counted_once = sum(squares for kinds in by_rank for squares, counts in kinds if counts) ** 0.5
 print(f"one process:               {right:.6f}")
 print(f"the squares of all ranks:  {everything:.6f}")
 print(f"each gradient once:        {counted_once:.6f}")
 
 # %% [markdown]
-# Too large, and not by a round factor: replicas count everything twice, tensor ranks the norms and biases
-# twice again, and the shared embedding is on two stages. A run with this mistake does not crash. It clips too often
-# and learns more slowly than it should, and nothing says so but a comparison with one process.
+# Too large, and not by a round factor: replicas count everything twice, tensor ranks the norms and some biases twice
+# again, and the shared embedding is on two stages. A run with this mistake does not crash. It clips too often and too
+# much, so it is another training, and nothing says so but a comparison with one process.
+#
+# The third line is what `clip_grad_norm` of `hybrid` does on every rank:
+#
+# ```python
+# for kind in optimizer.inner.param_groups:
+#     if kind["counts"]:
+#         squares += sum(shard.grad.square().sum() for shard in kind["params"])
+# dist.all_reduce(squares)
+# norm = squares.sqrt()
+# ```
 #
 # Which ranks count what:
 
 # %%
-for rank, groups in enumerate(by_rank):
-    print(f"rank {rank} counts", ", ".join(f"{squares:.4f}" for squares, counts in groups if counts) or "nothing")
+for rank, kinds in enumerate(by_rank):
+    print(f"rank {rank} counts", ", ".join(f"{squares:.4f}" for squares, counts in kinds if counts) or "nothing")
 
 # %% [markdown]
 # Only replica 0 counts (with ZeRO-1 each replica counts the part that it updates). In it every rank counts the
@@ -224,8 +234,8 @@ MeshExplorer()
 # tensor ranks too; gradients are added up in float32, and the float32 masters are shared out over the replicas with
 # the optimizer's state.
 #
-# float16 needs a loss scale. *Predict:* in the third step, one gradient on rank 5 overflows, and only there. Rank 5
-# has to skip the update. And the others?
+# float16 needs a loss scale. *Predict:* in the third step, one gradient on rank 5 overflows, and only there. Which of
+# the eight ranks update their weights in this step?
 
 # %%
 from course_lib.mechanisms.hybrid import full_state
@@ -289,14 +299,14 @@ Card("evaluate_strategy")
 #
 # - Data, pipeline and tensor parallelism cut three different things, so one mesh has an axis for each.
 # - Every arrangement is the same training. Memory, idle time and links decide between them.
-# - What is on several ranks has to be added up in all places, and counted in one.
+# - A gradient that has arisen in parts is added up on all ranks that have one. In a norm, each gradient counts once.
 # - The axis that talks most gets the fastest links.
 # - With float16, all ranks skip an update or none does.
 #
 # ### When it stops being true
 #
-# - **The bytes are not the time.** Replicas send while others compute, tensor ranks cannot. Two arrangements that send
-#   as much can differ by a factor of two.
+# - **The bytes are not the time.** What replicas send can travel while they compute, what tensor ranks send cannot. The
+#   arrangement that sends least need not be the fastest.
 # - **Two axes are full.** Tensor ranks end with the heads of the model and with the devices of a machine, stages with
 #   its layers, replicas with the samples of a minibatch. Very large runs therefore add axes: positions of a long
 #   sequence (context parallelism), or experts.

@@ -96,9 +96,9 @@ for kind, flow in plan_ab.flows.items():
     print(f"{kind:9} {flow.bytes / 1e9:6.0f} GB over {flow.link:14} {takes}")
 
 # %% [markdown]
-# Nearly all bytes are those of tensor parallelism, and they stay inside a node. That is the rule behind most plans:
-# **who talks most sits closest**. *Predict:* what happens if you spread the tensor ranks over two nodes, `tp=16`? The
-# model allows 16: it has 64 heads.
+# Nearly all bytes are those of tensor parallelism, and here they stay inside a node. *Predict:* what becomes of a step
+# if you spread the tensor ranks over two nodes, `tp=16`? (The model allows 16. It has 64 heads, but only 8 of keys and
+# values, so two tensor ranks hold the same ones.)
 
 # %%
 wide = estimate(MODEL, cluster, replace(plan_ab.plan, tp=16, pp=2), BATCH)
@@ -106,6 +106,8 @@ wider = {"tp=8, inside a node": plan_ab, "tp=16, over two nodes": wide}
 step_time_by_part(wider, title="Tensor ranks over the network")
 
 # %% [markdown]
+# That is the rule behind most plans: **who talks most sits closest**.
+#
 # How far can you go? A **roofline** tells. Across: how much a device computes for every byte that it sends. Up: how
 # fast it computes. A link can only bring so many bytes, so there is a slope; and no device is faster than its matrix
 # products, so there is a ceiling.
@@ -244,20 +246,21 @@ print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
 # `python3 course.py bench planner` prints all published steps with their sources, what the planner says of each when
 # its whole source is left out, and what one row of it changes.
 #
-# What can you trust it with? With what fits, with the order of plans that are a fifth apart, with how a plan scales.
-# Not with plans that are a few percent apart: those you measure.
+# What can you trust it with? With what fits by far or fails by far, and with the order of plans that are further apart
+# than chance. Not with plans that are a few percent apart: those you measure.
 #
 # ## 5. All of them
 #
-# *Predict:* how many ways are there to share this model among 1,024 GPUs? (`tp`, `pp`, the micro-batch, the schedule,
-# ZeRO, recomputation and so on, whatever is legal.)
+# *Predict:* how many ways are there to share this model among 1,024 GPUs? (`tp` up to two nodes, any `pp`,
+# micro-batch, ZeRO and recomputation, three schedules, and so on. A minibatch now has 2,048 samples: 256 would be too
+# few for so many devices.)
 
 # %%
 from course_lib.planner import search
 
 thousand = Cluster("A100-80GB", nodes=128)
 found = search(MODEL, thousand, global_batch=2048)
-print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit")
+print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit, {len(found.pareto)} are on the front")
 
 # %% [markdown]
 # Each is a dot in this picture. Down is faster, left is smaller. Rest the mouse on a dot to see its plan.
@@ -268,9 +271,9 @@ from course_lib.figures import plan_map
 plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
 
 # %% [markdown]
-# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. As
-# far as the planner can tell, all others are a mistake, whatever you care about. *Predict:* the fastest plan that fits,
-# against the slowest that fits: twice as fast, seven times, fifty times?
+# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. If
+# these two are all you care about, then as far as the planner can tell all others are a mistake. *Predict:* the fastest
+# plan that fits, against the slowest that fits: twice as fast, seven times, fifty times?
 
 # %%
 from course_lib.figures.words import plan_in_words
@@ -314,8 +317,21 @@ carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, B
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
-# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. That is luck,
-# as you will see.
+# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. That is luck.
+# An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:* is
+# the old plan nearly the best there, too?
+
+# %%
+h200 = Cluster("H200-141GB", nodes=8, between="InfiniBand HDR")
+refreshed = {"same plan": estimate(MODEL, h200, before.plan, BATCH), "planned anew": search(MODEL, h200, BATCH).best}
+for name, one in refreshed.items():
+    shape = f"dp {one.plan.dp} x tp {one.plan.tp} x pp {one.plan.pp}"
+    print(f"H200, {name:12} {shape}: {one.step_time.total:.1f} s, {one.memory.total / 2**30:3.0f} GiB")
+
+# %% [markdown]
+# No. With room for twice as much of each layer on a device, half as many tensor ranks are enough, and twice as many
+# replicas share the samples: that saves a tenth of each step. The device computes no faster; the *plan* does. Where
+# memory grows, ask first whether the model still has to be cut so finely.
 #
 # ### Question: where does the money go?
 #
@@ -326,9 +342,8 @@ Card("which_offer")
 
 # %% [markdown]
 # Try the other offers as well. The faster network gains next to nothing, because the plan sends so little over it: that
-# is what the planning was for. Faster devices gain less than their peaks promise, and each offer has a plan of its
-# own. Look at the **MFU**, the share of the peak that goes into the model: it falls when devices get faster and all
-# else does not.
+# is what the planning was for. Faster devices gain less than their peaks promise. Look at the **MFU**, the share of the
+# peak that goes into the model: it falls when devices get faster and all else does not.
 #
 # ## 7. What if
 #
@@ -357,8 +372,8 @@ Card("infrastructure")
 #
 # - A plan fits if its fullest device does. Who talks most sits closest: tensor ranks inside a node, pipelines and
 #   replicas across.
-# - Of thousands of legal plans a handful is worth choosing from: the Pareto front of memory and time.
-# - The best plan depends on the number of devices and on what they are. New hardware wants a new plan.
+# - Of thousands of legal plans, less than one in a hundred is worth choosing from: the Pareto front of memory and time.
+# - The best plan depends on the number of devices and on what they are. New hardware may want a new plan.
 # - Faster devices gain less than their peak, unless memory and links keep up.
 #
 # ### When it stops being true

@@ -11,7 +11,7 @@ from course_lib.questions.memory import TooLarge
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", True), ("d", False)])
+@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", True), ("d", False), ("e", False)])
 def test_q5(seed: int, answer: str, right: bool) -> None:
     outcome = questions.load("Q5", seed).form.run(answer)
     assert (outcome.right, outcome.shown) == (right, True)

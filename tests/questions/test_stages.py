@@ -43,15 +43,23 @@ def test_q11(answer: str, right: bool) -> None:
 
 
 def test_what_micro_batches_gain_is_what_the_formula_says() -> None:
-    # 8 units and 4 micro-batches: 4 of 4 + 7 turns. A turn is 90 ms / 2, and 7 messages of 2 ms each way come on top.
-    turns, messages = (4 + 7) * 0.09 / 2, 2 * 7 * 0.002
-    assert Strategy(pieces=4).run(8).makespan == pytest.approx(turns + messages, rel=1e-9)
-    assert f"and {8 * 4 * 0.09 / 2 / (turns + messages):.2f} with it" in run("Q11", "d").happened
+    # 8 units, 32 micro-batches: 32 of 32 + 7 turns. A turn is 90 ms / 16, and 7 messages of 2 ms each way come on top.
+    turns, messages = (32 + 7) * 0.09 / 16, 2 * 7 * 0.002
+    assert Strategy(pieces=32).run(8).makespan == pytest.approx(turns + messages, rel=1e-9)
+    active = 8 * 32 * 0.09 / 16 / (turns + messages)
+    assert f"and {active:.2f} with it" in run("Q11", "d").happened
+    assert active > 5  # "most units are active most of the time"
 
 
 @pytest.mark.parametrize(
     ("answer", "right", "when"),
-    [("a", False, "later"), ("b", False, "earlier"), ("c", True, "just then"), ("d", False, "later")],
+    [
+        ("a", False, "later"),
+        ("b", False, "earlier"),
+        ("c", True, "just then"),
+        ("d", False, "later"),
+        ("e", False, "earlier"),  # the classic one
+    ],
 )
 def test_q10_is_read_off_a_trace(answer: str, right: bool, when: str) -> None:
     outcome = run("Q10", answer)

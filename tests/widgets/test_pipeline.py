@@ -13,7 +13,7 @@ from course_lib.timeline import Timeline
 from course_lib.widgets import micro_batches, pipeline
 from course_lib.widgets.explorer import compared
 from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
-from course_lib.widgets.pipeline import CUTS, NAMES, STAGES, PipelineExplorer, PipelineSetting
+from course_lib.widgets.pipeline import CUTS, LAYERS, NAMES, STAGES, PipelineExplorer, PipelineSetting
 
 SETTING = PipelineSetting(ranks=4, micro_batches=8, name="gpipe", moved=0)
 
@@ -91,12 +91,12 @@ def test_each_control_changes_its_part_of_the_run(
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("moved", range(len(CUTS)))
-def test_all_schedules_and_cuts_have_the_same_work(name: str, moved: int) -> None:
+def test_all_numbers_of_stages_schedules_and_cuts_have_the_same_work(name: str, moved: int) -> None:
     for ranks in STAGES:
         setting = PipelineSetting(ranks, 4, name, moved)
         timeline = setting.predict()
-        assert sum(map(timeline.busy, range(ranks))) == pytest.approx(ranks * 4 * 6 * 3 * 0.003)
-        assert min(setting.layers) >= 1
+        assert sum(map(timeline.busy, range(ranks))) == pytest.approx(4 * 8 * 6 * 3 * 0.003)  # of the same model
+        assert min(setting.layers) >= LAYERS // len(setting.layers) * 2 // 3 and sum(setting.layers) == LAYERS
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:

@@ -1,0 +1,67 @@
+"""A built lesson: what its prose says, and what its cells have shown. nbval runs the cells again, and compares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+Proofs = dict[str, Callable[[], object]]  # a quoted sentence, and what is true if it is
+
+
+class Lesson:
+    """The notebook of this name, whatever its number."""
+
+    def __init__(self, name: str) -> None:
+        (path,) = (path for path in NOTEBOOKS.glob("*.ipynb") if path.stem[3:] == name)
+        self.cells = nbformat.read(path, as_version=4).cells
+        self._prose = _on_one_line(" ".join(cell.source for cell in self.cells if cell.cell_type == "markdown"))
+
+    def says(self, sentence: str) -> bool:
+        return _on_one_line(sentence) in self._prose
+
+    def code(self, part: str) -> str:
+        """The code of the one cell with this in it."""
+        return str(self._cell(part).source)
+
+    def _cell(self, code: str) -> NotebookNode:
+        (cell,) = (cell for cell in self.cells if cell.cell_type == "code" and code in cell.source)
+        return cell
+
+    def shown(self, code: str) -> str:
+        """What the one cell with this in its code has shown, as text.
+
+        Raises ValueError if nbval does not compare it: then it proves nothing.
+        """
+        cell = self._cell(code)
+        if "nbval-ignore-output" in cell.metadata.get("tags", []):
+            raise ValueError(f"nbval ignores what the cell with {code!r} shows; prove the sentence by a run")
+        said = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+        return "\n".join(said)
+
+    def numbers(self, code: str, line: str = "") -> list[float]:
+        """The numbers in that text, or in those of its lines that contain this."""
+        lines = [one for one in self.shown(code).splitlines() if line in one]
+        found = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", "\n".join(lines))
+        return [float(number.replace(",", "")) for number in found]
+
+
+@lru_cache
+def lesson(name: str) -> Lesson:
+    return Lesson(name)
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def is_proved(name: str, sentence: str, proofs: Proofs) -> None:
+    """Fails if the lesson no longer says this, or if it is not so."""
+    assert lesson(name).says(sentence), "the lesson no longer says this; take it, and what proves it, out of the table"
+    assert proofs[sentence](), "the lesson says this, and it is not so"

@@ -1,0 +1,96 @@
+"""What the lesson on layer-wise model parallelism says is so."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from course_lib import questions
+from course_lib.model import GPTConfig, TinyGPT
+from tests.notebooks.lesson import Proofs, is_proved, lesson
+
+NAME = "layerwise_model_parallelism"
+
+
+def numbers(code: str, line: str = "") -> list[float]:
+    return lesson(NAME).numbers(code, line)
+
+
+def shows(code: str, *words: str) -> bool:
+    return all(word in lesson(NAME).shown(code) for word in words)
+
+
+def shares() -> list[float]:
+    """What each rank holds, in parts of what one process holds."""
+    (alone,) = numbers("def held(", "one process alone")
+    return [numbers("def held(", f"rank {rank}")[1] / alone for rank in range(4)]
+
+
+def bytes_of_blocks() -> list[float]:
+    return numbers("sizes = stage_bytes(", "bytes of weights")
+
+
+def fullest(cut: str) -> float:
+    return max(numbers("costs in", cut)[4:])
+
+
+def parameters(block: int) -> int:
+    return sum(p.numel() for p in TinyGPT(GPTConfig(layers=8)).blocks[block].parameters())
+
+
+PROOFS: Proofs = {
+    "our model is a list of ten blocks, an embedding, eight layers and a head": lambda: shows(
+        "split_layers(10, n_stages=4)", str(["Embedding", *["Transformer"] * 8, "Head"])
+    ),
+    "Every block on one rank, in order, and no stage more than one block larger than another.": lambda: shows(
+        "split_layers(10, n_stages=4)", "[range(0, 3), range(3, 6), range(6, 8), range(8, 10)]"
+    ),
+    "train it on four processes none of which keeps more than its part": lambda: shows(
+        "has trained blocks", *(f"blocks {blocks}\n" for blocks in ("0, 1, 2", "3, 4, 5", "6, 7", "8, 9"))
+    ),
+    "A model needs twice the memory of your device, and you have four devices.": lambda: max(shares()) < 1 / 2,
+    "A quarter on average, and together exactly what one process holds.": lambda: (
+        abs(sum(shares()) - 1) < 1e-12 and shows("def held(", "together what one holds: True")
+    ),
+    "embedding and head are far smaller than a layer here: the fullest rank holds more than a third.": lambda: (
+        max(shares()) > 1 / 3 and 10 * max(parameters(0), parameters(9)) < parameters(1)
+    ),
+    "To the last bit.": lambda: shows("def train_alone(", "equal to the last bit: True", "all weights there: True"),
+    "A rank sends activations to the next and a gradient of the same size to the one before": lambda: (
+        numbers("sent by rank 1", "sent by")[-1] == 2 * numbers("sent by rank 1", "samples")[-1]
+    ),
+    "It depends on the samples, their length and the width of the model": lambda: (
+        (row := numbers("sent by rank 1", "samples"))[-1] == 64 * row[1] * row[2] * row[3]
+    ),
+    "Not at all, it takes exactly as long.": lambda: shows(
+        "gantt(four, compare=alone", "600 ms, emulated", "exactly as long"
+    ),
+    "a device takes 20 ms for a block forward, and 40 ms backward": lambda: (
+        numbers("computes for", "one rank")[0] == 10 * (20 + 40)
+    ),
+    "One rank is busy at a time: $p$ devices are as fast as one.": lambda: (
+        numbers("computes for", "one rank") == [600, 600] and sum(numbers("computes for", "computes")[1::2]) == 100
+    ),
+    "Head and embedding are five times as large as a layer.": lambda: (
+        [round(size / bytes_of_blocks()[1]) for size in bytes_of_blocks()] == [5, *[1] * 8, 5]
+    ),
+    "makes the most expensive stage as cheap as can be": lambda: (
+        fullest("by bytes") == bytes_of_blocks()[0] < fullest("by number")
+    ),
+    "which has many weights and computes next to nothing": lambda: bytes_of_blocks()[0] > bytes_of_blocks()[1],
+    "A cut between layers cannot make a stage smaller than its largest block.": lambda: (
+        fullest("by bytes") == max(bytes_of_blocks())
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", PROOFS)
+def test_it_is_so(sentence: str) -> None:
+    is_proved(NAME, sentence, PROOFS)
+
+
+def test_the_stages_of_q7_are_as_equal_as_it_says() -> None:
+    assert "4 equal stages" in questions.load("Q7").text
+    computing = questions.load("Q7").form.run("d").happened
+    assert all(one == other for one, other in pairwise(computing.split(": ")[-1].rstrip(".").split(", ")))

@@ -1,0 +1,174 @@
+"""What the lesson on one machine says is so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from course_lib.experiments.training import train
+from course_lib.instruments.ledger import Ledger
+from course_lib.model import GPTConfig, TinyGPT, Transformer
+from course_lib.planner import Cluster, Plan, estimate, memory
+from course_lib.questions import open_cases
+from course_lib.widgets.one_machine import DEVICES, FAMILY, TOKENS, on_one_device
+from tests.notebooks.lesson import Proofs, is_proved, lesson
+
+NAME = "one_machine_is_not_enough"
+GiB = 2**30
+DAY = 86_400
+
+
+def numbers(code: str, line: str = "") -> list[float]:
+    return lesson(NAME).numbers(code, line)
+
+
+def by_samples() -> list[list[float]]:
+    """A row for 1, 2, 4 and 8 samples: their number, then MB of the four kinds."""
+    rows = numbers("for samples in (1, 2, 4, 8):", "MB")
+    return [rows[i : i + 5] for i in range(0, len(rows), 5)]
+
+
+def numbers_left_behind_by_a_layer(hidden: int, sequence: int) -> float:
+    """For the backward pass, times sequence and hidden."""
+    layer = Transformer(GPTConfig(hidden=hidden, sequence=sequence, heads=2))
+    x = torch.ones(1, sequence, hidden, requires_grad=True)
+    with Ledger(layer) as ledger:
+        layer(x).sum().backward()
+    return max(sample.held.activations for sample in ledger.samples) / 4 / sequence / hidden
+
+
+def fullest(samples: int, sequence: int) -> str:
+    """The event at which most is held in two steps of a small model."""
+    model = TinyGPT(GPTConfig(vocab=64, sequence=sequence, layers=2, hidden=64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.zeros(samples, sequence, dtype=torch.long)
+    with Ledger(model, optimizer) as ledger:
+        train(model, 2 * [(tokens, tokens)], lambda logits, _: logits.square().mean(), optimizer)
+    return ledger.peak.event
+
+
+def days(model: str, device: str, samples: int = 1, recompute: str = "none") -> float:
+    return TOKENS[model] / on_one_device(model, device, samples, recompute).tokens_per_second / DAY
+
+
+def fits(model: str, device: str, samples: int = 1, recompute: str = "none") -> bool:
+    return on_one_device(model, device, samples, recompute).fits
+
+
+def planned(line: str) -> float:
+    """What was planned, in parts of what was counted."""
+    return numbers("planned.tensors", line)[-1]
+
+
+SINGLE = [(model, device) for model in FAMILY for device in DEVICES]
+
+PROOFS: Proofs = {
+    "has weights of 4 GB, at four bytes each": lambda: 1e9 * torch.float32.itemsize == 4e9,
+    "At the fullest moment they are most of it, here.": lambda: (
+        "step 2, after forward" in lesson(NAME).shown("memory_by_part(moments")
+        and "(77%) activations" in lesson(NAME).shown("memory_by_part(moments")
+    ),
+    "That is why a job can survive its first step and run out of memory in the second.": lambda: (
+        "step 2" in lesson(NAME).shown("memory_by_part(moments")
+    ),
+    "**Sixteen bytes** in all, for a parameter that takes four.": lambda: (
+        numbers("bytes for each parameter") == [4, 4, 8]
+    ),
+    "2 for the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits": lambda: (
+        memory.RECIPES["bf16"] == (2, 2, 12)
+    ),
+    "Only the activations, and in proportion.": lambda: (
+        len({tuple(row[1:4]) for row in by_samples()}) == 1
+        and [round(row[4] / by_samples()[0][4], 1) for row in by_samples()] == [1, 2, 4, 8]
+    ),
+    "leaves about $16\\,s\\,h$ numbers behind in each layer": lambda: (
+        15.9 < numbers_left_behind_by_a_layer(64, 32) < 16.5 and 15.9 < numbers_left_behind_by_a_layer(256, 16) < 16.5
+    ),
+    "The parameters, $12\\,h^2$ in a layer, grow with its square.": lambda: all(
+        abs(sum(p.numel() for p in Transformer(GPTConfig(hidden=h)).parameters()) / (12 * h * h) - 1) < 2 / h
+        for h in (64, 256)
+    ),
+    "Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent.": (
+        lambda: (
+            planned("parameters") == planned("gradients") == planned("optimizer") == 1
+            and 0.95 < planned("activations") < 1.05
+        )
+    ),
+    "the planner says more than the ledger has ever seen at one moment": lambda: 1 < planned("at the most") < 1.25,
+    "make a family of eight, from 125 million to 175 billion parameters": lambda: (
+        len(FAMILY) == 8 and 120e6 < FAMILY["125M"].parameters < 130e6 and 173e9 < FAMILY["175B"].parameters < 177e9
+    ),
+    "A faster device makes nothing smaller": lambda: (
+        numbers("try_with(", "as it is")[0]
+        == numbers("try_with(", "every FLOP")[0]
+        == numbers("try_with(", "single sample")[0]
+    ),
+    "Nearly all that is left is the sixteen bytes.": lambda: (
+        16 * FAMILY["13B"].parameters / GiB > 0.8 * numbers("try_with(", "as it is")[0]
+    ),
+    "a forward pass costs about 2 FLOPs (floating-point operations) for each parameter and token": lambda: (
+        numbers("FlopCounterMode", "forward:") == [2]
+    ),
+    "Backward is twice as much as forward, so it is six FLOPs for each parameter and token in all.": lambda: (
+        numbers("FlopCounterMode", "backward:") == [2]
+    ),
+    "Then a model of twice the size needs four times as much.": lambda: 6 * 2 * (20 * 2) == 4 * 6 * 20,
+    "Centuries.": lambda: days("175B", "H100-80GB") > 200 * 365,
+    "A thousand devices would turn a century into five weeks": lambda: round(100 * 365.25 / 1000 / 7) == 5,
+    "Is there a model that fits on a device, but would train for longer than a month? And one that does not fit, but "
+    "would be done within a year?": lambda: (
+        any(fits(*one) and days(*one) > 31 for one in SINGLE)
+        and any(not fits(*one) and days(*one) < 365 for one in SINGLE)
+    ),
+    'Switch *recompute* to "every layer"': lambda: (
+        not fits("6.7B", "B200-180GB", 8)
+        and fits("6.7B", "B200-180GB", 16, "full")
+        and days("6.7B", "B200-180GB", 4) < days("6.7B", "B200-180GB", 4, "full")
+    ),
+    "Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?": lambda: (
+        fits("2.7B", "A100-80GB", 8, "full")
+        and not fits("2.7B", "A100-80GB", 8)
+        and not any(fits("175B", device, 1, "full") for device in DEVICES)
+    ),
+    "faster, but no smaller": lambda: (
+        numbers("ways = {", "a share of the samples")[0] >= numbers("try_with(", "as it is")[0]
+    ),
+    "Sharing out the **model** makes it smaller, by its matrices, by its layers, or by its state.": lambda: (
+        max(numbers("ways = {", "fits   ")[::2]) < 80
+        and [line.split("GiB, ")[1][:4] for line in lesson(NAME).shown("ways = {").splitlines() if line]
+        == ["does", "fits", "fits", "fits"]
+    ),
+    "The memory is fullest where the forward pass turns into the backward pass, from the second step on; or in the "
+    "update, if gradients take more than activations.": lambda: (
+        fullest(samples=4, sequence=32) == "turn" and fullest(samples=1, sequence=4) == "stepped"
+    ),
+    "Then it is eight.": lambda: 4 + 4 == 8,
+    "The planner sets aside 1 GiB, half as much for each group that the device talks in, and a tenth of everything "
+    "else.": lambda: (
+        (GiB, GiB // 2, 0.1) == (memory.DRIVER, memory.CHANNELS, memory.FRAGMENTS)
+        and abs(
+            (m := estimate(FAMILY["13B"], Cluster("A100-80GB", 1, 8), Plan(tp=8), 256).memory).margin
+            - (1.5 * GiB + m.tensors / 10)
+        )
+        < 1
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", PROOFS)
+def test_it_is_so(sentence: str) -> None:
+    is_proved(NAME, sentence, PROOFS)
+
+
+def test_the_case_of_the_colleague_has_the_planner_s_numbers() -> None:
+    """107 GB and 5.6e21 FLOPs are 65 days at best on one H100, about four months in truth, three weeks on eight."""
+    assert 106e9 < 16 * open_cases.SEVEN.parameters < 108e9
+    flops = 6 * open_cases.SEVEN.parameters * open_cases.TOKENS
+    peak = Cluster("H100-80GB").spec.peak["bf16"]
+    assert 5.55e21 < flops < 5.65e21
+    assert round(flops / peak / DAY) == 65
+    eight = estimate(open_cases.SEVEN, *open_cases.MACHINES["each of eight H100"], 256)
+    one = estimate(open_cases.SEVEN, *open_cases.MACHINES["one H100"], 256)
+
+    assert 2.5 < open_cases.TOKENS / eight.tokens_per_second / DAY / 7 < 3.5
+    assert 4 < open_cases.TOKENS / one.tokens_per_second / DAY / 30.4 < 5

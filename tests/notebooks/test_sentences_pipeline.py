@@ -1,0 +1,175 @@
+"""What the lesson on pipeline parallelism says is so."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib import questions
+from course_lib.mechanisms.schedules import SCHEDULES, as_text, peak_in_flight
+from course_lib.planner import simulate
+from course_lib.widgets.micro_batches import MicroBatchSetting
+from course_lib.widgets.pipeline import LAYERS, MICRO_BATCHES, STAGES, PipelineSetting
+from tests.notebooks.lesson import Proofs, is_proved, lesson
+
+NAME = "pipeline_parallelism"
+IDLE, TABLE = "runs = {m: step(", "peaks = [peak / stages_each"
+
+
+def numbers(code: str, line: str = "") -> list[float]:
+    return lesson(NAME).numbers(code, line)
+
+
+def shows(code: str, *words: str) -> bool:
+    return all(word in lesson(NAME).shown(code) for word in words)
+
+
+def busy(micro_batches: int) -> float:
+    """Percent of the time, with four stages."""
+    return 100 - numbers(IDLE, f"{micro_batches:2} micro-batches:")[1]
+
+
+def actions(name: str, rank: int, micro_batches: int, stages: int = 4) -> list[str]:
+    """What a rank does in each turn, "" for nothing, with F and B of one turn each."""
+    row = as_text(SCHEDULES[name](stages, micro_batches)).splitlines()[rank].removeprefix(f"rank {rank}  ")
+    turns = 2 * (micro_batches + stages - 1)
+    return [row.ljust(3 * turns)[3 * turn : 3 * turn + 3].strip() for turn in range(turns)]
+
+
+def all_busy(direction: str) -> int:
+    """In how many turns of GPipe, with four stages and micro-batches, all devices go in this direction."""
+    turns = zip(*(actions("gpipe", rank, 4) for rank in range(4)), strict=True)
+    return sum(all(action.startswith(direction) for action in turn) for turn in turns)
+
+
+def messages(stages: int, micro_batches: int = 8) -> int:
+    return 2 * (stages - 1) * micro_batches
+
+
+def held(schedule: str, micro_batches: int) -> float:
+    return numbers("def activations(", f"{schedule:<5} {micro_batches:2} micro-batches")[-1]
+
+
+def row(schedule: str) -> list[float]:
+    """The simulator's: idle in percent, the most that each of four ranks holds, of so many."""
+    return numbers(TABLE, f"{schedule:<17} idle")[-6:]
+
+
+def seconds(samples: int) -> float:
+    return numbers("best size by the formula", f"{samples:2} samples:")[1]
+
+
+def gaps(schedule: str, rank: int, micro_batches: int = 8) -> float:
+    """How long a rank does nothing between its first action and its last, if all actions take 1."""
+    spans = simulate(SCHEDULES[schedule](4, micro_batches), 1, 1, 1).of(rank)
+    work = sorted((span for span in spans if span.kind != "wait"), key=lambda span: span.start)
+    return work[-1].end - work[0].start - sum(span.duration for span in work)
+
+
+PROOFS: Proofs = {
+    "need 0.16 s to bring the minibatch forward through their own layers": lambda: (
+        "0.16 / micro_batches, 0.32 / micro_batches" in lesson(NAME).code("def step(name, stages")
+        and shows("def step(name, stages", f"{4 * (0.16 + 0.32):.2f} s, emulated")
+    ),
+    "At any moment one device works and three wait": lambda: shows("def step(name, stages", "computed 25% of the time"),
+    "A bit less than a half: in each direction seven turns of a quarter of the length, in place of four.": lambda: (
+        numbers("pieces.makespan")[0] == 44 and round(100 * 7 / 4 / 4) == 44
+    ),
+    "In one of the seven all four devices work at the same time.": lambda: all_busy("F") == all_busy("B") == 1,
+    "the last device has it at both ends of the step, the first in the middle": lambda: (
+        [bool(action) for action in actions("gpipe", 3, 4)] == [False] * 3 + [True] * 8 + [False] * 3
+        and [bool(action) for action in actions("gpipe", 0, 4)] == [True] * 4 + [False] * 6 + [True] * 4
+    ),
+    "the first one has done all of its own $p-1$ turns before the last has": lambda: (
+        actions("gpipe", 3, 4).index("F3") - actions("gpipe", 0, 4).index("F3") == 4 - 1
+    ),
+    "Twelve, and the formula is right, to the last digit.": lambda: (
+        busy(12) == 80
+        and max(busy(m) for m in (1, 2, 4, 8)) < 80
+        and all(len(set(numbers(IDLE, f"{m:2} micro-batches:")[1:3])) == 1 for m in (1, 2, 4, 8, 12, 16))
+    ),
+    "with twice the stages you need about twice the micro-batches to stay where you are": lambda: (
+        abs(7 / (16 + 7) - 3 / (8 + 3)) < 0.05
+    ),
+    "A rule of thumb is $m \\ge 4p$ (Huang et al. 2019). Then the bubble is less than a fifth.": lambda: all(
+        (p - 1) / (4 * p + p - 1) < 1 / 5 for p in range(2, 1000)
+    ),
+    "It is the same gradient, so it is the same training": lambda: (
+        lesson(NAME).shown("each parameter on one rank").count("the same up to rounding: True") == 4
+    ),
+    "Ranks 1 and 2 send activations down and gradients up, the outer ones only one of them. (The 512 bytes on top say "
+    "once what the tensors look like.)": lambda: shows(
+        "hidden = 30 *", "122,880 bytes\n", str([f"{n:,}" for n in (122_880 + 512, 245_760 + 512, 246_272, 122_880)])
+    ),
+    "That is little": lambda: numbers("hidden = 30 *", "for comparison")[-1] > 245_760 * 5,
+    "All eight, on every rank.": lambda: shows("in_flight(all_forward_first", "each holds those of up to 8"),
+    "this comes to the activations of the whole minibatch, on every rank and always": lambda: (
+        held("gpipe", 4) == held("gpipe", 8) == held("gpipe", 16)
+    ),
+    "The bubble is exactly as large": lambda: shows("compare=all_forward_first", "below it emulated, 660 ms, exactly"),
+    "Rank $r$ holds no more than $p - r$ micro-batches, *however many there are*.": lambda: all(
+        peak_in_flight(SCHEDULES["1f1b"](4, m)) == [4, 3, 2, 1] for m in (4, 8, 64)
+    ),
+    "more micro-batches do not only make the bubble smaller, they also save memory": lambda: (
+        held("1f1b", 4) > 1.9 * held("1f1b", 8) > 1.9 * 1.9 * held("1f1b", 16)
+    ),
+    "Rank 0 wants a gradient of micro-batch 0 before it sends out number 1": lambda: shows(
+        "validate(schedule_of(", "rank 0 waits forever in B of micro-batch 0"
+    ),
+    "which takes half as long, so the bubble is half as long": lambda: (
+        simulate(SCHEDULES["1f1b"](4, 8), 1, 0.5, 0.5).makespan - 16
+        == 2 * (simulate(SCHEDULES["interleaved_1f1b"](8, 8), 0.5, 0.25, 0.25).makespan - 16)
+    ),
+    "more than twice as many messages (seven borders between eight small stages, where there were three)": lambda: (
+        (messages(4), messages(8)) == (48, 112)
+    ),
+    "1F1B gives memory back and asks nothing for it.": lambda: (
+        row("1f1b")[0] == row("gpipe")[0] and max(row("1f1b")[1:5]) < min(row("gpipe")[1:5])
+    ),
+    "interleaving on every rank, and zero bubble on all ranks but the first": lambda: (
+        all(more > less for more, less in zip(row("interleaved_1f1b")[1:5], row("1f1b")[1:5], strict=True))
+        and row("zb_h1")[1] == row("1f1b")[1]
+        and all(more > less for more, less in zip(row("zb_h1")[2:5], row("1f1b")[2:5], strict=True))
+    ),
+    "The last rank still begins $p-1$ turns late, 3 of 27.": lambda: (
+        row("zb_h1")[0] == round(100 * 3 / 27) and simulate(SCHEDULES["zb_h1"](4, 8), 1, 1, 1).makespan == 27
+    ),
+    "`zb_h2` has none, and holds up to $2p-1$ micro-batches for it": lambda: (
+        max(gaps("zb_h2", rank) for rank in range(4)) < 1e-9 < gaps("zb_h1", 0)
+        and max(peak_in_flight(SCHEDULES["zb_h2"](4, 8))) == 2 * 4 - 1
+    ),
+    "The model and the minibatch stay the same.": lambda: (
+        {
+            sum(PipelineSetting(p, 8, name, moved).layers)
+            for p in STAGES
+            for name in ("gpipe", "interleaved_1f1b")
+            for moved in (0, 1, 2)
+        }
+        == {LAYERS}
+        and len({round(PipelineSetting(4, m, "gpipe", 0).predict().busy(0), 9) for m in MICRO_BATCHES}) == 1
+    ),
+    "so there is a best size in between, at": lambda: (
+        min((1, 2, 4, 8, 16, 32), key=seconds) == 4 and numbers("best size by", "best size")[-1] == 5.3
+    ),
+    "A stage takes as long for a sample however many stages there are, so more stages stand for a larger model.": (
+        lambda: len({tuple(MicroBatchSetting(4, p, 0.008, 32).seconds.values()) for p in STAGES}) == 1
+    ),
+    "With 64 stages and 64 samples the bubble is half of the time.": lambda: round(63 / (64 + 63), 1) == 0.5,
+    "GPipe holds all $m$ micro-batches, 1F1B at most $p$.": lambda: (
+        row("gpipe")[1:5] == [8] * 4 and max(row("1f1b")[1:5]) == 4
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", PROOFS)
+def test_it_is_so(sentence: str) -> None:
+    is_proved(NAME, sentence, PROOFS)
+
+
+def test_the_case_of_the_pipeline_nobody_dares_to_change() -> None:
+    ((_, answer),) = questions.load("tune_a_pipeline").form.explanations()
+    assert max(peak_in_flight(SCHEDULES["1f1b"](8, 8))) == 8 == max(peak_in_flight(SCHEDULES["gpipe"](8, 8)))
+    interleaved = SCHEDULES["interleaved_1f1b"](16, 32)
+    most, before = (max(peak_in_flight(one)) for one in (interleaved, SCHEDULES["1f1b"](8, 32)))
+    assert f"the fullest device holds {most / 2 * 2:.0f} samples where it held {before * 2}" in answer
+    assert messages(16) > 2 * messages(8)
+    assert 0.09 < simulate(interleaved, 0.5, 0.5, 0.5).idle_fraction() < 0.11
