@@ -192,9 +192,8 @@ def _draw_moment(random: Random) -> Moment:
 
 
 def _fields_of_moment(case: Moment) -> dict[str, object]:
-    numbers = {"this": case.micro_batch, "next": case.micro_batch + 1, "now": case.next_of_first}
-    numbers["before"] = case.next_of_first - 1
-    return {"stages": case.stages, "stage": case.stage, "turns": case.stage - 1, **numbers}
+    numbers = {"next": case.micro_batch + 1, "before": case.next_of_first - 1, "now": case.next_of_first}
+    return {**case._asdict(), "turns": case.stage - 1, **numbers}
 
 
 def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:

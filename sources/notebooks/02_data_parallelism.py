@@ -495,7 +495,7 @@ from course_lib.widgets.data_parallel import DataParallelExplorer
 DataParallelExplorer()
 
 # %% [markdown]
-# ## 7. Two cases
+# ## 7. Three cases
 #
 # For another day, or for a room to discuss: answer in your own words, then compare with the run and a model answer.
 
@@ -504,6 +504,9 @@ Card("find_the_flaw")
 
 # %%
 Card("ideal_speed_up")
+
+# %%
+Card("evaluate_replicas")
 
 # %% [markdown]
 # ## What you know now

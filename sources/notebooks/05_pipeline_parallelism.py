@@ -359,7 +359,7 @@ from course_lib.widgets.micro_batches import MicroBatchExplorer
 MicroBatchExplorer()
 
 # %% [markdown]
-# ## 7. Three cases
+# ## 7. Four cases
 #
 # Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
 # answer, point by point.
@@ -369,6 +369,9 @@ Card("pipeline_efficiency")
 
 # %%
 Card("pipelining_gain")
+
+# %%
+Card("optimize_stages")
 
 # %%
 Card("tune_a_pipeline")

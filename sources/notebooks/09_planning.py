@@ -96,6 +96,11 @@ for kind, flow in plan_ab.flows.items():
     print(f"{kind:9} {flow.bytes / 1e9:6.0f} GB over {flow.link:14} {takes}")
 
 # %% [markdown]
+# Compare the last two columns. For tensor traffic a device waits as long as it takes: nobody can go on without the sum.
+# Gradients travel while the backward pass goes on, so a part of their time is hidden: that is **overlap**. It decides
+# between the two. What can overlap may take a slow link as long as there is enough to compute meanwhile; what cannot is
+# paid for in full, however fast the devices are.
+#
 # Nearly all bytes are those of tensor parallelism, and here they stay inside a node. *Predict:* what becomes of a step
 # if you spread the tensor ranks over two nodes, `tp=16`? (The model allows 16. It has 64 heads, but only 8 of keys and
 # values, so two tensor ranks hold the same ones.)
