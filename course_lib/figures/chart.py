@@ -126,7 +126,7 @@ class Bar(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A dashed line through the whole panel, at a place on the x axis; on the y axis if is_across."""
+    """A dashed line through the whole panel, at a place on the x axis, its name at the top; on the y axis and at its end if is_across."""
 
     at: float
     words: Words

@@ -102,7 +102,7 @@ def _write(made: go.Figure, panel: Panel, words: Words, where: dict[str, int], x
 def _add_rule(made: go.Figure, panel: Panel, rule: Rule, where: dict[str, int]) -> None:
     add = made.add_hline if rule.is_across else made.add_vline
     add(rule.at, line={"color": INK, "dash": "dash", "width": rule.width}, **where)
-    x, y = (panel.x.low, rule.at) if rule.is_across else (rule.at, panel.y.high)
+    x, y = (panel.x.high, rule.at) if rule.is_across else (rule.at, panel.y.high)
     _write(made, panel, rule.words, where, x, y)
 
 

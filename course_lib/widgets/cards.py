@@ -20,6 +20,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 from typing import Any, Protocol
 
@@ -121,9 +122,10 @@ class Card:
         self.main, self.other = self._controls.Button(), self._controls.Button()
         self.running, self._seconds = self._controls.Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
-        self.feedback.layout = widgets.Layout(width="100%", max_width="850px")
+        self.feedback.layout = widgets.Layout(width="100%")
         self.checklist: Any = None
         self._box, self._buttons = widgets.VBox(), widgets.HBox([self.main, self.other])
+        self._box.add_class("course-live")
         self.main.observe(lambda _: self._try(self._press, self.main), "clicks")
         self.other.observe(lambda _: self._try(self._ask_other_numbers, self.other), "clicks")
         self._ask(questions.load(name, seed))
@@ -148,11 +150,12 @@ class Card:
             self.field.show(self.question.form.read(note.answer))
         except ValueError:  # of an older edition of the course
             return
+        before = "" if note.right or not self.question.was_right() else "You have found the right answer before."
         if note.what == "committed":
-            self._committed(note.answer)
+            self._committed(note.answer, before)
         elif note.what == "ran":
             words = {True: "It was right.", False: "It was not the one.", None: ""}[note.right]
-            self._say(f"Your answer of {note.when[:10]}. {words}")
+            self._say(f"Your answer of {note.when[:10]}. {words} {before}")
 
     # What the buttons do
 
@@ -167,17 +170,21 @@ class Card:
             return
         self._committed(self.question.commit(self.field.answer))
 
-    def _committed(self, answer: Any) -> None:
+    def _committed(self, answer: Any, before: str = "") -> None:
         assert self.field is not None
         self._answer = answer
         self.field.lock(True)
-        self._say(f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it.")
+        self._say(
+            f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it. {before}"
+        )
         self._go(RUN)
 
     def _run(self) -> None:
-        self._show(self._timed(lambda: [self.question.run(self._answer)]))
-        if isinstance(self.question.form, FreeText):
+        (found,) = self._timed(lambda: [self.question.run(self._answer)])
+        if isinstance(self.question.form, FreeText):  # whose points are boxes to tick
+            found = replace(found, outcome=replace(found.outcome, why=self.question.form.compared))
             self._offer_checklist(self.question.form)
+        self._show([found])
         self._go(AGAIN)
 
     def _reveal(self) -> None:
