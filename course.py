@@ -307,9 +307,9 @@ def run(*words: str) -> int:
 
 
 def prepare(*extras: str) -> None:
-    """Make .venv, or bring it up to date with requirements.lock, or find that it is; with these extras of pyproject.toml.
+    """Make .venv, or bring it up to date with requirements.lock, or find that it is.
 
-    Lessons and exercises need none of them.
+    extras: of pyproject.toml. Lessons and exercises need none of them.
 
     Half-made, damaged, moved, or of another Python: made anew. Other versions than locked: put right in place.
     """

@@ -21,8 +21,9 @@ DONE = "until all are done"
 class TimeBreakdown:
     """What became of the ranks' time, as shares of world_size x makespan that add up to 1.
 
-    compute: computing. wait: held up until a peer arrived, and at the end until all were done. transfer: held up by data on the move;
-        what runs behind compute costs nothing and is not in here. rest: none of these.
+    compute: computing. wait: held up until a peer arrived, and at the end until all were done.
+    transfer: held up by data on the move; what runs behind compute costs nothing and is not in here.
+    rest: none of these.
     origin: "measured", "emulated" or "modelled".
     """
 
@@ -39,7 +40,7 @@ class TimeBreakdown:
 
 
 def filled(timeline: Timeline) -> Timeline:
-    """The same, with a wait after each rank's last span until all are done: of a pipeline's bubble, the half at its end."""
+    """The same, with a wait after each rank's last span until all are done: a pipeline's bubble as it drains."""
     ends = {rank: max(span.end for span in timeline.of(rank)) for rank in {span.rank for span in timeline.spans}}
     waits = [Span(rank, "wait", DONE, end, max(ends.values())) for rank, end in ends.items()]
     return replace(timeline, spans=timeline.spans + [wait for wait in waits if wait.duration])

@@ -30,7 +30,7 @@ NAMES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "dp": "data (dp)", "all": "
 LOOKS = dict(zip(("tp", "pp", "dp"), LINES, strict=False))
 STEPS = {"dp": (0.62, -0.46), "pp": (0.0, 0.8), "tp": (1.15, 0.0)}  # to the next rank on an axis, right and down
 BULGE, HIGHEST = 0.3, 70.0  # of a line that closes a ring: share of its length, and pixels at most
-RADIUS, PITCH, EDGE = 13.0, 100.0, 58.0  # pixels: of a rank, most for a step, and around the block
+RADIUS, PITCH, EDGE = 11.0, 100.0, 58.0  # pixels: of a rank, most for a step, and around the block
 THIN, WIDE = 1.5, 12.0  # pixels: of the lines for next to nothing and for the most
 ROW, INDENT, COLUMNS = 17.0, 40.0, (0.75, 0.97)
 MACHINES = (
@@ -84,6 +84,7 @@ class _Block(NamedTuple):
     def fit(cls, mesh: Sizes, width: float, y: float) -> _Block:
         reach = [sum((n - 1) * abs(STEPS[axis][i]) for axis, n in zip(AXES, mesh, strict=True)) for i in (0, 1)]
         pitch = min(PITCH, (width - 2 * EDGE) / max(reach[0], 1e-9), 1.15 * PITCH / max(reach[1], 1e-9))
+        pitch = max(pitch, 2.1 * RADIUS / STEPS["dp"][0])  # else ranks touch
         up = (mesh[0] - 1) * -STEPS["dp"][1] * pitch
         bulge = min(BULGE * (mesh[2] - 1) * STEPS["tp"][0] * pitch, HIGHEST) / 2 if mesh[2] > 2 else 0.0
         return cls(mesh, (width - reach[0] * pitch) / 2, y + up + bulge + 2 * RADIUS, pitch)

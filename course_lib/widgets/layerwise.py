@@ -83,9 +83,9 @@ def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseSte
     return (
         f"{setting.units} units: rank {fullest} is the fullest, with {data_size(max(totals))} measured, "
         f"{percent(max(totals) / whole)} of what one unit alone holds (an equal share is "
-        f"{percent(1 / setting.units)}). A step takes {duration(time)}, {step.timeline.origin}, {compared(time, predicted.makespan)}; alone "
-        f"{duration(alone.timeline.makespan)}. On average a unit is busy for "
-        f"{percent(1 - step.timeline.idle_fraction())} of the time."
+        f"{percent(1 / setting.units)}). A step takes {duration(time)}, {step.timeline.origin}, "
+        f"{compared(time, predicted.makespan)}; alone {duration(alone.timeline.makespan)}. "
+        f"On average a unit is busy for {percent(1 - step.timeline.idle_fraction())} of the time."
     )
 
 

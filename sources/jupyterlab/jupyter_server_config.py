@@ -1,7 +1,7 @@
 """What Jupyter's server does with a notebook before it is written to the disk.
 
-The view of a widget ends with its kernel: opened again, it is nothing but "model not found". So it is not kept where the
-output has something that lasts, and the notebook shows next day what it shows before it is ever run.
+The view of a widget ends with its kernel: opened again, it is nothing but "model not found". So it is not kept where
+the output has something that lasts, and the notebook shows next day what it shows before it is ever run.
 
 It lies in `.venv/etc/jupyter`, with `overrides.json` in `share/jupyter/lab/settings`, so that a plain `jupyter lab` of
 this environment does the same.

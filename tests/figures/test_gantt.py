@@ -48,8 +48,8 @@ def test_each_bar_begins_and_ends_where_the_axis_says() -> None:
 def test_time_zero_is_when_the_first_span_began() -> None:
     spans = [Span(0, "forward", "", 5.0, 5.02), Span(1, "forward", "", 5.01, 5.03)]
     svg = gantt(Timeline(spans, 2)).svg
-    assert bar(svg, "rank 0").x == places(svg)["0"][0]
-    assert bar(svg, "rank 1").tip.endswith("from 10 ms to 30 ms")
+    assert bar(svg, "rank 0: forward").x == places(svg)["0"][0]
+    assert bar(svg, "rank 1: forward").tip.endswith("from 10 ms to 30 ms")
 
 
 def test_who_is_done_early_waits_until_all_are_done() -> None:
@@ -82,7 +82,7 @@ def test_a_background_transfer_lies_in_a_thin_lane_under_the_bars_of_its_rank() 
     above, below = bar(svg, "rank 0: forward"), bar(svg, "rank 1: forward")
     assert above.y + above.height < background.y
     assert background.y + background.height < below.y
-    assert background.height < above.height / 4
+    assert background.height < above.height / 3
 
 
 def test_the_legend_names_the_kinds_that_occur_and_no_others() -> None:

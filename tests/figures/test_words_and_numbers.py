@@ -89,7 +89,8 @@ def test_every_rank_counts_in_the_shares() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_waits_of_gpipe_are_its_textbook_bubble(ranks: int) -> None:
-    # At the beginning ranks wait for the first micro-batch, at the end for the last. The optimizer runs after the bubble on each rank; without it nothing else is in the picture.
+    # At its beginning ranks wait for the first micro-batch, at its end for the last.
+    # The optimizer runs after the bubble on each rank; without it nothing else is in the picture.
     pipeline = gpipe(ranks, micro_batches=4)
     pipeline = Timeline([s for s in pipeline.spans if s.kind != "optimizer"], ranks, "modelled")
     shares = time_breakdown(pipeline)

@@ -124,6 +124,7 @@ def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
     press(card.main)
     press(card.main)
     assert "This is it." in card.feedback.value
+    assert "a remedy" not in card.feedback.value  # it is there once, to be ticked
     card.checklist.chosen = [1]
     assert (whats()[-1], progress.notes()[-1].answer) == ("checked", [1])
 
@@ -138,6 +139,17 @@ def test_a_card_opened_anew_shows_what_was_decided() -> None:
     third = Card("Q4")
     assert (third.field.answer, third.main.label) == ("b", DECIDE)
     assert "It was right." in third.status.value
+
+
+def test_a_card_opened_anew_says_if_it_was_once_answered_rightly() -> None:
+    for answer in ("b", "a"):
+        questions.load("Q4").answer(answer)
+    before = "You have found the right answer before."
+    assert "It was not the one." in Card("Q4").status.value and before in Card("Q4").status.value
+    questions.load("Q4").commit("c")
+    assert "You have decided: c" in Card("Q4").status.value and before in Card("Q4").status.value
+    questions.load("Q2").commit(["x", "y"])
+    assert before not in Card("Q2").status.value
 
 
 def test_a_kept_answer_that_no_longer_fits_the_question_is_left_alone() -> None:
