@@ -122,7 +122,7 @@ class Card:
         self.main, self.other = self._controls.Button(), self._controls.Button()
         self.running, self._seconds = self._controls.Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
-        self.feedback.layout = widgets.Layout(width="100%")
+        self.feedback.layout = widgets.Layout(width="auto")
         self.checklist: Any = None
         self._box, self._buttons = widgets.VBox(), widgets.HBox([self.main, self.other])
         self._box.add_class("course-live")
