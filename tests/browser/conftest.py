@@ -79,7 +79,7 @@ def browser(chromium: str) -> Iterator[BrowserContext]:
     """One for all tests, so that JupyterLab has to be loaded only once."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield started.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        yield started.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
         started.close()
 
 
@@ -225,6 +225,16 @@ class Notebook:
             with contextlib.suppress(AssertionError):
                 expect(prompt).not_to_have_text("[ ]:", timeout=2000)
                 return
+
+    def save(self) -> None:
+        """And wait until it is written."""
+        self.page.locator(".jp-NotebookPanel-toolbar [data-jp-item-name=save]").click()
+        self.page.locator(".lm-DockPanel-tabBar .lm-mod-current:not(.jp-mod-dirty)").wait_for()
+
+    def restart(self) -> None:
+        """End the kernel and begin a new one."""
+        self.page.locator(".jp-NotebookPanel-toolbar [data-jp-item-name=restart]").click()
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
 
     def wait_until_idle(self, timeout: float = PATIENCE / 1000) -> None:
         """The page calls a kernel idle before there is one; the status bar does not. timeout in seconds."""
