@@ -95,22 +95,22 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def lab(arguments: argparse.Namespace) -> int:
     """Open the lessons in JupyterLab, or print the address where there is no display."""
-    prepare("authors")
+    prepare()
     print("Starting JupyterLab. To end it, press Ctrl-C here.", flush=True)
     return jupyterlab(
         f"--ServerApp.root_dir={ROOT}",
         "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb",
-        f"--LabApp.app_settings_dir={SETTINGS}",
     )
 
 
 def present(arguments: argparse.Namespace) -> int:
     """Project a lesson, named by its number: large type, sections that unfold one by one, questions without answers."""
     lesson = chosen_lesson(arguments.names)
-    prepare("authors")
+    prepare()
     print(f"Starting JupyterLab with {lesson}, on a copy: what you change here is not kept.")
     print("Right arrow or Page Down: to the next section, and open it. Left arrow or Page Up: back.")
-    print("Shift-Enter: run a cell. To end it, press Ctrl-C here.", flush=True)
+    print("Shift-Enter: run a cell. Alt and arrow up or down: larger or smaller text and pictures.")
+    print("To end it, press Ctrl-C here.", flush=True)
     os.environ["COURSE_POLL"] = "1"
     with tempfile.TemporaryDirectory(prefix="course-") as folder:
         return jupyterlab(*stage(Path(folder), lesson))
@@ -177,7 +177,7 @@ def bench(arguments: argparse.Namespace) -> int:
     scripts = {path.stem: [str(path)] for path in sorted((ROOT / "benchmarks").glob("[!_]*.py"))}
     if unknown := [name for name in arguments.names if name not in scripts]:
         stop(f"There is no benchmark {unknown[0]!r}; choose from {', '.join(scripts)}.")
-    prepare("bench")
+    prepare("authors", "bench")
     return in_turn({name: script for name, script in scripts.items() if name in (arguments.names or scripts)})
 
 
@@ -307,8 +307,10 @@ def run(*words: str) -> int:
 # The environment
 
 
-def prepare(extra: str) -> None:
-    """Make .venv, or bring it up to date with requirements.lock, or find that it is; with this extra of pyproject.toml.
+def prepare(*extras: str) -> None:
+    """Make .venv, or bring it up to date with requirements.lock, or find that it is.
+
+    extras: of pyproject.toml. Lessons and exercises need none of them.
 
     Half-made, damaged, moved, or of another Python: made anew. Other versions than locked: put right in place.
     """
@@ -316,8 +318,9 @@ def prepare(extra: str) -> None:
         if reason := why_make():
             make(reason)
         stamp = read_stamp()
-        if stamp["fingerprint"] != fingerprint() or stamp["packages"] != packages() or extra not in stamp["extras"]:
-            install({"authors", extra, *stamp["extras"]}, lock)
+        wanted = {*extras, *stamp["extras"]}
+        if (stamp["fingerprint"], stamp["packages"], set(stamp["extras"])) != (fingerprint(), packages(), wanted):
+            install(wanted, lock)
 
 
 def why_make() -> str | None:
@@ -345,7 +348,8 @@ def made_by() -> list[str]:
 
 
 def fingerprint() -> str:
-    return hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    files = [LOCK, ROOT / "pyproject.toml", *sorted(SETTINGS.glob("*.*"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def site_packages() -> Path:
@@ -403,7 +407,8 @@ def install(extras: set[str], lock: IO[str]) -> None:
         quickly = ["--no-deps", "--index-url", TORCH_FOR_CPU, "--timeout", "10", "--retries", "1"]
         if torch and pip(lock, *quickly, torch[0]):
             print("PyTorch's own server cannot be reached: taking its large build, with CUDA, from PyPI.")
-    for what in (["setuptools"], ["--no-build-isolation", "-e", f".[{','.join(sorted(extras))}]"]):
+    here = f".[{','.join(sorted(extras))}]" if extras else "."
+    for what in (["setuptools"], ["--no-build-isolation", "-e", here]):
         if problem := pip(lock, "--constraint", LOCK.name, *what):
             stop(problem)
     stamp = {"made_by": made_by(), "fingerprint": fingerprint(), "packages": packages(), "extras": sorted(extras)}

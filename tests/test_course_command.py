@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -166,6 +167,34 @@ def test_the_benchmark_peers_come_once_and_stay(ready: Course) -> None:
     ready.module.prepare("authors")
     ready.module.prepare("bench")
     assert ready.did() == ([], 0)
+
+
+def test_lessons_need_no_extras_and_take_none_away(course: Course) -> None:
+    course.module.prepare()
+    assert course.installed[-1][-1] == "."
+    course.module.prepare("authors")
+    assert course.installed[-1][-1] == ".[authors]"
+    course.did()
+    course.module.prepare()
+    assert course.did() == ([], 0)
+
+
+def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "sources" / "jupyterlab", tmp_path / "sources" / "jupyterlab")
+    program = "import setuptools.build_meta as backend; print(backend.build_editable('.'))"
+    said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    places = zipfile.ZipFile(tmp_path / said.stdout.split()[-1]).namelist()
+    assert [place for place in places if place.endswith("data/share/jupyter/lab/settings/overrides.json")]
+    assert [place for place in places if place.endswith("data/etc/jupyter/jupyter_server_config.py")]
+
+
+def test_changed_settings_are_installed_anew(ready: Course) -> None:
+    (ready.module.SETTINGS).mkdir(parents=True)
+    (ready.module.SETTINGS / "overrides.json").write_text("{}", encoding="utf-8")
+    ready.module.prepare("authors")
+    assert ready.did() == ([], 2)
 
 
 def test_everything_is_held_to_the_locked_versions(course: Course) -> None:

@@ -11,6 +11,7 @@ from course_lib.figures.palette import LIKELY, Style
 from course_lib.figures.svg import text_width
 
 BAR, PITCH = 28.0, 38.0
+MANY, CLOSE = 5, 21.0  # more bars than so many lie closer
 LIMIT = 22.0  # pixels above the bars for the name of the limit
 
 
@@ -45,11 +46,12 @@ def bars_panel(
     if limit:
         words = Words(limit[1], down=-9)
         marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))
+    pitch = PITCH if len(values) <= MANY else CLOSE
     widest = min(0.4 * width, max(map(text_width, values)))
     names = [_shortened(name, widest) for name in values]
     rows = Axis("", len(names), 0, [row + 0.5 for row in range(len(names))], lambda y: names[int(y)], has_grid=False)
     head = LIMIT if limit else 0.0
-    return Panel(axis, rows, marks, PITCH * len(names), MARGIN + widest + 8, right=30.0, head=head)
+    return Panel(axis, rows, marks, pitch * len(names), MARGIN + widest + 8, right=30.0, head=head)
 
 
 def with_origins(origins: Mapping[str, str]) -> dict[str, str]:

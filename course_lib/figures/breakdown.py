@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from course_lib.timeline import Timeline
+from course_lib.timeline import Span, Timeline
 
 CAUSES = {
     "compute": "computing",
@@ -14,12 +14,16 @@ CAUSES = {
 }
 
 
+DONE = "until all are done"
+
+
 @dataclass(frozen=True)
 class TimeBreakdown:
     """What became of the ranks' time, as shares of world_size x makespan that add up to 1.
 
-    compute: computing. wait: held up until a peer arrived. transfer: held up by data on the move;
-        what runs behind compute costs nothing and is not in here. rest: none of these.
+    compute: computing. wait: held up until a peer arrived, and at the end until all were done.
+    transfer: held up by data on the move; what runs behind compute costs nothing and is not in here.
+    rest: none of these.
     origin: "measured", "emulated" or "modelled".
     """
 
@@ -35,6 +39,13 @@ class TimeBreakdown:
             raise ValueError(f"compute + wait + transfer + rest is {total:.6g}; shares of one whole add up to 1")
 
 
+def filled(timeline: Timeline) -> Timeline:
+    """The same, with a wait after each rank's last span until all are done: a pipeline's bubble as it drains."""
+    ends = {rank: max(span.end for span in timeline.of(rank)) for rank in {span.rank for span in timeline.spans}}
+    waits = [Span(rank, "wait", DONE, end, max(ends.values())) for rank, end in ends.items()]
+    return replace(timeline, spans=timeline.spans + [wait for wait in waits if wait.duration])
+
+
 def time_breakdown(timeline: Timeline) -> TimeBreakdown:
     """Say where the time of a timeline went, on average over its ranks.
 
@@ -43,7 +54,7 @@ def time_breakdown(timeline: Timeline) -> TimeBreakdown:
     whole = timeline.world_size * timeline.makespan
     if whole <= 0:
         raise ValueError("the timeline is empty, so there is no time to attribute; mark compute or communicate in it")
-    ranks = range(timeline.world_size)
+    timeline, ranks = filled(timeline), range(timeline.world_size)
     compute = sum(map(timeline.busy, ranks)) / whole
     wait = sum(map(timeline.waiting, ranks)) / whole
     transfer = sum(map(timeline.transferring, ranks)) / whole

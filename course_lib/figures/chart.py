@@ -135,7 +135,10 @@ class Bar(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A dashed line through the whole panel, at a place on the x axis; on the y axis if is_across."""
+    """A dashed line through the whole panel, at a place on the x axis, its words at the top.
+
+    is_across: at a place on the y axis, its words at the right end.
+    """
 
     at: float
     words: Words

@@ -158,7 +158,7 @@ def _notes(panel: Panel, mark: Mark) -> Iterator[Data]:
     if isinstance(mark, Label):
         yield _written(panel, mark.words, mark.x, mark.y)
     elif isinstance(mark, Rule):
-        x, y = (panel.x.low, mark.at) if mark.is_across else (mark.at, panel.y.high)
+        x, y = (panel.x.high, mark.at) if mark.is_across else (mark.at, panel.y.high)
         yield _written(panel, mark.words, x, y)
     elif isinstance(mark, Curve):
         for point in mark.points:

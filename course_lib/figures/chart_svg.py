@@ -175,8 +175,8 @@ def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
 
 def _rule(sheet: Sheet, box: _Box, rule: Rule) -> None:
     words = rule.words
-    x, y = (box.left, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
-    ends = (x, y, box.right, y) if rule.is_across else (x, y, x, box.bottom)
+    x, y = (box.right, box.y(rule.at)) if rule.is_across else (box.x(rule.at), box.top)
+    ends = (box.left, y, x, y) if rule.is_across else (x, y, x, box.bottom)
     if rule.is_over_bars:  # else it is lost on a bar of its color
         sheet.line(*ends, stroke=BACKGROUND, stroke_width=rule.width + 4)
     sheet.line(*ends, stroke="currentColor", stroke_width=rule.width, stroke_dasharray="6,3")

@@ -10,11 +10,12 @@ Transfers that ran in the background lie in a thin lane under their rank's bars.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from course_lib.figures.axis import number, ticks, time_unit
+from course_lib.figures.breakdown import filled
 from course_lib.figures.frame import MARGIN, draw_legend, draw_numbers_beside, draw_title, new_sheet
 from course_lib.figures.palette import INK, STYLES, Style
 from course_lib.figures.picture import Picture
@@ -29,25 +30,31 @@ NARROW, DUST = 3.0, 0.5
 MOST_APART = 1500
 
 
-def gantt(timeline: Timeline, compare: Timeline | None = None, width: int = 800, title: str | None = None) -> Picture:
+def gantt(
+    timeline: Timeline,
+    compare: Timeline | None = None,
+    width: int = 800,
+    title: str | None = None,
+    names: Sequence[str] = ("", ""),
+) -> Picture:
     """Draw a timeline.
 
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
-    width: in pixels. For each span as a row of a table: `pandas.DataFrame(timeline.spans)`.
+    names: of the two.
 
     Raises ValueError for a width too narrow to read.
     """
-    timelines = [timeline] if compare is None else [timeline, compare]
+    timelines = [filled(one) for one in (timeline, compare) if one is not None]
     sheet = new_sheet(width)
     scale = _Scale(GUTTER, width - MARGIN, max(t.makespan for t in timelines))
     y = draw_title(sheet, title)
     y = draw_legend(sheet, _styles(timelines), y)
-    for one in timelines:
-        y = _draw_panel(sheet, one, scale, y)
+    for one, name in zip(timelines, names, strict=False):
+        y = _draw_panel(sheet, one, scale, y, name)
     sheet.height = _draw_axis(sheet, scale, y)
     return Picture(
         sheet,
-        summary=summary(timeline, compare),
+        summary=summary(*timelines),
         rows=[row for one in timelines for row in rank_rows(one)],
     )
 
@@ -73,8 +80,10 @@ class _Lanes(NamedTuple):
 
 
 def _lanes(timeline: Timeline) -> _Lanes:
-    bar, gap = (26.0, 5.0) if timeline.world_size <= 8 else (18.0, 4.0) if timeline.world_size <= 16 else (12.0, 3.0)
+    ranks = timeline.world_size
+    bar, gap = (26.0, 5.0) if ranks <= 4 else (20.0, 3.0) if ranks <= 16 else (12.0, 3.0)
     lane = 6.0 if any(span.background for span in timeline.spans) else 0.0
+    bar -= lane if ranks <= 16 else 0  # the numbers of micro-batches still fit
     return _Lanes(bar, lane, bar + lane + gap)
 
 
@@ -84,17 +93,17 @@ def _styles(timelines: list[Timeline]) -> dict[str, Style]:
     return {kind: style for kind, style in STYLES.items() if kind in present}
 
 
-def _draw_panel(sheet: Sheet, timeline: Timeline, scale: _Scale, y: float) -> float:
+def _draw_panel(sheet: Sheet, timeline: Timeline, scale: _Scale, y: float, name: str) -> float:
     """One timeline under its heading; returns where the next thing goes."""
     lanes = _lanes(timeline)
-    sheet.text(MARGIN, y + 12, heading(timeline), font_weight="bold")
+    sheet.text(MARGIN, y + 12, heading(timeline, name), font_weight="bold")
     top = y + 22
     bottom = top + timeline.world_size * lanes.pitch
     with sheet.group(stroke="currentColor", stroke_opacity=0.2):
         for tick in scale.ticks():
             x = scale.left + scale.pixels(tick)
             sheet.line(x, top, x, bottom)
-    with sheet.group(text_anchor="end", font_size=min(12.0, lanes.bar - 1)):
+    with sheet.group(text_anchor="end", font_size=11):
         for rank in range(timeline.world_size):
             sheet.text(scale.left - 8, top + rank * lanes.pitch + lanes.bar / 2 + 4, f"rank {rank}")
     if timeline.spans:
@@ -135,7 +144,7 @@ def _draw_spans(sheet: Sheet, timeline: Timeline, scale: _Scale, lanes: _Lanes, 
                     sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span, zero), fill=fill)
             _draw_together(sheet, [bar for bar in layer if NARROW <= bar.width <= apart])
         _draw_together(sheet, [bar for bar in layer if bar.width < NARROW])
-    with sheet.group(fill=INK, text_anchor="middle", font_size=min(11.0, lanes.bar - 2)):
+    with sheet.group(fill=INK, text_anchor="middle", font_size=11):
         for _, of_rank in groupby(bars, key=lambda bar: bar.span.rank):
             _draw_micro_batches(sheet, [bar for bar in of_rank if not bar.span.background])
 

@@ -24,7 +24,7 @@ from course_lib.figures.picture import Picture, Row
 from course_lib.figures.words import began
 from course_lib.timeline import Span, Timeline
 
-ROW, GAP = 30.0, 8.0
+ROW, GAP = 24.0, 3.0
 
 
 class Activations(NamedTuple):
@@ -79,7 +79,7 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
 
 def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     """A rank's row. size: seconds of 1 on the axis of time."""
-    names = (f"rank {one.rank}", -16, 12), (f"at most {number(one.most)}", -3, 10)
+    names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
     labels = [Label(0, 0, Words(text, -8, down, "end", font, is_bold=False)) for text, down, font in names]
     steps = [(when / size, count) for when, count in one.steps]
     tip = f"rank {one.rank}: up to {counted(one.most, 'micro-batch')} in flight"

@@ -68,13 +68,13 @@ def _panel(
     sizes = {name: one.model.parameters / 1e9 for name, one in estimates.items()}
     values = {name: value / measure.unit for name, value in measure.values.items()}
     marks = {name: mark / measure.unit for name, mark in measure.marks.items()}
-    rules = [Rule(mark, Words(name, right=6, down=-6, has_halo=True), is_across=True) for name, mark in marks.items()]
+    rules = [Rule(mark, Words(name, -6, -6, "end", has_halo=True), is_across=True) for name, mark in marks.items()]
     points = [
         Point(
             sizes[name],
             values[name],
             tip=f"{name}: {measure.write(measure.values[name])}",
-            words=Words(name, right=-8, down=-8, anchor="end") if name in (chosen, list(estimates)[-1]) else None,
+            words=Words(name, right=-7, down=-6, anchor="end", size=11, is_bold=name == chosen, has_halo=True),
             look=LINES[1] if name == chosen else None,
         )
         for name in estimates

@@ -35,7 +35,7 @@ def loss_curves(
     up = Axis("loss", marks[0], marks[-1], marks)
     looks = dict(zip(drawn, LINES, strict=False))
     lines = [_line(name, curve, curves[name], looks[name]) for name, curve in drawn.items() if curve]
-    panel = Panel(across, up, lines, height=240.0)
+    panel = Panel(across, up, lines, height=180.0)
     chart = Chart([panel], {"measured"}, title, width, looks, has_crosshair=True)
     return Picture.of(chart, _summary(curves, steps), _rows(curves, steps))
 

@@ -13,7 +13,7 @@ A collective is drawn as its ring: each rank sends to the next, and the last to 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from course_lib.figures.axis import data_size
@@ -30,9 +30,9 @@ NAMES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "dp": "data (dp)", "all": "
 LOOKS = dict(zip(("tp", "pp", "dp"), LINES, strict=False))
 STEPS = {"dp": (0.62, -0.46), "pp": (0.0, 0.8), "tp": (1.15, 0.0)}  # to the next rank on an axis, right and down
 BULGE, HIGHEST = 0.3, 70.0  # of a line that closes a ring: share of its length, and pixels at most
-RADIUS, PITCH, EDGE = 13.0, 100.0, 58.0  # pixels: of a rank, most for a step, and around the block
+RADIUS, PITCH, EDGE = 11.0, 100.0, 58.0  # pixels: of a rank, most for a step, and around the block
 THIN, WIDE = 1.5, 12.0  # pixels: of the lines for next to nothing and for the most
-ROW, INDENT, COLUMNS = 20.0, 40.0, (0.62, 0.9)
+ROW, INDENT, COLUMNS = 17.0, 40.0, (0.75, 0.97)
 MACHINES = (
     Style("machine 0", PAPER, PAPER, INK, "", ""),
     Style("machine 1", "#c4c4c4", "#c4c4c4", INK, "", ""),
@@ -59,14 +59,12 @@ def mesh_map(
     """
     sheet = new_sheet(width)
     y = draw_title(sheet, title)
-    if per_machine:
-        y = draw_legend(sheet, {f"machine{number}": style for number, style in enumerate(MACHINES)}, y)
     y = draw_origins(sheet, [origin], y)
     block = _Block.fit(mesh, width, y)
     _draw_lines(sheet, block, sent)
     for rank in range(mesh[0] * mesh[1] * mesh[2]):
         _draw_rank(sheet, rank, block.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
-    sheet.height = _draw_table(sheet, sent, predicted, block.bottom)
+    sheet.height = _draw_table(sheet, sent, predicted, block.bottom, MACHINES if per_machine else ())
     return Picture(
         sheet,
         summary=_summary(mesh, sent, predicted, origin),
@@ -85,7 +83,8 @@ class _Block(NamedTuple):
     @classmethod
     def fit(cls, mesh: Sizes, width: float, y: float) -> _Block:
         reach = [sum((n - 1) * abs(STEPS[axis][i]) for axis, n in zip(AXES, mesh, strict=True)) for i in (0, 1)]
-        pitch = min(PITCH, (width - 2 * EDGE) / max(reach[0], 1e-9), 3.2 * PITCH / max(reach[1], 1e-9))
+        pitch = min(PITCH, (width - 2 * EDGE) / max(reach[0], 1e-9), 1.15 * PITCH / max(reach[1], 1e-9))
+        pitch = max(pitch, 2.1 * RADIUS / STEPS["dp"][0])  # else ranks touch
         up = (mesh[0] - 1) * -STEPS["dp"][1] * pitch
         bulge = min(BULGE * (mesh[2] - 1) * STEPS["tp"][0] * pitch, HIGHEST) / 2 if mesh[2] > 2 else 0.0
         return cls(mesh, (width - reach[0] * pitch) / 2, y + up + bulge + 2 * RADIUS, pitch)
@@ -98,7 +97,7 @@ class _Block(NamedTuple):
 
     @property
     def bottom(self) -> float:
-        return self.top + (self.mesh[1] - 1) * STEPS["pp"][1] * self.pitch + 2 * RADIUS + 28
+        return self.top + (self.mesh[1] - 1) * STEPS["pp"][1] * self.pitch + 2 * RADIUS + 14
 
     def neighbors(self, axis: str, one: int, other: int) -> bool:
         """Whether two ranks lie side by side on an axis."""
@@ -164,10 +163,13 @@ def _draw_rank(sheet: Sheet, rank: int, place: tuple[float, float], machine: Sty
     sheet.text(x, y + 4.5, rank, text_anchor="middle", font_weight="bold", fill=machine.text)
 
 
-def _draw_table(sheet: Sheet, sent: Sent, predicted: Mapping[str, int] | None, y: float) -> float:
+def _draw_table(
+    sheet: Sheet, sent: Sent, predicted: Mapping[str, int] | None, y: float, machines: Sequence[Style]
+) -> float:
     """What each axis sends, all ranks together, and what was predicted; returns where the next thing goes."""
     room = sheet.width - 2 * MARGIN
     columns = [MARGIN + share * room for share in COLUMNS]
+    draw_legend(sheet, {f"machine{number}": style for number, style in enumerate(machines)}, y - 2)
     sheet.text(columns[0], y + 12, "sent in a step", text_anchor="end", font_size=11)
     if predicted is not None:
         sheet.text(columns[1], y + 12, "predicted", text_anchor="end", font_size=11)

@@ -24,7 +24,7 @@ PARTS: dict[str, Style] = {
     "overhead": STYLES["optimizer"]._replace(label="overhead of every micro-batch"),
     "idle": STYLES["wait"]._replace(label="idle: filling and draining"),
 }
-HELD = "samples in a micro-batch; held: those whose activations are there at once"
+HELD = "samples in a micro-batch; held: how many have activations"
 MEASURED = LINES[1]._replace(dash=None)
 
 
@@ -94,11 +94,11 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None, runs: str) -> Panel:
     notes = [Words("held", -8, 33, "end", 11, is_bold=False), _note(HELD, 52)]
     notes += [] if all(step.fits for step in steps) else [_note("✗ there is no room for them", 67)]
     marks += [Label(0, 0, note) for note in notes]
-    return Panel(across, up, marks, 210.0, LEFT, RIGHT, head=16.0, foot=notes[-1].down + 9)
+    return Panel(across, up, marks, 170.0, LEFT, RIGHT, head=16.0, foot=notes[-1].down + 9)
 
 
 def _note(text: str, down: float) -> Words:
-    return Words(text, MARGIN - LEFT, down, size=10, is_bold=False)
+    return Words(text, MARGIN - LEFT, down, size=11, is_bold=False)
 
 
 def _column(step: SizedStep, x: float, size: float) -> Iterator[Bar]:

@@ -100,7 +100,7 @@ def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
     name = Words(f"what {holds.name} holds", down=-4, anchor="middle", size=11, is_bold=False)
     bars = [_bar(exponent, shares[exponent], holds) for exponent in seen]
     marks: list[Mark] = [*bands, *bars, *_edges(shares, holds, low, high), Label((first + last) / 2, highest, name)]
-    return Panel(across, up, marks, height=190.0, right=20.0, head=16.0)
+    return Panel(across, up, marks, height=150.0, right=20.0, head=16.0)
 
 
 def _bar(exponent: int, share: float, holds: Format) -> Bar:

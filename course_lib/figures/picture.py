@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from course_lib.figures import chart_plotly, chart_svg
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Chart
-from course_lib.figures.svg import Sheet, Tip, clean
+from course_lib.figures.svg import Sheet, Tip, clean, scaled
 
 if TYPE_CHECKING:
-    import pandas  # type: ignore[import-untyped]
     import plotly.graph_objects as go
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -60,13 +59,7 @@ class Picture:
             the first were out of sight, the second would lose its patterns (Chromium paints nothing then).
         """
         svg = self.sheet.write(self.summary, themed=True, key=key or f"p{secrets.token_hex(4)}")
-        return svg + self._numbers()
-
-    def table(self) -> pandas.DataFrame:
-        """The numbers behind the picture."""
-        import pandas
-
-        return pandas.DataFrame(list(self.rows))
+        return svg + self._numbers("In words and numbers")
 
     def to_plotly(self) -> go.Figure:
         """The same as a plotly figure, to change. Raises ValueError for what is no chart, a timeline or a map."""
@@ -100,19 +93,21 @@ class Picture:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
         places = "".join(_overlay(tip, self.sheet) for tip in tips)
         return (
-            f'<div style="position:relative;max-width:{self.sheet.width}px">'
+            '<div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
-            f' style="display:block;width:100%;height:auto">{places}</div>'
+            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto">{places}</div>'
         )
 
-    def _numbers(self) -> str:
-        """The sentence, and folded under it the numbers."""
+    def _numbers(self, heading: str = "") -> str:
+        """The sentence, and folded under it the numbers; or both, folded under a heading."""
+        sentence = clean(self.summary)
         if not self.rows:
-            return f"<p>{clean(self.summary)}</p>"
+            return f"<p>{sentence}</p>"
         head = "".join(f"<th>{clean(name)}</th>" for name in self.rows[0])
         body = "".join("<tr>" + "".join(map(_cell, row.values())) + "</tr>" for row in self.rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<details style='margin:4px 0'><summary>{clean(self.summary)}</summary>{table}</details>"
+        head, table = (heading, f"<p>{sentence}</p>{table}") if heading else (sentence, table)
+        return f"<details style='margin:4px 0'><summary>{head}</summary>{table}</details>"
 
 
 def _cell(value: object) -> str:

@@ -68,7 +68,7 @@ def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = No
     ideal = Curve("ideal", [Point(0, 0), Point(most, most)], look=None)
     lines = [ideal, *(_line(curve, looks[curve.name]) for curve in curves)]
     across, up = Axis("ranks", 0, most, counts, str), Axis("speed-up", 0, highest, ticks(highest, 6))
-    panel = Panel(across, up, lines, height=300.0)
+    panel = Panel(across, up, lines, height=0.3 * width + 50)
     origins = {curve.origin for curve in curves}
     summary = "Speed-up over the number of ranks: " + "; ".join(map(_in_words, curves)) + "."
     rows: list[Row] = [

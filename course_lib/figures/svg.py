@@ -93,13 +93,14 @@ class Sheet:
         themed: take the colors of text and ground from JupyterLab's theme, which only works where the SVG
             stands in the page itself; else it is dark on a white card of its own.
         """
-        ink, ground = INK, PAPER
+        ink, ground, fit = INK, PAPER, "max-width:100%"
         if themed:
+            fit = f"width:{scaled(self.width)}"
             ink, ground = f"var(--jp-ui-font-color1,{INK})", f"var(--jp-layout-color0,{PAPER})"
         size = _attributes({"width": self.width, "height": self.height})
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {_short(self.width)} {_short(self.height)}"'
-            f' style="color:{ink};max-width:100%;height:auto" font-family="{FONT}" font-size="12" fill="currentColor"'
+            f' style="color:{ink};{fit};height:auto" font-family="{FONT}" font-size="12" fill="currentColor"'
             f' role="img" aria-label="{clean(label)}"><defs>{"".join(self._patterns.values())}</defs>'
             f'<rect{size} rx="4" fill="{BACKGROUND}"/>',
             *(part if isinstance(part, str) else part.write(tips) for part in self._body),
@@ -113,6 +114,11 @@ class Sheet:
 def clean(text: str) -> str:
     """Text as it may stand in XML and HTML, in elements and in attributes."""
     return escape(NOT_XML.sub("\ufffd", text))
+
+
+def scaled(pixels: float) -> str:
+    """A length that grows with the text of JupyterLab's page: so many pixels beside text of its usual 14."""
+    return f"calc({pixels / 14:.3f} * var(--jp-content-font-size1,14px))"
 
 
 def text_width(text: str, size: float = 12) -> float:

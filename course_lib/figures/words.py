@@ -7,7 +7,7 @@ from math import isclose
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import counted, data_size, duration, listed, percent
-from course_lib.figures.breakdown import time_breakdown
+from course_lib.figures.breakdown import DONE, time_breakdown
 from course_lib.figures.palette import ORIGINS, STYLES
 from course_lib.timeline import Span, Timeline
 
@@ -21,9 +21,10 @@ def began(timeline: Timeline) -> float:
     return min((span.start for span in timeline.spans), default=0.0)
 
 
-def heading(timeline: Timeline) -> str:
+def heading(timeline: Timeline, name: str = "") -> str:
     length = duration(timeline.makespan) if timeline.spans else "nothing was recorded"
-    return f"{ORIGINS[timeline.origin]}: {counted(timeline.world_size, 'rank')}, {length}{_untimed(timeline)}"
+    what = f"{name}, {ORIGINS[timeline.origin]}" if name else ORIGINS[timeline.origin]
+    return f"{what}: {counted(timeline.world_size, 'rank')}, {length}{_untimed(timeline)}"
 
 
 def _untimed(timeline: Timeline) -> str:
@@ -126,6 +127,8 @@ def _longest_wait(timeline: Timeline) -> str:
 def _reason(span: Span) -> str:
     if span.peer is not None:
         return f"for rank {span.peer}"
+    if span.name == DONE:
+        return DONE
     return f"in {span.name}" if span.name and span.name != "wait" else "for others"
 
 

@@ -193,9 +193,14 @@ class FreeText:
     def reveal(self) -> list[tuple[str, Outcome]]:
         return [("", self._compare())]
 
+    @property
+    def compared(self) -> str:
+        """What an answer is compared with."""
+        return f"A good answer: {self.model_answer}"
+
     def explanations(self) -> list[tuple[str, str]]:
         points = "\n".join(f"- {point}" for point in self.checklist)
-        return [("", f"A good answer: {self.model_answer}\n\nDoes yours say this?\n\n{points}")]
+        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{points}")]
 
     def _compare(self) -> Outcome:
         ((_, why),) = self.explanations()

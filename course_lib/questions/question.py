@@ -79,6 +79,12 @@ class Question:
             return progress.latest(self.name, self.seed)
         return None
 
+    def was_right(self) -> bool:
+        """Whether it has ever been answered rightly, with these numbers."""
+        with contextlib.suppress(OSError):
+            return any(note.right for note in progress.notes() if (note.question, note.seed) == (self.name, self.seed))
+        return False
+
     def _keep(self, what: str, answer: Any, right: bool | None = None) -> str:
         """Returns what is to be said if it could not be kept."""
         try:

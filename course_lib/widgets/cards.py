@@ -15,11 +15,11 @@ What was decided is in the student's file before it is run, and there again when
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from course_lib.questions.markup import inline, to_html, to_text
 from course_lib.questions.outcome import Feedback
 from course_lib.questions.question import Question
 from course_lib.ranks import RunError
+from course_lib.widgets import answers
 
 POLL = "COURSE_POLL"  # an environment variable: if it is set, all cards are for a room
 WIDE = widgets.Layout(width="100%", max_width="52em")
@@ -55,8 +56,8 @@ class Field(Protocol):
 class ChoiceField:
     holds = "chosen"
 
-    def __init__(self, form: Choice, controls: Any) -> None:
-        self.form, self.widget = form, controls.Options("Choose one:", form.lines)
+    def __init__(self, form: Choice) -> None:
+        self.form, self.widget = form, answers.Options("Choose one:", form.lines)
 
     @property
     def answer(self) -> str | None:
@@ -72,8 +73,8 @@ class ChoiceField:
 class OrderField:
     holds = "order"
 
-    def __init__(self, form: Ordering, controls: Any) -> None:
-        self.widget = controls.OrderList("Events, the first at the top", form.events)
+    def __init__(self, form: Ordering) -> None:
+        self.widget = answers.OrderList("Events, the first at the top", form.events)
 
     @property
     def answer(self) -> list[str]:
@@ -116,28 +117,27 @@ class Card:
 
     name, seed: as for `questions.load`.
     poll: for a room that discusses the question; by default if the environment variable COURSE_POLL is set.
-    plain: only ipywidgets; by default if anywidget is missing.
 
     Raises ValueError for a name that is not in the catalog.
     """
 
-    def __init__(self, name: str, seed: int = 0, poll: bool | None = None, plain: bool | None = None) -> None:
+    def __init__(self, name: str, seed: int = 0, poll: bool | None = None) -> None:
         self.poll = bool(os.environ.get(POLL)) if poll is None else poll
-        self._controls = _controls(plain)
         self._key = f"card-{secrets.token_hex(4)}"
-        self.main, self.other = self._controls.Button(), self._controls.Button()
-        self.running, self._seconds = self._controls.Running(), 0.0
+        self.main, self.other = answers.Button(), answers.Button()
+        self.running, self._seconds = answers.Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
-        self.feedback.layout = widgets.Layout(width="100%", max_width="850px")
+        self.feedback.layout = widgets.Layout(width="auto")
         self.checklist: Any = None
         self._box, self._buttons = widgets.VBox(), widgets.HBox([self.main, self.other])
+        self._box.add_class("course-live")
         self.main.observe(lambda _: self._try(self._press, self.main), "clicks")
         self.other.observe(lambda _: self._try(self._ask_other_numbers, self.other), "clicks")
         self._ask(questions.load(name, seed))
 
     def _ask(self, question: Question) -> None:
         self.question = question
-        self.field: Field | None = _field(question, self._controls, self.poll)
+        self.field: Field | None = _field(question, self.poll)
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
         self._say("")
         self._reopen()
@@ -155,11 +155,12 @@ class Card:
             self.field.show(self.question.form.read(note.answer))
         except ValueError:  # of an older edition of the course
             return
+        before = "" if note.right or not self.question.was_right() else "You have found the right answer before."
         if note.what == "committed":
-            self._committed(note.answer)
+            self._committed(note.answer, before)
         elif note.what == "ran":
             words = {True: "It was right.", False: "It was not the one.", None: ""}[note.right]
-            self._say(f"Your answer of {note.when[:10]}. {words}")
+            self._say(f"Your answer of {note.when[:10]}. {words} {before}")
 
     # What the buttons do
 
@@ -186,17 +187,21 @@ class Card:
             self._reopen()
             self._try(self._commit, self.main)
 
-    def _committed(self, answer: Any) -> None:
+    def _committed(self, answer: Any, before: str = "") -> None:
         assert self.field is not None
         self._answer = answer
         self.field.lock(True)
-        self._say(f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it.")
+        self._say(
+            f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it. {before}"
+        )
         self._go(RUN)
 
     def _run(self) -> None:
-        self._show(self._timed(lambda: [self.question.run(self._answer)]))
-        if isinstance(self.question.form, FreeText):
+        (found,) = self._timed(lambda: [self.question.run(self._answer)])
+        if isinstance(self.question.form, FreeText):  # whose points are boxes to tick
+            found = replace(found, outcome=replace(found.outcome, why=self.question.form.compared))
             self._offer_checklist(self.question.form)
+        self._show([found])
         self._go(AGAIN)
 
     def _reveal(self) -> None:
@@ -245,7 +250,7 @@ class Card:
         self.feedback.value = "".join(f"<div role='group' aria-label='What came of it'>{part}</div>" for part in parts)
 
     def _offer_checklist(self, form: FreeText) -> None:
-        self.checklist = self._controls.Options("Tick what your answer says:", form.checklist, several=True)
+        self.checklist = answers.Options("Tick what your answer says:", form.checklist, several=True)
         self.checklist.observe(lambda change: self.question.check(change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
@@ -290,20 +295,13 @@ def stored(question: Question, poll: bool) -> dict[str, str]:
     return {"text/plain": "\n\n".join(filter(None, text)), "text/html": _wrap(html)}
 
 
-def _controls(plain: bool | None) -> Any:
-    if plain is None:
-        plain = importlib.util.find_spec("anywidget") is None
-    name = "plain_answers" if plain else "answers"
-    return importlib.import_module(f"course_lib.widgets.{name}")
-
-
-def _field(question: Question, controls: Any, poll: bool) -> Field | None:
+def _field(question: Question, poll: bool) -> Field | None:
     form = question.form
     if isinstance(form, Ordering):
-        return OrderField(form, controls)
+        return OrderField(form)
     if poll:
         return None
-    return ChoiceField(form, controls) if isinstance(form, Choice) else TextField(form)
+    return ChoiceField(form) if isinstance(form, Choice) else TextField(form)
 
 
 def _heading(question: Question) -> str:

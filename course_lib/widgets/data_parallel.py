@@ -5,7 +5,6 @@
     | link speed ---o--   10 MB/s    | and the ideal       |
     | [x] overlap                    |                     |
     | what came of it, in words      |                     |
-    | where the time went            |                     |
     | what every rank did in this step                     |
 
 Devices and links are emulated, so that a laptop can show what eight devices would do.
@@ -18,7 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from course_lib.experiments import training_step
-from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdown
+from course_lib.figures import Timing, gantt, speed_up, time_breakdown
 from course_lib.figures.axis import counted, duration, percent
 from course_lib.figures.breakdown import CAUSES
 from course_lib.ranks import Link, Pace
@@ -78,9 +77,8 @@ def draw(setting: DataParallelSetting, step: Timeline, curve: list[Timing]) -> V
     """A step in pictures. curve: the timings to compare it with, one rank's among them."""
     return View(
         describe(setting, step, curve),
-        beside=speed_up(curve, HALF, "How much faster are more ranks?"),
-        under=lost_time({counted(setting.ranks, "rank"): time_breakdown(step)}, HALF, "Where did the time go?"),
-        below=gantt(step, width=WIDTH, title="What did every rank do?"),
+        speed_up(curve, HALF, "How much faster are more ranks?"),
+        gantt(step, width=WIDTH, title="What did every rank do?"),
     )
 
 
@@ -110,7 +108,9 @@ class DataParallelExplorer:
         self.overlap = Switch("overlap", overlap, "send while computing")
         self.measured = Measured()
         controls = [self.ranks, self.batch_size, self.link_speed, self.overlap]
-        self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
+        self.explorer = Explorer(
+            controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)), (345, 310)
+        )
 
     @property
     def setting(self) -> DataParallelSetting:

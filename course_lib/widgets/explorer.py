@@ -22,12 +22,14 @@ import ipywidgets as widgets
 
 from course_lib.figures import Picture
 from course_lib.figures.axis import duration, percent
+from course_lib.figures.svg import scaled
 from course_lib.ranks import RunError
+from course_lib.timeline import Timeline
 from course_lib.widgets.running import Running, interruptible
 
 PAUSE = 0.6  # seconds without a move before more is looked at
 BREATH = 0.05  # seconds in which a move can come between two pieces of it
-WIDTH, HALF = 850, 420  # pixels
+WIDTH, HALF = 840, 415  # pixels: what fits a page of 1280 beside the list of files, and half of it
 EXACTLY = "exactly as predicted"
 
 
@@ -40,19 +42,17 @@ def compared(seconds: float, predicted: float) -> str:
     return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
 
 
+def where_seen(predicted: Timeline, step: Timeline) -> Timeline | None:
+    """A prediction to draw below a run, where one could tell them apart; else words say how far it is off."""
+    return predicted if abs(predicted.makespan - step.makespan) >= 0.01 * step.makespan else None
+
+
 class View(NamedTuple):
-    """All there is to see at one setting: sentences under the controls; pictures under them, beside, and below all."""
+    """All there is to see at one setting: sentences under the controls, and pictures beside them and below."""
 
     sentences: str
     beside: Picture
     below: Picture
-    under: Picture | None = None
-
-    @property
-    def pictures(self) -> dict[str, Picture]:
-        """By place, in the order in which they are read."""
-        places = {"under": self.under, "beside": self.beside, "below": self.below}
-        return {place: picture for place, picture in places.items() if picture is not None}
 
 
 class Explorer:
@@ -62,6 +62,7 @@ class Explorer:
     look: what there is to see at their setting.
     more: looks at one more thing, and returns what there is to see with it; None when there is nothing more.
     left: how many more things there are to look at, so that one can say how long it will take. None: nobody knows.
+    heights: pixels kept free for what is above, and for the picture below, so that nothing moves when they grow.
 
     What goes wrong is said in place of the sentences, and the next move works.
     """
@@ -72,17 +73,20 @@ class Explorer:
         look: Callable[[], View],
         more: Callable[[], View | None] = lambda: None,
         left: Callable[[], int] | None = None,
+        heights: tuple[int, int] = (0, 0),
     ) -> None:
         self.controls, self._look, self._more, self._left = list(controls), look, more, left
-        self.sentences, self.under, self.beside, self.below = (_html() for _ in range(4))
+        self.sentences, self.beside, self.below = _html(), _html(), _html()
         self.running = Running()
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
         self.view: View | None = None
+        self._shown: list[Any] = []  # the values of the controls in it
+        self._is_back = False
+        self._box = self._arrange(*heights)
         if self._try(self._look_once):
             self._try(self.complete)
-        self._box = self._arrange()
         self._stored = self._picture()
         for control in self.controls:
             control.observe(lambda _: self.move(), ["index", "value"])
@@ -90,6 +94,9 @@ class Explorer:
 
     def move(self) -> None:
         """Look at what the controls say, and plan what more there is to see."""
+        if self._is_back:
+            return
+        self._box.add_class("course-old")
         self.running.begin("Running", self._seconds["look"])
         if self._try(self._look_once):
             self.running.end()
@@ -101,9 +108,14 @@ class Explorer:
             pass
 
     def stop(self) -> None:
-        """Look at nothing more until the next move. What has been seen stays."""
+        """Look at nothing more until the next move. What has been seen stays, and the controls say what it is."""
         if self._timer is not None:
             self._timer.cancel()
+        self._is_back = True
+        for control, value in zip(self.controls, self._shown, strict=False):
+            control.value = value
+        self._is_back = False
+        self._box.remove_class("course-old")
         self._fail(f"{self.view.sentences if self.view else ''} Stopped. Move a control to go on.".strip())
 
     def _look_once(self) -> None:
@@ -166,36 +178,38 @@ class Explorer:
         self._say(text, "alert")
 
     def _draw(self, view: View) -> None:
-        self.view = view
-        self.sentences.layout.width = f"{view.beside.sheet.width}px"
+        self.view, self._shown = view, [control.value for control in self.controls]
+        self._box.remove_class("course-old")
+        self.sentences.layout.width = scaled(view.beside.sheet.width)
         self._say(view.sentences, "status")
-        for place, picture in view.pictures.items():
-            html = getattr(self, place)
-            html.layout.width = f"{picture.sheet.width}px"
+        for place, picture in (("beside", view.beside), ("below", view.below)):
             # Always the same ids, so that a picture that did not change is not sent again.
-            html.value = f"<div style='line-height:1.4'>{picture.inline(key=f'{self._key}-{place}')}</div>"
+            getattr(
+                self, place
+            ).value = f"<div style='line-height:1.4'>{picture.inline(key=f'{self._key}-{place}')}</div>"
 
     def _say(self, text: str, role: str) -> None:
         """role: "status" or "alert", so that screen readers speak up."""
         self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
-    def _arrange(self) -> Any:
-        left = widgets.VBox([*self.controls, self.running, self.sentences, self.under])
+    def _arrange(self, above: int, below: int) -> Any:
+        left = widgets.VBox([*self.controls, self.running, self.sentences])
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
-        top = widgets.HBox([left, self.beside], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"))
-        return widgets.VBox([top, self.below])
+        layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
+        self.below.layout.min_height = scaled(below)
+        box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below])
+        for picture in (self.beside, self.below):
+            picture.add_class("course-picture")
+        return box.add_class("course-live")
 
     def _picture(self) -> dict[str, str]:
         """What stays of the explorer where no widget runs."""
         if self.view is None:
             return {"text/plain": "", "text/html": self.sentences.value}
-        *columns, below = (
-            f"<div style='max-width:{picture.sheet.width}px'>{picture._repr_mimebundle_()['text/html']}</div>"
-            for picture in self.view.pictures.values()
-        )
         names = ", ".join(control.label for control in self.controls)
         html = f"<p><i>Run this cell for the controls: {escape(names)}.</i></p><p>{escape(self.view.sentences)}</p>"
-        html += f"<div style='display:flex;flex-wrap:wrap;align-items:flex-end'>{''.join(columns)}</div>{below}"
+        for picture in (self.view.beside, self.view.below):
+            html += f"<div>{picture._repr_mimebundle_()['text/html']}</div>"
         return {"text/plain": self.view.sentences, "text/html": html}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:

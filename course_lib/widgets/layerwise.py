@@ -5,7 +5,7 @@
     | vocabulary  o-----   12 words        | optimizer state, activations   |
     | cut         o-----   by number       |                                |
     | what came of it, in words            |                                |
-    | what every rank did, and below it on the same axis what the simulator predicted |
+    | what every rank did                                               |
 
 Memory is measured, by a ledger on every rank. Time is emulated: every block takes as long as any other.
 """
@@ -23,7 +23,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared, where_seen
 
 LAYERS = 6  # with embedding and head, 8 blocks
 UNITS = (1, 2, 3, 4, 6, 8)
@@ -65,14 +65,15 @@ def draw(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseStep) -
     bars = {f"rank {rank}": own for rank, own in enumerate(step.held)}
     if setting.units > 1:
         bars = {"one alone": alone.held[0], **bars}
+    predicted = predict(step.timeline)
     return View(
-        describe(setting, step, alone),
+        describe(setting, step, alone, predicted),
         memory_by_part(bars, width=HALF, title="What does every rank hold?"),
-        gantt(step.timeline, predict(step.timeline), WIDTH, "What did every rank do?"),
+        gantt(step.timeline, where_seen(predicted, step.timeline), WIDTH, "What did every rank do?"),
     )
 
 
-def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseStep) -> str:
+def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseStep, predicted: Timeline) -> str:
     """Who holds most, how that compares with an equal share, and how long a step takes."""
     time, whole = step.timeline.makespan, alone.held[0].total
     if setting.units == 1:
@@ -82,9 +83,9 @@ def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseSte
     return (
         f"{setting.units} units: rank {fullest} is the fullest, with {data_size(max(totals))} measured, "
         f"{percent(max(totals) / whole)} of what one unit alone holds (an equal share is "
-        f"{percent(1 / setting.units)}). A step takes {duration(time)}, {step.timeline.origin}; alone "
-        f"{duration(alone.timeline.makespan)}. On average a unit is busy for "
-        f"{percent(1 - step.timeline.idle_fraction())} of the time."
+        f"{percent(1 / setting.units)}). A step takes {duration(time)}, {step.timeline.origin}, "
+        f"{compared(time, predicted.makespan)}; alone {duration(alone.timeline.makespan)}. "
+        f"On average a unit is busy for {percent(1 - step.timeline.idle_fraction())} of the time."
     )
 
 
@@ -97,7 +98,7 @@ class LayerWiseExplorer:
         self.vocabulary = Slider("vocabulary", VOCABULARIES, vocabulary, [f"{n:,} words" for n in VOCABULARIES])
         self.cut = Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS])
         self._alone: dict[LayerWiseSetting, LayerWiseStep] = {}
-        self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look)
+        self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look, heights=(355, 310))
 
     @property
     def setting(self) -> LayerWiseSetting:

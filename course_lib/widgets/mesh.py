@@ -26,7 +26,7 @@ from course_lib.planner import exact_bytes, simulate
 from course_lib.ranks import Link
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer, View, compared
+from course_lib.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer, View, compared, where_seen
 
 RANKS = 8
 MESHES = (
@@ -124,7 +124,7 @@ def draw(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> V
     return View(
         describe(experiment, step, predicted),
         mesh_map(experiment.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?"),
-        gantt(step.timeline, predicted, WIDTH, "What did every rank do?"),
+        gantt(step.timeline, where_seen(predicted, step.timeline), WIDTH, "What did every rank do?"),
     )
 
 
@@ -188,7 +188,7 @@ class MeshExplorer:
         self.schedule = Slider("schedule", NAMES, schedule)
         self.precision = Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values()))
         controls = [self.mesh, self.micro_batches, self.schedule, self.precision]
-        self.explorer = Explorer(controls, self.look)
+        self.explorer = Explorer(controls, self.look, heights=(345, 310))
 
     @property
     def experiment(self) -> HybridExperiment:

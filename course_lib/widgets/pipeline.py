@@ -5,7 +5,7 @@
     | schedule       -o----   gpipe         |                             |
     | cut            o-----   equal         |                             |
     | what came of it, in words             |                             |
-    | what every rank did, and below it on the same axis what the simulator predicted |
+    | what every rank did                                                 |
 
 Devices are emulated, so that a laptop can show what eight of them would do.
 """
@@ -22,7 +22,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared, where_seen
 
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
@@ -72,7 +72,7 @@ def draw(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> View:
     return View(
         describe(setting, step, predicted),
         in_flight(step, HALF, "What does every rank hold?"),
-        gantt(step, predicted, WIDTH, "What did every rank do?"),
+        gantt(step, where_seen(predicted, step), WIDTH, "What did every rank do?"),
     )
 
 
@@ -97,7 +97,9 @@ class PipelineExplorer:
         self.micro_batches = Slider("micro-batches", MICRO_BATCHES, micro_batches)
         self.schedule = Slider("schedule", NAMES, schedule)
         self.cut = Slider("cut", range(len(CUTS)), moved, CUTS)
-        self.explorer = Explorer([self.stages, self.micro_batches, self.schedule, self.cut], self.look)
+        self.explorer = Explorer(
+            [self.stages, self.micro_batches, self.schedule, self.cut], self.look, heights=(315, 310)
+        )
 
     @property
     def setting(self) -> PipelineSetting:

@@ -18,6 +18,15 @@ import anywidget
 import traitlets
 
 _SCRIPT = """
+// JupyterLab leaves all keys to what is marked as having keys of its own; but saving works everywhere.
+globalThis.courseSaves ??= document.addEventListener("keydown", event => {
+  const ours = event.target.closest?.(".course-live");
+  if (!ours || event.target === ours || event.defaultPrevented) return;
+  if (!(event.ctrlKey || event.metaKey) || event.key !== "s") return;
+  event.preventDefault();
+  ours.dispatchEvent(new KeyboardEvent("keydown", event));
+}, true) ?? true;
+
 function render({ model, el }) {
   const bar = document.createElement("progress");
   const text = document.createElement("span");
@@ -65,6 +74,16 @@ export default { render };
 """
 
 _STYLE = """
+.course-live.jupyter-widgets-disconnected::before {
+  content: "The kernel has ended. Run this cell again to go on."; font: inherit; color: var(--jp-ui-font-color1);
+}
+.course-live .jupyter-widgets-disconnected::before { content: none; }
+.jupyter-widgets-disconnected :is(.course-slider, .course-running) { display: none; }
+.jupyter-widgets-disconnected :is(.course-answer, .widget-text, .widget-textarea) { pointer-events: none; }
+.jupyter-widgets-disconnected .course-answer :is(input, button, p) { display: none; }
+.course-live, .course-live .widget-box { overflow: visible; }
+.course-live.course-old .course-picture { opacity: 0.4; transition: opacity 0s 0.4s; }
+.course-live .widget-html, .course-live .widget-html-content { height: auto; }
 .course-running { display: flex; align-items: center; gap: 8px; height: 32px; visibility: hidden; }
 .course-running { color: var(--jp-ui-font-color1, #1a1a1a); }
 .course-running.course-runs { animation: course-appear 0s 0.4s forwards; }

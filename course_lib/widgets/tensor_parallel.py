@@ -21,7 +21,7 @@ from course_lib.figures.who_holds_what import count_operations
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
-from course_lib.widgets.explorer import WIDTH, Explorer, View, compared
+from course_lib.widgets.explorer import WIDTH, Explorer, View, compared, where_seen
 
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
@@ -75,7 +75,7 @@ def draw(setting: TensorParallelSetting, run: CutRun) -> View:
     return View(
         describe(setting, run, predicted),
         who_holds_what(run.operations, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
-        gantt(run.timeline, predicted, WIDTH, "What did every rank do, and what does the formula say?"),
+        gantt(run.timeline, where_seen(predicted, run.timeline), WIDTH, "What did every rank do?"),
     )
 
 
@@ -116,7 +116,9 @@ class TensorParallelExplorer:
         self.hidden = Slider("hidden size", HIDDEN, hidden)
         self.way = Slider("cut of A, B", tuple(WAYS), way)
         self.sequence_parallel = Switch("sequence", sequence_parallel, "parallel")
-        self.explorer = Explorer([self.ranks, self.hidden, self.way, self.sequence_parallel], self.look)
+        self.explorer = Explorer(
+            [self.ranks, self.hidden, self.way, self.sequence_parallel], self.look, heights=(0, 310)
+        )
 
     @property
     def setting(self) -> TensorParallelSetting:

@@ -140,7 +140,7 @@ from course_lib.figures import gantt
 
 pace = Pace({"forward": 0.02, "backward": 0.04})
 alone, four = (layerwise_step(ranks, samples=32, config=config, pace=pace).timeline for ranks in (1, 4))
-gantt(four, compare=alone, title="A training step on four ranks, and below it on one")
+gantt(four, compare=alone, title="A training step", names=("on four ranks", "on one"))
 
 # %% [markdown]
 # Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last
@@ -198,8 +198,8 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 #
 # ### Turn the knobs
 #
-# Every move trains a model with 6 layers on real ranks. Memory is measured, time is emulated, and below it stands what
-# a simulator predicted. Try these:
+# Every move trains a model with 6 layers on real ranks. Memory is measured, time is emulated and compared with what a
+# simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
 # 2. Take 64 samples. Which part of memory grows, and is it shared out like the rest?

@@ -40,7 +40,7 @@ gantt(whole, title="The whole minibatch at once")
 # %%
 pieces = step("gpipe", stages=4, micro_batches=4)
 print(f"{pieces.makespan / whole.makespan:.0%} of the time")
-gantt(pieces, title="In four micro-batches")
+gantt(pieces, compare=whole, title="The same work, on one axis", names=("four micro-batches", "the whole minibatch"))
 
 # %% [markdown]
 # A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. In one of the
@@ -191,7 +191,7 @@ print(as_text(SCHEDULES["1f1b"](4, 8)))
 
 # %%
 one_for_one = step("1f1b", stages=4, micro_batches=8)
-gantt(one_for_one, compare=all_forward_first, title="1F1B, and below it all forward passes first")
+gantt(one_for_one, compare=all_forward_first, title="Two schedules", names=("1F1B", "all forward passes first"))
 
 # %%
 in_flight(one_for_one, title="1F1B: activations held")
@@ -299,8 +299,8 @@ for name, stages_each in {"naive": 1, "gpipe": 1, "1f1b": 1, "interleaved_1f1b":
 #
 # ### Turn the knobs
 #
-# Every move runs a pipeline of emulated devices, on real ranks, and draws it above what the simulator predicted, on one
-# axis. The model and the minibatch stay the same. Try these:
+# Every move runs a pipeline of emulated devices, on real ranks, draws it, and says how far it is from what the
+# simulator predicted. The model and the minibatch stay the same. Try these:
 #
 # 1. Keep `gpipe`, and go from 1 to 16 micro-batches. Which part of the picture becomes smaller, and which cannot?
 # 2. Switch between `gpipe` and `1f1b`, and watch what every rank holds.

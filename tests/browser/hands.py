@@ -101,6 +101,24 @@ def stored_pictures_are_there(page: Page, notebook: str) -> None:
         assert picture.get_attribute("alt")
 
 
+def fits_one_screen(explorer: Locator) -> float:
+    """Controls, sentences and pictures of an explorer are seen at once; returns how high they are, in pixels."""
+    height = explorer.locator(".course-live").evaluate("all => all.getBoundingClientRect().height")
+    screen = explorer.page.locator(".jp-WindowedPanel-outer").evaluate("panel => panel.clientHeight")
+    assert height <= screen
+    return height
+
+
+def smallest_label(where: Page | Locator) -> float:
+    """Pixels, of all labels in pictures, stored ones too."""
+    sizes = """found => found.map(picture => {
+        const drawn = picture.tagName === "IMG" ? atob(picture.src.split(",")[1]) : picture.outerHTML;
+        const fonts = [...drawn.matchAll(/font-size="([\\d.]+)"/g)].map(font => Number(font[1]));
+        return Math.min(...fonts) * picture.getBoundingClientRect().width / picture.getAttribute("width");
+    })"""
+    return min(where.locator(f"{OURS} img, {OURS} svg[role=img]").evaluate_all(sizes))
+
+
 def unrun(page: Page) -> int:
     """How many code cells have no number, because a cell before them failed."""
     return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:").count()

@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.hands import MOVE, drag, press, says
+from tests.browser.hands import MOVE, drag, press, says, slider
 
 EXPLORER = """
 import time
@@ -54,13 +54,16 @@ def in_the_middle_of_a_run(page: Page, stop: Any) -> None:
     drag(page, "seconds", 1.0)
     expect(stop).to_be_visible(timeout=MOVE)
     page.get_by_role("progressbar", name="Running").wait_for()
+    expect(page.locator(".course-picture").first).to_have_css("opacity", "0.4")
     stop.click()
     expect(page.get_by_role("alert")).to_contain_text("Stopped. Move a control to go on.", timeout=MOVE)
+    expect(slider(page, "seconds")).to_have_attribute("aria-valuetext", "0")  # what the pictures show
 
 
 def between_two_runs(page: Page, stop: Any) -> None:
     """With the keyboard alone."""
-    press(page, "seconds", "ArrowLeft")
+    expect(page.locator(".course-picture").first).to_have_css("opacity", "1")
+    press(page, "seconds", "ArrowRight")
     says(page, "took 1 s")
     page.get_by_role("progressbar", name=LEFT).wait_for(timeout=MOVE)
     page.keyboard.press("Tab")

@@ -5,9 +5,24 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from tests.browser.hands import MOVE, RUN, STDERR, cell, drag, go_through, pictures, press, says, unrun, violations
+from tests.browser.conftest import Notebook
+from tests.browser.hands import (
+    MOVE,
+    OURS,
+    RUN,
+    STDERR,
+    cell,
+    drag,
+    go_through,
+    pictures,
+    press,
+    says,
+    smallest_label,
+    unrun,
+    violations,
+)
 
 
 def test_the_first_page_shows_a_deadlock_and_goes_on(lab: Any) -> None:
@@ -29,6 +44,12 @@ def test_one_machine_is_not_enough(lab: Any) -> None:
     drag(explorer, "device", 0.0)
     says(explorer, "2.7B does not fit")
     explorer.get_by_text("Does 2.7B fit into one laptop-CPU?").wait_for(timeout=MOVE)
+    labels_can_be_read_on_a_narrow_page(page)
+
+
+def labels_can_be_read_on_a_narrow_page(page: Page) -> None:
+    page.set_viewport_size({"width": 800, "height": 500})
+    assert smallest_label(page) >= 11
 
 
 def test_data_parallelism(lab: Any) -> None:
@@ -46,6 +67,31 @@ def test_data_parallelism(lab: Any) -> None:
         before = step.inner_html()
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
+    lesson_is_whole_the_next_day(lab, page)
+
+
+def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
+    notebook = Notebook(page)
+    notebook.save()
+    notebook.restart()
+    ended = page.locator(".course-live.jupyter-widgets-disconnected")
+    number = len(
+        re.findall(r"Card\(|xplorer\(", " ".join(page.locator(".jp-CodeCell .jp-InputArea").all_inner_texts()))
+    )
+    expect(ended).to_have_count(number, timeout=MOVE)
+    said = ended.evaluate_all("all => all.map(one => getComputedStyle(one, '::before').content)")
+    assert set(said) == {'"The kernel has ended. Run this cell again to go on."'}
+    assert page.locator(".jupyter-widgets-disconnected :is(input, button)").locator("visible=true").count() == 0
+    assert lesson_explorer_pictures(page) == 2
+    lab.server.end_kernels()
+    page = lab.open("notebooks/02_data_parallelism.ipynb").page
+    expect(page.get_by_text("Run this cell")).to_have_count(number, timeout=MOVE)
+    assert page.get_by_text("model not found").count() == 0
+    assert cell(page, "DataParallelExplorer()").locator(f"{OURS} img").count() == 2
+
+
+def lesson_explorer_pictures(page: Page) -> int:
+    return pictures(cell(page, "DataParallelExplorer()")).locator("visible=true").count()
 
 
 def test_sharded_data_parallelism(lab: Any) -> None:

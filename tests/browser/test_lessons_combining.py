@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, expect
 
-from tests.browser.hands import MOVE, cell, drag, go_through, pictures, press, says
+from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, pictures, press, says
 
 
 def test_mixed_precision(lab: Any) -> None:
@@ -49,6 +49,7 @@ def ranks_are_arranged_anew(explorer: Locator) -> None:
     drag(explorer, "precision", 1.0)
     says(explorer, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, emulated")
     says(explorer, "Every rank sent what was predicted, to the byte.")
+    fits_one_screen(explorer)
 
 
 def shows_mesh(explorer: Locator, words: str) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, surroundings, wait_for
-from tests.browser.hands import MOVE, cell
+from tests.browser.hands import MOVE, cell, smallest_label
 
 
 @pytest.fixture
@@ -92,3 +92,12 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
     assert card.get_by_role("group", name="What came of it").count() == 0
     card.get_by_role("button", name="Run it", exact=True).click()
     expect(card.get_by_role("group", name="What came of it")).to_have_count(4, timeout=MOVE)
+    pictures_grow_with_the_text_and_with_a_key(page, card)
+
+
+def pictures_grow_with_the_text_and_with_a_key(page: Page, card: Locator) -> None:
+    assert smallest_label(card) >= 11 * 20 / 14
+    page.locator(".jp-Notebook .jp-InputArea-prompt").first.click()
+    page.keyboard.press("Alt+ArrowUp")
+    expect(page.locator(".jp-Notebook .jp-RenderedMarkdown p").first).to_have_css("font-size", "21px")
+    assert smallest_label(card) >= 11 * 21 / 14

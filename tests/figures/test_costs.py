@@ -16,7 +16,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.instruments.ledger import Bytes
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.planner.search import Found
-from tests.figures.drawn import boxes, parsed, places, texts, written
+from tests.figures.drawn import SVG, boxes, parsed, places, texts, written
 
 GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
 NODE = Cluster("A100-80GB", nodes=2)
@@ -238,6 +238,10 @@ ALONE: dict[str, Estimate] = {
 TOKENS = {name: 20.0 * one.model.parameters for name, one in ALONE.items()}
 
 
+def test_both_panels_of_the_limits_name_every_model() -> None:
+    assert all(texts(limits(ALONE, TOKENS).svg).count(name) == 2 for name in ALONE)
+
+
 def test_the_limits_name_the_largest_model_that_fits_and_the_time_of_the_last() -> None:
     picture = limits(ALONE, TOKENS)
     assert "fits into 80 GiB is middle" in picture.summary
@@ -255,7 +259,8 @@ def test_models_that_do_not_fit_stand_above_the_line() -> None:
 
 
 def test_the_chosen_model_is_pointed_out() -> None:
-    assert texts(limits(ALONE, TOKENS, chosen="small").svg).count("small") == 2
+    drawn = parsed(limits(ALONE, TOKENS, chosen="small").svg).iter(f"{SVG}text")
+    assert [one.text for one in drawn if one.text in ALONE and "font-weight" in one.attrib] == ["small", "small"]
 
 
 @pytest.mark.parametrize(

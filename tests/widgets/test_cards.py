@@ -15,7 +15,6 @@ from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Question
 from course_lib.questions.units import BYTES
 from course_lib.ranks import RunError
-from course_lib.widgets import answers, plain_answers
 from course_lib.widgets.cards import AGAIN, DECIDE, HIDE, OTHER, RUN, Card
 
 
@@ -59,9 +58,8 @@ def whats() -> list[str]:
     return [note.what for note in progress.notes()]
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_choice_is_decided_then_run_then_tried_again(plain: bool) -> None:
-    card = Card("Q4", plain=plain)
+def test_a_choice_is_decided_then_run_then_tried_again() -> None:
+    card = Card("Q4")
     assert card.field is not None
     card.field.widget.chosen = [0]
     press(card.main)
@@ -122,9 +120,8 @@ def test_a_number_without_its_unit_is_asked_for_again() -> None:
     assert "Right." in card.feedback.value
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_an_order_is_run_as_it_stands(plain: bool) -> None:
-    card = Card("Q2", plain=plain)
+def test_an_order_is_run_as_it_stands() -> None:
+    card = Card("Q2")
     assert card.field is not None
     card.field.widget.order = ["y", "x"]
     press(card.main)
@@ -142,6 +139,7 @@ def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
     press(card.main)
     press(card.main)
     assert "This is it." in card.feedback.value
+    assert "a remedy" not in card.feedback.value  # it is there once, to be ticked
     card.checklist.chosen = [1]
     assert (whats()[-1], progress.notes()[-1].answer) == ("checked", [1])
 
@@ -156,6 +154,17 @@ def test_a_card_opened_anew_shows_what_was_decided() -> None:
     third = Card("Q4")
     assert (third.field.answer, third.main.label) == ("b", DECIDE)
     assert "It was right." in third.status.value
+
+
+def test_a_card_opened_anew_says_if_it_was_once_answered_rightly() -> None:
+    for answer in ("b", "a"):
+        questions.load("Q4").answer(answer)
+    before = "You have found the right answer before."
+    assert "It was not the one." in Card("Q4").status.value and before in Card("Q4").status.value
+    questions.load("Q4").commit("c")
+    assert "You have decided: c" in Card("Q4").status.value and before in Card("Q4").status.value
+    questions.load("Q2").commit(["x", "y"])
+    assert before not in Card("Q2").status.value
 
 
 def test_a_kept_answer_that_no_longer_fits_the_question_is_left_alone() -> None:
@@ -271,36 +280,3 @@ def test_every_control_has_a_name() -> None:
     assert order.widget.label
     assert number.widget.description
     assert text.widget.description
-
-
-def test_the_plain_list_is_ordered_with_its_buttons() -> None:
-    plain = plain_answers.OrderList("Events", {"x": "first", "y": "second", "z": "third"})
-    up, down = plain.rows["y"].children[:2]
-    up.click()
-    assert plain.order == ["y", "x", "z"]
-    up.click()
-    assert plain.order == ["y", "x", "z"]
-    down.click()
-    down.click()
-    assert plain.order == ["x", "z", "y"]
-    plain.locked = True
-    assert up.disabled
-
-
-def test_plain_options_let_go_of_each_other_unless_several_may_be_chosen() -> None:
-    one = plain_answers.Options("Choose", ["x", "y"])
-    one.boxes[0].value = True
-    one.boxes[1].value = True
-    assert (one.chosen, one.boxes[0].value) == ([1], False)
-    one.boxes[1].value = False
-    assert one.chosen == []
-    several = plain_answers.Options("Tick", ["x", "y"], several=True)
-    several.boxes[1].value = several.boxes[0].value = True
-    assert sorted(several.chosen) == [0, 1]
-
-
-def test_both_kinds_of_controls_have_the_same_names() -> None:
-    assert callable(plain_answers.Running.begin) and callable(plain_answers.Running.end)
-    for name in ("Options", "OrderList", "Button"):
-        ours = set(getattr(answers, name).class_own_traits()) - {"_esm", "_css", "texts", "label", "several"}
-        assert ours <= set(getattr(plain_answers, name).class_traits())

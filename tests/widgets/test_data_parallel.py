@@ -75,7 +75,7 @@ def test_each_control_changes_its_part_of_the_run(
 
 def test_controls_and_pictures_say_what_they_are(explorer: DataParallelExplorer) -> None:
     assert [control.label for control in explorer.explorer.controls] == ["ranks", "batch size", "link speed", "overlap"]
-    for picture in (explorer.explorer.beside, explorer.explorer.under, explorer.explorer.below):
+    for picture in (explorer.explorer.beside, explorer.explorer.below):
         assert "emulated" in picture.value
         assert "aria-label" in picture.value
 
@@ -163,7 +163,7 @@ def test_it_can_even_begin_with_a_run_that_fails(monkeypatch: pytest.MonkeyPatch
 def test_where_no_widget_runs_there_are_pictures_and_the_sentences(explorer: DataParallelExplorer) -> None:
     bundle = explorer._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 3
+    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
     assert "<script" not in bundle["text/html"]
     assert "<svg" not in bundle["text/html"]
     assert bundle["text/plain"] in bundle["text/html"]

@@ -108,6 +108,8 @@ def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces)
         assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
     assert "Stopped. Move a control to go on." in pieces.explorer.sentences.value
     assert pieces.now == ("", 0.0)
+    assert pieces.number.value == 1  # what the picture shows
+    assert not is_dimmed(pieces)
     pieces.explorer._look = pieces.look
     pieces.number.value = 2
     assert "number 2" in pieces.explorer.sentences.value
@@ -133,6 +135,25 @@ def test_what_is_running_is_said_before_it_runs(pieces: Pieces) -> None:
     pieces.explorer._look = look
     pieces.number.value = 2
     assert said == ["Running"]
+
+
+def is_dimmed(pieces: Pieces) -> bool:
+    return "course-old" in pieces.explorer._box._dom_classes
+
+
+def test_a_picture_is_dimmed_while_it_is_not_what_the_controls_say(pieces: Pieces) -> None:
+    seen: list[bool] = []
+
+    def fail() -> View:
+        seen.append(is_dimmed(pieces))
+        raise ValueError("no")
+
+    look, pieces.explorer._look = pieces.explorer._look, fail
+    pieces.number.value = 2
+    assert seen == [True] and is_dimmed(pieces) and pieces.number.value == 2
+    pieces.explorer._look = look
+    pieces.number.value = 3
+    assert not is_dimmed(pieces)
 
 
 def test_names_of_all_controls_are_stored(pieces: Pieces) -> None:

@@ -105,11 +105,15 @@ def test_one_unit_alone_is_run_once_for_each_minibatch_and_vocabulary(called: li
 
 
 def test_the_sentences_compare_the_fullest_with_an_equal_share() -> None:
-    text = describe(SETTING, step_of(SETTING), step_of(SETTING._replace(units=1)))
+    step = step_of(SETTING)
+    text = describe(SETTING, step, step_of(SETTING._replace(units=1)), step.timeline)
     assert (
         "rank 3 is the fullest, with 300 kB measured, 25% of what one unit alone holds (an equal share is 25%)" in text
     )
-    assert "A step takes 40 ms, measured; alone 10 ms. On average a unit is busy for 25% of the time" in text
+    assert (
+        "A step takes 40 ms, measured, exactly as predicted; alone 10 ms. On average a unit is busy for 25% of the time"
+        in text
+    )
 
 
 def test_the_prediction_is_one_rank_after_the_other() -> None:
