@@ -66,7 +66,7 @@ def _examine(exercise: Exercise, fn: Any, seed: int) -> Verdict:
         if wrong := _judge(found, passed):
             return replace(wrong, situation=case.text, facts=(*wrong.facts, *_what_is_new(case, passed)))
         passed.append(found)
-    tried = f"Tried with {'; '.join(one.case.text for one in passed)}: each time the result was right."
+    tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
     return _weigh(Verdict(exercise.name, "passed", tried), run, exercise.run_right(case), exercise.memory)
 
 
@@ -183,7 +183,9 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
     if sent >= 1.5 * least_sent > 0:
         remarks.append(f"Your ranks send {sent / least_sent:.1f} times the bytes that are needed.")
     if calls > least_calls:
-        remarks.append(f"{least_calls} operations would do instead of {calls}: each pays the latency of the link anew.")
+        remarks.append(
+            f"You communicate {calls} times where {least_calls} would do, and each time pays the latency of the link."
+        )
     return replace(verdict, costs=costs, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
 
 
