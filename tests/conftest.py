@@ -35,7 +35,7 @@ LONGEST = (
     "widgets/test_mixed_precision.py",
     "questions/test_step_order.py",
     "mechanisms/test_situations_sharding.py",
-    "checks/test_averaging.py",
+    "checks/test_bank.py",
     "questions/test_precision.py",
     "experiments/test_ablations.py",
     "questions/test_strategies.py",

@@ -3,13 +3,15 @@
     verdict = checks.ring_all_reduce(ring_all_reduce)     shows itself in a notebook
     verdict.require()                                     the same, and raises NotPassed unless it is right
 
-A check compares with plain torch in one process, never with the course's own mechanisms, and tells a wrong idea
-from a slip of the keyboard: each file holds the misconceptions of one exercise, one small function for each.
+Each is an `Exercise`: a right solution, cases to try, and the wrong solutions that tell which idea a student had.
 """
 
 from course_lib.checks.averaging import average_gradients
+from course_lib.checks.exercise import Case, Exercise
 from course_lib.checks.ring import ring_all_reduce
 from course_lib.checks.splitting import split_batch
 from course_lib.checks.verdict import Cost, Idle, NotPassed, Verdict
 
-__all__ = ["Cost", "Idle", "NotPassed", "Verdict", "average_gradients", "ring_all_reduce", "split_batch"]
+PARTS = (split_batch, average_gradients, ring_all_reduce)
+__all__ = ["PARTS", "Case", "Cost", "Exercise", "Idle", "NotPassed", "Verdict"]
+__all__ += ["average_gradients", "ring_all_reduce", "split_batch"]

@@ -1,207 +1,197 @@
 """The way from a student's function to a verdict, the same for every exercise.
 
-    do the arguments fit?  ->  run on 2, 3 and 4 real ranks  ->  the price
-                                  |                   |
-                               an accident,        a result that one process
-                               a deadlock:         does not have: which
-                               which idea          idea leads to that?
-                               leads there?
-
-A misconception is a function that looks at the evidence and returns its explanation, or None if it does not fit.
-A bank is an ordered tuple of them; the first that fits is told.
+do the arguments fit?  ->  each case on real ranks  ->  the price, beside that of the right solution
+                              |             |
+                        an accident:     not what the right solution leaves:
+                        which one?       which wrong solution leaves the same?
+                                         if none does: what is certain, expected and got
 """
 
 from __future__ import annotations
 
 import builtins
 import difflib
-import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from course_lib.checks.verdict import Verdict
-from course_lib.ranks import Pace, RankFailed, RankTimeout, Run, RunError, Stopped, launch
+import torch
+import torch.distributed as dist
 
-TIMEOUT = 10.0  # seconds
-SLIPS = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
+from course_lib.checks.evidence import Evidence
+from course_lib.checks.exercise import TIMEOUT, Case, Exercise, Left, Mistake
+from course_lib.checks.verdict import Cost, Idle, Verdict
+from course_lib.ranks import RankTimeout, Run, RunError, Stopped
+from course_lib.timeline import Timeline
 
-Explanation = str | None
-
-
-class Case(Protocol):
-    """One situation to try a function in; `str` says it in words."""
-
-    @property
-    def world_size(self) -> int: ...
-
-
-Tried = TypeVar("Tried", bound=Case)
-Evidence = TypeVar("Evidence")
-
-
-@dataclass(frozen=True)
-class Exercise(Generic[Tried, Evidence]):
-    """What a check needs to know about one exercise.
-
-    name, arguments: of the student's function.
-    cases: what to try, smallest first, for a seed.  priced: the case whose price is shown, run at `pace`.
-    play: what each rank does, called with (rank, student's function, case). Only the student's exceptions leave it.
-    gather: makes evidence of a run.
-    is_right: whether the result is that of one process. The banks only explain what is not right.
-    weigh: adds the price to the verdict of a right function.
-    ideas: the bank for wrong results.  accidents: for runs that did not end well.  prices: for right results that
-        cost more than the exercise allows.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    cases: Callable[[int], list[Tried]]
-    priced: Tried
-    play: Callable[..., Any]
-    gather: Callable[[Tried, Run], Evidence]
-    is_right: Callable[[Evidence], bool]
-    weigh: Callable[[Evidence, Verdict], Verdict]
-    ideas: tuple[Callable[[Evidence], Explanation], ...]
-    accidents: tuple[Callable[[RunError], Explanation], ...] = ()
-    prices: tuple[Callable[[Evidence], Explanation], ...] = ()
-    pace: Pace | None = None
+MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
+SLIPS = (*MISSPELT, "AttributeError", "TypeError")
+BROKEN = "The check itself failed, which says nothing about your function. Please report this."
+UNWRITTEN = "Replace `raise NotImplementedError()` by your own lines. The hints above unfold one by one."
+RAISED = (
+    "Your function raised an exception, so its idea could not be tried. The last words of the exception usually name "
+    "the thing that is not what the line takes it for; print its shape or its value just before."
+)
 
 
-def examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: int) -> Verdict:
-    """Try the student's function in every case, and stop at the first that goes wrong."""
-    if not callable(fn):
-        raise TypeError(f"{exercise.name}={fn!r} is not a function; give the function itself, without parentheses")
-    verdict = _examine(exercise, fn, seed)
-    name = getattr(fn, "__name__", "")
-    return replace(verdict, name=name) if name.isidentifier() else verdict
-
-
-def _examine(exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], seed: int) -> Verdict:
-    if complaint := _wrong_arguments(exercise, fn):
-        return Verdict(exercise.name, "slip", complaint)
-    cases = exercise.cases(seed)
-    for case in cases:
-        found = _try(exercise, fn, case, None)
-        if isinstance(found, Verdict):
-            return found
-    found = _try(exercise, fn, exercise.priced, exercise.pace)
-    if isinstance(found, Verdict):
-        return found
-    tried = f"Tried with {'; '.join(map(str, cases))}: each time the result was that of one process."
-    return exercise.weigh(found, Verdict(exercise.name, "passed", tried))
-
-
-def _try(
-    exercise: Exercise[Tried, Evidence], fn: Callable[..., Any], case: Tried, pace: Pace | None
-) -> Evidence | Verdict:
-    """Run one case. Returns the evidence if all is well, else the verdict."""
+def examine(exercise: Exercise, fn: Any, seed: int) -> Verdict:
+    """Try the student's function in every case, and stop at the first that goes wrong. Raises nothing but Stopped."""
     try:
-        run = launch(exercise.play, case.world_size, (fn, case), timeout=TIMEOUT, pace=pace, device="cpu")
+        verdict = _examine(exercise, fn, seed)
     except Stopped:
         raise
-    except RunError as error:
-        return replace(_explain_accident(exercise, error, fn), situation=str(case))
-    found = exercise.gather(case, run)
-    verdict = _judge(exercise, found)
-    return replace(verdict, situation=str(case)) if verdict else found
+    except Exception as error:
+        verdict = Verdict(
+            exercise.name, "error", BROKEN, facts=(("What happened", f"{type(error).__name__}: {error}"),)
+        )
+    name = getattr(fn, "__name__", "")
+    return replace(verdict, name=name) if isinstance(name, str) and name.isidentifier() else verdict
 
 
-def _judge(exercise: Exercise[Tried, Evidence], evidence: Evidence) -> Verdict | None:
-    """What is wrong with the results of one run; None if nothing is."""
-    if not exercise.is_right(evidence):
-        idea, text = recognize(exercise.ideas, evidence) or ("", _NO_IDEA)
-        return Verdict(exercise.name, "idea", text, idea=idea)
-    if found := recognize(exercise.prices, evidence):
-        idea, text = found
-        return Verdict(exercise.name, "price", text, idea=idea)
-    return None
+def _examine(exercise: Exercise, fn: Any, seed: int) -> Verdict:
+    if complaint := _wrong_arguments(exercise, fn):
+        return Verdict(exercise.name, "slip", complaint)
+    passed: list[Evidence] = []
+    for case in exercise.ladder(seed):
+        try:
+            run = exercise.run([fn], case)
+        except Stopped:
+            raise
+        except RunError as error:
+            verdict = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
+            return replace(verdict, situation=case.text, facts=(*verdict.facts, *_what_is_new(case, passed)))
+        found = Evidence(exercise, case, *([of[0] for of in one.results] for one in (run, exercise.run_right(case))))
+        if wrong := _judge(found, passed):
+            return replace(wrong, situation=case.text, facts=(*wrong.facts, *_what_is_new(case, passed)))
+        passed.append(found)
+    tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
+    return _weigh(Verdict(exercise.name, "passed", tried), run, exercise.run_right(case), exercise.memory)
 
 
-_NO_IDEA = "The result is wrong, in a way that this check has no words for. Try the smallest case on paper."
-
-
-def recognize(bank: Iterable[Callable[[Evidence], Explanation]], evidence: Evidence) -> tuple[str, str] | None:
-    """The first misconception of a bank that fits the evidence: its name and its explanation."""
-    for misconception in bank:
-        if text := misconception(evidence):
-            return misconception.__name__, text
-    return None
-
-
-# Before the run
-
-
-def _wrong_arguments(exercise: Exercise[Any, Any], fn: Callable[..., Any]) -> Explanation:
+def _wrong_arguments(exercise: Exercise, fn: Any) -> str:
+    wanted = inspect.signature(exercise.right)
+    if not callable(fn):
+        return f"The check was given {fn!r}, which is no function. Give it the function itself, without parentheses."
     try:
-        parameters = inspect.signature(fn)
-        parameters.bind(*exercise.arguments)
-    except TypeError:
-        wanted = f"{exercise.name}({', '.join(exercise.arguments)})"
-        yours = f"{exercise.name}{parameters}"
-        return f"The check calls `{wanted}`, and your function is `{yours}`: give it these arguments again."
-    return None
+        inspect.signature(fn).bind(*wanted.parameters)
+    except (TypeError, ValueError):
+        given = f"The check calls `{exercise.name}({', '.join(wanted.parameters)})`"
+        return f"{given}, and your function is `{exercise.name}{inspect.signature(fn)}`: give it these arguments again."
+    return ""
 
 
-# After a run that did not end well
-
-
-def _explain_accident(exercise: Exercise[Any, Any], error: RunError, fn: Callable[..., Any]) -> Verdict:
-    cause = error.__cause__
-    if isinstance(cause, NotImplementedError):
-        text = "Replace `raise NotImplementedError()` by your own lines. The hints above unfold one by one."
-        return Verdict(exercise.name, "unwritten", text)
-    facts = (("What happened", error.message), *(("Line", line) for line in _lines(error)))
-    if found := recognize(exercise.accidents, error):
-        idea, text = found
-        return Verdict(exercise.name, "idea", text, idea=idea, facts=facts)
-    if isinstance(error, RankFailed) and type(cause).__name__ in SLIPS:
-        return Verdict(exercise.name, "slip", _explain_slip(cause, fn), facts=facts)
-    return Verdict(exercise.name, "error", _advice(error), facts=facts)
-
-
-def _advice(error: RunError) -> str:
-    """What to do about an accident that no bank knows."""
-    if isinstance(error, RankTimeout):
-        return f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
-    if error.__cause__ is None and not error.details.startswith("Traceback"):
-        return error.details
+def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
+    """What the last case that went well did not have, as a fact."""
+    if not passed:
+        return ()
+    before = passed[-1].case.world_size
+    ranks = f"{case.world_size} ranks instead of {before}; is a number of ranks written into your code?"
     return (
-        "Your function raised an exception, so its idea could not be tried. The last words of the exception usually "
-        "name the thing that is not what the line takes it for; print its shape or its value just before."
+        ("It was right before; new in this case", case.new or (ranks if case.world_size != before else "other sizes")),
     )
 
 
-def _lines(error: RunError) -> list[str]:
-    """The lines of the student's code at which ranks stood, without those that the message names already."""
-    lines = dict.fromkeys(row.line for row in error.report.rows if row.line)
-    return [line for line in lines if line not in error.message]
+def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
+    """What is wrong with a run that came to its end; None if nothing is."""
+    exercise = found.exercise
+    breach = exercise.contract(found.left) if found.is_right else ""
+    if found.is_right and not breach:
+        return None
+    facts = found.differences[0].facts() if found.differences else ()
+    mistakes = [one for one in found.mistakes() if all(before.would_pass(one) for before in passed)]
+    verdict = Verdict(exercise.name, "price" if breach else "idea", breach or found.sentence(), facts=facts)
+    return _named(verdict, mistakes)
 
 
-def _explain_slip(cause: BaseException | None, fn: Callable[..., Any]) -> str:
+def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
+    if not mistakes:
+        return verdict
+    text = " Or: ".join(f"{mistake.idea} {mistake.ask}" for mistake in mistakes)
+    several = f"{len(mistakes)} ideas lead to exactly this. " if len(mistakes) > 1 else ""
+    return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
+
+
+# Runs that did not come to their end
+
+
+def _explain_accident(exercise: Exercise, case: Case, error: RunError, fn: Callable[..., Any], is_new: bool) -> Verdict:
+    cause, kind = error.__cause__, type(error.__cause__).__name__
+    if kind == "NotImplementedError" and not str(cause):
+        return Verdict(exercise.name, "unwritten", UNWRITTEN)
+    lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in error.message)
+    facts = (("What happened", error.message), *(("Line", line) for line in lines))
+    if mistakes := [
+        one for one in exercise.mistakes if one.fails and cause and _fails_alike(exercise, case, one, error)
+    ]:
+        return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
+    if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
+        return Verdict(exercise.name, "idea", error.details, facts=facts)
+    if is_new and cause and kind not in MISSPELT:
+        return Verdict(
+            exercise.name, "idea", "Your function raises an exception at something that is new.", facts=facts
+        )
+    if kind in SLIPS:
+        return Verdict(exercise.name, "slip", _explain_slip(str(cause), fn), facts=facts)
+    endless = f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
+    return Verdict(exercise.name, "error", endless if isinstance(error, RankTimeout) else RAISED, facts=facts)
+
+
+def _fails_alike(exercise: Exercise, case: Case, mistake: Mistake, error: RunError) -> bool:
+    """Whether a wrong solution ends in the same error after the same operations."""
+    try:
+        exercise.run([mistake.program], case)
+    except RunError as theirs:
+        return _how_it_ended(theirs) == _how_it_ended(error)
+    return False
+
+
+def _how_it_ended(error: RunError) -> tuple:
+    """The same on every machine. Which ranks raise is not, if some of them wait for others that have raised."""
+    raised = [error.histories[row.rank] for row in error.report.rows if row.state == "raised"]
+    return type(error), type(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
+
+
+def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
     """Plain words for a misspelt name or a wrong type, with what was probably meant."""
-    text = str(cause)
-    misspelt = re.search(r"(?:name|variable) '(\w+)'", text) or re.search(r"attribute '(\w+)'", text)
-    meant = difflib.get_close_matches(misspelt[1], set(_names_around(text, fn)) - {misspelt[1]}) if misspelt else []
+    if "'NoneType' object has no attribute 'wait'" in text:
+        return "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
+    code = getattr(fn, "__code__", None)
+    local = [*code.co_varnames, *code.co_names, *getattr(fn, "__globals__", {})] if code else []
+    around = {*local, *dir(builtins)} if "name '" in text or "variable '" in text else {*dir(torch.Tensor), *dir(dist)}
+    misspelt = re.search(r"(?:name|variable|attribute) '(\w+)'", text)
+    meant = difflib.get_close_matches(misspelt[1], around - {misspelt[1]}) if misspelt else []
     advice = f" Did you mean `{meant[0]}`?" if meant else ""
     return f"Python stopped at one line; this says nothing about your idea yet.{advice}"
 
 
-def _names_around(text: str, fn: Callable[..., Any]) -> list[str]:
-    """The names that could stand where the misspelt one does."""
-    module = re.search(r"module '([\w.]+)'", text)
-    if module:
-        return dir(importlib.import_module(module[1]))
-    if "'Tensor'" in text:
-        return dir(importlib.import_module("torch").Tensor)
-    code = getattr(fn, "__code__", None)
-    local = [*code.co_varnames, *code.co_names] if code else []
-    return [*local, *getattr(fn, "__globals__", {}), *dir(builtins)]
+# The price
 
 
-def contains(error: RunError, *patterns: str) -> bool:
-    """Whether the error's first sentence or its original exception has one of these patterns in it."""
-    text = f"{error.message}\n{error.__cause__ or ''}"
-    return any(re.search(pattern, text) for pattern in patterns)
+def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:
+    """The price of a right function beside the best: that of the right solution on the same emulated clock."""
+    (sent, calls, held), (least_sent, least_calls, least_held) = map(_price, (run, right))
+    idle, least_idle = run.timeline.idle_fraction(), right.timeline.idle_fraction()
+    costs = (
+        Cost("bytes a rank sends", f"{sent:,}", f"{least_sent:,}"),
+        Cost("operations they take", f"{calls:,}", f"{least_calls:,}"),
+        Cost("bytes of extra memory on a rank", f"{held:,}", f"{least_held if memory is None else memory:,}"),
+        Cost("idle time (emulated)", f"{idle:.0%}", f"{least_idle:.0%}"),
+    )
+    remarks = []
+    if sent >= 1.5 * least_sent > 0:
+        remarks.append(f"Your ranks send {sent / least_sent:.1f} times the bytes that are needed.")
+    if calls > least_calls:
+        remarks.append(
+            f"You communicate {calls} times where {least_calls} would do, and each time pays the latency of the link."
+        )
+    return replace(verdict, costs=costs, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
+
+
+def _price(run: Run) -> tuple[int, int, int]:
+    """Of the rank that has most of it: bytes sent, operations, bytes of extra memory."""
+    left: list[Left] = [programs[0] for programs in run.results]
+    timeline: Timeline = run.timeline
+    sent = max(map(timeline.bytes_sent, range(run.world_size)))
+    return sent, max(len(one.sent) for one in left), max(one.memory for one in left)

@@ -7,377 +7,143 @@ as no share is empty and the largest, which all ranks wait for, is as small as i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from course_lib.checks.examine import Exercise, Explanation, examine
-from course_lib.checks.verdict import Cost, Verdict
-from course_lib.instruments.watch import Watch
-from course_lib.ranks import Run, RunError
+from course_lib.checks.exercise import Case, Exercise, Left, Value, Values
+from course_lib.ranks import Pace
+from course_lib.timeline import compute
 
-WIDTH = 5  # numbers in one sample
+NAMES = ("inputs", "targets")
 
 
-def split_batch(fn: Callable[..., Any], seed: int = 0) -> Verdict:
-    """Check a student's split_batch on 2, 3 and 4 ranks. seed: other sizes of minibatch."""
-    return examine(SPLITTING, fn, seed)
+def right(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return batch[len(batch) * rank // world_size : len(batch) * (rank + 1) // world_size]
 
 
-@dataclass(frozen=True)
-class SplitCase:
-    world_size: int
-    samples: int
+def _case(world_size: int, samples: int, new: str = "") -> Case:
+    return Case(f"{world_size} ranks and {samples} samples", world_size, partial(_arguments, samples, world_size), new)
 
-    def __str__(self) -> str:
-        return f"{self.world_size} ranks and {self.samples} samples"
 
-    def inputs(self) -> Tensor:
-        """[samples, WIDTH], each number different, so that a sample is known by its first one."""
-        return torch.arange(self.samples * WIDTH, dtype=torch.float32).view(self.samples, WIDTH)
+def _arguments(samples: int, world_size: int, rank: int) -> tuple[Tensor, Tensor, int, int]:
+    """Inputs and targets, neither of them in an order of its own."""
+    random = torch.Generator().manual_seed(samples)
+    return torch.rand(samples, 5, generator=random), torch.randperm(samples, generator=random), rank, world_size
 
-    def targets(self) -> Tensor:
-        """[samples]: the number of the sample."""
-        return torch.arange(self.samples)
 
+def _cases(seed: int) -> list[Case]:
+    uneven = "the ranks do not divide the samples"
+    even = [_case(2, 6 + 2 * seed), _case(2, 7 + 2 * seed, uneven), _case(3, 9 + 3 * seed)]
+    return [*even, _case(3, 11 + 3 * seed, uneven), _case(4, 4, "one sample for each rank"), _case(4, 9, uneven)]
 
-def _cases(seed: int) -> list[SplitCase]:
-    return [SplitCase(2, 8 + 2 * seed), SplitCase(3, 11 + 3 * seed), SplitCase(4, 9)]
 
+def _play(fn: Any, inputs: Tensor, targets: Tensor, rank: int, world_size: int) -> Any:
+    share = fn(inputs, rank, world_size)
+    with compute("forward", work=len(share) if isinstance(share, Tensor) and share.dim() else 0):
+        return {"inputs": share, "targets": fn(targets, rank, world_size)}
 
-# On a rank
 
+def _samples(lefts: list[Left], name: str) -> list[list[int]]:
+    """The rows of each rank's share by their number in the batch, -1 for what is not a row of it."""
+    batch, shares = lefts[0].before[name], [left.values.get(f"the result[{name}]", "") for left in lefts]
+    numbers = {str(row): number for number, row in enumerate(_rows(batch))}
+    return [[numbers.get(str(row), -1) for row in _rows(share)] for share in shares]
 
-@dataclass(frozen=True)
-class Share:
-    """What split_batch returned on one rank for inputs and targets: copies of tensors, else the type's name."""
 
-    inputs: Tensor | str
-    targets: Tensor | str
-    batch_changed: bool
-    memory: int
+def _rows(share: Value) -> list[Any]:
+    return share.double().tolist() if isinstance(share, Tensor) and share.dim() else []
 
 
-def _play(rank: int, fn: Callable[..., Any], case: SplitCase) -> Share:
-    batch, targets = case.inputs(), case.targets()
-    with Watch() as watch:
-        share = fn(batch, rank, case.world_size)
-    labels = fn(targets, rank, case.world_size)
-    changed = not torch.equal(batch, case.inputs()) or not torch.equal(targets, case.targets())
-    return Share(_portable(share), _portable(labels), changed, watch.peak)
+def _kind_of(share: Value) -> Value:
+    return share[:0] if isinstance(share, Tensor) and share.dim() else share
 
 
-def _portable(value: Any) -> Tensor | str:
-    return value.detach().clone() if isinstance(value, Tensor) else type(value).__name__
+def _view(lefts: list[Left]) -> list[Values]:
+    """What matters: how large shares are, how often each sample is used, and what else may not have happened."""
+    inputs, targets = (_samples(lefts, name) for name in NAMES)
+    used = Counter(sample for share in inputs for sample in share)
+    of_all: Values = {
+        "how often each sample is used": torch.tensor(sorted(used[n] for n in range(len(lefts[0].before["inputs"])))),
+        "the sizes of the shares": torch.tensor(sorted(map(len, inputs))),
+        "inputs and targets": "belong together" if inputs == targets else "are of different samples",
+    }
+    of_rank = [
+        {name: _kind_of(value) if "result" in name else value for name, value in one.values.items()} for one in lefts
+    ]
+    return [one | of_all for one in of_rank]
 
 
-# In the notebook
+def _rule(lefts: list[Left]) -> str:
+    shares = _samples(lefts, "inputs")
+    if min(min(share, default=0) for share in shares) < 0 or not any(shares):
+        return ""
+    where = "; ".join(f"rank {rank}: {', '.join(map(str, share)) or 'none'}" for rank, share in enumerate(shares))
+    return f"These samples go to your ranks, by their place in the batch. {where}."
 
 
-@dataclass(frozen=True)
-class Split:
-    """The shares of all ranks. inputs, targets: the samples on each rank, by number, -1 for what is not a sample."""
-
-    case: SplitCase
-    run: Run
-
-    @property
-    def shares(self) -> list[Share]:
-        return self.run.results
-
-    @property
-    def inputs(self) -> list[list[int]]:
-        return [_samples(share.inputs, self.case.inputs()) for share in self.shares]
-
-    @property
-    def targets(self) -> list[list[int]]:
-        return [_samples(share.targets, self.case.targets()) for share in self.shares]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(samples) for samples in self.inputs]
-
-    @property
-    def missing(self) -> list[int]:
-        return sorted(set(range(self.case.samples)) - {sample for share in self.inputs for sample in share})
-
-    @property
-    def repeated(self) -> list[int]:
-        counts = Counter(sample for share in self.inputs for sample in share)
-        return sorted(sample for sample, count in counts.items() if count > 1)
-
-    def holders(self, sample: int) -> list[int]:
-        return [rank for rank, share in enumerate(self.inputs) if sample in share]
-
-
-def _samples(share: Tensor | str, batch: Tensor) -> list[int]:
-    """The rows of a share, each by its number in the batch, or -1."""
-    if isinstance(share, str) or share.dim() == 0 or share.shape[1:] != batch.shape[1:]:
-        return []
-    numbers = {tuple(row.flatten().tolist()): number for number, row in enumerate(batch)}
-    return [numbers.get(tuple(row.flatten().tolist()), -1) for row in share]
-
-
-def _is_right(found: Split) -> bool:
-    exactly_once = sorted(sample for share in found.inputs for sample in share) == list(range(found.case.samples))
-    fair = min(found.sizes) > 0 and max(found.sizes) == max(_best_sizes(found.case))
-    return exactly_once and fair and found.inputs == found.targets and not any(s.batch_changed for s in found.shares)
-
-
-# What goes wrong
-
-
-def nothing_returned(found: Split) -> Explanation:
-    if any(share.inputs == "NoneType" for share in found.shares):
-        return "Your function returns None, at least on one rank: its last line has to `return` the share."
-    return None
-
-
-def all_shares_returned(found: Split) -> Explanation:
-    """A list of all shares instead of the one of this rank."""
-    kinds = {share.inputs for share in found.shares if isinstance(share.inputs, str)}
-    if not kinds:
-        return None
-    if kinds <= {"list", "tuple"}:
-        return (
-            f"Your function returns a {kinds.pop()}. Every rank runs the same code and asks only for its own share: "
-            "return one tensor, the share of `rank`."
-        )
-    return f"Your function returns a {kinds.pop()}; it has to return a tensor, the share of this rank."
-
-
-def batch_changed(found: Split) -> Explanation:
-    if any(share.batch_changed for share in found.shares):
-        return "Your function changes the batch itself. Take a part of it and leave the original as it was."
-    return None
-
-
-def features_split(found: Split) -> Explanation:
-    """The cut went through the samples, along dimension 1."""
-    shapes = [share.inputs.shape for share in found.shares if isinstance(share.inputs, Tensor)]
-    if all(len(shape) == 2 and shape[0] == found.case.samples and shape[1] < WIDTH for shape in shapes):
-        return (
-            "Every rank has all samples, and of each only a piece: you cut along dimension 1. That is a way to split "
-            "a model's work, but here whole samples are dealt out: cut along dimension 0."
-        )
-    return None
-
-
-def not_samples(found: Split) -> Explanation:
-    for rank, (samples, share) in enumerate(zip(found.inputs, found.shares, strict=True)):
-        if isinstance(share.inputs, Tensor) and (-1 in samples or (not samples and share.inputs.numel())):
-            return (
-                f"What rank {rank} returns, of shape {list(share.inputs.shape)}, is not made of rows of the batch. "
-                "A share holds whole rows, unchanged: something like `batch[start:stop]`."
-            )
-    return None
-
-
-def labels_mixed_up(found: Split) -> Explanation:
-    """A new random order in each call: the answers no longer belong to the questions."""
-    for rank, (inputs, targets) in enumerate(zip(found.inputs, found.targets, strict=True)):
-        if inputs != targets:
-            return (
-                f"Inputs and targets no longer belong together: called for the inputs, rank {rank} returns samples "
-                f"{_listing(inputs)}; called for the targets, {_listing(targets)}. Which samples a rank gets may "
-                "depend on `rank`, `world_size` and the length of the batch, on nothing else, chance included."
-            )
-    return None
-
-
-def whole_batch_everywhere(found: Split) -> Explanation:
-    if all(size == found.case.samples for size in found.sizes):
-        return (
-            "Every rank returns the whole batch. The gradients would even be right, but all ranks would do all the "
-            "work, and nothing would become faster."
-        )
-    return None
-
-
-def same_share_everywhere(found: Split) -> Explanation:
-    if all(share == found.inputs[0] for share in found.inputs):
-        return (
-            f"All ranks return the same samples, {_listing(found.inputs[0])}; nobody works on the others. "
-            "The share has to depend on `rank`."
-        )
-    return None
-
-
-def each_rank_shuffled(found: Split) -> Explanation:
-    """A random permutation drawn on each rank; ranks have different seeds."""
-    disordered = any(share != sorted(share) for share in found.inputs)
-    if disordered and (found.repeated or found.missing):
-        return (
-            "Each rank shuffled the batch in an order of its own, because the ranks' random generators are seeded "
-            f"differently: sample {(found.missing or found.repeated)[0]} is on "
-            f"{_ranks(found.holders((found.missing or found.repeated)[0]))}. All ranks have to agree on one order "
-            "before they cut; without shuffling, they do."
-        )
-    return None
-
-
-def remainder_dropped(found: Split) -> Explanation:
-    """Shares of samples // world_size; what is left over goes to nobody."""
-    samples, ranks = found.case.samples, found.case.world_size
-    if found.missing and not found.repeated and set(found.sizes) == {samples // ranks}:
-        return (
-            f"{ranks} does not divide {samples}, and shares of {samples // ranks} leave out {_named(found.missing)}: "
-            f"nobody would ever learn from the rest. {_SIZES}"
-        )
-    return None
-
-
-def padded(found: Split) -> Explanation:
-    """Every share rounded up to the same size, some samples used twice for it."""
-    samples, ranks = found.case.samples, found.case.world_size
-    if found.repeated and not found.missing and set(found.sizes) == {-(-samples // ranks)}:
-        return (
-            f"To make all shares equal you use {_named(found.repeated)} more than once. What is used twice counts "
-            "twice, and the gradient is no longer that of the minibatch. Shares may differ by one sample."
-        )
-    return None
-
-
-def borders_overlap(found: Split) -> Explanation:
-    if not found.repeated:
-        return None
-    holders = found.holders(found.repeated[0])
-    where = _ranks(holders) if len(holders) > 1 else f"rank {holders[0]} twice"
-    return (
-        f"Sample {found.repeated[0]} is on {where}. Each sample has to be on exactly one rank: one rank's share starts "
-        "where the share before it stops, and a slice leaves its stop out."
-    )
-
-
-def samples_lost(found: Split) -> Explanation:
-    if not found.missing:
-        return None
-    return (
-        f"Nobody has {_named(found.missing)}. Each sample has to be on exactly one rank: one rank's share "
-        "starts where the share before it stops, and the last one stops at the end of the batch."
-    )
-
-
-def empty_share(found: Split) -> Explanation:
-    """The size of a share rounded up, until nothing is left for the last rank."""
-    if min(found.sizes) > 0:
-        return None
-    return (
-        f"The shares have {_listing(found.sizes)} samples. Rounded up, they use up the batch before the last rank has "
-        f"its turn, and a mean over no samples is not a number. {_SIZES}"
-    )
-
-
-def lopsided(found: Split) -> Explanation:
-    """All samples are there, but one rank has more than it must, and the others wait for it."""
-    return (
-        f"Every sample is there once, but the shares have {_listing(found.sizes)} samples: all ranks wait for the "
-        f"largest, so {_idle(found.sizes):.0%} of their time is idle, where {_idle(_best_sizes(found.case)):.0%} "
-        f"would do. {_SIZES}"
-    )
-
-
-_SIZES = (
-    "Give each rank `samples // world_size`, and one more to the first `samples % world_size` ranks; "
-    "`torch.tensor_split` does it so."
+split_batch = Exercise(
+    "split_batch", right, _play, _cases, priced=_case(4, 10), pace=Pace({"forward": 0.01}), view=_view, rule=_rule
 )
+mistake = split_batch.mistake
 
 
-def too_few_pieces(error: RunError) -> Explanation:
-    """torch.chunk(9 samples, 4) makes three pieces of three."""
-    if not isinstance(error.__cause__, IndexError):
-        return None
-    return (
-        "There is no share with this number. `torch.chunk` rounds the size up, so the samples may be used up early: "
-        f"9 samples for 4 ranks become 3 + 3 + 3, and nothing is left for the last. {_SIZES}"
-    )
+@mistake("Every rank has all samples, and a piece of each.", ask="Along which dimension do samples lie?")
+def features_split(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return batch.tensor_split(world_size, dim=-1)[rank]
 
 
-def _best_sizes(case: SplitCase) -> list[int]:
-    least, left_over = divmod(case.samples, case.world_size)
-    return [least + 1] * left_over + [least] * (case.world_size - left_over)
+@mistake("Every rank has the whole batch.", ask="What becomes faster if all ranks do all the work?")
+def whole_batch_everywhere(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return batch
 
 
-def _idle(sizes: list[int]) -> float:
-    """Share of the ranks' time spent waiting for the largest share, if every sample takes the same time."""
-    return 1 - sum(sizes) / (len(sizes) * max(sizes))
+@mistake("All ranks return the same samples.", ask="What in your lines is different on each rank?")
+def same_share_everywhere(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return batch[: len(batch) // world_size]
 
 
-def _listing(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none"
+@mistake("Some samples are on no rank.", ask="What does `//` do with the samples that are left over?")
+def remainder_dropped(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]
 
 
-def _named(samples: list[int]) -> str:
-    if len(samples) == 1:
-        return f"sample {samples[0]}"
-    return f"samples {_listing(samples[:-1])} and {samples[-1]}"
+@mistake("To make shares equal, samples are used twice.", ask="How much does such a sample count?")
+def padded(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    size = -(-len(batch) // world_size)
+    return batch[(torch.arange(size) + rank * size) % len(batch)]
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"ranks {' and '.join(map(str, ranks))}" if len(ranks) != 1 else f"rank {ranks[0]} alone"
+@mistake("Two ranks have the sample at the border between them.", ask="Does a slice include its stop?")
+def borders_overlap(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    size = len(batch) // world_size
+    return batch[rank * size : (rank + 1) * size + 1]
 
 
-# The price
+@mistake("The last sample of every share is on no rank.", ask="Does a slice include its stop?")
+def samples_lost(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return right(batch, rank, world_size)[:-1]
 
 
-def _weigh(found: Split, verdict: Verdict) -> Verdict:
-    case, timeline = found.case, found.run.timeline
-    memory = max(share.memory for share in found.shares)
-    costs = (
-        Cost("bytes a rank sends", f"{max(map(timeline.bytes_sent, range(case.world_size))):,}", "0"),
-        Cost("bytes of extra memory on a rank", f"{memory:,}", "0"),
-        Cost(f"idle with {case} (modelled)", f"{_idle(found.sizes):.0%}", f"{_idle(_best_sizes(case)):.0%}"),
-    )
-    return replace(verdict, costs=costs, remarks=tuple(filter(None, [_copied(memory), _order(found)])))
+@mistake("A rank has nothing to do.", ask="How much is left for the last if all round up?")
+def empty_share(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    size = -(-len(batch) // world_size)
+    return batch[rank * size : (rank + 1) * size]
 
 
-def _copied(memory: int) -> Explanation:
-    if not memory:
-        return None
-    return (
-        "Your share is a copy. A slice such as `batch[start:stop]` is a view: it takes no memory and no time, "
-        "whatever the size of the batch."
-    )
+@mistake("One rank has all that is left over, and the others wait for it.", ask="Who else could take some?")
+def lopsided(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    size = len(batch) // world_size
+    return batch[rank * size : (rank + 1) * size if rank < world_size - 1 else None]
 
 
-def _order(found: Split) -> Explanation:
-    if all(share == list(range(share[0], share[-1] + 1)) for share in found.inputs):
-        return None
-    return (
-        f"You deal the samples out in another order than the batch has (rank 0 gets {_listing(found.inputs[0])}). "
-        "That is just as right: a mean does not depend on the order. PyTorch's DistributedSampler deals them out one "
-        "by one, like cards."
-    )
+@mistake("Inputs and targets do not belong together.", ask="What, besides the length, decides who gets what?")
+def sorted_before(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return right(batch[batch.view(len(batch), -1)[:, 0].argsort()], rank, world_size)
 
 
-SPLITTING = Exercise(
-    name="split_batch",
-    arguments=("batch", "rank", "world_size"),
-    cases=_cases,
-    priced=SplitCase(4, 10),
-    play=_play,
-    gather=Split,
-    is_right=_is_right,
-    ideas=(
-        nothing_returned,
-        all_shares_returned,
-        batch_changed,
-        features_split,
-        not_samples,
-        labels_mixed_up,
-        whole_batch_everywhere,
-        same_share_everywhere,
-        padded,
-        each_rank_shuffled,
-        remainder_dropped,
-        borders_overlap,
-        samples_lost,
-        empty_share,
-        lopsided,
-    ),
-    accidents=(too_few_pieces,),
-    weigh=_weigh,
-)
+@mistake("There are fewer pieces than ranks.", ask="How large is a piece if all round up?", fails=True)
+def too_few_pieces(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    return batch.chunk(world_size)[rank]

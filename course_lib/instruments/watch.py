@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class Sent(NamedTuple):
-    """One message as it left. peer: the rank it went to; content: a copy."""
+    """What a rank gave to one operation. peer: the rank a message went to, -1 for a collective; content: a copy."""
 
+    operation: str
     peer: int
     content: Tensor
 
@@ -26,14 +27,13 @@ class Watch(TorchDispatchMode):
     """Watches the code inside `with Watch() as watch:`.
 
     peak: the most bytes of tensor memory held at one time beyond what was there before.
-    sent: every message of send and isend, in order.
+    sent: what went into every message that was sent and every collective, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
         self.sent: list[Sent] = []
-        self._communicated: set[int] = set()
         self._held = 0
         self._known: dict[int, object] = {}  # storages: by id, those from before and those still alive
 
@@ -42,20 +42,16 @@ class Watch(TorchDispatchMode):
             storage = tensor.untyped_storage()
             self._known.setdefault(id(storage), storage)
         if func.namespace == "c10d":
-            self._note(func, args)
+            self._note(func.__name__.partition(".")[0].strip("_"), args)
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             self._count(tensor.untyped_storage())
         return result
 
-    def communicated(self, tensor: Tensor) -> bool:
-        """Whether this tensor, or one that shares its memory, was part of a collective or a message."""
-        return tensor.untyped_storage().data_ptr() in self._communicated
-
-    def _note(self, func: Any, args: Any) -> None:
-        self._communicated |= {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
-        if func is torch.ops.c10d.send.default:
-            self.sent += [Sent(args[2], tensor.clone()) for tensor in args[0]]
+    def _note(self, operation: str, args: Any) -> None:
+        peer = args[2] if operation == "send" else -1
+        if not operation.startswith("recv"):  # where there is an output as well, it comes before the input
+            self.sent += [Sent(operation, peer, tensor.clone()) for tensor in _tensors(args[1]) or _tensors(args[0])]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._known:

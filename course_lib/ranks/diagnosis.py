@@ -113,7 +113,7 @@ def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> tuple[str,
     cycle = _find_cycle(certain)
     if cycle:
         text = ", ".join(_wait_phrase(statuses[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
-        return f"Nobody can move: {text}.", None, _cycle_advice([statuses[rank] for rank in cycle])
+        return f"Nobody can move: {text}.", None, _cycle_advice([statuses[rank] for rank in cycle], statuses)
     absent = {rank: [other for other in others if statuses[other].has_ended] for rank, others in certain.items()}
     absent = {rank: others for rank, others in absent.items() if others}
     return _explain_absence(statuses, absent) if absent else None
@@ -151,13 +151,31 @@ def _wait_phrase(status: RankStatus, other: int) -> str:
     return f"{status.rank} waits to {'send to' if op.is_send else 'receive from'} {other}"
 
 
-def _cycle_advice(statuses: list[RankStatus]) -> str:
-    blocked = [status.blocked_in for status in statuses if status.blocked_in]
+def _cycle_advice(cycle: list[RankStatus], statuses: list[RankStatus]) -> str:
+    blocked = [status.blocked_in for status in cycle if status.blocked_in]
     if all(op.is_send for op in blocked):
         return "A send ends when its receive has begun: somebody must receive first, or use isend and wait later."
+    if reasons := list(filter(None, (_what_came_instead(status, statuses) for status in cycle))):
+        return reasons[0]
     if all(op.is_message and not op.is_send for op in blocked):
         return "Everybody waits for a message that nobody has sent yet, so somebody must send first."
     return "Each waits for the other to come to the same operation. Bring their calls into the same order."
+
+
+def _what_came_instead(status: RankStatus, statuses: list[RankStatus]) -> str:
+    """What a rank that waits to receive was sent by the other one: another tag, or fewer messages; "" if nothing."""
+    op = status.blocked_in
+    if op is None or not op.is_message or op.is_send or op.peer < 0:
+        return ""
+    sent = [o for o in statuses[op.peer].operations if o.is_send and (o.peer, o.group) == (status.rank, op.group)]
+    for other in sent:
+        if other.tag != op.tag and not any(belong(other, op.peer, mine, status.rank) for mine in status.operations):
+            return f"Rank {op.peer} sends with tag {other.tag}, and rank {status.rank} waits for tag {op.tag}."
+    count = sum(o.tag == op.tag for o in sent)
+    if not count:
+        return ""
+    text = f"Rank {status.rank} waits for message {op.order + 1} of rank {op.peer}, which has sent {count}"
+    return f"{text}: compare rounds."
 
 
 def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -> tuple[str, int | None, str]:
@@ -174,7 +192,8 @@ def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -
         what = f"that {op.name}"
     text = f"{sentence(who)}, but rank {gone} has already returned without {what}."
     where = describe_line(op.line)
-    return text, gone, f"The call that waits: {where}." if where else ""
+    advice = [_what_came_instead(statuses[waiting], statuses), f"The call that waits: {where}." if where else ""]
+    return text, gone, "\n".join(filter(None, advice))
 
 
 def _same_call(op: Operation | None, other: Operation) -> bool:

@@ -7,6 +7,8 @@ import linecache
 import os
 from dataclasses import dataclass, fields
 
+from course_lib.ranks.board import Operation
+
 
 @dataclass(frozen=True)
 class Row:
@@ -53,11 +55,15 @@ class RunError(Exception):
 
     rank: the rank at fault, or None where no single one is.
     report: what every rank was doing.
+    histories: the operations of every rank, oldest first, as far as the run came.
     """
+
+    histories: list[list[Operation]]
 
     def __init__(self, message: str, rank: int | None = None, report: Report | None = None, details: str = "") -> None:
         super().__init__(message)
         self.message, self.rank, self.report, self.details = message, rank, report or Report(()), details
+        self.histories = []
 
     def __str__(self) -> str:
         parts = [self.message, self.details.strip(), str(self.report) if self.report.rows else ""]

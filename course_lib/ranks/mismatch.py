@@ -22,7 +22,7 @@ def explain_mismatch(histories: list[list[Operation]]) -> tuple[str, int | None,
         difference = _difference(first[1], second[1])
         if difference:
             lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
-            return difference.format(a=first[0], b=second[0]), None, "\n".join(lines)
+            return difference.format(a=first[0], b=second[0]), None, "\n".join([*lines, _advice(first[1], second[1])])
     return _explain_crossing(histories)
 
 
@@ -66,6 +66,14 @@ def _difference(a: Operation, b: Operation) -> str:
     if a.dtype == b.dtype and (a.shape == b.shape or a.name == "all_to_all"):
         return ""
     return f"Ranks {{a}} and {{b}} call {a.name} with different tensors: {_data(a)} and {_data(b)}."
+
+
+def _advice(a: Operation, b: Operation) -> str:
+    if not a.is_message:
+        return "What all ranks call together has to be the same on all of them."
+    if a.dtype != b.dtype:
+        return "A tensor to receive into needs the dtype of what arrives; torch.empty makes float32."
+    return "A tensor to receive into needs the size of what arrives, which may not be that of what is sent."
 
 
 def _data(op: Operation) -> str:

@@ -59,6 +59,13 @@ class RunMonitor:
 
     def run(self, task: messages.Task) -> list[messages.Outcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
+        try:
+            return self._run(task)
+        except errors.RunError as error:
+            error.histories = [status.operations for status in self.statuses()]
+            raise
+
+    def _run(self, task: messages.Task) -> list[messages.Outcome]:
         asked, message = time.perf_counter(), pickle.dumps((self.pool.world, task))
         for worker in self.pool.workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below

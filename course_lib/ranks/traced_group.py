@@ -35,14 +35,14 @@ class TracedWork(dist.Work):
         self.tracer, self.op, self.inner, self.tensors = tracer, op, inner, tensors
         self.started = tracer.steps
         if _is_by_hand():
-            tracer.unclaimed.add(op.number)
+            tracer.unclaimed[op.number] = self
         if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
                 inner.get_future().add_done_callback(self._note_completion)
 
     def _claim(self) -> None:
         """Somebody waits for it, or will."""
-        self.tracer.unclaimed.discard(self.op.number)
+        self.tracer.unclaimed.pop(self.op.number, None)
 
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:

@@ -49,7 +49,7 @@ class Tracer:
         if pace:
             self.emulated = EmulatedClock(self.rank, pace, Entries(f"{self.rendezvous}-times-{self.runs}-", self.rank))
         self.operations: list[Operation] = []
-        self.unclaimed: set[int] = set()  # numbers of operations that nobody waits for yet
+        self.unclaimed: dict[int, Any] = {}  # handles nobody has waited for: gloo forgets a message without one
         self.marks: list[Mark] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()

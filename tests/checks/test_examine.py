@@ -7,12 +7,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib import checks, launch
-from course_lib.checks import examine
+from course_lib.checks import examine, exercise
+from course_lib.checks.averaging import gradients
+from course_lib.ranks import monitor
 
 scale = 2.0
+
+
+def neighbors() -> tuple[int, int]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return (rank + 1) % n, (rank - 1) % n
+
+
+# Slips
 
 
 def unwritten(tensor: Tensor) -> None:
@@ -34,6 +44,10 @@ def misspells_a_method(tensor: Tensor) -> None:
 
 def gives_too_many_arguments(tensor: Tensor) -> None:
     len(tensor, 2)  # type: ignore[call-arg]
+
+
+def waits_for_no_handle(tensor: Tensor) -> None:
+    dist.all_reduce(tensor).wait()
 
 
 def confuses_shapes(tensor: Tensor) -> None:
@@ -63,18 +77,19 @@ def test_a_stub_is_not_a_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "meant"),
+    ("fn", "words"),
     [
         (misspells_a_name, "Did you mean `world_size`?"),
         (misspells_a_function, "Did you mean `isend`?"),
         (misspells_a_method, "Did you mean `tensor_split`?"),
         (gives_too_many_arguments, "says nothing about your idea yet."),
+        (waits_for_no_handle, "without `async_op=True`, a collective is over when it returns."),
     ],
 )
-def test_a_slip_of_the_keyboard_is_not_called_a_wrong_idea(fn: Any, meant: str) -> None:
+def test_a_slip_of_the_keyboard_is_not_called_a_wrong_idea(fn: Any, words: str) -> None:
     verdict = checks.ring_all_reduce(fn)
     assert verdict.outcome == "slip"
-    assert verdict.message.endswith(meant)
+    assert verdict.message.endswith(words)
     assert "test_examine.py, line" in dict(verdict.facts)["What happened"]
 
 
@@ -102,15 +117,106 @@ def test_more_arguments_with_defaults_are_fine() -> None:
 
 
 def test_calling_the_function_instead_of_naming_it_is_told() -> None:
-    with pytest.raises(TypeError, match="give the function itself, without parentheses"):
-        checks.ring_all_reduce(None)  # type: ignore[arg-type]
+    verdict = checks.ring_all_reduce(None)  # type: ignore[arg-type]
+    assert verdict.outcome == "slip"
+    assert "Give it the function itself, without parentheses" in verdict.message
+
+
+# Runs that do not come to their end
+
+
+def sends_first(tensor: Tensor) -> None:
+    right, left = neighbors()
+    dist.send(tensor, right)
+    dist.recv(torch.empty_like(tensor), left)
+
+
+def receives_first(tensor: Tensor) -> None:
+    right, left = neighbors()
+    dist.recv(torch.empty_like(tensor), left)
+    dist.send(tensor, right)
+
+
+def exchanges(tensor: Tensor, buffer: Tensor, tag: int = 0, waits: bool = True) -> None:
+    right, left = neighbors()
+    sending = dist.isend(tensor, right, tag=tag)
+    dist.recv(buffer, left, tag=tag)
+    if waits:
+        sending.wait()
+
+
+def tags_by_rank(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty_like(tensor), tag=dist.get_rank())
+
+
+def receives_once_more(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty_like(tensor))
+    dist.recv(torch.empty_like(tensor), neighbors()[1])
+
+
+def does_not_wait(tensor: Tensor) -> None:
+    for _ in range(3):
+        exchanges(tensor, torch.empty_like(tensor), waits=False)
+
+
+def buffer_too_small(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty(tensor.numel() - 1))
+
+
+def buffer_too_large(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty(tensor.numel() + 1))
+
+
+def buffer_of_wrong_dtype(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty(tensor.numel(), dtype=torch.float64))
+
+
+def collective_on_rank_0(tensor: Tensor) -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(tensor)
+
+
+def leaves_the_ring(tensor: Tensor) -> None:
+    dist.send(tensor, dist.get_rank() + 1)
+
+
+ACCIDENTS = {
+    sends_first: "somebody must receive first",
+    receives_first: "a message that nobody has sent yet",
+    tags_by_rank: "Rank 1 sends with tag 1, and rank 0 waits for tag 0",
+    receives_once_more: "Rank 0 waits for message 2 of rank 1, which has sent 1",
+    does_not_wait: "Keep the handle that it returns and call its wait()",
+    buffer_too_small: "the size of what arrives",
+    buffer_too_large: "the size of what arrives",
+    buffer_of_wrong_dtype: "the dtype of what arrives",
+    collective_on_rank_0: "The call that waits",
+}
+
+
+@pytest.mark.parametrize(("fn", "words"), ACCIDENTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_run_that_does_not_end_is_told_why(fn: Any, words: str) -> None:
+    verdict = checks.ring_all_reduce(fn)
+    assert verdict.outcome == "idea"
+    assert words in verdict.message
+    assert "test_examine.py, line" in str(verdict)
+
+
+@pytest.mark.parametrize("fn", [buffer_too_small, buffer_of_wrong_dtype])
+def test_a_wrong_buffer_is_told_also_before_other_ranks_have_noticed(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the others still wait when the rank that received too much is already dead."""
+    monkeypatch.setattr(monitor, "_GRACE", 0.0)
+    assert ACCIDENTS[fn] in checks.ring_all_reduce(fn).message
+
+
+def test_a_neighbor_beyond_the_last_rank_is_told_with_the_ring() -> None:
+    assert "(rank + 1) % world_size" in str(checks.ring_all_reduce(leaves_the_ring))
 
 
 def test_an_endless_loop_ends_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "TIMEOUT", 1.5)
+    monkeypatch.setattr(exercise, "TIMEOUT", 1.5)
     verdict = checks.ring_all_reduce(never_ends)
     assert verdict.outcome == "error"
-    assert verdict.message.startswith("Nothing here should take 1.5 seconds")
+    assert "Nothing here should take" in verdict.message
     assert "Time limit" in dict(verdict.facts)["What happened"]
 
 
@@ -120,4 +226,111 @@ def test_the_next_launch_works_after_a_deadlock() -> None:
 
 
 def test_variables_around_the_function_are_seen() -> None:
-    assert checks.ring_all_reduce(lambda tensor: tensor.mul_(scale)).idea == "nothing_sent"
+    assert "sends nothing" in checks.ring_all_reduce(lambda tensor: tensor.mul_(scale)).message
+
+
+# What is new in a case
+
+
+def divides_the_frozen_parameter(model: nn.Module, samples: int) -> None:
+    for parameter in model.parameters():
+        parameter.grad /= dist.get_world_size()  # type: ignore[operator, assignment]
+        dist.all_reduce(parameter.grad)
+
+
+def misspells_what_is_new(model: nn.Module, samples: int) -> None:
+    for parameter in model.parameters():
+        gradient = parameter.grad if parameter.grad is not None else gradeint  # type: ignore[name-defined]  # noqa: F821
+        gradient /= dist.get_world_size()
+        dist.all_reduce(gradient)
+
+
+def waits_without_a_handle(model: nn.Module, samples: int) -> None:
+    for gradient in gradients(model):
+        dist.all_reduce(gradient).wait()
+
+
+def test_what_goes_wrong_with_what_is_new_is_told_so() -> None:
+    verdict = checks.average_gradients(divides_the_frozen_parameter)
+    assert verdict.outcome == "idea"
+    assert "something that is new" in verdict.message
+    assert "its `.grad` is None" in dict(verdict.facts)["It was right before; new in this case"]
+
+
+def test_what_goes_wrong_without_it_is_not_blamed_on_it() -> None:
+    assert "frozen" not in str(checks.average_gradients(waits_without_a_handle))
+    assert checks.average_gradients(misspells_what_is_new).outcome == "slip"
+
+
+# The machine itself
+
+
+def ends_the_group(tensor: Tensor) -> None:
+    dist.destroy_process_group()
+
+
+def test_ending_the_process_group_does_not_pass() -> None:
+    assert "ends the process group" in checks.ring_all_reduce(ends_the_group).message
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    return 2 * tensor
+
+
+def numbers(rank: int) -> tuple[Tensor]:
+    return (torch.tensor([1.0, 2.0, 4.0]) * (rank + 1),)
+
+
+def play(fn: Any, tensor: Tensor) -> Any:
+    return fn(tensor)
+
+
+def make(**options: Any) -> checks.Exercise:
+    case = checks.Case("2 ranks", 2, numbers)
+    return checks.Exercise("doubled", doubled, play, lambda seed: [case], priced=case, **options)
+
+
+def test_when_two_ideas_fit_both_are_said() -> None:
+    part = make()
+    for idea, factor in (("Three.", 3), ("Thrice.", 3.0), ("Four.", 4)):
+        part.mistake(idea, ask="Which?")(times(factor))
+    verdict = part(lambda tensor: tensor * 3)
+    assert "2 ideas lead to exactly this. Three. Which? Or: Thrice. Which?" in verdict.message
+    assert "Four" not in verdict.message
+
+
+def times(factor: float) -> Any:
+    def scaled(tensor: Tensor) -> Tensor:
+        return tensor * factor
+
+    return scaled
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda tensor: tensor * 6, "3 times too large"),
+        (lambda tensor: (2 * tensor).flip(0), "in the wrong order"),
+        (lambda tensor: (2 * tensor).double(), "not even of the right type, dtype and shape"),
+        (lambda tensor: (2 * tensor)[:, None], "not even of the right type, dtype and shape"),
+        (lambda tensor: tensor.mul_(2), "changes `tensor`"),
+        (lambda tensor: 2 * tensor + dist.get_rank(), "Only rank 0 has what it should have"),
+        (lambda tensor: tensor + 0.5, "not what one process would have"),
+        (lambda tensor: tensor * float("nan"), "not what one process would have"),
+        (lambda tensor: (one for one in tensor), "not even of the right type"),
+    ],
+)
+def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> None:
+    verdict = make(rounding=1e-6)(fn)
+    assert words in verdict.message
+    assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
+
+
+def test_what_may_be_rounding_is_right() -> None:
+    assert make(rounding=1e-6)(lambda tensor: tensor * (2 + 1e-7)).passed
+    assert not make()(lambda tensor: tensor * (2 + 3e-7)).passed
+
+
+def test_a_check_never_raises_by_itself() -> None:
+    verdict = make(view=lambda lefts: [{}][1:5])(doubled)
+    assert (verdict.outcome, verdict.message) == ("error", examine.BROKEN)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import Deadlock, Mismatch, RankTimeout, launch
+from course_lib import Deadlock, Mismatch, RankFailed, RankTimeout, launch
 
 
 def waits(kind, who, whom):
@@ -269,3 +269,34 @@ def test_a_deadlock_is_a_deadlock_and_no_mismatch(fault):
         dist.recv(torch.zeros(1), 1 - rank)
 
     assert not isinstance(fault.of(Deadlock, both_receive), Mismatch)
+
+
+def test_a_message_with_another_tag_is_named(fault):
+    def ring(rank):
+        sending = dist.isend(torch.zeros(1), 1 - rank, tag=rank)
+        dist.recv(torch.zeros(1), 1 - rank, tag=rank)
+        sending.wait()
+
+    assert "Rank 1 sends with tag 1, and rank 0 waits for tag 0." in str(fault.of(Deadlock, ring))
+
+
+def test_a_round_that_the_sender_does_not_have_is_counted(fault):
+    def ring(rank):
+        for step in range(3):
+            sending = dist.isend(torch.zeros(1), 1 - rank) if step < 2 else None
+            dist.recv(torch.zeros(1), 1 - rank)
+            if sending:
+                sending.wait()
+
+    assert "Rank 0 waits for message 3 of rank 1, which has sent 2: compare rounds." in str(fault.of(Deadlock, ring))
+
+
+def test_a_message_arrives_although_nobody_keeps_its_handle():
+    def forgetful(rank):
+        dist.isend(torch.full((1,), float(rank)), 1 - rank)
+        box = torch.zeros(1)
+        dist.recv(box, 1 - rank)
+        assert box == 1 - rank
+
+    with pytest.raises(RankFailed, match="began isend to rank 1 and returned without waiting for it"):
+        launch(forgetful, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from course_lib import launch
 from course_lib.instruments.watch import Watch
@@ -43,32 +42,28 @@ def test_a_view_keeps_the_memory_of_its_tensor_alive() -> None:
     del view, other
 
 
-def messages(rank: int) -> tuple[list[int], list[list[float]], bool, bool]:
-    tensor, untouched = torch.full((2,), float(rank)), torch.zeros(2)
-    arriving = torch.empty(2)
+def messages(rank: int) -> list[tuple[str, int, list[float]]]:
+    tensor, arriving = torch.full((2,), float(rank)), torch.empty(2)
     with Watch() as watch:
         sending = dist.isend(tensor[:1], 1 - rank)
         dist.recv(arriving[:1], 1 - rank)
         assert sending is not None
         sending.wait()
         tensor += 10
-    peers, contents = [sent.peer for sent in watch.sent], [sent.content.tolist() for sent in watch.sent]
-    return peers, contents, watch.communicated(tensor), watch.communicated(untouched)
+    return [(sent.operation, sent.peer, sent.content.tolist()) for sent in watch.sent]
 
 
 def test_messages_are_noted_as_they_left() -> None:
-    first, second = launch(messages, 2).results
-    assert first == ([1], [[0.0]], True, False)
-    assert second == ([0], [[1.0]], True, False)
+    assert launch(messages, 2).results == [[("send", 1, [0.0])], [("send", 0, [1.0])]]
 
 
-def reduced(rank: int) -> tuple[bool, bool, float]:
+def reduced(rank: int) -> tuple[list[tuple[str, int, float]], float]:
     tensor = torch.ones(3)
-    copy: Tensor = tensor.clone()
     with Watch() as watch:
-        dist.all_reduce(copy)
-    return watch.communicated(copy), watch.communicated(tensor), float(copy[0])
+        dist.all_reduce(tensor)
+        dist.all_gather([torch.empty(3) for _ in range(2)], tensor)
+    return [(sent.operation, sent.peer, float(sent.content.sum())) for sent in watch.sent], float(tensor[0])
 
 
-def test_a_collective_is_seen_and_still_does_its_work() -> None:
-    assert launch(reduced, 2).results == [(True, False, 2.0)] * 2
+def test_what_went_into_a_collective_is_noted_and_it_still_does_its_work() -> None:
+    assert launch(reduced, 2).results == [([("allreduce", -1, 3.0), ("allgather", -1, 6.0)], 2.0)] * 2

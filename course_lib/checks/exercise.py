@@ -1,0 +1,165 @@
+"""An exercise part: a right solution, the cases to try it in, and wrong solutions as students write them.
+
+    ring_all_reduce = Exercise("ring_all_reduce", right, play, cases, priced=Case(...))
+
+    @ring_all_reduce.mistake("Finished chunks are added once more.", ask="What is missing in a finished chunk?")
+    def added_in_second_phase(tensor): ...
+
+A wrong solution is a whole misconception. Whoever leaves what it leaves on every rank thought the same; and so the
+bank tests itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.checks.verdict import Verdict
+from course_lib.instruments.watch import Sent, Watch
+from course_lib.ranks import Pace, Run, launch
+
+TIMEOUT = 10.0  # seconds
+Value = Tensor | str  # whatever is not a tensor, in words
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One situation to try a function in.
+
+    text: the situation in words, "3 ranks and 7 numbers".
+    arguments: makes the arguments of one rank, on that rank.
+    new: what the case before did not have, so that it is to blame if that one went well.
+    """
+
+    text: str
+    world_size: int
+    arguments: Callable[[int], tuple[Any, ...]]
+    new: str = ""
+
+
+class Left(NamedTuple):
+    """What a program left on one rank.
+
+    values, before: its result ("the result") and its arguments afterwards; its arguments as they were.
+    sent: what went into messages and collectives.  memory: the most bytes it held in addition.
+    ended_group: whether it ended the process group.
+    """
+
+    values: Values
+    before: Values
+    sent: list[Sent]
+    memory: int
+    ended_group: bool
+
+
+class Mistake(NamedTuple):
+    """A wrong solution, the idea behind it, and a question that leads out. fails: its run does not come to its end."""
+
+    program: Callable[..., Any]
+    idea: str
+    ask: str
+    fails: bool
+
+
+@dataclass(eq=False)
+class Exercise:
+    """One part of an exercise; called with a student's function and a seed, it gives the verdict.
+
+    name: of the student's function.  right: a solution at the best possible price.
+    play: calls a solution with the arguments of a case, as play(solution, *arguments); what it returns is compared.
+    cases: what to try, for a seed: the smallest first, each harder by one thing.
+    priced: the case that comes last, and whose price is told.  pace: of the emulated clock.
+    memory: the least extra bytes that are possible; None: those of the right solution.
+    rounding: how far a number may be off, as a share of the largest one that the right solution makes.
+    view: what of all that is left matters, by rank, where solutions are free to differ.
+    contract: what besides the result is wrong; "" if nothing is.  rule: what only a rule can tell of a wrong result.
+    """
+
+    name: str
+    right: Callable[..., Any]
+    play: Callable[..., Any]
+    cases: Callable[[int], list[Case]]
+    priced: Case
+    pace: Pace = field(default_factory=Pace)
+    memory: int | None = None
+    rounding: float = 0.0
+    view: Callable[[list[Left]], list[Values]] = lambda lefts: [left.values for left in lefts]
+    contract: Callable[[list[Left]], str] = lambda lefts: ""
+    rule: Callable[[list[Left]], str] = lambda lefts: ""
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def __call__(self, fn: Callable[..., Any], seed: int = 0) -> Verdict:
+        """Check a student's function on 2, 3 and 4 ranks. seed: other numbers and sizes."""
+        from course_lib.checks.examine import examine  # it needs to know what an exercise is
+
+        return examine(self, fn, seed)
+
+    def mistake(self, idea: str, ask: str, fails: bool = False) -> Callable[[Callable], Callable]:
+        """Put a wrong solution into the bank. idea: a sentence; ask: a question."""
+
+        def register(program: Callable) -> Callable:
+            self.mistakes.append(Mistake(program, idea, ask, fails))
+            return program
+
+        return register
+
+    @functools.cache  # noqa: B019  (an exercise lives as long as the program)
+    def ladder(self, seed: int) -> list[Case]:
+        """All cases for a seed; the same objects each time, so that what is known about them can be kept."""
+        return [*self.cases(seed), self.priced]
+
+    def run(self, programs: list[Callable], case: Case) -> Run:
+        """Run programs one after the other; the result of a rank is what each of them left there."""
+        args = (programs, self.play, case.arguments)
+        return launch(_leave_all, case.world_size, args, timeout=TIMEOUT, pace=self.pace, device="cpu")
+
+    @functools.cache  # noqa: B019
+    def run_right(self, case: Case) -> Run:
+        return self.run([self.right], case)
+
+    @functools.cache  # noqa: B019
+    def run_mistakes(self, case: Case) -> dict[Mistake, list[Left]]:
+        """What all mistakes leave whose runs come to their end, by rank."""
+        mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
+        run = self.run([mistake.program for mistake in mistakes], case)
+        return dict(zip(mistakes, map(list, zip(*run.results, strict=True)), strict=True))
+
+
+# On a rank
+
+
+def _leave_all(rank: int, programs: list[Callable], play: Callable, arguments: Callable) -> list[Left]:
+    return [_leave(rank, program, play, arguments(rank)) for program in programs]
+
+
+def _leave(rank: int, program: Callable, play: Callable, arguments: tuple[Any, ...]) -> Left:
+    torch.manual_seed(1000 + rank)
+    named = dict(zip(list(inspect.signature(play).parameters)[1:], arguments, strict=True))
+    before = _values_of(named)
+    with Watch() as watch:
+        result = play(program, *arguments)
+    return Left(_values_of({"the result": result, **named}), before, watch.sent, watch.peak, not dist.is_initialized())
+
+
+def _values_of(thing: Any, name: str = "") -> Values:
+    """Everything inside: tensors as copies, the parameters of a module and their gradients, all else in words."""
+    if isinstance(thing, Tensor):
+        return {name: thing.detach().clone()}
+    if isinstance(thing, nn.Module):
+        parameters = dict(thing.named_parameters())
+        return _values_of(parameters | {f"{key}.grad": parameter.grad for key, parameter in parameters.items()})
+    if isinstance(thing, dict):
+        inside = [_values_of(value, f"{name}[{key}]" if name else key) for key, value in thing.items()]
+    elif isinstance(thing, list | tuple):
+        inside = [{name: f"{len(thing)} values"}, *(_values_of(one, f"{name}[{i}]") for i, one in enumerate(thing))]
+    else:
+        return {name: repr(thing) if isinstance(thing, int | float | str | None) else f"a {type(thing).__name__}"}
+    return {key: value for values in inside for key, value in values.items()}

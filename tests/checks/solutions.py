@@ -1,0 +1,327 @@
+"""Solutions that students write: right ones in many ways, and wrong ones that no single idea is behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.checks.averaging import gradients
+from course_lib.checks.averaging import right as averaged
+from course_lib.checks.ring import right as ring
+from course_lib.checks.splitting import right as split
+
+
+def place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def all_samples(samples: int) -> int:
+    total = torch.tensor(samples)
+    dist.all_reduce(total)
+    return int(total)
+
+
+# split_batch, right
+
+
+def counted_by_hand(batch: Any, rank: int, world_size: int) -> Any:
+    least, left_over = divmod(len(batch), world_size)
+    start = rank * least + min(rank, left_over)
+    return batch[start : start + least + (rank < left_over)]
+
+
+def a_piece_of_tensor_split(batch: Any, rank: int, world_size: int) -> Any:
+    return torch.tensor_split(batch, world_size)[rank]
+
+
+def dealt_like_cards(batch: Any, rank: int, world_size: int) -> Any:
+    return batch[rank::world_size]
+
+
+def copied_by_index(batch: Any, rank: int, world_size: int) -> Any:
+    return batch[torch.arange(rank, len(batch), world_size)]
+
+
+def shuffled_with_a_common_seed(batch: Any, rank: int, world_size: int) -> Any:
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
+    return batch[order[rank::world_size]]
+
+
+# split_batch, wrong
+
+COMMON = torch.Generator().manual_seed(0)  # the same on all ranks, and another order in each call
+
+
+def returns_nothing(batch: Any, rank: int, world_size: int) -> None:
+    split(batch, rank, world_size)
+
+
+def returns_all_shares(batch: Any, rank: int, world_size: int) -> Any:
+    return batch.tensor_split(world_size)
+
+
+def changes_the_batch(batch: Any, rank: int, world_size: int) -> Any:
+    return split(batch, rank, world_size).mul_(2)
+
+
+def flattens_the_share(batch: Any, rank: int, world_size: int) -> Any:
+    return split(batch, rank, world_size).flatten()
+
+
+def copies_into_zeros(batch: Any, rank: int, world_size: int) -> Any:
+    share = split(batch, rank, world_size)
+    return torch.zeros(share.shape).copy_(share)
+
+
+def shuffles_in_each_call(batch: Any, rank: int, world_size: int) -> Any:
+    return split(batch[torch.randperm(len(batch), generator=COMMON)], rank, world_size)
+
+
+def shuffles_on_each_rank(batch: Any, rank: int, world_size: int) -> Any:
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(rank))
+    return split(batch[order], rank, world_size)
+
+
+# average_gradients, right
+
+
+def weighted_before(model: nn.Module, samples: int) -> None:
+    total = all_samples(samples)
+    for gradient in gradients(model):
+        gradient *= samples / total
+        dist.all_reduce(gradient)
+
+
+def divided_after(model: nn.Module, samples: int) -> None:
+    total = all_samples(samples)
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is not None:
+            weighted = parameter.grad * samples
+            dist.all_reduce(weighted)
+            parameter.grad = weighted / total
+
+
+def in_one_message(model: nn.Module, samples: int) -> None:
+    everything = gradients(model)
+    message = torch.cat([gradient.flatten() for gradient in everything]) * samples / all_samples(samples)
+    dist.all_reduce(message)
+    for gradient, part in zip(everything, message.split([g.numel() for g in everything]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def with_handles(model: nn.Module, samples: int) -> None:
+    total = all_samples(samples)
+    handles = []
+    for gradient in gradients(model):
+        gradient.mul_(samples / total)
+        handles.append(dist.all_reduce(gradient, async_op=True))
+    for handle in handles:
+        handle.wait()
+
+
+def by_gathering(model: nn.Module, samples: int) -> None:
+    total = all_samples(samples)
+    for gradient in gradients(model):
+        everyone = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, gradient * samples)
+        gradient.copy_(torch.stack(everyone).sum(0) / total)
+
+
+def with_a_float32_weight(model: nn.Module, samples: int) -> None:
+    total = torch.tensor(samples)
+    dist.all_reduce(total)
+    for gradient in gradients(model):
+        gradient *= samples / total
+        dist.all_reduce(gradient)
+
+
+# average_gradients, wrong
+
+
+def divides_alone(model: nn.Module, samples: int) -> None:
+    for gradient in gradients(model):
+        gradient /= dist.get_world_size()
+
+
+def sets_to_zero(model: nn.Module, samples: int) -> None:
+    for gradient in gradients(model):
+        gradient.zero_()
+
+
+def rounds_the_weight_down(model: nn.Module, samples: int) -> None:
+    total = all_samples(samples)
+    for gradient in gradients(model):
+        gradient *= samples // total
+
+
+def changes_parameters(model: nn.Module, samples: int) -> None:
+    averaged(model, samples)
+    for parameter in model.parameters():
+        parameter.data -= 0.1
+
+
+def drops_gradients(model: nn.Module, samples: int) -> None:
+    averaged(model, samples)
+    model.zero_grad()
+
+
+def makes_up_a_gradient(model: nn.Module, samples: int) -> None:
+    averaged(model, samples)
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def leaves_vectors_out(model: nn.Module, samples: int) -> None:
+    total = all_samples(samples)
+    for gradient in gradients(model):
+        if gradient.dim() > 1:
+            gradient *= samples / total
+            dist.all_reduce(gradient)
+
+
+def five_times_too_large(model: nn.Module, samples: int) -> None:
+    averaged(model, samples)
+    for gradient in gradients(model):
+        gradient *= 5
+
+
+def reduces_to_rank_0(model: nn.Module, samples: int) -> None:
+    total = all_samples(samples)
+    for gradient in gradients(model):
+        gradient *= samples / total
+        dist.reduce(gradient, 0)
+
+
+def adds_in_its_own_order(model: nn.Module, samples: int) -> None:
+    total, (rank, n) = all_samples(samples), place()
+    for gradient in gradients(model):
+        everyone = [torch.empty_like(gradient) for _ in range(n)]
+        dist.all_gather(everyone, gradient * samples)
+        gradient.copy_(sum((*everyone[rank + 1 :], *everyone[:rank]), everyone[rank]) / total)
+
+
+def knows_two_ranks(model: nn.Module, samples: int) -> None:
+    averaged(model, samples)
+    for gradient in gradients(model):
+        gradient *= dist.get_world_size() / 2
+
+
+def takes_the_largest(model: nn.Module, samples: int) -> None:
+    for gradient in gradients(model):
+        dist.all_reduce(gradient, op=dist.ReduceOp.MAX)
+
+
+# ring_all_reduce, right
+
+
+def rounds(tensor: Tensor, exchange: Any, direction: int = 1) -> None:
+    """Both phases: exchange(outgoing, arriving, to, source) is one round."""
+    rank, n = place()
+    chunks = tensor.view(-1).tensor_split(n)
+    for step in range(2 * (n - 1)):
+        own = chunks[(rank - direction * (step + 1)) % n]
+        arriving = torch.empty_like(own)
+        exchange(chunks[(rank - direction * step) % n], arriving, (rank + direction) % n, (rank - direction) % n)
+        own.copy_(own + arriving if step < n - 1 else arriving)
+
+
+def with_isend(outgoing: Tensor, arriving: Tensor, to: int, source: int) -> None:
+    sending = dist.isend(outgoing, to)
+    dist.recv(arriving, source)
+    sending.wait()
+
+
+def one_loop(tensor: Tensor) -> None:
+    rounds(tensor, with_isend)
+
+
+def other_direction_and_returned(tensor: Tensor) -> Tensor:
+    rounds(tensor, with_isend, direction=-1)
+    return tensor
+
+
+def in_batches(tensor: Tensor) -> None:
+    def exchange(outgoing: Tensor, arriving: Tensor, to: int, source: int) -> None:
+        pair = [dist.P2POp(dist.isend, outgoing, to), dist.P2POp(dist.irecv, arriving, source)]
+        for handle in dist.batch_isend_irecv(pair):
+            handle.wait()
+
+    rounds(tensor, exchange)
+
+
+def rank_0_receives_first(tensor: Tensor) -> None:
+    """Blocking sends all around; one rank breaks the circle."""
+
+    def exchange(outgoing: Tensor, arriving: Tensor, to: int, source: int) -> None:
+        if dist.get_rank():
+            dist.send(outgoing, to)
+        dist.recv(arriving, source)
+        if not dist.get_rank():
+            dist.send(outgoing, to)
+
+    rounds(tensor, exchange)
+
+
+# ring_all_reduce, wrong
+
+
+def calls_all_reduce(tensor: Tensor) -> None:
+    dist.all_reduce(tensor)
+
+
+def multiplies_alone(tensor: Tensor) -> None:
+    tensor *= dist.get_world_size()
+
+
+def replaces_list_entries(tensor: Tensor) -> None:
+    rank, n = place()
+    chunks = list(tensor.view(-1).tensor_split(n))
+    for step in range(2 * (n - 1)):
+        own = (rank - step - 1) % n
+        arriving = torch.empty_like(chunks[own])
+        with_isend(chunks[(rank - step) % n], arriving, (rank + 1) % n, (rank - 1) % n)
+        chunks[own] = chunks[own] + arriving if step < n - 1 else arriving
+
+
+def mixes_chunks(tensor: Tensor) -> None:
+    rank, n = place()
+    chunks = tensor.view(-1)[: tensor.numel() // n * n].chunk(n)
+    for _ in range(2 * (n - 1)):
+        arriving = torch.empty_like(chunks[rank])
+        with_isend(chunks[rank], arriving, (rank + 1) % n, (rank - 1) % n)
+        chunks[rank].add_(arriving)
+
+
+def reverses_the_sum(tensor: Tensor) -> None:
+    ring(tensor)
+    tensor.copy_(tensor.flatten().flip(0).view_as(tensor))
+
+
+def sends_each_chunk_twice(tensor: Tensor) -> None:
+    def exchange(outgoing: Tensor, arriving: Tensor, to: int, source: int) -> None:
+        with_isend(outgoing, arriving, to, source)
+        with_isend(outgoing, arriving, to, source)
+
+    rounds(tensor, exchange)
+
+
+def one_round_too_many(tensor: Tensor) -> None:
+    rank, n = place()
+    ring(tensor)
+    with_isend(tensor[:1].clone(), tensor[:1].clone(), (rank + 1) % n, (rank - 1) % n)
+
+
+def doubles_distances(tensor: Tensor) -> None:
+    """Recursive doubling: whole tensors, to partners twice as far away in each round."""
+    rank, n = place()
+    if n == 3:
+        return ring(tensor)
+    for distance in (1, 2)[: n // 2]:
+        arriving = torch.empty_like(tensor)
+        with_isend(tensor, arriving, rank ^ distance, rank ^ distance)
+        tensor += arriving
+    return None
