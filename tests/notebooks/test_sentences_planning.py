@@ -68,8 +68,8 @@ PROOFS: Proofs = {
     "Nearly all bytes are those of tensor parallelism, and here they stay inside a node.": lambda: (
         flow("tensor")[0] > 100 * (flow("pipeline")[0] + flow("data")[0]) and shows(FLOWS, "over NVLink 3       takes")
     ),
-    "For tensor traffic a device waits as long as it takes: nobody can go on without the sum. Gradients travel while the "
-    "backward pass goes on, so a part of their time is hidden": lambda: (
+    "For tensor traffic a device waits as long as it takes: nobody can go on without the sum. Gradients travel while "
+    "the backward pass goes on, so a part of their time is hidden": lambda: (
         flow("tensor")[1] == flow("tensor")[2] and flow("data")[1] > flow("data")[2]
     ),
     "It has 64 heads, but only 8 of keys and values": lambda: (MODEL.heads, MODEL.kv_heads) == (64, 8),
