@@ -174,7 +174,7 @@ def update_in_between(rank):
     weights = flat(model.parameters())
     own = weights.tensor_split(dist.get_world_size())[rank]
     optimizer = torch.optim.AdamW([own], lr=1e-3)  # it has never seen the other shards
-    for inputs, targets in shares(rank, samples=32, steps=10):
+    for inputs, targets in shares(rank, samples=32, steps=5):
         data.answer_loss(model(inputs), targets).backward()
         gradients = flat(parameter.grad for parameter in model.parameters())
         own.grad = ring_reduce_scatter(gradients) / dist.get_world_size()  # the first half
@@ -241,12 +241,12 @@ memory_by_part({name: step.held[0] for name, step in steps.items()}, title="What
 # | ZeRO-2 | $(4 + 12/N)\,\Psi$ | $4\,\Psi$ | the same |
 # | ZeRO-3 | $16/N\,\Psi$ | nearly nothing | $3\,\frac{N-1}{N}\cdot 4\,\Psi$ |
 #
-# And is it still the same training? Ten steps in 64-bit numbers, against one process with the whole minibatch:
+# And is it still the same training? Five steps in 64-bit numbers, against one process with the whole minibatch:
 
 # %%
-alone = sharded_step(stage=0, ranks=1, dtype=torch.float64, steps=10).weights
+alone = sharded_step(stage=0, ranks=1, dtype=torch.float64, steps=5).weights
 for stage, name in STAGES.items():
-    weights = sharded_step(stage, ranks=4, dtype=torch.float64, steps=10).weights
+    weights = sharded_step(stage, ranks=4, dtype=torch.float64, steps=5).weights
     print(f"{name:16} the same as one process, up to rounding: {bool((weights - alone).abs().max() < 1e-9)}")
 
 # %% [markdown]
@@ -409,7 +409,7 @@ sharding.explorer()
 # ## 8. The same in PyTorch
 #
 # `fully_shard` is PyTorch's ZeRO-3. It is called for each layer, and then for the whole model. Here it trains on our
-# ranks, for the same ten steps as in section 4:
+# ranks, for the same five steps as in section 4:
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -420,7 +420,7 @@ def in_pytorch(rank):
     for layer in (*model.blocks, model):
         fully_shard(layer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for inputs, targets in shares(rank, samples=32, steps=10):
+    for inputs, targets in shares(rank, samples=32, steps=5):
         data.answer_loss(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -430,7 +430,7 @@ theirs = launch(in_pytorch, world_size=4).results[0]
 print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() < 1e-9))
 
 # %% [markdown]
-# `weights` is what our ZeRO-3 had after ten steps, and all of it is on real ranks. The same function runs under
+# `weights` is what our ZeRO-3 had after five steps, and all of it is on real ranks. The same function runs under
 # `torchrun --nproc-per-node 4`, with `dist.init_process_group()` before it. What `fully_shard` does differently:
 #
 # - It cuts every parameter by its first dimension, into `DTensor`s, which know what the other ranks hold. Ours lays all
