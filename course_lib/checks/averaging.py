@@ -39,16 +39,10 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def _case(
-    samples: tuple[int, ...], seed: int, new: str = "", has_frozen: bool = True, config: GPTConfig = TINIEST
-) -> Case:
+def _case(samples: tuple, seed: int, new: str = "", has_frozen: bool = True, config: GPTConfig = TINIEST) -> Case:
     text = f"{len(samples)} ranks with {', '.join(map(str, samples[:-1]))} and {samples[-1]} samples"
-    return Case(
-        text + ", one parameter frozen" * has_frozen,
-        len(samples),
-        partial(_arguments, samples, seed, has_frozen, config),
-        new,
-    )
+    arguments = partial(_arguments, samples, seed, has_frozen, config)
+    return Case(text + ", one parameter frozen" * has_frozen, len(samples), arguments, new)
 
 
 def _arguments(samples: tuple[int, ...], seed: int, has_frozen: bool, config: GPTConfig, rank: int) -> tuple[Any, int]:
@@ -110,10 +104,7 @@ def parameters_averaged(model: nn.Module, samples: int) -> None:
         parameter.data /= dist.get_world_size()
 
 
-@mistake(
-    "The ranks talk to each other, and in the end every `.grad` is what it was before.",
-    ask="Which of your lines make a new tensor, and who keeps it?",
-)
+@mistake("Ranks talk, and every `.grad` stays what it was.", ask="Which lines make a new tensor, and who keeps it?")
 def result_not_stored(model: nn.Module, samples: int) -> None:
     for gradient in gradients(model):
         dist.all_reduce(gradient * samples)
@@ -139,10 +130,7 @@ def divided_twice(model: nn.Module, samples: int) -> None:
     _summed(model, divisor=dist.get_world_size() ** 2)
 
 
-@mistake(
-    "You divide by a number of samples, and nothing was multiplied by one.",
-    ask="Is a rank's own gradient a sum over its samples, or a mean?",
-)
+@mistake("You divide by a number of samples.", ask="Is a rank's own gradient a sum over its samples, or a mean?")
 def divided_by_samples(model: nn.Module, samples: int) -> None:
     _summed(model, divisor=samples)
 
@@ -152,10 +140,7 @@ def divided_by_own_samples(model: nn.Module, samples: int) -> None:
     _summed(model, by=samples, divisor=samples * dist.get_world_size())
 
 
-@mistake(
-    "This is the plain mean over the ranks, which is right for shares of equal size.",
-    ask="How much does one sample count if it is in a small share?",
-)
+@mistake("This is the plain mean over ranks.", ask="How much does one sample count if it is in a small share?")
 def shares_counted_alike(model: nn.Module, samples: int) -> None:
     _summed(model, divisor=dist.get_world_size())
 

@@ -43,9 +43,8 @@ def examine(exercise: Exercise, fn: Any, seed: int) -> Verdict:
     except Stopped:
         raise
     except Exception as error:
-        verdict = Verdict(
-            exercise.name, "error", BROKEN, facts=(("What happened", f"{type(error).__name__}: {error}"),)
-        )
+        facts = (("What happened", f"{type(error).__name__}: {error}"),)
+        verdict = Verdict(exercise.name, "error", BROKEN, facts=facts)
     name = getattr(fn, "__name__", "")
     return replace(verdict, name=name) if isinstance(name, str) and name.isidentifier() else verdict
 
@@ -74,11 +73,13 @@ def _wrong_arguments(exercise: Exercise, fn: Any) -> str:
     wanted = inspect.signature(exercise.right)
     if not callable(fn):
         return f"The check was given {fn!r}, which is no function. Give it the function itself, without parentheses."
+    yours: Any = "(...)"  # of what is not written in Python
     try:
-        inspect.signature(fn).bind(*wanted.parameters)
+        yours = inspect.signature(fn)
+        yours.bind(*wanted.parameters)
     except (TypeError, ValueError):
         given = f"The check calls `{exercise.name}({', '.join(wanted.parameters)})`"
-        return f"{given}, and your function is `{exercise.name}{inspect.signature(fn)}`: give it these arguments again."
+        return f"{given}, and your function is `{exercise.name}{yours}`: give it these arguments again."
     return ""
 
 
@@ -88,9 +89,8 @@ def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], .
         return ()
     before = passed[-1].case.world_size
     ranks = f"{case.world_size} ranks instead of {before}; is a number of ranks written into your code?"
-    return (
-        ("It was right before; new in this case", case.new or (ranks if case.world_size != before else "other sizes")),
-    )
+    news = case.new or (ranks if case.world_size != before else "other sizes")
+    return (("It was right before; new in this case", news),)
 
 
 def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:

@@ -159,10 +159,7 @@ def result_not_in_place(tensor: Tensor) -> None:
     right(tensor.clone())
 
 
-@mistake(
-    "The first phase is right: every rank holds one chunk with the sum over all ranks.",
-    ask="How do the finished chunks come to the other ranks?",
-)
+@mistake("Each rank has one finished chunk: phase one is right.", ask="How do finished chunks come to other ranks?")
 def second_phase_missing(tensor: Tensor) -> None:
     _add_up(_chunks(tensor))
 

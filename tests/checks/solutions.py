@@ -301,10 +301,10 @@ def reverses_the_sum(tensor: Tensor) -> None:
     tensor.copy_(tensor.flatten().flip(0).view_as(tensor))
 
 
-def sends_each_chunk_twice(tensor: Tensor) -> None:
+def sends_chunks_in_halves(tensor: Tensor) -> None:
     def exchange(outgoing: Tensor, arriving: Tensor, to: int, source: int) -> None:
-        with_isend(outgoing, arriving, to, source)
-        with_isend(outgoing, arriving, to, source)
+        for part, place in zip(outgoing.tensor_split(2), arriving.tensor_split(2), strict=True):
+            with_isend(part, place, to, source)
 
     rounds(tensor, exchange)
 

@@ -142,7 +142,7 @@ WRONG: dict[Exercise, dict[Program, str]] = {
         s.replaces_list_entries: "The sum does not reach `tensor`",
         s.mixes_chunks: "In round 2 of 2 rank 0 sends a mix of different elements",
         s.reverses_the_sum: "Your messages carry what they should",
-        s.sends_each_chunk_twice: "sends 4 messages with 12 numbers in all, where 2 messages with 6 numbers would do",
+        s.sends_chunks_in_halves: "sends 4 messages with 6 numbers in all, where 2 messages with 6 numbers would do",
         s.one_round_too_many: "sends 3 messages",
         s.doubles_distances: "Rank 0 sends to rank 2, which is not its neighbor",
     },
