@@ -124,7 +124,8 @@ def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Da
     # What the legend does not name lies below what it names, in the order of the legend.
     order = {name: place for place, name in enumerate(chart.legend)}
     traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
-    return [trace | {"xaxis": where["xref"], "yaxis": where["yref"]} for _, trace in traces]
+    axes = {"xaxis": where["xref"], "yaxis": where["yref"]} if place else {}
+    return [trace | axes for _, trace in traces]
 
 
 def _domain(place: int, n: int, gap: float) -> tuple[float, float]:

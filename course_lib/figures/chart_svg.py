@@ -138,10 +138,9 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
             place = f"{number(point.y)} {y_axis.unit}, {number(point.x)} {x_axis.unit}"
             cells.setdefault(cell, (x, y, is_pale, f"{point.tip}: {place}"))
     for pale, opacity in ((False, 0.9), (True, 0.35)):
-        dots = "".join(
-            f"M{x - 1.5:.1f},{y - 1.5:.1f}h3v3h-3z" for x, y, is_pale, _ in cells.values() if is_pale == pale
-        )
-        sheet.path(dots, fill=cloud.look.color, fill_opacity=opacity)
+        dots = "".join(f"M{x:.1f},{y:.1f}h0" for x, y, is_pale, _ in cells.values() if is_pale == pale)
+        look = {"stroke": cloud.look.color, "stroke_opacity": opacity, "stroke_width": 3, "stroke_linecap": "square"}
+        sheet.path(dots, fill="none", **look)
     for x, y, _, tip in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
         sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
     box.taken.update(cells)

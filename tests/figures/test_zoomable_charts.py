@@ -210,7 +210,7 @@ def test_losses_are_read_off_together() -> None:
 
 def test_each_rank_has_a_row_of_its_own_on_one_axis_of_time() -> None:
     figure = figure_of("in_flight")
-    assert [trace.yaxis for trace in figure.data] == ["y", "y2", "y3", "y4"]
+    assert [trace.yaxis for trace in figure.data] == [None, "y2", "y3", "y4"]
     assert [max(trace.y) for trace in figure.data] == [4, 3, 2, 1]
     assert figure.layout.xaxis.matches == figure.layout.xaxis2.matches == "x4"
 
