@@ -23,6 +23,9 @@ import ipywidgets as widgets
 from course_lib.figures import Picture
 from course_lib.figures.axis import duration, percent
 from course_lib.ranks import RunError
+from course_lib.timeline import Timeline
+from course_lib.widgets.answers import Button
+from course_lib.widgets.player import Player
 from course_lib.widgets.running import Running, interruptible
 
 PAUSE = 0.6  # seconds without a move before more is looked at
@@ -63,7 +66,8 @@ class Explorer:
     more: looks at one more thing, and returns what there is to see with it; None when there is nothing more.
     left: how many more things there are to look at, so that one can say how long it will take. None: nobody knows.
 
-    What goes wrong is said in place of the sentences, and the next move works.
+    What goes wrong is said in place of the sentences, and the next move works. Where a picture shows a timeline, a
+    button opens it to be played, until the next move.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class Explorer:
     ) -> None:
         self.controls, self._look, self._more, self._left = list(controls), look, more, left
         self.sentences, self.under, self.beside, self.below = (_html() for _ in range(4))
-        self.running = Running()
+        self.running, self.play, self._stage = Running(), Button("Play"), widgets.VBox()
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
@@ -87,9 +91,11 @@ class Explorer:
         for control in self.controls:
             control.observe(lambda _: self.move(), ["index", "value"])
         self.running.observe(lambda _: self.stop(), "clicks")
+        self.play.observe(lambda _: self._open_player(), "clicks")
 
     def move(self) -> None:
         """Look at what the controls say, and plan what more there is to see."""
+        self._stage.children = ()
         self.running.begin("Running", self._seconds["look"])
         if self._try(self._look_once):
             self.running.end()
@@ -105,6 +111,16 @@ class Explorer:
         if self._timer is not None:
             self._timer.cancel()
         self._fail(f"{self.view.sentences if self.view else ''} Stopped. Move a control to go on.".strip())
+
+    def _open_player(self) -> None:
+        """Below the pictures, for the first of the runs that they show."""
+        self._stage.children = [Player(self._timelines[0])]
+        self.play.enabled = True
+
+    @property
+    def _timelines(self) -> list[Timeline]:
+        pictures = self.view.pictures.values() if self.view else ()
+        return [panel.timeline for picture in pictures for panel in picture.timelines]
 
     def _look_once(self) -> None:
         self._show("look", self._look)
@@ -183,7 +199,7 @@ class Explorer:
         left = widgets.VBox([*self.controls, self.running, self.sentences, self.under])
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         top = widgets.HBox([left, self.beside], layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"))
-        return widgets.VBox([top, self.below])
+        return widgets.VBox([top, self.below, *([self.play, self._stage] if self._timelines else [])])
 
     def _picture(self) -> dict[str, str]:
         """What stays of the explorer where no widget runs."""
