@@ -50,7 +50,8 @@ class Player(anywidget.AnyWidget):
         self._still = still
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        data, metadata = super()._repr_mimebundle_(**kwargs)
+        live: Any = super()._repr_mimebundle_(**kwargs)
+        data, metadata = live
         stored = self._still._repr_mimebundle_()
         return {**data, **stored, "text/html": STILL + stored["text/html"]}, metadata
 
