@@ -49,13 +49,17 @@ def gantt(
     scale = _Scale(GUTTER, width - MARGIN, max(t.makespan for t in timelines))
     y = draw_title(sheet, title)
     y = draw_legend(sheet, _styles(timelines), y)
+    panels = []
     for one, name in zip(timelines, names, strict=False):
-        y = _draw_panel(sheet, one, scale, y, name)
+        panels.append(TimelinePanel(one, scale, _lanes(one), y + 22))
+        _draw_panel(sheet, panels[-1], name)
+        y = panels[-1].bottom + 6
     sheet.height = _draw_axis(sheet, scale, y)
     return Picture(
         sheet,
         summary=summary(*timelines),
         rows=[row for one in timelines for row in rank_rows(one)],
+        timelines=panels,
     )
 
 
@@ -79,6 +83,44 @@ class _Lanes(NamedTuple):
     pitch: float
 
 
+class Bar(NamedTuple):
+    """A span where it is drawn."""
+
+    span: Span
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class TimelinePanel(NamedTuple):
+    """Where a timeline is drawn, in pixels. top: of the row of rank 0."""
+
+    timeline: Timeline
+    scale: _Scale
+    lanes: _Lanes
+    top: float
+
+    @property
+    def bottom(self) -> float:
+        return self.row(self.timeline.world_size)
+
+    def row(self, rank: int) -> float:
+        """Where the row of a rank begins."""
+        return self.top + rank * self.lanes.pitch
+
+    def bars(self) -> Iterator[Bar]:
+        """Every span, rank by rank, by start time."""
+        zero = began(self.timeline)
+        for rank in range(self.timeline.world_size):
+            for span in self.timeline.of(rank):
+                x, width = self.scale.left + self.scale.pixels(span.start - zero), self.scale.pixels(span.duration)
+                if span.background:
+                    yield Bar(span, x, self.row(rank) + self.lanes.bar + 1, width, self.lanes.lane - 1)
+                else:
+                    yield Bar(span, x, self.row(rank), width, self.lanes.bar)
+
+
 def _lanes(timeline: Timeline) -> _Lanes:
     ranks = timeline.world_size
     bar, gap = (26.0, 5.0) if ranks <= 4 else (20.0, 3.0) if ranks <= 16 else (12.0, 3.0)
@@ -93,22 +135,19 @@ def _styles(timelines: list[Timeline]) -> dict[str, Style]:
     return {kind: style for kind, style in STYLES.items() if kind in present}
 
 
-def _draw_panel(sheet: Sheet, timeline: Timeline, scale: _Scale, y: float, name: str) -> float:
-    """One timeline under its heading; returns where the next thing goes."""
-    lanes = _lanes(timeline)
-    sheet.text(MARGIN, y + 12, heading(timeline, name), font_weight="bold")
-    top = y + 22
-    bottom = top + timeline.world_size * lanes.pitch
+def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
+    """One timeline under its heading."""
+    timeline, scale, lanes, top = panel
+    sheet.text(MARGIN, top - 10, heading(timeline, name), font_weight="bold")
     with sheet.group(stroke="currentColor", stroke_opacity=0.2):
         for tick in scale.ticks():
             x = scale.left + scale.pixels(tick)
-            sheet.line(x, top, x, bottom)
+            sheet.line(x, top, x, panel.bottom)
     with sheet.group(text_anchor="end", font_size=11):
         for rank in range(timeline.world_size):
-            sheet.text(scale.left - 8, top + rank * lanes.pitch + lanes.bar / 2 + 4, f"rank {rank}")
+            sheet.text(scale.left - 8, panel.row(rank) + lanes.bar / 2 + 4, f"rank {rank}")
     if timeline.spans:
-        _draw_spans(sheet, timeline, scale, lanes, top)
-    return bottom + 6
+        _draw_spans(sheet, panel)
 
 
 def _draw_axis(sheet: Sheet, scale: _Scale, y: float) -> float:
@@ -118,19 +157,9 @@ def _draw_axis(sheet: Sheet, scale: _Scale, y: float) -> float:
     return y + 16
 
 
-class _Bar(NamedTuple):
-    """A span where it is drawn."""
-
-    span: Span
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-def _draw_spans(sheet: Sheet, timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> None:
-    zero = began(timeline)
-    bars = list(_bars(timeline, scale, lanes, top))
+def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
+    zero = began(panel.timeline)
+    bars = list(panel.bars())
     dust = list(_gather([bar for bar in bars if 0 < bar.width < DUST]))
     bars = [bar for bar in bars if bar.width >= DUST]
     apart = _apart(bars)
@@ -149,21 +178,9 @@ def _draw_spans(sheet: Sheet, timeline: Timeline, scale: _Scale, lanes: _Lanes, 
             _draw_micro_batches(sheet, [bar for bar in of_rank if not bar.span.background])
 
 
-def _bars(timeline: Timeline, scale: _Scale, lanes: _Lanes, top: float) -> Iterator[_Bar]:
-    zero = began(timeline)
-    for rank in range(timeline.world_size):
-        y = top + rank * lanes.pitch
-        for span in timeline.of(rank):
-            x, width = scale.left + scale.pixels(span.start - zero), scale.pixels(span.duration)
-            if span.background:
-                yield _Bar(span, x, y + lanes.bar + 1, width, lanes.lane - 1)
-            else:
-                yield _Bar(span, x, y, width, lanes.bar)
-
-
-def _gather(dust: list[_Bar]) -> Iterator[_Bar]:
+def _gather(dust: list[Bar]) -> Iterator[Bar]:
     """Bars too narrow to see, by pixel column: each kind as wide as all it has there, waits first."""
-    columns: dict[tuple[float, int], list[_Bar]] = defaultdict(list)
+    columns: dict[tuple[float, int], list[Bar]] = defaultdict(list)
     for bar in dust:
         columns[bar.y, int(bar.x)].append(bar)
     for column in columns.values():
@@ -179,14 +196,14 @@ def _gather(dust: list[_Bar]) -> Iterator[_Bar]:
             x += widths[kind]
 
 
-def _apart(bars: list[_Bar]) -> float:
+def _apart(bars: list[Bar]) -> float:
     """Above which width a bar is an element of its own, with a tooltip: browsers are slow with thousands of them."""
     widths = sorted((bar.width for bar in bars if bar.width >= NARROW), reverse=True)
     # A hundredth of a pixel more, so that bars of one length share one fate.
     return widths[MOST_APART] + 0.01 if len(widths) > MOST_APART else 0.999 * NARROW
 
 
-def _draw_together(sheet: Sheet, bars: list[_Bar]) -> None:
+def _draw_together(sheet: Sheet, bars: list[Bar]) -> None:
     """Bars as one shape for each kind."""
     paths: dict[str, list[str]] = defaultdict(list)
     for bar in bars:
@@ -197,7 +214,7 @@ def _draw_together(sheet: Sheet, bars: list[_Bar]) -> None:
             sheet.path("".join(paths[kind]), tip=tip, fill=sheet.fill(kind, style))
 
 
-def _draw_micro_batches(sheet: Sheet, bars: list[_Bar]) -> None:
+def _draw_micro_batches(sheet: Sheet, bars: list[Bar]) -> None:
     """Write its micro-batch on each bar of one rank that has room for it beside what is drawn over it."""
     for i, bar in enumerate(bars):
         if bar.span.micro_batch is None or bar.span.kind not in COMPUTE_KINDS:
@@ -207,7 +224,7 @@ def _draw_micro_batches(sheet: Sheet, bars: list[_Bar]) -> None:
             sheet.text((left + right) / 2, bar.y + bar.height / 2 + 4, bar.span.micro_batch)
 
 
-def _free(bar: _Bar, later: Iterable[_Bar]) -> tuple[float, float]:
+def _free(bar: Bar, later: Iterable[Bar]) -> tuple[float, float]:
     """Left and right of the widest part of a bar that no later one is drawn over; those come by where they begin."""
     end = bar.x + bar.width
     parts, left = [], bar.x

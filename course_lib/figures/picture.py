@@ -22,6 +22,8 @@ from course_lib.figures.svg import Sheet, Tip, clean, scaled
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from course_lib.figures.gantt_chart import TimelinePanel
+
 PLOTLY = "application/vnd.plotly.v1+json"
 MOST_TIPS = 500
 NARROWEST_TIP = 4.0
@@ -36,12 +38,14 @@ class Picture:
     summary: one plain sentence, for those who cannot see the picture and for those who can.
     rows: the numbers behind the picture, one dictionary of column to value for each row.
     chart: what was drawn, where it can be drawn by plotly as well.
+    timelines: which it shows, and where.
     """
 
     sheet: Sheet
     summary: str
     rows: Sequence[Row]
     chart: Chart | None = None
+    timelines: Sequence[TimelinePanel] = ()
 
     @classmethod
     def of(cls, chart: Chart, summary: str, rows: Sequence[Row]) -> Picture:

@@ -46,7 +46,13 @@ def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
 
 def span_in_words(span: Span, zero: float) -> str:
     """What a span is and when, in one line; `zero` is when its timeline began."""
-    parts = [f"rank {span.rank}: {STYLES[span.kind].label}"]
+    start, end = duration(span.start - zero), duration(span.end - zero)
+    return f"rank {span.rank}: {activity(span)}; {duration(span.duration)}, from {start} to {end}"
+
+
+def activity(span: Span) -> str:
+    """What a rank does in a span."""
+    parts = [STYLES[span.kind].label]
     if span.name and span.name != span.kind:
         parts.append(span.name)
     if span.micro_batch is not None:
@@ -59,8 +65,7 @@ def span_in_words(span: Span, zero: float) -> str:
         parts.append(data_size(span.bytes))
     if span.background:
         parts.append("in the background")
-    start, end = duration(span.start - zero), duration(span.end - zero)
-    return f"{', '.join(parts)}; {duration(span.duration)}, from {start} to {end}"
+    return ", ".join(parts)
 
 
 def rank_rows(timeline: Timeline) -> list[Row]:

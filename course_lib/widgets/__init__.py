@@ -2,6 +2,22 @@
 
     from course_lib.widgets.data_parallel import DataParallelExplorer
     from course_lib.widgets.cards import Card
+    from course_lib.widgets import play
 
 Each is imported by its own name, so that nothing is loaded that a notebook does not show.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from course_lib.timeline import Timeline
+    from course_lib.widgets.player import Player
+
+
+def play(timeline: Timeline, title: str | None = None) -> Player:
+    """The picture of a timeline, to play: space starts and stops it, arrows go from event to event."""
+    from course_lib.widgets.player import Player
+
+    return Player(timeline, title)

@@ -25,6 +25,8 @@ from course_lib.figures.axis import duration, percent
 from course_lib.figures.svg import scaled
 from course_lib.ranks import RunError
 from course_lib.timeline import Timeline
+from course_lib.widgets.answers import Button
+from course_lib.widgets.player import Player
 from course_lib.widgets.running import Running, interruptible
 
 PAUSE = 0.6  # seconds without a move before more is looked at
@@ -64,7 +66,8 @@ class Explorer:
     left: how many more things there are to look at, so that one can say how long it will take. None: nobody knows.
     heights: pixels kept free for what is above, and for the picture below, so that nothing moves when they grow.
 
-    What goes wrong is said in place of the sentences, and the next move works.
+    What goes wrong is said in place of the sentences, and the next move works. Where a picture shows a timeline, a
+    button opens it to be played, until the next move.
     """
 
     def __init__(
@@ -76,8 +79,8 @@ class Explorer:
         heights: tuple[int, int] = (0, 0),
     ) -> None:
         self.controls, self._look, self._more, self._left = list(controls), look, more, left
-        self.sentences, self.beside, self.below = _html(), _html(), _html()
-        self.running = Running()
+        self.sentences, self.beside, self.below = (_html() for _ in range(3))
+        self.running, self.play, self._stage = Running(), Button("Play"), widgets.VBox()
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
@@ -91,12 +94,14 @@ class Explorer:
         for control in self.controls:
             control.observe(lambda _: self.move(), ["index", "value"])
         self.running.observe(lambda _: self.stop(), "clicks")
+        self.play.observe(lambda _: self._open_player(), "clicks")
 
     def move(self) -> None:
         """Look at what the controls say, and plan what more there is to see."""
         if self._is_back:
             return
         self._box.add_class("course-old")
+        self._stage.children = ()
         self.running.begin("Running", self._seconds["look"])
         if self._try(self._look_once):
             self.running.end()
@@ -117,6 +122,16 @@ class Explorer:
         self._is_back = False
         self._box.remove_class("course-old")
         self._fail(f"{self.view.sentences if self.view else ''} Stopped. Move a control to go on.".strip())
+
+    def _open_player(self) -> None:
+        """Below the pictures, for the first of the runs that they show."""
+        self._stage.children = [Player(self._timelines[0])]
+        self.play.enabled = True
+
+    @property
+    def _timelines(self) -> list[Timeline]:
+        pictures = self.view.pictures.values() if self.view else ()
+        return [panel.timeline for picture in pictures for panel in picture.timelines]
 
     def _look_once(self) -> None:
         self._show("look", self._look)
@@ -197,7 +212,8 @@ class Explorer:
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
-        box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below])
+        player = [self.play, self._stage] if self._timelines else []
+        box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, *player])
         for picture in (self.beside, self.below):
             picture.add_class("course-picture")
         return box.add_class("course-live")

@@ -49,6 +49,17 @@ gantt(pieces, compare=whole, title="The same work, on one axis", names=("four mi
 # nothing left. On the way back it is the other way round. The idle time has a name, the **bubble**: the last device
 # has it at both ends of the step, the first in the middle.
 #
+# Play it, with messages slow enough to see: the space bar starts and stops, the arrow keys go from event to event.
+# Light up micro-batch 2, and follow it through all four stages and back.
+
+# %%
+from course_lib import Link
+from course_lib.widgets import play
+
+pace = Pace({"forward": 0.04, "backward": 0.08}, link=Link(latency=0.03))
+play(pipeline_step(SCHEDULES["gpipe"](4, 4), pace), title="With slow links")
+
+# %% [markdown]
 # Here is the same as text, if a forward and a backward pass took equally long. Each column is one turn; F2 is the
 # forward pass of micro-batch 2, B2 its backward pass.
 

@@ -45,7 +45,7 @@ def drag(where: Page | Locator, name: str, share: float) -> None:
     mouse = control.page.mouse
     box = control.bounding_box()
     assert box is not None
-    low, high, now = (int(control.evaluate(f"slider => slider.{what}")) for what in ("min || 0", "max", "value"))
+    low, high, now = (float(control.evaluate(f"slider => slider.{what}")) for what in ("min || 0", "max", "value"))
     handle, track, middle = box["height"], box["width"] - box["height"], box["y"] + box["height"] / 2
     mouse.move(box["x"] + handle / 2 + track * (now - low) / (high - low), middle)
     mouse.down()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from course_lib import Span, Timeline
-from course_lib.figures import gantt
+from course_lib.figures import gantt, in_flight
 from course_lib.widgets.controls import Slider, Switch
 from course_lib.widgets.explorer import Explorer, View
 
@@ -158,3 +158,19 @@ def test_a_picture_is_dimmed_while_it_is_not_what_the_controls_say(pieces: Piece
 
 def test_names_of_all_controls_are_stored(pieces: Pieces) -> None:
     assert "Run this cell for the controls: number, more." in pieces.explorer._repr_mimebundle_()["text/html"]
+
+
+def test_the_run_in_the_picture_can_be_played_until_the_next_move(pieces: Pieces) -> None:
+    explorer = pieces.explorer
+    explorer.play.clicks += 1
+    (player,) = explorer._stage.children
+    assert [bar["does"] for bar in player.places["bars"]] == ["forward"]
+    assert explorer.play.enabled
+    pieces.number.value = 3
+    assert explorer._stage.children == ()
+
+
+def test_without_a_timeline_there_is_nothing_to_play() -> None:
+    chart = in_flight(Timeline([Span(0, "forward", "", 0.0, 1.0, 0)], 1, "modelled"), 420)
+    explorer = Explorer([], lambda: View("a chart", chart, chart))
+    assert explorer.play not in explorer._box.children

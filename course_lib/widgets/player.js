@@ -1,0 +1,296 @@
+// What moves over the still picture of a timeline. Everything is in the pixels of that picture: time is x.
+//
+//   places: left, width     where its time begins, and how long all of it is
+//           length, unit    the same as it is said
+//           rows, row       where each rank's row begins; heights of its bars and of its background lane
+//           sheet, beside   how wide the picture is, and the room for what ranks hold
+//           bars, messages, held
+
+const RUN = 8000; // milliseconds that a run takes to play
+const LONG_ENOUGH = 600; // milliseconds on each event where nothing may move
+const NEAR = 0.5; // pixels between two events that are one to the eye
+const EXACT = 1e-6; // two sums of the same pieces may differ by this
+const BOX = 64; // pixels of the fullest rank's box
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function drawn(name, attributes = {}) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
+}
+
+function made(name, properties = {}) {
+  const element = Object.assign(document.createElement(name), properties);
+  // On whatever has the focus, or JupyterLab would take keys for its own.
+  element.dataset.lmSuppressShortcuts = "true";
+  return element;
+}
+
+// Where something begins or ends, from the left; of what lies close together the last.
+function events({ left, width, bars }) {
+  const all = bars.flatMap(bar => [bar.x, bar.x + bar.width]).sort((a, b) => a - b);
+  const apart = all.filter((x, i) => i === all.length - 1 || all[i + 1] - x > NEAR);
+  return [left, ...apart.filter(x => x > left + NEAR && x < left + width - NEAR), left + width];
+}
+
+function microBatches(bars) {
+  return [...new Set(bars.map(bar => bar.microBatch).filter(one => one !== null))].sort((a, b) => a - b);
+}
+
+// What a rank does at x: of bars over each other the one that is seen.
+function doing(bars, x) {
+  const now = bars.filter(bar => bar.x <= x + EXACT && x + EXACT < bar.x + bar.width);
+  return (now.find(bar => bar.isWait) ?? now.at(-1))?.does ?? "nothing";
+}
+
+function holds(steps, x) {
+  return steps.findLast(([when]) => when <= x + EXACT)?.[1] ?? 0;
+}
+
+function counted(number) {
+  return String(Number(number.toFixed(2)));
+}
+
+function size(bytes) {
+  const power = Math.min(4, Math.floor(Math.log10(Math.max(bytes, 1)) / 3));
+  return `${Number((bytes / 1000 ** power).toPrecision(3))} ${["B", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+// A line over the rows at the time that is shown.
+function cursor({ rows, row }) {
+  const ends = { y1: rows[0] - 3, y2: rows.at(-1) + row.bar + row.lane + 3 };
+  const group = drawn("g");
+  group.append(
+    drawn("line", { ...ends, stroke: "var(--jp-layout-color0, #fff)", "stroke-width": 5 }),
+    drawn("line", { ...ends, stroke: "currentColor", "stroke-width": 2, class: "course-cursor" }),
+  );
+  return { group, move: x => group.setAttribute("transform", `translate(${x},0)`) };
+}
+
+// What is on its way: a dot on the line from the sender's row to the receiver's.
+function flights({ messages, rows, row, color }) {
+  const group = drawn("g", { "font-size": 11, stroke: "var(--jp-layout-color0, #fff)" });
+  const middle = rank => rows[rank] + row.bar / 2;
+  const flight = (message, x) => {
+    const [from, to] = [middle(message.source), middle(message.target)];
+    const y = from + (to - from) * Math.min(1, (x - message.x) / message.width);
+    const path = { x1: message.x, y1: from, x2: message.x + message.width, y2: to };
+    const text = drawn("text", { x: x + 9, y: y + 4, fill: "currentColor", "stroke-width": 4, "paint-order": "stroke" });
+    text.textContent = size(message.bytes);
+    return [
+      drawn("line", { ...path, "stroke-width": 5 }),
+      drawn("line", { ...path, stroke: color, "stroke-width": 2 }),
+      drawn("circle", { cx: x, cy: y, r: 6, fill: color, "stroke-width": 2, class: "course-message" }),
+      text,
+    ];
+  };
+  const isOnItsWay = (message, x) => message.x <= x + EXACT && x + EXACT < message.x + message.width;
+  const move = x => {
+    const now = messages.filter(message => isOnItsWay(message, x));
+    group.replaceChildren(...now.flatMap(message => flight(message, x)));
+  };
+  return { group, move };
+}
+
+// A box for each rank beside its row, as full as it holds micro-batches.
+function boxes({ held, rows, row, sheet, color }) {
+  const group = drawn("g", { "font-size": 11, fill: "currentColor" });
+  const most = Math.max(...held.flatMap(steps => steps.map(([, count]) => count)));
+  if (!(most > 0)) return { group, move: () => {} };
+  const heading = drawn("text", { x: sheet, y: rows[0] - 10, "font-weight": "bold" });
+  heading.textContent = "micro-batches held";
+  group.append(heading);
+  const parts = held.map((steps, rank) => {
+    const top = Math.max(...steps.map(([, count]) => count));
+    const place = { x: sheet, y: rows[rank], height: row.bar };
+    const full = drawn("rect", { ...place, fill: color, class: "course-held" });
+    const edge = drawn("rect", { ...place, width: (BOX * top) / most, fill: "none", stroke: "currentColor" });
+    const text = drawn("text", { x: sheet + BOX + 6, y: rows[rank] + row.bar / 2 + 4 });
+    group.append(full, edge, text);
+    return { steps, full, text };
+  });
+  const move = x => {
+    for (const { steps, full, text } of parts) {
+      const count = holds(steps, x);
+      full.setAttribute("width", (BOX * count) / most);
+      text.textContent = counted(count);
+    }
+  };
+  return { group, move };
+}
+
+// A veil over the rows with holes where the bars of one micro-batch are.
+function veil({ bars, left, width, rows, row }) {
+  const id = `veil-${Math.random().toString(36).slice(2)}`; // two with the same would lose their holes
+  const whole = { x: left, y: rows[0] - 1, width, height: rows.at(-1) + row.bar + row.lane + 2 - rows[0] };
+  const group = drawn("g");
+  const mask = drawn("mask", { id, maskUnits: "userSpaceOnUse", ...whole });
+  const cover = { ...whole, fill: "var(--jp-layout-color0, #fff)", "fill-opacity": 0.8, mask: `url(#${id})` };
+  const light = microBatch => {
+    const lit = microBatch === null ? [] : bars.filter(bar => bar.microBatch === microBatch);
+    const holes = lit.map(({ x, y, width, height }) => drawn("rect", { x, y, width, height, fill: "black" }));
+    mask.replaceChildren(drawn("rect", { ...whole, fill: "white" }), ...holes);
+    group.replaceChildren(...(lit.length ? [mask, drawn("rect", { ...cover, class: "course-veil" })] : []));
+  };
+  return { group, light };
+}
+
+// What every rank does at x, in words. It is read aloud where nothing moves.
+function words({ bars, rows, held, left, width, length, unit }) {
+  const line = made("p", { className: "course-doing" });
+  line.setAttribute("aria-atomic", "true");
+  const ofRank = rows.map((_, rank) => bars.filter(bar => bar.rank === rank && !bar.isBackground));
+  const when = x => `${Number(((length * (x - left)) / (width || 1)).toPrecision(3))} ${unit}`;
+  const part = (name, textContent) => Object.assign(document.createElement(name), { textContent });
+  const say = (x, isPlaying) => {
+    line.setAttribute("aria-live", isPlaying ? "off" : "polite");
+    const ranks = ofRank.map((bars, rank) => {
+      const count = holds(held[rank], x);
+      const holding = held[rank].length > 1 ? ` (holds ${counted(count)})` : "";
+      return part("span", `rank ${rank}: ${doing(bars, x)}${holding}. `);
+    });
+    line.replaceChildren(part("b", `At ${when(x)}: `), ...ranks);
+  };
+  return { line, say, when };
+}
+
+// Where the mouse is in the picture, which may be drawn smaller than it is.
+function under(event, svg) {
+  return new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+}
+
+// Which micro-batch to light up, by its name or by the mouse on one of its bars.
+function chooser(bars, svg, light) {
+  const label = document.createElement("label");
+  const select = made("select");
+  const names = microBatches(bars);
+  const option = (text, value) => Object.assign(document.createElement("option"), { textContent: text, value });
+  select.append(option("nothing", ""), ...names.map(name => option(`micro-batch ${name}`, name)));
+  label.append("Light up ", select);
+  label.hidden = !names.length;
+  const chosen = () => (select.value === "" ? null : Number(select.value));
+  select.addEventListener("change", () => light(chosen()));
+  svg.addEventListener("pointermove", event => {
+    const { x, y } = under(event, svg);
+    const isThere = bar => bar.x <= x && x < bar.x + bar.width && bar.y <= y && y < bar.y + bar.height;
+    light(bars.findLast(bar => bar.microBatch !== null && isThere(bar))?.microBatch ?? chosen());
+  });
+  svg.addEventListener("pointerleave", () => light(chosen()));
+  return label;
+}
+
+// Moves x to the right: evenly, or where nothing may move from event to event.
+function clock(places, marks, seek) {
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+  const end = places.left + places.width;
+  let timer = 0, frame = 0, isPlaying = false;
+  const halt = () => {
+    isPlaying = false;
+    clearInterval(timer);
+    cancelAnimationFrame(frame);
+  };
+  const advance = x => {
+    if (x >= end - EXACT) halt();
+    seek(Math.min(x, end));
+  };
+  const glide = (x, before) => {
+    frame = requestAnimationFrame(now => {
+      const next = x + (places.width * (now - before)) / RUN;
+      advance(next);
+      if (isPlaying) glide(next, now);
+    });
+  };
+  const jump = x => {
+    let place = marks.findIndex(mark => mark > x + EXACT);
+    timer = setInterval(() => advance(marks[place++]), Math.max(LONG_ENOUGH, RUN / marks.length));
+  };
+  const start = x => {
+    isPlaying = true;
+    const from = x >= end - EXACT ? places.left : x;
+    seek(from);
+    still.matches ? jump(from) : glide(from, performance.now());
+  };
+  return { start, halt, isPlaying: () => isPlaying };
+}
+
+function render({ model, el }) {
+  const places = model.get("places");
+  const marks = events(places);
+  const end = places.left + places.width;
+  let x = places.left;
+
+  const picture = document.createElement("div");
+  picture.innerHTML = model.get("picture");
+  const svg = picture.querySelector("svg");
+  const height = svg.getAttribute("height");
+  const over = drawn("g", { class: "course-over" });
+  const [line, sent, full, shade] = [cursor(places), flights(places), boxes(places), veil(places)];
+  if (full.group.childElementCount) {
+    svg.setAttribute("width", places.sheet + places.beside);
+    svg.setAttribute("viewBox", `0 0 ${places.sheet + places.beside} ${height}`);
+  }
+  over.append(shade.group, line.group, sent.group, full.group);
+  svg.append(over);
+
+  const text = words(places);
+  const button = made("button", { textContent: "Play" });
+  const slider = made("input", { type: "range", min: places.left, max: end, step: "any" });
+  slider.setAttribute("aria-label", "Time");
+  const show = () => {
+    button.textContent = time.isPlaying() ? "Pause" : "Play";
+    slider.value = x;
+    slider.setAttribute("aria-valuetext", text.when(x));
+    for (const part of [line, sent, full]) part.move(x);
+    text.say(x, time.isPlaying());
+  };
+  const seek = to => {
+    x = to;
+    show();
+  };
+  const time = clock(places, marks, seek);
+  const toggle = () => {
+    if (!time.isPlaying()) return time.start(x);
+    time.halt();
+    show();
+  };
+  const go = to => {
+    time.halt();
+    seek(to);
+  };
+  const later = () => marks.find(mark => mark > x + EXACT) ?? end;
+  const earlier = () => marks.findLast(mark => mark < x - EXACT) ?? places.left;
+  const keys = {
+    " ": toggle,
+    ArrowRight: () => go(later()),
+    ArrowUp: () => go(later()),
+    ArrowLeft: () => go(earlier()),
+    ArrowDown: () => go(earlier()),
+    Home: () => go(places.left),
+    End: () => go(end),
+  };
+  button.addEventListener("click", toggle);
+  slider.addEventListener("input", () => go(Number(slider.value)));
+  svg.addEventListener("click", event => {
+    const { x } = under(event, svg);
+    if (places.left <= x && x <= end) go(x);
+  });
+
+  const controls = document.createElement("div");
+  controls.className = "course-controls";
+  controls.append(button, slider, chooser(places.bars, svg, shade.light));
+  controls.addEventListener("keydown", event => {
+    const isNative = event.target.tagName === "SELECT" || (event.key === " " && event.target === button);
+    if (isNative || event.altKey || event.ctrlKey || event.metaKey || !keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+  show();
+  el.classList.add("course-player");
+  el.setAttribute("role", "group");
+  el.setAttribute("aria-label", "Player of a timeline");
+  svg.after(controls, text.line);
+  el.append(picture);
+  return time.halt;
+}
+export default { render };

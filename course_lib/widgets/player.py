@@ -1,0 +1,93 @@
+"""A timeline that can be played: a cursor moves over its picture, and messages fly from rank to rank.
+
+    rank 0  |forward 0|forward 1|...      [##  ] 2     what it holds at the cursor
+                       \\
+                        o   a message on its way
+                         \\
+    rank 1  |. . wait . .|forward 0|...   [#   ] 1
+                        |
+    [Play] ----------o--------------  Light up [micro-batch 1]
+    At 0.13 s  rank 0: forward, micro-batch 1   rank 1: wait, recv, with rank 0
+
+The picture is that of `gantt`. What moves lies over it, in the browser alone (player.js), at the places of the bars.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from course_lib.figures import gantt, held
+from course_lib.figures.axis import time_unit
+from course_lib.figures.gantt_chart import Bar, TimelinePanel
+from course_lib.figures.palette import LINES
+from course_lib.figures.picture import Picture
+from course_lib.figures.words import activity
+from course_lib.timeline import RECEIVING, Timeline
+
+WIDTH, BESIDE = 850, 130  # pixels, of all and of what the ranks hold
+STILL = "<p><i>Run this cell to play it.</i></p>"
+
+
+class Player(anywidget.AnyWidget):
+    """Shows itself in a notebook; where widgets do not run, as the still picture.
+
+    picture: what lies below, as HTML.  places: what the script lays over it, and where.
+    """
+
+    _esm = Path(__file__).with_name("player.js")
+    _css = Path(__file__).with_name("player.css")
+    picture = traitlets.Unicode().tag(sync=True)
+    places = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, timeline: Timeline, title: str | None = None) -> None:
+        is_held = any(one.most for one in held(timeline))
+        still = gantt(timeline, width=WIDTH - BESIDE * is_held, title=title)
+        super().__init__(picture=still.inline(), places=places(still))
+        self._still = still
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        live: Any = super()._repr_mimebundle_(**kwargs)
+        data, metadata = live
+        stored = self._still._repr_mimebundle_()
+        return {**data, **stored, "text/html": STILL + stored["text/html"]}, metadata
+
+
+def places(picture: Picture) -> dict[str, Any]:
+    """Where the first timeline of a picture has its rows, its bars and its messages, in pixels, and what they are."""
+    (panel, *_) = picture.timelines
+    timeline, scale = panel.timeline, panel.scale
+    unit, name = time_unit(timeline.makespan)
+    return {
+        "left": scale.left,
+        "width": scale.pixels(timeline.makespan),
+        "length": timeline.makespan / unit,
+        "unit": name,
+        "rows": [panel.row(rank) for rank in range(timeline.world_size)],
+        "row": panel.lanes._asdict(),
+        "sheet": picture.sheet.width,
+        "beside": BESIDE,
+        "color": LINES[0].color,
+        "bars": [_bar(bar) for bar in panel.bars()],
+        "messages": messages(panel),
+        "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held(timeline)],
+    }
+
+
+def _bar(bar: Bar) -> dict[str, Any]:
+    span = bar.span
+    place = {"x": bar.x, "y": bar.y, "width": bar.width, "height": bar.height}
+    said = {"rank": span.rank, "does": activity(span), "isWait": span.kind == "wait", "microBatch": span.micro_batch}
+    return {**place, **said, "isBackground": span.background}
+
+
+def messages(panel: TimelinePanel) -> list[dict[str, float]]:
+    """Each message from one rank to another, as its receiver saw it: a sender is done when it has left."""
+    return [
+        {"source": bar.span.peer, "target": bar.span.rank, "x": bar.x, "width": bar.width, "bytes": bar.span.bytes}
+        for bar in panel.bars()
+        if bar.span.kind == "transfer" and bar.span.peer is not None and bar.span.name in RECEIVING
+    ]

@@ -1,0 +1,148 @@
+"""A timeline that is played, with the mouse and with the keyboard alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+
+from course_lib.timeline import Timeline
+from tests.browser.hands import MOVE, drag, slider, violations
+
+# In its first forward pass rank 0 is held up, and what follows at once is shorter than a pixel.
+RUN = """
+from course_lib import Span, Timeline
+from course_lib.planner import simulate
+from course_lib.schedules import SCHEDULES
+held_up = [Span(0, "wait", "recv", 0.002, 0.004, peer=1), Span(0, "other", "", 0.004, 0.0040001)]
+timeline = Timeline(simulate(SCHEDULES["gpipe"](3, 4), 0.01, 0.02, transfer=0.005).spans + held_up, 3, "modelled")
+"""
+CELL = RUN + "from course_lib.widgets import play\nplay(timeline)"
+
+
+def shown() -> Timeline:
+    names: dict[str, Any] = {}
+    exec(RUN, names)
+    return names["timeline"]
+
+
+def events(timeline: Timeline) -> list[float]:
+    """In milliseconds; less than a microsecond is nothing to the eye."""
+    return sorted({round(when * 1e3, 3) for span in timeline.spans for when in (span.start, span.end)})
+
+
+def at(where: Page | Locator) -> float:
+    """The time that the slider says, in milliseconds."""
+    return float((slider(where, "Time").get_attribute("aria-valuetext") or "").removesuffix(" ms"))
+
+
+def test_a_timeline_is_played_with_the_mouse_and_the_keyboard(lab: Any) -> None:
+    lab.write("notebooks/player.ipynb", CELL, "1 + 1")
+    notebook = lab.open("notebooks/player.ipynb")
+    notebook.run_all()
+    page: Page = notebook.page
+    player = page.get_by_role("group", name="Player of a timeline")
+    expect(player).to_be_visible(timeout=MOVE)
+    arrows_go_from_event_to_event(page, player)
+    space_starts_and_stops(page, player)
+    it_stops_at_the_end_and_begins_anew(page, player)
+    without_motion_it_jumps(page, player)
+    the_slider_scrubs(player)
+    a_micro_batch_lights_up(page, player)
+    assert violations(page) == []
+
+
+def arrows_go_from_event_to_event(page: Page, player: Locator) -> None:
+    times = events(shown())
+    slider(player, "Time").focus()
+    for when in times[1:]:
+        page.keyboard.press("ArrowRight")
+        assert at(player) == when
+    page.keyboard.press("ArrowLeft")
+    assert at(player) == times[-2]
+    page.keyboard.press("Home")
+    assert at(player) == 0
+    live = player.locator("[aria-live=polite]")
+    expect(live).to_contain_text("rank 0: forward, F, micro-batch 0, stage 0 (holds 1)")
+    expect(live).to_contain_text("rank 2: wait, recv, with rank 1 (holds 0)")
+    page.keyboard.press("ArrowRight")
+    expect(live).to_contain_text("rank 0: wait, recv, with rank 1")
+    for _ in range(times.index(10) - 1):
+        page.keyboard.press("ArrowRight")
+    expect(live).to_contain_text("rank 1: transfer, recv, with rank 0")
+    expect(player.locator(".course-message")).to_have_count(1)
+
+
+def space_starts_and_stops(page: Page, player: Locator) -> None:
+    player.get_by_role("button", name="Play").focus()
+    before = at(player)
+    page.keyboard.press(" ")
+    button = player.get_by_role("button", name="Pause")
+    expect(button).to_be_focused()
+    expect(player.locator("[aria-live=polite]")).to_have_count(0)
+    page.wait_for_timeout(300)
+    page.keyboard.press("d")  # JupyterLab would delete the cell
+    page.keyboard.press("d")
+    page.keyboard.press(" ")
+    expect(player.get_by_role("button", name="Play")).to_be_focused()
+    assert at(player) > before
+    stopped = at(player)
+    page.wait_for_timeout(100)
+    assert at(player) == stopped
+    assert page.locator(".jp-CodeCell").count() == 2
+
+
+def it_stops_at_the_end_and_begins_anew(page: Page, player: Locator) -> None:
+    player.get_by_role("button", name="Play").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press(" ")
+    expect(player.get_by_role("button", name="Pause")).to_be_visible()
+    expect(player.get_by_role("button", name="Play")).to_be_visible(timeout=MOVE)
+    assert at(player) == events(shown())[-1]
+    slider(player, "Time").focus()
+    page.keyboard.press(" ")
+    expect(player.get_by_role("button", name="Pause")).to_be_visible()
+    page.wait_for_timeout(100)
+    page.keyboard.press(" ")
+    expect(slider(player, "Time")).to_be_focused()
+    assert 0 < at(player) < events(shown())[-1] / 2
+
+
+def without_motion_it_jumps(page: Page, player: Locator) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    page.keyboard.press("Home")
+    page.keyboard.press(" ")
+    times = []
+    for _ in range(15):
+        page.wait_for_timeout(100)
+        times.append(at(player))
+    page.keyboard.press(" ")
+    page.emulate_media(reduced_motion="no-preference")
+    assert len(set(times)) > 1
+    assert set(times) <= set(events(shown()))
+
+
+def the_slider_scrubs(player: Locator) -> None:
+    drag(player, "Time", 0.5)
+    middle = events(shown())[-1] / 2
+    assert abs(at(player) - middle) < middle / 10
+    timeline, now = shown(), at(player) / 1e3
+    for rank in range(3):
+        ours = [span for span in timeline.of(rank) if span.start <= now < span.end]
+        doing = ours[-1].kind if ours else "nothing"
+        expect(player.locator(".course-doing")).to_contain_text(f"rank {rank}: {doing}")
+
+
+def a_micro_batch_lights_up(page: Page, player: Locator) -> None:
+    of_it = sum(span.micro_batch == 2 for span in shown().spans)
+    holes = player.locator("mask rect[fill=black]")
+    player.get_by_text(re.compile("^2$")).first.hover(force=True)
+    expect(holes).to_have_count(of_it)
+    page.mouse.move(0, 0)
+    expect(player.locator(".course-veil")).to_have_count(0)
+    player.get_by_label("Light up").focus()
+    page.keyboard.type("micro-batch 3")
+    expect(holes).to_have_count(of_it)
+    expect(player.locator(".course-veil")).to_have_count(1)
