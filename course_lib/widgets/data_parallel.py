@@ -109,7 +109,7 @@ class DataParallelExplorer:
         self.measured = Measured()
         controls = [self.ranks, self.batch_size, self.link_speed, self.overlap]
         self.explorer = Explorer(
-            controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)), (345, 310)
+            controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)), (356, 312)
         )
 
     @property

@@ -98,7 +98,7 @@ class LayerWiseExplorer:
         self.vocabulary = Slider("vocabulary", VOCABULARIES, vocabulary, [f"{n:,} words" for n in VOCABULARIES])
         self.cut = Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS])
         self._alone: dict[LayerWiseSetting, LayerWiseStep] = {}
-        self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look, heights=(355, 310))
+        self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look, heights=(364, 310))
 
     @property
     def setting(self) -> LayerWiseSetting:

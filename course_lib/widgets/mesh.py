@@ -188,7 +188,7 @@ class MeshExplorer:
         self.schedule = Slider("schedule", NAMES, schedule)
         self.precision = Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values()))
         controls = [self.mesh, self.micro_batches, self.schedule, self.precision]
-        self.explorer = Explorer(controls, self.look, heights=(345, 310))
+        self.explorer = Explorer(controls, self.look, heights=(359, 312))
 
     @property
     def experiment(self) -> HybridExperiment:

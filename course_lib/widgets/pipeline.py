@@ -98,7 +98,7 @@ class PipelineExplorer:
         self.schedule = Slider("schedule", NAMES, schedule)
         self.cut = Slider("cut", range(len(CUTS)), moved, CUTS)
         self.explorer = Explorer(
-            [self.stages, self.micro_batches, self.schedule, self.cut], self.look, heights=(315, 310)
+            [self.stages, self.micro_batches, self.schedule, self.cut], self.look, heights=(326, 312)
         )
 
     @property

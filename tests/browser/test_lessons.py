@@ -71,27 +71,23 @@ def test_data_parallelism(lab: Any) -> None:
 
 
 def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
-    notebook = Notebook(page)
+    notebook, number = Notebook(page), page.locator(".course-live").count()
+    assert number == 9
     notebook.save()
     notebook.restart()
     ended = page.locator(".course-live.jupyter-widgets-disconnected")
-    number = len(
-        re.findall(r"Card\(|xplorer\(", " ".join(page.locator(".jp-CodeCell .jp-InputArea").all_inner_texts()))
-    )
     expect(ended).to_have_count(number, timeout=MOVE)
     said = ended.evaluate_all("all => all.map(one => getComputedStyle(one, '::before').content)")
     assert set(said) == {'"The kernel has ended. Run this cell again to go on."'}
-    assert page.locator(".jupyter-widgets-disconnected :is(input, button)").locator("visible=true").count() == 0
-    assert lesson_explorer_pictures(page) == 2
+    dead = page.locator(".course-live").locator("input:not(.widget-text input), button")
+    assert dead.locator("visible=true").count() == 0
+    assert pictures(cell(page, "DataParallelExplorer()")).locator("visible=true").count() == 2
+    notebook.wait_until_idle()
     lab.server.end_kernels()
     page = lab.open("notebooks/02_data_parallelism.ipynb").page
     expect(page.get_by_text("Run this cell")).to_have_count(number, timeout=MOVE)
     assert page.get_by_text("model not found").count() == 0
     assert cell(page, "DataParallelExplorer()").locator(f"{OURS} img").count() == 2
-
-
-def lesson_explorer_pictures(page: Page) -> int:
-    return pictures(cell(page, "DataParallelExplorer()")).locator("visible=true").count()
 
 
 def test_sharded_data_parallelism(lab: Any) -> None:
