@@ -48,8 +48,8 @@ gantt(pieces, title="In four micro-batches")
 # has nothing to do until something arrives; after that it **drains**. The idle time at both ends has a name, the
 # **bubble**.
 #
-# Play it, with messages slow enough to see: the space bar starts and stops, the arrow keys go from event to event. Light
-# up micro-batch 2, and follow it through all four stages and back.
+# Play it, with messages slow enough to see: the space bar starts and stops, the arrow keys go from event to event.
+# Light up micro-batch 2, and follow it through all four stages and back.
 
 # %%
 from course_lib import Link
