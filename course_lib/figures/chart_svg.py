@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Area, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
@@ -139,8 +139,8 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
             cells.setdefault(cell, (x, y, is_pale, f"{point.tip}: {place}"))
     for pale, opacity in ((False, 0.9), (True, 0.35)):
         dots = "".join(f"M{x:.1f},{y:.1f}h0" for x, y, is_pale, _ in cells.values() if is_pale == pale)
-        look = {"stroke": cloud.look.color, "stroke_opacity": opacity, "stroke_width": 3, "stroke_linecap": "square"}
-        sheet.path(dots, fill="none", **look)
+        look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
+        sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
     for x, y, _, tip in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
         sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
     box.taken.update(cells)

@@ -130,7 +130,7 @@ class Explorer:
 
     @property
     def _timelines(self) -> list[Timeline]:
-        pictures = self.view.pictures.values() if self.view else ()
+        pictures = (self.view.beside, self.view.below) if self.view else ()
         return [panel.timeline for picture in pictures for panel in picture.timelines]
 
     def _look_once(self) -> None:

