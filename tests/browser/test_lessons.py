@@ -72,7 +72,7 @@ def test_data_parallelism(lab: Any) -> None:
 
 def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
     notebook, number = Notebook(page), page.locator(".course-live").count()
-    assert number == 9
+    assert number == 10
     notebook.save()
     notebook.restart()
     ended = page.locator(".course-live.jupyter-widgets-disconnected")

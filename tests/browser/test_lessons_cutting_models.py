@@ -35,7 +35,7 @@ def a_schedule_is_run_beside_what_was_predicted(explorer: Any) -> None:
     says(explorer, "8 stages, 8 micro-batches, 1f1b, emulated")
     high = fits_one_screen(explorer)
     drag(explorer, "stages", 0.0)
-    says(explorer, "2 stages, 8 micro-batches, 1f1b, emulated: 486 ms, exactly as predicted")
+    says(explorer, "2 stages, 8 micro-batches, 1f1b, emulated: 972 ms, exactly as predicted")
     expect(pictures(explorer).last).to_contain_text("emulated (real processes and messages, emulated clock): 2 ranks")
     assert fits_one_screen(explorer) == high
 
