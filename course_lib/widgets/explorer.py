@@ -80,7 +80,7 @@ class Explorer:
     ) -> None:
         self.controls, self._look, self._more, self._left = list(controls), look, more, left
         self.sentences, self.beside, self.below = (_html() for _ in range(3))
-        self.running, self.play, self._stage = Running(), Button("Play"), widgets.VBox()
+        self.running, self.play, self._stage = Running(), Button(), widgets.VBox()
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
@@ -197,6 +197,7 @@ class Explorer:
         self._box.remove_class("course-old")
         self.sentences.layout.width = scaled(view.beside.sheet.width)
         self._say(view.sentences, "status")
+        self.play.label = "Play" if self._timelines else ""
         for place, picture in (("beside", view.beside), ("below", view.below)):
             # Always the same ids, so that a picture that did not change is not sent again.
             getattr(
@@ -208,12 +209,11 @@ class Explorer:
         self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
     def _arrange(self, above: int, below: int) -> Any:
-        left = widgets.VBox([*self.controls, self.running, self.sentences])
+        left = widgets.VBox([*self.controls, widgets.HBox([self.play, self.running]), self.sentences])
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
-        player = [self.play, self._stage] if self._timelines else []
-        box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, *player])
+        box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, self._stage])
         for picture in (self.beside, self.below):
             picture.add_class("course-picture")
         return box.add_class("course-live")

@@ -268,8 +268,8 @@ found = search(MODEL, thousand, global_batch=2048)
 print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit, {len(found.pareto)} are on the front")
 
 # %% [markdown]
-# Each is a dot in this picture. Down is faster, left is smaller. Rest the mouse on a dot to see its plan, and click on a
-# name below the picture to hide its dots or to bring them back. (`plan_map(found, by="zero")` colors them by stage.)
+# Each is a dot in this picture. Down is faster, left is smaller. Rest the mouse on a dot to see its plan, and click on
+# a name below the picture to hide its dots or to bring them back. (`plan_map(found, by="zero")` colors them by stage.)
 
 # %%
 from course_lib.figures import plan_map

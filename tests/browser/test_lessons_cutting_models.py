@@ -38,6 +38,8 @@ def a_schedule_is_run_beside_what_was_predicted(explorer: Any) -> None:
     says(explorer, "2 stages, 8 micro-batches, 1f1b, emulated: 972 ms, exactly as predicted")
     expect(pictures(explorer).last).to_contain_text("emulated (real processes and messages, emulated clock): 2 ranks")
     assert fits_one_screen(explorer) == high
+    explorer.get_by_role("button", name="Play", exact=True).click()
+    expect(explorer.get_by_role("slider", name="time")).to_be_visible(timeout=MOVE)
 
 
 def the_size_of_micro_batches_has_a_minimum(explorer: Any) -> None:
