@@ -209,7 +209,8 @@ class Explorer:
         self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
     def _arrange(self, above: int, below: int) -> Any:
-        left = widgets.VBox([*self.controls, widgets.HBox([self.play, self.running]), self.sentences])
+        self.play.layout.order = "-1"  # seen first, but a key comes to Stop before
+        left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play]), self.sentences])
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
