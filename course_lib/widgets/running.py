@@ -57,6 +57,9 @@ function render({ model, el }) {
   };
   stop.addEventListener("click", async () => {
     if (stop.getAttribute("aria-disabled") === "true") return;
+    // A kernel ignores an interrupt that comes while it is between two things, so one that was not heard is repeated.
+    const run = began;
+    setTimeout(() => began === run && el.isConnected && stop.click(), 5000);
     try {
       await model.widget_manager?.kernel?.interrupt?.();
     } finally {
