@@ -5,14 +5,17 @@
     @ring_all_reduce.mistake("Finished chunks are added once more.", ask="What is missing in a finished chunk?")
     def added_in_second_phase(tensor): ...
 
-A wrong solution is a whole misconception. Whoever leaves what it leaves on every rank thought the same; and so the
-bank tests itself.
+    split_batch.change("samples_lost", "return batch[", "return batch[1:][", "The first sample is lost.", ask="...?")
+
+A wrong solution is a whole misconception, be it a program of its own or the right one with one place changed. Whoever
+leaves what it leaves on every rank thought the same; and so the bank tests itself.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -110,6 +113,20 @@ class Exercise:
             return program
 
         return register
+
+    def change(self, name: str, old: str, new: str, idea: str, ask: str, fails: bool = False) -> None:
+        """Put the right solution into the bank with one place of its source written otherwise.
+
+        Raises ValueError unless `old` stands in the source of `right` exactly once.
+        """
+        source = inspect.getsource(self.right)
+        if source.count(old) != 1:
+            raise ValueError(f"{name}: {old!r} stands {source.count(old)} times in {self.right.__name__}, not once")
+        made: dict[str, Any] = {}
+        exec(source.replace(old, new), vars(sys.modules[self.right.__module__]), made)
+        program = made[self.right.__name__]
+        program.__name__ = program.__qualname__ = name
+        self.mistake(idea, ask, fails)(program)
 
     @functools.cache  # noqa: B019  (an exercise lives as long as the program)
     def ladder(self, seed: int) -> list[Case]:

@@ -21,7 +21,8 @@ NAMES = ("inputs", "targets")
 
 
 def right(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return batch[len(batch) * rank // world_size : len(batch) * (rank + 1) // world_size]
+    start, stop = (len(batch) * end // world_size for end in (rank, rank + 1))
+    return batch[start:stop]
 
 
 def _case(world_size: int, samples: int, new: str = "") -> Case:
@@ -87,7 +88,7 @@ def _rule(lefts: list[Left]) -> str:
 split_batch = Exercise(
     "split_batch", right, _play, _cases, priced=_case(4, 10), pace=Pace({"forward": 0.01}), view=_view, rule=_rule
 )
-mistake = split_batch.mistake
+mistake, change = split_batch.mistake, split_batch.change
 
 
 @mistake("Every rank has all samples, and a piece of each.", ask="Along which dimension do samples lie?")
@@ -100,11 +101,6 @@ def whole_batch_everywhere(batch: Tensor, rank: int, world_size: int) -> Tensor:
     return batch
 
 
-@mistake("All ranks return the same samples.", ask="What in your lines is different on each rank?")
-def same_share_everywhere(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return batch[: len(batch) // world_size]
-
-
 @mistake("Some samples are on no rank.", ask="What does `//` do with the samples that are left over?")
 def remainder_dropped(batch: Tensor, rank: int, world_size: int) -> Tensor:
     return torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]
@@ -114,17 +110,6 @@ def remainder_dropped(batch: Tensor, rank: int, world_size: int) -> Tensor:
 def padded(batch: Tensor, rank: int, world_size: int) -> Tensor:
     size = -(-len(batch) // world_size)
     return batch[(torch.arange(size) + rank * size) % len(batch)]
-
-
-@mistake("Two ranks have the sample at the border between them.", ask="Does a slice include its stop?")
-def borders_overlap(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    size = len(batch) // world_size
-    return batch[rank * size : (rank + 1) * size + 1]
-
-
-@mistake("The last sample of every share is on no rank.", ask="Does a slice include its stop?")
-def samples_lost(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return right(batch, rank, world_size)[:-1]
 
 
 @mistake("A rank has nothing to do.", ask="How much is left for the last if all round up?")
@@ -147,3 +132,16 @@ def sorted_before(batch: Tensor, rank: int, world_size: int) -> Tensor:
 @mistake("There are fewer pieces than ranks.", ask="How large is a piece if all round up?", fails=True)
 def too_few_pieces(batch: Tensor, rank: int, world_size: int) -> Tensor:
     return batch.chunk(world_size)[rank]
+
+
+slice_stop = "Does a slice include its stop?"
+shared = "Two ranks have the sample at the border between them."
+change(
+    "same_share_everywhere",
+    "start:stop",
+    ": stop - start",
+    "All ranks return the same samples.",
+    ask="What in your lines is different on each rank?",
+)
+change("borders_overlap", "stop]", "stop + 1]", shared, slice_stop)
+change("samples_lost", "stop]", "stop - 1]", "The last sample of every share is on no rank.", slice_stop)

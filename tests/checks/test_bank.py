@@ -18,7 +18,8 @@ from course_lib.checks.evidence import Evidence
 from course_lib.checks.examine import _judge
 from course_lib.checks.exercise import Case, Exercise, Left, Mistake
 from course_lib.checks.verdict import Verdict
-from tests.checks import solutions as s
+from tests.checks.solutions import RIGHT, WRONG
+from tests.checks.solutions import data_parallelism as s
 
 Program = Callable[..., object]
 
@@ -85,68 +86,11 @@ def test_mistakes_ask_and_are_at_least_five(exercise: Exercise) -> None:
     assert all(mistake.idea.endswith((".", "`.")) and mistake.ask.endswith("?") for mistake in exercise.mistakes)
 
 
-RIGHT: dict[Exercise, list[Program]] = {
-    checks.split_batch: [
-        s.counted_by_hand,
-        s.a_piece_of_tensor_split,
-        s.dealt_like_cards,
-        s.copied_by_index,
-        s.shuffled_with_a_common_seed,
-    ],
-    checks.average_gradients: [
-        s.weighted_before,
-        s.divided_after,
-        s.in_one_message,
-        s.with_handles,
-        s.by_gathering,
-        s.with_a_float32_weight,
-    ],
-    checks.ring_all_reduce: [s.one_loop, s.other_direction_and_returned, s.in_batches, s.rank_0_receives_first],
-}
-
-
 @pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)
 def test_right_solutions_pass_however_they_are_written(exercise: Exercise) -> None:
     assert verdicts_on(exercise, RIGHT[exercise]) == {}
     verdict = exercise(RIGHT[exercise][0], seed=1)
     assert verdict.passed, verdict
-
-
-WRONG: dict[Exercise, dict[Program, str]] = {
-    checks.split_batch: {
-        s.returns_nothing: "`the result[inputs]` is not even of the right type",
-        s.returns_all_shares: "not even of the right type",
-        s.changes_the_batch: "changes `inputs`",
-        s.flattens_the_share: "not even of the right type, dtype and shape",
-        s.copies_into_zeros: "`the result[targets]` is not even of the right type, dtype and shape",
-        s.shuffles_in_each_call: "Inputs and targets do not belong together",
-        s.shuffles_on_each_rank: "These samples go to your ranks",
-    },
-    checks.average_gradients: {
-        s.divides_alone: "sends nothing",
-        s.sets_to_zero: "sends nothing",
-        s.rounds_the_weight_down: "Every gradient is zero",
-        s.changes_parameters: "changes `blocks.0.token.weight`",
-        s.drops_gradients: "`blocks.0.token.weight.grad` is not even of the right type",
-        s.makes_up_a_gradient: "changes `blocks.0.position.weight.grad`",
-        s.leaves_vectors_out: "Still as before: `blocks.1.norm.weight.grad` and 1 more",
-        s.five_times_too_large: "5 times too large",
-        s.reduces_to_rank_0: "Only rank 0 has what it should have",
-        s.adds_in_its_own_order: "different numbers in their last digits",
-        s.knows_two_ranks: "1.5 times too large. There are 3 ranks",
-        s.takes_the_largest: "not what one process would have",
-    },
-    checks.ring_all_reduce: {
-        s.calls_all_reduce: "`allreduce` at work",
-        s.multiplies_alone: "sends nothing",
-        s.replaces_list_entries: "The sum does not reach `tensor`",
-        s.mixes_chunks: "In round 2 of 2 rank 0 sends a mix of different elements",
-        s.reverses_the_sum: "Your messages carry what they should",
-        s.sends_chunks_in_halves: "sends 4 messages with 6 numbers in all, where 2 messages with 6 numbers would do",
-        s.one_round_too_many: "sends 3 messages",
-        s.doubles_distances: "Rank 0 sends to rank 2, which is not its neighbor",
-    },
-}
 
 
 @functools.cache

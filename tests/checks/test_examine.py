@@ -334,3 +334,9 @@ def test_what_may_be_rounding_is_right() -> None:
 def test_a_check_never_raises_by_itself() -> None:
     verdict = make(view=lambda lefts: [{}][1:5])(doubled)
     assert (verdict.outcome, verdict.message) == ("error", examine.BROKEN)
+
+
+def test_a_change_of_the_right_solution_has_to_be_one() -> None:
+    with pytest.raises(ValueError, match=r"'batch' stands \d+ times in right, not once"):
+        checks.split_batch.change("ambiguous", "batch", "batch + 1", "An idea.", ask="A question?")
+    assert "ambiguous" not in [mistake.program.__name__ for mistake in checks.split_batch.mistakes]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib import checks
 from course_lib.checks.averaging import gradients
 from course_lib.checks.averaging import right as averaged
+from course_lib.checks.exercise import Exercise
 from course_lib.checks.ring import right as ring
 from course_lib.checks.splitting import right as split
 
@@ -325,3 +328,60 @@ def doubles_distances(tensor: Tensor) -> None:
         with_isend(tensor, arriving, rank ^ distance, rank ^ distance)
         tensor += arriving
     return None
+
+
+RIGHT: dict[Exercise, list[Callable[..., object]]] = {
+    checks.split_batch: [
+        counted_by_hand,
+        a_piece_of_tensor_split,
+        dealt_like_cards,
+        copied_by_index,
+        shuffled_with_a_common_seed,
+    ],
+    checks.average_gradients: [
+        weighted_before,
+        divided_after,
+        in_one_message,
+        with_handles,
+        by_gathering,
+        with_a_float32_weight,
+    ],
+    checks.ring_all_reduce: [one_loop, other_direction_and_returned, in_batches, rank_0_receives_first],
+}
+
+# The right words for each wrong one
+WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
+    checks.split_batch: {
+        returns_nothing: "`the result[inputs]` is not even of the right type",
+        returns_all_shares: "not even of the right type",
+        changes_the_batch: "changes `inputs`",
+        flattens_the_share: "not even of the right type, dtype and shape",
+        copies_into_zeros: "`the result[targets]` is not even of the right type, dtype and shape",
+        shuffles_in_each_call: "Inputs and targets do not belong together",
+        shuffles_on_each_rank: "These samples go to your ranks",
+    },
+    checks.average_gradients: {
+        divides_alone: "sends nothing",
+        sets_to_zero: "sends nothing",
+        rounds_the_weight_down: "Every gradient is zero",
+        changes_parameters: "changes `blocks.0.token.weight`",
+        drops_gradients: "`blocks.0.token.weight.grad` is not even of the right type",
+        makes_up_a_gradient: "changes `blocks.0.position.weight.grad`",
+        leaves_vectors_out: "Still as before: `blocks.1.norm.weight.grad` and 1 more",
+        five_times_too_large: "5 times too large",
+        reduces_to_rank_0: "Only rank 0 has what it should have",
+        adds_in_its_own_order: "different numbers in their last digits",
+        knows_two_ranks: "1.5 times too large. There are 3 ranks",
+        takes_the_largest: "not what one process would have",
+    },
+    checks.ring_all_reduce: {
+        calls_all_reduce: "`allreduce` at work",
+        multiplies_alone: "sends nothing",
+        replaces_list_entries: "The sum does not reach `tensor`",
+        mixes_chunks: "In round 2 of 2 rank 0 sends a mix of different elements",
+        reverses_the_sum: "Your messages carry what they should",
+        sends_chunks_in_halves: "sends 4 messages with 6 numbers in all, where 2 messages with 6 numbers would do",
+        one_round_too_many: "sends 3 messages",
+        doubles_distances: "Rank 0 sends to rank 2, which is not its neighbor",
+    },
+}
