@@ -4,7 +4,9 @@
     python3 course.py lab               open the lessons in JupyterLab
     python3 course.py present [LESSON]  project a lesson to a room
     python3 course.py test [STEP ...]   check everything: code, notebooks and the pages in a browser
-    python3 course.py progress          show which questions you have answered, and how it went
+    python3 course.py start EXERCISE    work on your own copy of an exercise
+    python3 course.py progress          show what you have answered and solved, and how it went
+    python3 course.py hand-out FOLDER   make a copy for students, without solutions
     python3 course.py build [NAME ...]  make notebooks, exercises and solutions from sources/
     python3 course.py bench [NAME ...]  compare with what you would use instead, and print the tables
 
@@ -30,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -67,6 +69,8 @@ def main() -> int:
     arguments = parse(sys.argv[1:])
     if complaint := unsupported(sys.version_info[:2]):
         stop(complaint)
+    if arguments.run in (test, build, bench, hand_out) and not (ROOT / "tests").is_dir():
+        stop("This copy of the course is for students: it came without tests, sources and solutions.")
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:
@@ -96,16 +100,24 @@ def parse(words: list[str]) -> argparse.Namespace:
 def lab(arguments: argparse.Namespace) -> int:
     """Open the lessons in JupyterLab, or print the address where there is no display."""
     prepare()
+    return open_lab("notebooks/00_start_here.ipynb")
+
+
+def open_lab(page: str) -> int:
     print("Starting JupyterLab. To end it, press Ctrl-C here.", flush=True)
-    return jupyterlab(
-        f"--ServerApp.root_dir={ROOT}",
-        "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb",
-    )
+    return jupyterlab(f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{page}")
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """Open your own copy of an exercise, named by its number; it is made the first time, and never overwritten."""
+    copy = own_copy(chosen("exercise", ROOT.glob("exercises/*/[0-9]*.ipynb"), arguments.names))
+    prepare()
+    return open_lab(copy.relative_to(ROOT).as_posix())
 
 
 def present(arguments: argparse.Namespace) -> int:
     """Project a lesson, named by its number: large type, sections that unfold one by one, questions without answers."""
-    lesson = chosen_lesson(arguments.names)
+    lesson = chosen("lesson", ROOT.glob("notebooks/[0-9]*.ipynb"), arguments.names)
     prepare()
     print(f"Starting JupyterLab with {lesson}, on a copy: what you change here is not kept.")
     print("Right arrow or Page Down: to the next section, and open it. Left arrow or Page Up: back.")
@@ -131,8 +143,9 @@ def test(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in arguments.names if name not in steps]:
         stop(f"There is no step {unknown[0]!r}; choose from {', '.join(steps)}.")
     prepare("authors")
-    chosen = {name: step for name, step in steps.items() if name in (arguments.names or steps)}
-    return in_turn(chosen, beside={"mypy": "faults"})  # one computes on one core, in the other ranks mostly wait
+    os.environ["COURSE_STATE"] = str(STATE / "tests")  # what is solved there, nobody has solved
+    wanted = {name: step for name, step in steps.items() if name in (arguments.names or steps)}
+    return in_turn(wanted, beside={"mypy": "faults"})  # one computes on one core, in the other ranks mostly wait
 
 
 def test_steps() -> dict[str, list[str]]:
@@ -158,16 +171,36 @@ def test_steps() -> dict[str, list[str]]:
 
 
 def progress(arguments: argparse.Namespace) -> int:
-    """Show which questions you have answered, and how it went."""
+    """Show which questions you have answered and which exercises you have solved, and how it went."""
     # It needs nothing but the standard library either, so it also works before .venv is made.
     os.environ.setdefault("COURSE_STATE", str(STATE))
     answers = importlib.import_module("course_lib.questions.progress")
     return answers.ask_and_reset() if arguments.reset else answers.show()
 
 
+def hand_out(arguments: argparse.Namespace) -> int:
+    """Copy what students get into a new folder: everything but solutions, hidden tests and the tests of the course."""
+    if len(arguments.names) != 1 or Path(arguments.names[0]).exists():
+        stop("Name one folder that does not exist yet: python3 course.py hand-out FOLDER")
+    prepare("authors")
+    if run("sources/build.py", "--check"):
+        stop("Students would get something else than what is in sources/, so nothing was copied.")
+    folder = Path(arguments.names[0])
+    unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+    for name in HANDED_OUT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    print(f"{folder.resolve()} is what students get. There, python3 course.py lab opens the course.")
+    return 0
+
+
 def build(arguments: argparse.Namespace) -> int:
     """Make notebooks, exercises and solutions from sources/: those that changed, or those you name."""
     prepare("authors")
+    os.environ["COURSE_STATE"] = str(STATE / "build")
     flags = [flag for flag in ("check", "all") if getattr(arguments, flag)]
     return run("sources/build.py", *(f"--{flag}" for flag in flags), *arguments.names)
 
@@ -181,27 +214,45 @@ def bench(arguments: argparse.Namespace) -> int:
     return in_turn({name: script for name, script in scripts.items() if name in (arguments.names or scripts)})
 
 
+HANDED_OUT = [
+    *("README.md", "course.py", "pyproject.toml", "setup.py", "requirements.lock", "environment.yml", ".gitignore"),
+    *("notebooks", "exercises", "course_lib", "sources/jupyterlab", "sources/questions"),
+]
 COMMANDS = {
     "lab": (lab, None),
     "present": (present, "LESSON"),
+    "start": (start, "EXERCISE"),
     "test": (test, "STEP"),
     "progress": (progress, None),
+    "hand-out": (hand_out, "FOLDER"),
     "build": (build, "NAME"),
     "bench": (bench, "NAME"),
 }
 
 
-# Lessons to be projected
+# Pages: to be projected, and of one's own
 
 
-def chosen_lesson(names: list[str]) -> str:
-    """The lesson whose name begins like the one given: 5 and 05 stand for 05_pipeline_parallelism."""
-    lessons = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
-    asked = names[0].zfill(2) if names else lessons[0]
-    found = [lesson for lesson in lessons if lesson.startswith(asked)]
+def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> str:
+    """The page whose name begins like the one given: 5 and 05 stand for 05_pipeline_parallelism. None: the first."""
+    known = sorted(page.stem for page in pages)
+    asked = names[0].zfill(2) if names else known[0]
+    found = [name for name in known if name.startswith(asked)]
     if len(names) > 1 or len(found) != 1:
-        stop(f"There is no lesson {' '.join(names)!r}; choose one of {', '.join(lessons)}, or only its number.")
+        stop(f"There is no {kind} {' '.join(names)!r}; choose one of {', '.join(known)}, or only its number.")
     return found[0]
+
+
+def own_copy(exercise: str) -> Path:
+    """The student's copy of an exercise, in work/, which git ignores. Whatever stands there stays."""
+    copy = ROOT / "work" / exercise / f"{exercise}.ipynb"
+    if copy.exists():
+        print(f"Going on with {copy.relative_to(ROOT)}. To begin anew, rename it and run the same command again.")
+        return copy
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "exercises" / exercise / copy.name, copy)
+    print(f"Your own copy is {copy.relative_to(ROOT)}.")
+    return copy
 
 
 def stage(folder: Path, lesson: str) -> list[str]:

@@ -452,12 +452,15 @@ def lessons(module: Any) -> Any:
 
 
 def test_a_lesson_to_project_is_named_by_its_number(lessons: Any) -> None:
+    def chosen(words: list[str]) -> str:
+        return lessons.chosen("lesson", lessons.ROOT.glob("notebooks/*.ipynb"), words)
+
     for words in (["5"], ["05"], ["05_pipe"]):
-        assert lessons.chosen_lesson(words) == "05_pipeline_parallelism"
-    assert lessons.chosen_lesson([]) == "02_data_parallelism"
+        assert chosen(words) == "05_pipeline_parallelism"
+    assert chosen([]) == "02_data_parallelism"
     for words in (["9"], ["0"], ["2", "5"], ["pipelines"]):
         with pytest.raises(SystemExit, match=r"choose one of 02_data_parallelism, 05_pipeline_parallelism, or"):
-            lessons.chosen_lesson(words)
+            chosen(words)
 
 
 def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: Any, tmp_path: Path) -> None:
@@ -479,6 +482,22 @@ def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any,
     assert (lab / "overrides.json").read_bytes() == (lessons.SETTINGS / "overrides.json").read_bytes()
     themes = json.loads((lab / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").read_bytes())
     assert themes["overrides"]["content-font-size1"] == "20px"
+
+
+def test_a_students_copy_of_an_exercise_is_made_once_and_never_overwritten(
+    module: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = module.ROOT / "exercises" / "02_data_parallelism" / "02_data_parallelism.ipynb"
+    page.parent.mkdir(parents=True)
+    page.write_text("as handed out", encoding="utf-8")
+    copy = module.own_copy("02_data_parallelism")
+    assert copy == module.ROOT / "work" / "02_data_parallelism" / page.name
+    assert copy.read_text(encoding="utf-8") == "as handed out"
+    copy.write_text("hours of work", encoding="utf-8")
+    assert module.own_copy("02_data_parallelism") == copy
+    assert copy.read_text(encoding="utf-8") == "hours of work"
+    assert "To begin anew, rename it" in capsys.readouterr().out
+    assert "work/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("words", [["tset"], [], ["lab", "--nonsense"]])

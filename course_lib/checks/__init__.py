@@ -1,7 +1,7 @@
 """Checks for the exercises: run a student's function on real ranks, and say what is right, wrong, and what it costs.
 
     verdict = checks.ring_all_reduce(ring_all_reduce)     shows itself in a notebook
-    verdict.require()                                     the same, and raises NotPassed unless it is right
+    verdict.points(5)                                     the same, and raises NotPassed unless it is right
 
 Each is an `Exercise`: a right solution, cases to try, and the wrong solutions that tell which idea a student had.
 """

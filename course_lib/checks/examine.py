@@ -53,20 +53,26 @@ def _examine(exercise: Exercise, fn: Any, seed: int) -> Verdict:
     if complaint := _wrong_arguments(exercise, fn):
         return Verdict(exercise.name, "slip", complaint)
     passed: list[Evidence] = []
-    for case in exercise.ladder(seed):
+    ladder = exercise.ladder(seed)
+    for case in ladder:
+        wrong: Verdict | None
         try:
             run = exercise.run([fn], case)
         except Stopped:
             raise
         except RunError as error:
-            verdict = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
-            return replace(verdict, situation=case.text, facts=(*verdict.facts, *_what_is_new(case, passed)))
-        found = Evidence(exercise, case, *([of[0] for of in one.results] for one in (run, exercise.run_right(case))))
-        if wrong := _judge(found, passed):
-            return replace(wrong, situation=case.text, facts=(*wrong.facts, *_what_is_new(case, passed)))
+            wrong = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
+        else:
+            left = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
+            found = Evidence(exercise, case, *left)
+            wrong = _judge(found, passed)
+        if wrong:
+            facts = (*wrong.facts, *_what_is_new(case, passed))
+            return replace(wrong, situation=case.text, facts=facts, share=len(passed) / len(ladder))
         passed.append(found)
     tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
-    return _weigh(Verdict(exercise.name, "passed", tried), run, exercise.run_right(case), exercise.memory)
+    verdict = Verdict(exercise.name, "passed", tried, share=1.0)
+    return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
 
 
 def _wrong_arguments(exercise: Exercise, fn: Any) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from course_lib import journal
 from course_lib.timeline import Timeline
 
 HEADLINES = {
@@ -62,6 +66,7 @@ class Verdict:
     idea: the misconception that was recognized, by the name of its function in the bank; "" if none was.
     facts: what the run itself reported, label and text.  costs: the price, of a right function only.
     remarks: what else is worth knowing.  idle: an emulated training step with the function in it, if there was one.
+    share: how many of the cases were right until one was not, 0 to 1.
     """
 
     name: str
@@ -73,16 +78,19 @@ class Verdict:
     costs: tuple[Cost, ...] = ()
     remarks: tuple[str, ...] = ()
     idle: Idle | None = None
+    share: float = 0.0
 
     @property
     def passed(self) -> bool:
         return self.outcome == "passed"
 
-    def require(self) -> None:
-        """Show the verdict. Raises NotPassed, which a notebook shows as one line, unless the function passed."""
+    def points(self, of: int) -> None:
+        """Show the verdict of a part that is worth so many points. Raises NotPassed, in one line, unless it passed."""
         _show(self)
+        with contextlib.suppress(OSError):  # where nothing can be written, there is no table of what was done
+            journal.record("ran", self.name, 0, self.idea.replace("_", " ") or self.outcome, self.passed)
         if not self.passed:
-            raise NotPassed(self)
+            raise NotPassed(self, of)
 
     def __str__(self) -> str:
         parts = [self._headline(), self.message, *(f"{label}: {text}" for label, text in self.facts)]
@@ -108,13 +116,22 @@ class Verdict:
 class NotPassed(AssertionError):
     """A check that the student's function has not passed yet. Its text is the whole verdict."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict, of: int) -> None:
         super().__init__(str(verdict))
-        self.verdict = verdict
+        self.verdict, self.of = verdict, of
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows below the verdict, instead of the inside of this library."""
-        return [f"NotPassed: the reason stands above. Change {self.verdict.name} and run this cell again."]
+        if "NBGRADER_VALIDATING" in os.environ:  # it shows errors alone, and the first 76 characters of a line
+            return [textwrap.fill(line, 70) for line in str(self).splitlines()]
+        earned = f" So far it earns {partial_credit(self.verdict.share, self.of):g} of {self.of} points."
+        again = f"NotPassed: the reason stands above. Change {self.verdict.name} and run this cell again."
+        return [again + earned * (self.verdict.share > 0)]
+
+
+def partial_credit(share: float, of: int) -> float:
+    """The points that a share of the cases earns: half points, rounded down."""
+    return int(2 * of * share) / 2
 
 
 def _show(verdict: Verdict) -> None:

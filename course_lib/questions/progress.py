@@ -1,162 +1,53 @@
-"""What a student has answered, in a file that only ever grows.
-
-    .course/answers.jsonl     one line for each thing that happened, the latest last
-    {"when": "2026-03-01T10:00:00+00:00", "what": "committed", "question": "Q4", "seed": 0, "answer": "a"}
-    {"when": "2026-03-01T10:00:03+00:00", "what": "ran", "question": "Q4", "seed": 0, "answer": "a", "right": false}
-
-A line is on the disk before `record` returns, and no line is ever changed. So neither a crash, nor a restart, nor a
-second notebook that writes at the same moment can lose what is there; readers skip a line that a crash cut short.
-
-Standard library only, so that `course.py progress` works where nothing is installed.
-"""
+"""What became of every question and every part of an exercise, for `course.py progress`. (Standard library only.)"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
-import time
-from collections.abc import Iterator
-from datetime import datetime, timezone
+import re
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
+from course_lib.journal import FILE, Note, folder, notes, reset
 from course_lib.questions.catalog import CATALOG
 
-FILE, LOCK = "answers.jsonl", "answers.lock"
+EXERCISES = Path(__file__).parents[2] / "exercises"
 LONGEST_ANSWER = 40  # characters in a table
 
 
-class Note(NamedTuple):
-    """One line of the file.
-
-    what: "drafted" (a text to go on with), "committed" (the student has decided), "ran" (the answer was run) or
-        "checked" (the points of the model answer that the student finds in a text, by number).
-    answer: as the question's form reads it: a letter, a list of events, a text.
-    right: what the run said; None where nothing is said, or only the student can say.
-    """
-
-    when: str
-    what: str
-    question: str
-    seed: int
-    answer: Any
-    right: bool | None = None
-
-
-def folder() -> Path:
-    """The student's `.course`: COURSE_STATE if that is set, else that of the course around the working directory."""
-    if chosen := os.environ.get("COURSE_STATE"):
-        return Path(chosen)
-    here = Path.cwd()
-    for place in (here, *here.parents):
-        if (place / ".course").is_dir() or (place / "course.py").is_file():
-            return place / ".course"
-    return here / ".course"
-
-
-def record(what: str, question: str, seed: int, answer: Any, right: bool | None = None) -> None:
-    """Add a line. Raises OSError where nothing can be written."""
-    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    note = Note(when, what, question, seed, answer, right)._asdict()
-    if right is None:
-        del note["right"]
-    line = json.dumps(note, ensure_ascii=False).encode() + b"\n"
-    with _alone(), open(folder() / FILE, "ab+", buffering=0) as file:
-        if _is_cut_short(file):
-            line = b"\n" + line
-        file.write(line)
-        os.fsync(file.fileno())
-
-
-def notes() -> list[Note]:
-    """Everything that was recorded, the latest last. Raises OSError where the file is there but cannot be read."""
-    try:
-        lines = (folder() / FILE).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [note for line in lines if (note := _note(line))]
-
-
-def latest(question: str, seed: int) -> Note | None:
-    """The last answer to a question, and how far it got."""
-    own = (note for note in reversed(notes()) if (note.question, note.seed) == (question, seed))
-    return next((note for note in own if note.what != "checked"), None)
-
-
-def reset() -> Path | None:
-    """Begin anew. What was there is kept under another name, which is returned; None if there was nothing."""
-    with _alone():
-        file = folder() / FILE
-        if not file.exists():
-            return None
-        stamp = f"{datetime.now():%Y-%m-%d-%H%M%S-%f}"
-        return file.rename(file.with_name(f"answers-until-{stamp}.jsonl"))
-
-
-def _note(line: bytes) -> Note | None:
-    with contextlib.suppress(ValueError, TypeError):
-        return Note(**json.loads(line))
-    return None
-
-
-def _is_cut_short(file: IO[bytes]) -> bool:
-    if file.seek(0, os.SEEK_END) == 0:
-        return False
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) != b"\n"
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Keep other notebooks from writing. The system frees the lock of a process that was killed."""
-    folder().mkdir(parents=True, exist_ok=True)
-    with open(folder() / LOCK, "a", encoding="utf-8") as file:
-        while not _try_lock(file):
-            time.sleep(0.01)
-        yield
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:  # a file system without locks: one line, appended in one piece, is safe enough
-        return True
-    return True
-
-
-# What course.py shows
-
-
 def table(found: list[Note]) -> str:
-    """Every question by lesson, and what became of it."""
+    """Every question by lesson and every part by exercise, and what became of it."""
     lines: list[str] = []
-    for lesson in dict.fromkeys(entry.lesson for entry in CATALOG.values()):
-        names = [entry.name for entry in CATALOG.values() if entry.lesson == lesson]
-        done = sum(is_done([note for note in found if note.question == name]) for name in names)
-        lines += ["", f"{lesson}: {done} of {len(names)} done"]
-        lines += [_row(name, [note for note in found if note.question == name]) for name in names]
+    for section, asked in (*_questions().items(), *_parts().items()):
+        of_each = {name: [note for note in found if note.question == name] for name in asked}
+        lines += ["", f"{section}: {sum(map(is_done, of_each.values()))} of {len(asked)} done"]
+        lines += [f"  {name:<20} {asked[name]:<38} {_what_became(of_each[name])}".rstrip() for name in asked]
     return "\n".join(lines[1:])
+
+
+def _questions() -> dict[str, dict[str, str]]:
+    """The titles of the questions by their names, for each lesson."""
+    lessons = dict.fromkeys(page.lesson for page in CATALOG.values())
+    return {lesson: {p.name: p.title for p in CATALOG.values() if p.lesson == lesson} for lesson in lessons}
+
+
+def _parts() -> dict[str, dict[str, str]]:
+    """What is to be written in each exercise, by the name of its function; the headings above are the titles."""
+    found = {}
+    for file in sorted(EXERCISES.glob("*/*.ipynb")):
+        parts, title = {}, ""
+        for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+            heading = re.search(r"^## (?:\d+\. )?(.+)$", "".join(cell["source"]), re.MULTILINE)
+            title = heading[1] if heading and cell["cell_type"] == "markdown" else title
+            if cell["metadata"].get("nbgrader", {}).get("solution"):
+                parts[cell["metadata"]["nbgrader"]["grade_id"]] = title
+        found[f"exercise {file.stem}"] = parts
+    return found
 
 
 def is_done(of_one_question: list[Note]) -> bool:
     """Whether it was once answered right or, where nobody but the student can say, compared with the model answer."""
     return any(note.right or note.what == "checked" for note in of_one_question)
-
-
-def _row(name: str, of_one: list[Note]) -> str:
-    entry = CATALOG[name]
-    return f"  {name:<20} {entry.title:<38} {_what_became(of_one)}".rstrip()
 
 
 def _what_became(of_one: list[Note]) -> str:
@@ -191,7 +82,9 @@ def ask_and_reset() -> int:
         return 0
     answer = ""
     with contextlib.suppress(EOFError):  # nobody is there to ask
-        answer = input(f"Set aside your answers to {count} {'question' if count == 1 else 'questions'}? Type yes: ")
+        answer = input(
+            f"Set aside your answers to {count} {'question' if count == 1 else 'questions and parts'}? Type yes: "
+        )
     if answer.strip().lower() != "yes":
         print("Nothing was changed.")
         return 1

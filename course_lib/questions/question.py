@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from course_lib.questions import progress
+from course_lib import journal
 from course_lib.questions.asking import Ask
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.forms import Form
@@ -73,26 +73,24 @@ class Question:
         """What can be run without an answer, for a room that has discussed the question. Nothing is kept."""
         return [Feedback(words, outcome) for words, outcome in self.form.reveal()]
 
-    def latest(self) -> progress.Note | None:
+    def latest(self) -> journal.Note | None:
         """The last thing that was kept about this question with these numbers."""
         with contextlib.suppress(OSError):
-            return progress.latest(self.name, self.seed)
+            return journal.latest(self.name, self.seed)
         return None
 
     def was_right(self) -> bool:
         """Whether it has ever been answered rightly, with these numbers."""
         with contextlib.suppress(OSError):
-            return any(note.right for note in progress.notes() if (note.question, note.seed) == (self.name, self.seed))
+            return any(note.right for note in journal.notes() if (note.question, note.seed) == (self.name, self.seed))
         return False
 
     def _keep(self, what: str, answer: Any, right: bool | None = None) -> str:
         """Returns what is to be said if it could not be kept."""
         try:
-            progress.record(what, self.name, self.seed, answer, right)
+            journal.record(what, self.name, self.seed, answer, right)
         except OSError as error:
-            return (
-                f"(Your answer could not be kept: {error.strerror or error}. Is {progress.folder()} write-protected?)"
-            )
+            return f"(Your answer could not be kept: {error.strerror or error}. Is {journal.folder()} write-protected?)"
         return ""
 
 

@@ -1,24 +1,36 @@
-"""An exercise goes the whole way through nbgrader: released, filled in, handed in, graded.
+"""An exercise goes the whole way through nbgrader, with the commands of README.md, as five students hand it in.
 
-One student hands in. That the solution passes every test is seen elsewhere: nbval runs it, with the hidden ones in it.
+That a solution passes every test is seen elsewhere: nbval runs it, with the hidden ones in it.
 """
 
 from __future__ import annotations
 
+import csv
 import filecmp
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from traitlets.config import Config
 
 ROOT = Path(__file__).parents[2]
 NAME = "02_data_parallelism"
+EXERCISES = sorted(path.stem for path in ROOT.glob("sources/exercises/*.py"))
+REBOUND = "### BEGIN HIDDEN TESTS\nfrom course_lib.checks import grading as checks\n\n### END HIDDEN TESTS\n"
+PARTS = ("split_batch", "average_gradients", "ring_all_reduce")
 
+REMAINDER_ON_THE_LAST = """
+def split_batch(batch, rank, world_size):
+    size = len(batch) // world_size
+    return batch[rank * size : (rank + 1) * size if rank < world_size - 1 else None]
+"""
 # Right for every size that the visible check tries, and for no other.
-SPLIT_FOR_THE_VISIBLE_CHECK = """
+FOR_THE_VISIBLE_CHECK = """
 def split_batch(batch, rank, world_size):
     assert (world_size, len(batch)) in [(2, 6), (2, 7), (3, 9), (3, 11), (4, 4), (4, 9), (4, 10)]
     return batch.tensor_split(world_size)[rank]
@@ -30,16 +42,51 @@ def average_gradients(model, samples):
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
 """
-ANSWERS = {"split_batch": SPLIT_FOR_THE_VISIBLE_CHECK, "average_gradients": PLAIN_MEAN}  # the rest is right
+ENDLESS = """
+def average_gradients(model, samples):
+    while True:
+        pass
+"""
+DEADLY = """
+import os
+os._exit(1)
+"""
+CHEATING = """
+from course_lib.checks import examine, exercise, verdict
+
+verdict.Verdict.passed = True
+verdict.Verdict.points = lambda self, of: of
+examine.examine = lambda exercise, fn, seed: verdict.Verdict(exercise.name, "passed", "Right.", share=1.0)
+exercise.Exercise.__call__ = lambda self, fn, seed=0: examine.examine(self, fn, seed)
 
 
-def notebook(folder: str) -> Any:
-    return nbformat.read(ROOT / folder / NAME / f"{NAME}.ipynb", as_version=4)
+class checks:
+    def __getattr__(self, name):
+        return lambda fn: verdict.Verdict(name, "passed", "Right.", share=1.0)
 
 
-def solutions() -> dict[str, str]:
+checks = checks()
+
+
+def ring_all_reduce(tensor):
+    pass
+"""
+STUDENTS: dict[str, tuple[dict[str, str], tuple[float, float, float]]] = {  # answers that are not right; what they earn
+    "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5)),
+    "wrong": ({"split_batch": FOR_THE_VISIBLE_CHECK, "average_gradients": "average_gradients = None"}, (0, 0, 5)),
+    "dying": ({"average_gradients": DEADLY}, (2, 0, 0)),
+    "looping": ({"average_gradients": ENDLESS}, (2, 0, 5)),
+    "cheating": ({"ring_all_reduce": CHEATING, "average_gradients": PLAIN_MEAN}, (2, 1, 0)),
+}
+
+
+def notebook(folder: str, name: str = NAME) -> Any:
+    return nbformat.read(ROOT / folder / name / f"{name}.ipynb", as_version=4)
+
+
+def solutions(name: str = NAME) -> dict[str, str]:
     """What stands in the cells that students fill in, by grade_id."""
-    cells = (cell for cell in notebook("solutions").cells if "nbgrader" in cell.metadata)
+    cells = (cell for cell in notebook("solutions", name).cells if "nbgrader" in cell.metadata)
     return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells if cell.metadata.nbgrader.solution}
 
 
@@ -52,52 +99,116 @@ def filled_in(answers: dict[str, str]) -> Any:
     return submission
 
 
+def commands() -> list[list[str]]:
+    """What README.md says to type, in its order."""
+    lines = re.findall(
+        r"^    nbgrader (.*?) *(?:#.*)?$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return [line.split() for line in lines]
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course in which the exercise was released, handed in by a student, and graded."""
-    from nbgrader.apps import NbGraderAPI  # seconds, which every worker that only collects tests would spend
-
-    course = tmp_path_factory.mktemp("course")
-    shutil.copytree(ROOT / "solutions" / NAME, course / "source" / NAME)
-    folder = course / "submitted" / "student" / NAME
-    folder.mkdir(parents=True)
-    nbformat.write(filled_in(solutions() | ANSWERS), folder / f"{NAME}.ipynb")
-    nbgrader = NbGraderAPI(config=Config({"CourseDirectory": {"root": str(course)}, "Execute": {"timeout": 300}}))
-    for done in (nbgrader.generate_assignment(NAME), nbgrader.autograde(NAME, "student")):
-        assert done["success"], done
+    """A class in which the exercise was released, handed in by five students, and graded."""
+    course = tmp_path_factory.mktemp("class")
+    shutil.copy(ROOT / "sources" / "nbgrader_config.py", course)
+    shutil.copytree(ROOT / "solutions", course / "source")
+    for student, (answers, _) in STUDENTS.items():
+        folder = course / "submitted" / student / NAME
+        folder.mkdir(parents=True)
+        nbformat.write(filled_in(solutions() | answers), folder / f"{NAME}.ipynb")
+    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
+    for command in commands():
+        done = subprocess.run(
+            [sys.executable, "-m", "nbgrader", *command], cwd=course, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
     return course
 
 
+def test_the_way_in_the_readme_is_whole() -> None:
+    assert [command[0] for command in commands()] == [
+        "generate_assignment",
+        "autograde",
+        "generate_feedback",
+        "export",
+    ]
+
+
 def test_what_nbgrader_releases_is_the_exercise(course: Path) -> None:
-    assert [source.stem for source in ROOT.glob("sources/exercises/*.py")] == [NAME]  # a new one has to come here too
     released = course / "release" / NAME / f"{NAME}.ipynb"
     assert filecmp.cmp(released, ROOT / "exercises" / NAME / f"{NAME}.ipynb", shallow=False)
 
 
-def test_a_submission_gets_what_it_earned(course: Path) -> None:
-    from nbgrader.api import Gradebook
+@pytest.mark.parametrize("student", STUDENTS)
+def test_a_submission_gets_what_it_earned(course: Path, student: str) -> None:
+    from nbgrader.api import Gradebook  # seconds, which every worker that only collects tests would spend
 
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
-        grades = gradebook.find_submission_notebook(NAME, NAME, "student").grades
-        assert {grade.name: (grade.score, grade.max_score) for grade in grades} == {
-            "check_split_batch": (0, 2),  # by the hidden test
-            "check_average_gradients": (0, 3),
-            "check_ring_all_reduce": (5, 5),
-        }
+        grades = gradebook.find_submission_notebook(NAME, NAME, student).grades
+        scores = {grade.name: (grade.score, grade.max_score) for grade in grades}
+    assert scores == {
+        f"check_{part}": (earned, of) for part, earned, of in zip(PARTS, STUDENTS[student][1], (2, 3, 5), strict=True)
+    }
 
 
-def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path) -> None:
-    graded = nbformat.read(course / "autograded" / "student" / NAME / f"{NAME}.ipynb", as_version=4)
-    (cell,) = (c for c in graded.cells if c.metadata.get("nbgrader", {}).get("grade_id") == "check_average_gradients")
-    shown, error = cell.outputs
-    assert "How much does one sample count if it is in a small share?" in shown.data["text/plain"]
-    assert error.ename == "NotPassed"
-    assert len(error.traceback) == 1
+def test_the_grades_are_exported(course: Path) -> None:
+    with open(course / "grades.csv", encoding="utf-8", newline="") as file:
+        scores = {row["student_id"]: float(row["score"]) for row in csv.DictReader(file) if row["assignment"] == NAME}
+    assert scores == {student: sum(earned) for student, (_, earned) in STUDENTS.items()}
 
 
-def test_an_exercise_shows_no_solution_and_no_hidden_test() -> None:
-    text = "".join(cell.source for cell in notebook("exercises").cells)
-    assert text.count("raise NotImplementedError()") == 3
-    assert "seed=1" not in text and "HIDDEN" not in text and "SOLUTION" not in text
-    for answer in solutions().values():
+def outputs(course: Path, student: str, part: str) -> list[Any]:
+    graded = nbformat.read(course / "autograded" / student / NAME / f"{NAME}.ipynb", as_version=4)
+    return next(c.outputs for c in graded.cells if c.metadata.get("nbgrader", {}).get("grade_id") == f"check_{part}")
+
+
+@pytest.mark.parametrize(
+    ("student", "part", "words"),
+    [
+        ("half", "average_gradients", "How much does one sample count if it is in a small share?"),
+        ("wrong", "split_batch", "Your function raised an exception, so its idea could not be tried."),
+        ("looping", "average_gradients", "perhaps a loop never ends"),
+        ("cheating", "ring_all_reduce", "Your function sends nothing"),
+    ],
+)
+def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path, student: str, part: str, words: str) -> None:
+    shown, earned = outputs(course, student, part)
+    assert words in shown.data["text/plain"]
+    assert float(earned.data["text/plain"]) == STUDENTS[student][1][PARTS.index(part)]
+    page = (course / "feedback" / student / NAME / f"{NAME}.html").read_text(encoding="utf-8")
+    assert words in page
+
+
+def test_after_a_kernel_has_died_every_cell_says_so(course: Path) -> None:
+    (error,) = outputs(course, "dying", "ring_all_reduce")
+    assert re.fullmatch(r"The kernel died in cell \d+ of this notebook. This cell could not .*", error.evalue)
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_an_exercise_shows_no_solution_and_no_hidden_test(name: str) -> None:
+    text = "".join(cell.source for cell in notebook("exercises", name).cells)
+    assert text.count("raise NotImplementedError()") == len(solutions(name))
+    assert "grading" not in text and "HIDDEN" not in text and "SOLUTION" not in text
+    for answer in solutions(name).values():
         assert answer not in text
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_every_grade_is_given_by_a_check_in_a_process_of_its_own(name: str) -> None:
+    graded = [c.source for c in notebook("solutions", name).cells if c.metadata.get("nbgrader", {}).get("grade")]
+    assert len(graded) == len(solutions(name))
+    for source in graded:
+        assert source.startswith(REBOUND), source
+        assert re.search(r"\.points\(\d+\)$", source)
+
+
+def test_validating_shows_the_verdict(tmp_path: Path) -> None:
+    file = tmp_path / f"{NAME}.ipynb"
+    nbformat.write(filled_in(solutions() | {"average_gradients": PLAIN_MEAN}), file)
+    done = subprocess.run(
+        [sys.executable, "-m", "nbgrader", "validate", "--Execute.timeout=60", str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert "How much does one sample count if it is in a small share?" in " ".join(done.stdout.split())

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.questions import progress
+from course_lib import journal
+from course_lib.journal import Note, latest, notes, record, reset
 from course_lib.questions.catalog import CATALOG
-from course_lib.questions.progress import Note, is_done, latest, notes, record, reset, table
+from course_lib.questions.progress import is_done, table
 
 ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
-from course_lib.questions.progress import record
+from course_lib.journal import record
 for number in range(int(sys.argv[2])):
     record("committed", sys.argv[1], number, "x" * 1000)
 """
@@ -30,7 +31,7 @@ def writer(name: str, count: int) -> subprocess.Popen[bytes]:
 
 
 def lines(state: Path) -> list[bytes]:
-    return (state / progress.FILE).read_bytes().splitlines()
+    return (state / journal.FILE).read_bytes().splitlines()
 
 
 def test_what_is_recorded_is_there_again(state: Path) -> None:
@@ -56,7 +57,7 @@ def test_two_notebooks_that_write_at_once_lose_nothing(state: Path) -> None:
 
 def test_a_killed_notebook_leaves_whole_lines_and_no_lock(state: Path) -> None:
     process = writer("Q1", 10**9)
-    while not (state / progress.FILE).exists() or len(lines(state)) < 20:
+    while not (state / journal.FILE).exists() or len(lines(state)) < 20:
         time.sleep(0.01)
     process.kill()
     process.wait()
@@ -69,7 +70,7 @@ def test_a_killed_notebook_leaves_whole_lines_and_no_lock(state: Path) -> None:
 
 def test_a_line_cut_short_by_a_crash_costs_itself_and_no_other(state: Path) -> None:
     record("committed", "Q4", 0, "a")
-    with open(state / progress.FILE, "ab") as file:
+    with open(state / journal.FILE, "ab") as file:
         file.write(b'{"when": "2026-03-01", "what": "ran", "quest')
     record("committed", "Q4", 0, "b")
     assert [note.answer for note in notes()] == ["a", "b"]
@@ -77,7 +78,7 @@ def test_a_line_cut_short_by_a_crash_costs_itself_and_no_other(state: Path) -> N
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a signal that Windows does not have")
 def test_a_second_writer_waits_for_the_first(state: Path) -> None:
-    hold = "import time\nfrom course_lib.questions import progress\nwith progress._alone():\n    print(flush=True)\n"
+    hold = "import time\nfrom course_lib import journal\nwith journal._alone():\n    print(flush=True)\n"
     holder = subprocess.Popen([sys.executable, "-c", hold + "    time.sleep(60)"], cwd=ROOT, stdout=subprocess.PIPE)
     assert holder.stdout is not None
     holder.stdout.readline()
@@ -106,13 +107,13 @@ def test_the_folder_is_the_one_of_the_course_around(tmp_path: Path, monkeypatch:
     notebooks.mkdir(parents=True)
     monkeypatch.chdir(notebooks)
     (tmp_path / "course" / "course.py").touch()
-    assert progress.folder() == tmp_path / "course" / ".course"
+    assert journal.folder() == tmp_path / "course" / ".course"
 
 
 def test_without_a_course_around_the_folder_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COURSE_STATE")
     monkeypatch.chdir(tmp_path)
-    assert progress.folder() == tmp_path / ".course" or (progress.folder().parent / ".course").is_dir()
+    assert journal.folder() == tmp_path / ".course" or (journal.folder().parent / ".course").is_dir()
 
 
 def note(what: str, answer: str, right: bool | None = None) -> Note:
@@ -140,6 +141,15 @@ def test_the_table_counts_by_lesson() -> None:
     assert not is_done([note("ran", "a", False)])
 
 
+def test_the_table_counts_the_parts_of_exercises() -> None:
+    found = [Note("2026-03-01", "ran", "split_batch", 0, "padded", False), note("ran", "b", True)]
+    assert "exercise 02_data_parallelism: 0 of 3 done" in table(found)
+    (row,) = (line for line in table(found).splitlines() if line.startswith("  split_batch"))
+    assert "Split a minibatch" in row and row.endswith("not right yet; last answer: padded")
+    done = table([*found, Note("2026-03-01", "ran", "split_batch", 0, "passed", True)])
+    assert "exercise 02_data_parallelism: 1 of 3 done" in done and "right at try 2" in done
+
+
 def test_reading_needs_nothing_but_the_standard_library() -> None:
     program = """
 import sys
@@ -158,7 +168,7 @@ def test_course_py_finds_the_answers_from_any_folder(tmp_path: Path, monkeypatch
     monkeypatch.delenv("COURSE_STATE")
     command = [sys.executable, str(ROOT / "course.py"), "progress"]
     shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert f"Kept in {ROOT / '.course' / progress.FILE}" in shown.stdout
+    assert f"Kept in {ROOT / '.course' / journal.FILE}" in shown.stdout
 
 
 def course(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:

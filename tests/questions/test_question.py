@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.questions import progress
+from course_lib import journal
 from course_lib.questions.forms import Choice, Option
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Question
@@ -15,7 +15,7 @@ from course_lib.ranks import RunError
 
 
 def outcome(right: bool) -> Outcome:
-    assert [note.what for note in progress.notes()][-1] == "committed"
+    assert [note.what for note in journal.notes()][-1] == "committed"
     return Outcome(right, "ran")
 
 
@@ -28,7 +28,7 @@ def fail() -> Outcome:
 
 
 def kept() -> list[tuple[str, str, int, object, bool | None]]:
-    return [note[1:] for note in progress.notes()]
+    return [note[1:] for note in journal.notes()]
 
 
 def test_an_answer_is_kept_before_it_is_run_and_then_with_what_came_of_it() -> None:

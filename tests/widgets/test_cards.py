@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from course_lib import questions
-from course_lib.questions import progress
+from course_lib import journal, questions
 from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Question
@@ -55,7 +54,7 @@ def press(button: Any) -> None:
 
 
 def whats() -> list[str]:
-    return [note.what for note in progress.notes()]
+    return [note.what for note in journal.notes()]
 
 
 def test_a_choice_is_decided_then_run_then_tried_again() -> None:
@@ -76,7 +75,7 @@ def test_a_choice_is_decided_then_run_then_tried_again() -> None:
     press(card.main)
     press(card.main)
     assert "Right." in card.feedback.value
-    assert [note.right for note in progress.notes()] == [None, False, None, True]
+    assert [note.right for note in journal.notes()] == [None, False, None, True]
 
 
 def test_a_change_made_before_the_click_but_heard_of_after_it_is_what_was_decided() -> None:
@@ -86,7 +85,7 @@ def test_a_change_made_before_the_click_but_heard_of_after_it_is_what_was_decide
     card.field.widget.chosen = [2]  # as the browser sends it that had to hold it back
     assert "decided: c" in card.status.value
     press(card.main)
-    assert questions.progress.latest("Q4", 0).answer == "c"
+    assert journal.latest("Q4", 0).answer == "c"
 
     card = Card("bytes_sent")
     card.field.widget.value = "8 MB"
@@ -127,7 +126,7 @@ def test_an_order_is_run_as_it_stands() -> None:
     press(card.main)
     press(card.main)
     assert "Right." in card.feedback.value
-    assert progress.notes()[-1].answer == ["y", "x"]
+    assert journal.notes()[-1].answer == ["y", "x"]
 
 
 def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
@@ -141,7 +140,7 @@ def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
     assert "This is it." in card.feedback.value
     assert "a remedy" not in card.feedback.value  # it is there once, to be ticked
     card.checklist.chosen = [1]
-    assert (whats()[-1], progress.notes()[-1].answer) == ("checked", [1])
+    assert (whats()[-1], journal.notes()[-1].answer) == ("checked", [1])
 
 
 def test_a_card_opened_anew_shows_what_was_decided() -> None:
@@ -168,7 +167,7 @@ def test_a_card_opened_anew_says_if_it_was_once_answered_rightly() -> None:
 
 
 def test_a_kept_answer_that_no_longer_fits_the_question_is_left_alone() -> None:
-    progress.record("committed", "Q4", 0, "z")
+    journal.record("committed", "Q4", 0, "z")
     card = Card("Q4")
     assert (card.field.answer, card.main.label) == (None, DECIDE)
 

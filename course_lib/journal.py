@@ -1,0 +1,133 @@
+"""What a student has answered, in a file that only ever grows.
+
+    .course/answers.jsonl     one line for each thing that happened, the latest last
+    {"when": "2026-03-01T10:00:00+00:00", "what": "committed", "question": "Q4", "seed": 0, "answer": "a"}
+    {"when": "2026-03-01T10:00:03+00:00", "what": "ran", "question": "Q4", "seed": 0, "answer": "a", "right": false}
+
+A line is on the disk before `record` returns, and no line is ever changed. So neither a crash, nor a restart, nor a
+second notebook that writes at the same moment can lose what is there; readers skip a line that a crash cut short.
+
+Standard library only, so that `course.py progress` works where nothing is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+FILE, LOCK = "answers.jsonl", "answers.lock"
+
+
+class Note(NamedTuple):
+    """One line of the file.
+
+    what: "drafted" (a text to go on with), "committed" (the student has decided), "ran" (the answer was run) or
+        "checked" (the points of the model answer that the student finds in a text, by number).
+    question: its name, or that of a part of an exercise.
+    answer: as the question's form reads it: a letter, a list of events, a text; of a part, what the check found.
+    right: what the run said; None where nothing is said, or only the student can say.
+    """
+
+    when: str
+    what: str
+    question: str
+    seed: int
+    answer: Any
+    right: bool | None = None
+
+
+def folder() -> Path:
+    """The student's `.course`: COURSE_STATE if that is set, else that of the course around the working directory."""
+    if chosen := os.environ.get("COURSE_STATE"):
+        return Path(chosen)
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        if (place / ".course").is_dir() or (place / "course.py").is_file():
+            return place / ".course"
+    return here / ".course"
+
+
+def record(what: str, question: str, seed: int, answer: Any, right: bool | None = None) -> None:
+    """Add a line. Raises OSError where nothing can be written."""
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    note = Note(when, what, question, seed, answer, right)._asdict()
+    if right is None:
+        del note["right"]
+    line = json.dumps(note, ensure_ascii=False).encode() + b"\n"
+    with _alone(), open(folder() / FILE, "ab+", buffering=0) as file:
+        if _is_cut_short(file):
+            line = b"\n" + line
+        file.write(line)
+        os.fsync(file.fileno())
+
+
+def notes() -> list[Note]:
+    """Everything that was recorded, the latest last. Raises OSError where the file is there but cannot be read."""
+    try:
+        lines = (folder() / FILE).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [note for line in lines if (note := _note(line))]
+
+
+def latest(question: str, seed: int) -> Note | None:
+    """The last answer to a question, and how far it got."""
+    own = (note for note in reversed(notes()) if (note.question, note.seed) == (question, seed))
+    return next((note for note in own if note.what != "checked"), None)
+
+
+def reset() -> Path | None:
+    """Begin anew. What was there is kept under another name, which is returned; None if there was nothing."""
+    with _alone():
+        file = folder() / FILE
+        if not file.exists():
+            return None
+        stamp = f"{datetime.now():%Y-%m-%d-%H%M%S-%f}"
+        return file.rename(file.with_name(f"answers-until-{stamp}.jsonl"))
+
+
+def _note(line: bytes) -> Note | None:
+    with contextlib.suppress(ValueError, TypeError):
+        return Note(**json.loads(line))
+    return None
+
+
+def _is_cut_short(file: IO[bytes]) -> bool:
+    if file.seek(0, os.SEEK_END) == 0:
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keep other notebooks from writing. The system frees the lock of a process that was killed."""
+    folder().mkdir(parents=True, exist_ok=True)
+    with open(folder() / LOCK, "a", encoding="utf-8") as file:
+        while not _try_lock(file):
+            time.sleep(0.01)
+        yield
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # a file system without locks: one line, appended in one piece, is safe enough
+        return True
+    return True
