@@ -58,7 +58,7 @@ class Graded(Shown):
 
 
 def __getattr__(name: str) -> Callable[[Any], Verdict | Graded]:
-    if name not in checks.__all__:
+    if name not in [part.name for part in checks.PARTS]:
         raise AttributeError(f"there is no check {name!r}")
     return partial(_grade, name)
 
