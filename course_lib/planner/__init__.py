@@ -10,7 +10,7 @@
                                            calibrate.py       a measured step: your machine in place of a typical one
 
 `search` estimates every legal plan. `python3 course.py bench planner` holds all of it against what was published;
-exact_bytes.py does the same arithmetic to the byte for the mechanisms of this course, to be held against real runs.
+exact_bytes.py does some of the same arithmetic to the byte, to be held against real runs.
 """
 
 from course_lib.planner.calibrate import calibrate
