@@ -99,7 +99,7 @@ class RunMonitor:
                 self._drain(ends[ready])
                 self._note_death(ends[ready])
             else:
-                self._receive(lines[ready])  # type: ignore[index]
+                self._drain(lines[ready])  # type: ignore[index]
 
     def _receive(self, rank: int) -> bool:
         """Take one message from a rank; False if its line is closed."""

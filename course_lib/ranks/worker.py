@@ -33,6 +33,7 @@ from course_lib.ranks.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
 _PACKAGE = os.path.dirname(__file__) + os.sep
+_TOO_MUCH = "\n... this rank printed too much; the rest is left out\n"
 
 
 def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
@@ -49,7 +50,6 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
     traced_group.register(tracer)
     timeline.record_with(tracer)
     worker = Worker(place, parent, tracer)
-    threading.Thread(target=worker.send_unfinished_lines, name="unfinished lines", daemon=True).start()
     while True:
         try:
             message = parent.recv_bytes()
@@ -115,35 +115,23 @@ def _batch_scheduling() -> Iterator[None]:
 
 
 class Printer(io.TextIOBase):
-    """A standard output that sends whole lines to the parent as they come; `unfinished` is set when it holds a part."""
+    """A standard output that sends what comes to the parent at once: a rank may end at any moment."""
 
-    def __init__(self, parent: Connection, lock: Any, unfinished: threading.Event) -> None:
-        self._parent, self._lock, self._unfinished, self._held = parent, lock, unfinished, ""
-        self.printed = 0
+    def __init__(self, parent: Connection, lock: Any) -> None:
+        self._parent, self._lock = parent, lock
+        self._room = messages.MAX_PRINTED
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         with self._lock:
-            self._held += text
-        if "\n" in text:
-            self.flush()
-        else:
-            self._unfinished.set()
+            if text and self._room > 0:
+                end = _TOO_MUCH if len(text) > self._room else ""
+                shown = text[: self._room] + end
+                self._parent.send_bytes(messages.PRINTED + shown.encode(errors="replace"))
+                self._room -= len(text)
         return len(text)
-
-    def flush(self) -> None:
-        with self._lock:
-            if not self._held:
-                return
-            text, self._held = self._held, ""
-            room = messages.MAX_PRINTED - self.printed
-            if len(text) > room >= 0:
-                text = text[:room] + "\n... this rank printed too much; the rest is left out\n"
-            if text and room >= 0:
-                self._parent.send_bytes(messages.PRINTED + text.encode(errors="replace"))
-                self.printed += len(text)
 
 
 class Worker:
@@ -152,8 +140,6 @@ class Worker:
     def __init__(self, place: messages.Place, parent: Connection, tracer: Tracer) -> None:
         self.place, self.parent, self.tracer = place, parent, tracer
         self.lock = threading.Lock()
-        self.unfinished = threading.Event()
-        self.printer = Printer(parent, self.lock, self.unfinished)
         self.world: messages.World | None = None
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
@@ -166,10 +152,9 @@ class Worker:
         self._settle_in(task.surroundings)
         self.tracer.reset(task.pace)
         threads = set(threading.enumerate())
-        printer = self.printer = Printer(self.parent, self.lock, self.unfinished)
+        printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
-            printer.flush()
         self._inspect(outcome, threads)
         board.set_state(rank, State.RAISED if outcome.failure else State.RETURNED)
         with self.lock:
@@ -192,14 +177,6 @@ class Worker:
             dist.init_process_group("traced", store=store, rank=self.place.rank, world_size=world.size)
         self.tracer.enter(world.rendezvous)
         sys.excepthook, self.world, self.has_run = hook, world, False
-
-    def send_unfinished_lines(self) -> None:
-        """Forever: show what was printed without a line's end, a little later. Costs nothing while nothing is."""
-        while True:
-            self.unfinished.wait()
-            self.unfinished.clear()
-            time.sleep(0.25)
-            self.printer.flush()
 
     def _settle_in(self, surroundings: messages.Surroundings) -> None:
         """Make the process as the student's notebook is now, and undo what the last run changed."""
