@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field, replace
 
-from course_lib.ranks.board import Board, Operation, State, belong
+from course_lib.ranks.board import Board, Operation, belong
 from course_lib.ranks.errors import Report, Row, describe_line, listing, sentence
 from course_lib.ranks.messages import Failure, Outcome
 from course_lib.ranks.places import is_library
@@ -53,7 +53,7 @@ def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None
         status.line = outcome.failure.line if outcome.failure else ""
     elif exit_code is not None:
         status.state = "died"
-    elif board.state(rank) == State.IDLE:
+    elif not board.has_begun(rank):
         status.state = "starting"
     elif status.blocked_in is not None:
         status.state = "waiting"
@@ -255,15 +255,13 @@ def forgive_cut_off(statuses: list[RankStatus]) -> None:
             status.state = "waiting"
 
 
-def explain_death(status: RankStatus, out_of_memory: bool) -> str:
+def explain_death(status: RankStatus) -> str:
     """Why a rank's process ended, as far as its exit code tells."""
     code = status.exit_code or 0
     where = describe_line(status.line)
     last = f" The last line it reached in a process group call: {where}." if where else ""
     if code >= 0:
         return f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
-    if out_of_memory:
-        return f"Rank {status.rank} was killed because the machine ran out of memory.{last}"
     reason = {
         signal.SIGKILL: "was killed (SIGKILL), by somebody or because memory ran out",
         signal.SIGSEGV: "crashed with a segmentation fault: compiled code touched memory that is not its own",

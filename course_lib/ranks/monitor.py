@@ -17,7 +17,7 @@ from multiprocessing import connection
 import psutil
 
 from course_lib.ranks import diagnosis, errors, messages, mismatch
-from course_lib.ranks.board import Operation, State
+from course_lib.ranks.board import Operation
 from course_lib.ranks.output import Display
 from course_lib.ranks.pool import Pool
 
@@ -55,7 +55,6 @@ class RunMonitor:
         self.first_failure: float | None = None
         self.stillness = [_Stillness() for _ in range(pool.world_size)]
         self.looked = 0.0  # when the board was last read as a whole
-        self.kills_before = _out_of_memory_kills()
 
     def run(self, task: messages.Task) -> list[messages.Outcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
@@ -83,7 +82,7 @@ class RunMonitor:
 
     def _show_logs(self) -> None:
         for rank in range(self.pool.world_size):
-            if text := self.pool.unread_log(rank):
+            if text := self.pool.log(rank):
                 self._print(rank, text)
 
     def _print(self, rank: int, text: str) -> None:
@@ -144,7 +143,7 @@ class RunMonitor:
 
     def _judge(self, asked: float) -> None:
         now = time.perf_counter()
-        if self.began is None and any(self.pool.board.state(r) != State.IDLE for r in range(self.pool.world_size)):
+        if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
             self.began = now
         if self.first_failure is not None:
             if now - self.first_failure >= self._grace():
@@ -208,10 +207,8 @@ class RunMonitor:
         report = self.report(statuses)
         for status in statuses:
             if status.state == "died":
-                kills = _out_of_memory_kills() > self.kills_before
                 status.line = diagnosis.line_in(self.pool.log(status.rank)) or status.line
-                text = diagnosis.explain_death(status, kills)
-                raise errors.RankDied(text, status.rank, self.report(statuses))
+                raise errors.RankDied(diagnosis.explain_death(status), status.rank, self.report(statuses))
         text, rank, details = diagnosis.explain_failures(statuses)
         failure = statuses[rank].failure
         kind = errors.RankDied if failure and failure.kind == "exited" else errors.RankFailed
@@ -255,10 +252,3 @@ def _original(failure: messages.Failure | None) -> BaseException | None:
         return pickle.loads(failure.exception) if failure and failure.exception else None
     except Exception:
         return None
-
-
-def _out_of_memory_kills() -> int:
-    """How many processes this machine has killed for want of memory since it started; 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/vmstat") as file:
-        return int(file.read().split("oom_kill ")[1].split()[0])
-    return 0

@@ -22,12 +22,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from course_lib.ranks import diagnosis, fork_server, messages, start
-from course_lib.ranks.board import Board, State
+from course_lib.ranks.board import Board
 
 ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
 
@@ -49,7 +50,6 @@ class Pool:
         self.started: list[_Worker] = []
         self.world = messages.World(0, "")
         self.worlds = itertools.count()
-        self.read = [0] * room  # how much of each log has been shown
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         self.has_run = False
@@ -76,7 +76,7 @@ class Pool:
             self._end_workers()
             self._start_missing()
         for rank in range(world_size):
-            self.board.set_state(rank, State.IDLE)
+            self.board.clear(rank, has_begun=False)
 
     def _start_missing(self) -> None:
         if len(self.started) < self.world_size:
@@ -121,38 +121,21 @@ class Pool:
             worker.lifeline.close()
         self.started.clear()
 
-    def log(self, rank: int, start: int = 0) -> str:
-        """What a rank's process has written below Python's print, from this byte on."""
-        try:
-            with open(self._log_path(rank), "rb") as file:
-                file.seek(start)
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
-
-    def unread_log(self, rank: int) -> str:
-        """What has come into a rank's log since this was last asked."""
-        start, self.read[rank] = self.read[rank], self._log_size(rank)
-        return self.log(rank, start) if self.read[rank] > start else ""
-
-    def _log_path(self, rank: int) -> str:
-        return messages.Place(rank, self.directory, self.uses_gpu).log
-
-    def _log_size(self, rank: int) -> int:
+    def log(self, rank: int) -> str:
+        """What a rank's process has written below Python's print in its last run."""
         with contextlib.suppress(OSError):
-            return os.stat(self._log_path(rank)).st_size
-        return 0
+            return Path(messages.Place(rank, self.directory, self.uses_gpu).log).read_text(errors="replace")
+        return ""
 
     def stack_line(self, rank: int) -> str:
         """The line that a busy rank is at, asked of the process even if it never returns to Python."""
         if not hasattr(signal, "SIGUSR1"):
             return ""
-        before = self._log_size(rank)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
         for _ in range(50):  # half a second: the machine may be busy
             time.sleep(0.01)
-            place = diagnosis.line_in(self.log(rank, before))
+            place = diagnosis.line_in(self.log(rank))
             if place:
                 return place
         return ""

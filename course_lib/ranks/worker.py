@@ -27,7 +27,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from course_lib import timeline
 from course_lib.ranks import fork_server, messages, traced_group
-from course_lib.ranks.board import Board, State
+from course_lib.ranks.board import Board
 from course_lib.ranks.places import is_library
 from course_lib.ranks.tracer import Tracer, run_student
 
@@ -40,7 +40,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
     """Serve runs until the parent goes away."""
     fork_server.is_rank = True
     _outlive_nobody()
-    log = _redirect_output(place)
+    _redirect_output(place)
     tracer = Tracer(place.rank, Board(board_memory))
     torch.set_num_threads(1)
     if place.uses_gpu:
@@ -56,7 +56,6 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
         except (EOFError, OSError):
             os._exit(0)
         worker.run(*pickle.loads(message))
-        log.flush()
 
 
 def _outlive_nobody() -> None:
@@ -89,7 +88,7 @@ def _close_fork_server_descriptor() -> None:
         _forkserver._forkserver_alive_fd = None
 
 
-def _redirect_output(place: messages.Place) -> Any:
+def _redirect_output(place: messages.Place) -> None:
     """Send what bypasses Python's print to the log, and let a crash write its stack there."""
     log = open(place.log, "a", encoding="utf-8", errors="replace")  # noqa: SIM115  (stays open for good)
     os.dup2(log.fileno(), 1)
@@ -97,7 +96,6 @@ def _redirect_output(place: messages.Place) -> Any:
     faulthandler.enable(log)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, log)  # the parent asks so where an endless loop is
-    return log
 
 
 @contextlib.contextmanager
@@ -145,10 +143,10 @@ class Worker:
         self.module_count = len(sys.modules)
 
     def run(self, world: messages.World, task: messages.Task) -> None:
-        board, rank = self.tracer.board, self.place.rank
+        os.ftruncate(1, 0)  # the log of the run before
         if world != self.world:
             self._join(world)
-        board.clear(rank)
+        self.tracer.board.clear(self.place.rank, has_begun=True)
         self._settle_in(task.surroundings)
         self.tracer.reset(task.pace)
         threads = set(threading.enumerate())
@@ -156,7 +154,6 @@ class Worker:
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
         self._inspect(outcome, threads)
-        board.set_state(rank, State.RAISED if outcome.failure else State.RETURNED)
         with self.lock:
             self.parent.send_bytes(messages.FINISHED + pickle.dumps(outcome))
         if self.tracer.groups:  # for each connection of those that have ended, gloo sleeps for 10 ms
