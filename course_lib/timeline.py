@@ -145,7 +145,7 @@ def _times(spans: list[Span]) -> _Times:
     blocked = _union((s.start, s.end) for s in spans if s.kind in ("wait", "transfer") and not s.background)
     compute = _union((s.start, s.end) for s in spans if s.kind in COMPUTE_KINDS)
     return _Times(
-        busy=_length(compute) - _overlap(compute, blocked),
+        busy=_length(_union([*compute, *blocked])) - _length(blocked),
         waiting=_length(waiting),
         transferring=_length(blocked) - _length(waiting),
     )
@@ -163,18 +163,6 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 def _length(intervals: list[tuple[float, float]]) -> float:
     return sum(end - start for start, end in intervals)
-
-
-def _overlap(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
-    """Total length of the intersection of two sorted lists of disjoint intervals."""
-    total, i, j = 0.0, 0, 0
-    while i < len(a) and j < len(b):
-        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
 
 
 def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:

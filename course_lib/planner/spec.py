@@ -89,13 +89,6 @@ class ModelSpec:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, not self.gated_mlp)
 
-    def __hash__(self) -> int:
-        return self._hash  # a search asks for it a hundred thousand times
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.layers, self.hidden, self.heads, self.sequence, self.vocab, self.ffn_hidden))
-
     @property
     def key_value_heads(self) -> int:
         return self.kv_heads or self.heads
