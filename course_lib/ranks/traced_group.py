@@ -92,12 +92,6 @@ class TracedWork(dist.Work):
             self.tracer.emulated.wait_unseen(self)
         return self.inner.get_future()
 
-    def is_success(self) -> bool:
-        return self.inner.is_success()
-
-    def exception(self) -> Any:
-        return self.inner.exception()
-
     def result(self) -> list[torch.Tensor]:
         return self.inner.result()
 

@@ -101,15 +101,11 @@ def _redirect_output(place: messages.Place) -> None:
 @contextlib.contextmanager
 def _batch_scheduling() -> Iterator[None]:
     """gloo's threads poll; started as batch work they leave the cores to the ranks (25 -> 6 ms a run)."""
-    if not hasattr(os, "SCHED_BATCH"):
-        yield
-        return
-    try:
+    with contextlib.suppress(AttributeError, OSError):  # where there is no such thing
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    yield
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 class Printer(io.TextIOBase):
@@ -147,7 +143,7 @@ class Worker:
         if world != self.world:
             self._join(world)
         self.tracer.board.clear(self.place.rank, has_begun=True)
-        self._settle_in(task.surroundings)
+        self._settle_in(task)
         self.tracer.reset(task.pace)
         threads = set(threading.enumerate())
         printer = Printer(self.parent, self.lock)
@@ -175,15 +171,15 @@ class Worker:
         self.tracer.enter(world.rendezvous)
         sys.excepthook, self.world, self.has_run = hook, world, False
 
-    def _settle_in(self, surroundings: messages.Surroundings) -> None:
+    def _settle_in(self, task: messages.Task) -> None:
         """Make the process as the student's notebook is now, and undo what the last run changed."""
-        sys.path[:] = surroundings.path
-        environment = {**surroundings.environment, **self.own_environment}
+        sys.path[:] = task.path
+        environment = {**task.environment, **self.own_environment}
         if os.environ != environment:
             os.environ.clear()
             os.environ.update(environment)
         with contextlib.suppress(OSError):
-            os.chdir(surroundings.directory)
+            os.chdir(task.directory)
         self._forget_own_modules()
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
@@ -254,19 +250,6 @@ def _seed(seed: int, uses_gpu: bool) -> None:
         sys.modules["numpy"].random.seed(seed)
 
 
-class _ResultTooLarge(Exception):
-    pass
-
-
-class _Bounded(io.BytesIO):
-    """A buffer that refuses to grow past the size of a result."""
-
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > messages.MAX_RESULT_BYTES:
-            raise _ResultTooLarge
-        return super().write(data)
-
-
 class _ResultPickler(cloudpickle.Pickler):
     """Sends of a tensor what it shows, not the whole storage that it may be a small part of."""
 
@@ -280,21 +263,19 @@ class _ResultPickler(cloudpickle.Pickler):
 
 
 def _pickle_result(value: Any) -> tuple[bytes | None, messages.Failure | None]:
-    buffer = _Bounded()
+    buffer, size = io.BytesIO(), _tensor_bytes(value)
     try:
-        size = _tensor_bytes(value)
-        if size > messages.MAX_RESULT_BYTES:
-            raise _ResultTooLarge
-        _ResultPickler(buffer).dump(value)
-        return buffer.getvalue(), None
-    except _ResultTooLarge:
-        limit = messages.MAX_RESULT_BYTES // 1024**2
-        about = f"{size / 1e9:.2f} GB" if size else f"more than {limit} MB"
-        advice = f"at most {limit} MB come back; return a summary, or save it on the rank with torch.save"
-        return None, messages.Failure("result", type(value).__name__, f"of {about}: {advice}")
+        if size <= messages.MAX_RESULT_BYTES:
+            _ResultPickler(buffer).dump(value)
     except Exception as error:
         advice = "it cannot be sent to the notebook; return tensors, numbers, strings, lists or dictionaries"
         return None, messages.Failure("result", type(value).__name__, f"({error}): {advice}")
+    size = max(size, buffer.tell())
+    if size <= messages.MAX_RESULT_BYTES:
+        return buffer.getvalue(), None
+    limit = messages.MAX_RESULT_BYTES // 1024**2
+    advice = f"at most {limit} MB come back; return a summary, or save it on the rank with torch.save"
+    return None, messages.Failure("result", type(value).__name__, f"of {size / 1e9:.2f} GB: {advice}")
 
 
 def _tensor_bytes(value: Any) -> int:
