@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "optimizer", "other")
 KINDS = (*COMPUTE_KINDS, "transfer", "wait")
@@ -215,23 +215,14 @@ def _trace_event(span: Span, thread: int) -> dict[str, object]:
     }
 
 
-class Recorder(Protocol):
-    """What `compute` reports to. The runtime of the ranks provides one; elsewhere there is none."""
-
-    def begin(
-        self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
-    ) -> None: ...
-
-    def progress(self, fraction: float) -> None: ...
-
-    def end(self, failed: bool) -> None: ...
+_recorder: Any = None
 
 
-_recorder: Recorder | None = None
+def record_with(recorder: Any) -> None:
+    """Send what `compute` and `progress` mark on this process to `recorder`, or nowhere if None.
 
-
-def record_with(recorder: Recorder | None) -> None:
-    """Send what `compute` marks on this process to `recorder`, or nowhere if None."""
+    It has begin(kind, name, micro_batch, stage, work, includes), progress(fraction) and end(failed).
+    """
     global _recorder
     _recorder = recorder
 

@@ -20,22 +20,3 @@ from course_lib.planner.memory import Memory
 from course_lib.planner.search import Found, search
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import ModelSpec, Plan
-
-__all__ = [
-    "DEVICES",
-    "LINKS",
-    "Cluster",
-    "Device",
-    "Estimate",
-    "Flow",
-    "Found",
-    "Link",
-    "Memory",
-    "ModelSpec",
-    "Plan",
-    "StepTime",
-    "calibrate",
-    "estimate",
-    "search",
-    "simulate",
-]

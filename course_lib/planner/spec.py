@@ -39,9 +39,7 @@ class Parameters(NamedTuple):
     def total(self) -> int:
         return self.cut + self.whole
 
-    def __add__(self, other: object) -> Parameters:
-        if not isinstance(other, Parameters):
-            return NotImplemented
+    def __add__(self, other: Parameters) -> Parameters:  # type: ignore[override]
         return Parameters(self.cut + other.cut, self.whole + other.whole)
 
     def times(self, n: int) -> Parameters:

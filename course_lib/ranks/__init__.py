@@ -13,19 +13,3 @@ from course_lib.ranks.errors import (
 from course_lib.ranks.pace import Link, Pace
 from course_lib.ranks.pool import discard_all
 from course_lib.ranks.run import Run, launch
-
-__all__ = [
-    "Deadlock",
-    "Link",
-    "Mismatch",
-    "Pace",
-    "RankDied",
-    "RankFailed",
-    "RankTimeout",
-    "Report",
-    "Run",
-    "RunError",
-    "Stopped",
-    "discard_all",
-    "launch",
-]

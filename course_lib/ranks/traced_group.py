@@ -15,7 +15,7 @@ import functools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -104,35 +104,29 @@ class TracedWork(dist.Work):
     _source_rank = source_rank
 
 
-class _Collective(NamedTuple):
-    """name: how students know it; tensor: which argument holds this rank's own part of the data."""
-
-    name: str
-    tensor: int | None
-
-
-_COLLECTIVES = {
-    "allreduce": _Collective("all_reduce", 0),
-    "allreduce_coalesced": _Collective("all_reduce", 0),
-    "broadcast": _Collective("broadcast", 0),
-    "reduce": _Collective("reduce", 0),
-    "allgather": _Collective("all_gather", 1),
-    "allgather_coalesced": _Collective("all_gather", 1),
-    "_allgather_base": _Collective("all_gather", 1),
-    "all_gather_single": _Collective("all_gather", 1),
-    "all_gather_single_coalesced": _Collective("all_gather", 1),
-    "allgather_into_tensor_coalesced": _Collective("all_gather", 1),
-    "reduce_scatter": _Collective("reduce_scatter", 0),
-    "_reduce_scatter_base": _Collective("reduce_scatter", 0),
-    "reduce_scatter_single": _Collective("reduce_scatter", 0),
-    "reduce_scatter_single_coalesced": _Collective("reduce_scatter", 0),
-    "reduce_scatter_tensor_coalesced": _Collective("reduce_scatter", 0),
-    "alltoall": _Collective("all_to_all", 1),
-    "alltoall_base": _Collective("all_to_all", 1),
-    "all_to_all_single": _Collective("all_to_all", 1),
-    "gather": _Collective("gather", 1),
-    "scatter": _Collective("scatter", 0),
-    "barrier": _Collective("barrier", None),
+# How students know it, and which argument holds this rank's own part of the data.
+_COLLECTIVES: dict[str, tuple[str, int | None]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather", 1),
+    "_allgather_base": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "reduce_scatter": ("reduce_scatter", 0),
+    "_reduce_scatter_base": ("reduce_scatter", 0),
+    "reduce_scatter_single": ("reduce_scatter", 0),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "barrier": ("barrier", None),
 }
 
 
@@ -231,23 +225,23 @@ class TracedGroup(dist.ProcessGroup):
         return op
 
     def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
-        kind = _COLLECTIVES[method]
-        tensors = [] if kind.tensor is None else layouts.flatten(args[kind.tensor])
+        name, place = _COLLECTIVES[method]
+        tensors = [] if place is None else layouts.flatten(args[place])
         options = kwargs.get("opts") or (args[-1] if args else None)
-        op = self._describe(kind.name, tensors)
+        op = self._describe(name, tensors)
         reduction = getattr(options, "reduceOp", None)
         op.detail = "" if reduction is None else _REDUCTIONS[reduction.op.value]
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
         if root is not None:
-            named_ranks.check(self, kind.name, group_rank=root)
+            named_ranks.check(self, name, group_rank=root)
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
-        op.sent = ring_bytes(kind.name, op.bytes, (self.place - (root or 0)) % n, n)
+        op.sent = ring_bytes(name, op.bytes, (self.place - (root or 0)) % n, n)
         self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
         call = getattr(self.inner, method)
         if tensors:
-            call = functools.partial(layouts.carry_out, call, kind.name)
+            call = functools.partial(layouts.carry_out, call, name)
         return self._start(op, tensors, lambda: call(*args, **kwargs))
 
     def _start(self, op: Operation, tensors: list[torch.Tensor], call: Callable[[], Any]) -> TracedWork:
