@@ -142,12 +142,8 @@ class ModelSpec:
 
     def layer_flops(self, tokens: int) -> float:
         """Forward FLOPs of one layer. Attention counts as if nothing were masked, as all published figures here do."""
-        matrices = self.layer_matrix_parameters
+        matrices = self.hidden * (2 * self.hidden + 2 * self.key_value_width + self.up_width + self.ffn_width)
         return 2.0 * tokens * matrices + 4.0 * tokens * self.sequence * self.hidden
-
-    @property
-    def layer_matrix_parameters(self) -> int:
-        return self.hidden * (2 * self.hidden + 2 * self.key_value_width + self.up_width + self.ffn_width)
 
     def step_flops(self, global_batch: int) -> float:
         """What one step needs, forward and backward (3 x forward), nothing computed twice.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -166,19 +165,10 @@ class Board:
 
     def operations(self, rank: int) -> list[Operation]:
         """The rank's last operations of this run, oldest first, at most RING."""
-        return list(self._newest_first(rank))[::-1]
-
-    def partner(self, op: Operation, rank: int, other: int) -> Operation | None:
-        """The operation of rank `other` that belongs to `op` of `rank`, if it is on the board."""
-        return next((theirs for theirs in self._newest_first(other) if belong(op, rank, theirs, other)), None)
-
-    def _newest_first(self, rank: int) -> Iterator[Operation]:
-        """One by one: most who look need only the last few of hundreds."""
         posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
-        for number in range(posted, max(0, posted - RING), -1):
-            op = self._read(rank, number)
-            if op.number == number:
-                yield op
+        numbers = range(max(0, posted - RING) + 1, posted + 1)
+        found = {number: self._read(rank, number) for number in numbers}
+        return [op for number, op in found.items() if op.number == number]
 
     def _read(self, rank: int, number: int) -> Operation:
         values: list[Any] = list(_OPERATION.unpack_from(self.memory, _offset(rank, number)))

@@ -10,6 +10,7 @@ close a circle, the circle is the culprit; otherwise it is the rank where they e
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, field, replace
 
@@ -291,13 +292,8 @@ _TIMEOUT_ADVICE = "If it is right but slow, give launch a longer timeout."
 def line_in(stacks: str) -> str:
     """The student's innermost line in the stacks that faulthandler wrote, as `file:number`."""
     for stack in reversed(stacks.split("(most recent call first):")):
-        if " in run_student" in stack:
-            places = (_file_and_line(line) for line in stack.partition(" in run_student")[0].splitlines())
-            return next((place for place in places if place and not is_library(place.rpartition(":")[0])), "")
+        inner, found, _ = stack.partition(" in run_student")
+        if found:
+            places = re.findall(r'File "(.+)", line (\d+)', inner)
+            return next((f"{filename}:{line}" for filename, line in places if not is_library(filename)), "")
     return ""
-
-
-def _file_and_line(line: str) -> str:
-    """`  File "a.py", line 3 in f` as `a.py:3`."""
-    parts = line.strip().split('"')
-    return f"{parts[1]}:{parts[2].split()[2]}" if len(parts) == 3 and parts[0] == "File " else ""

@@ -77,13 +77,10 @@ class RunMonitor:
                 self.display.refresh()
                 judged = time.perf_counter()
         self._judge_result()
-        self._show_logs()
-        return [outcome for outcome in self.outcomes if outcome is not None]
-
-    def _show_logs(self) -> None:
         for rank in range(self.pool.world_size):
             if text := self.pool.log(rank):
                 self._print(rank, text)
+        return [outcome for outcome in self.outcomes if outcome is not None]
 
     def _print(self, rank: int, text: str) -> None:
         self.printed[rank].append(text)

@@ -32,6 +32,8 @@ from course_lib.ranks.board import Board
 
 ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
 
+IDLE = 600.0  # seconds without a run after which the processes go
+
 
 @dataclass
 class _Worker:
@@ -156,13 +158,10 @@ def _sweep() -> None:
         for name in os.listdir(directory):
             pid = name[len(fork_server.PREFIX) :].partition("-")[0]
             if name.startswith(fork_server.PREFIX) and pid.isdigit() and not psutil.pid_exists(int(pid)):
-                _remove_own(os.path.join(directory, name))
-
-
-def _remove_own(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+                path = os.path.join(directory, name)
+                with contextlib.suppress(OSError):
+                    if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():  # our own
+                        shutil.rmtree(path, ignore_errors=True)
 
 
 _pools: dict[str, Pool] = {}  # by purpose
@@ -190,7 +189,7 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
                 discard(purpose)
                 if fork_server.start_method(uses_gpu) == "spawn":
                     _start_spare(purpose, room, world_size, uses_gpu)
-            _Retirement.postpone()
+            _postpone_retirement()
 
 
 def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
@@ -219,24 +218,22 @@ def discard_all() -> None:
         discard(purpose)
 
 
-class _Retirement:
-    """Frees memory after minutes without a run: forty students may share one machine."""
+_retirement: threading.Timer | None = None
 
-    after = 600.0
-    _timer: threading.Timer | None = None
 
-    @classmethod
-    def postpone(cls) -> None:
-        if cls._timer is not None:
-            cls._timer.cancel()
-        cls._timer = threading.Timer(cls.after, cls._retire)
-        cls._timer.daemon = True
-        cls._timer.start()
+def _postpone_retirement() -> None:
+    """Memory is freed after minutes without a run: forty students may share one machine."""
+    global _retirement
+    if _retirement is not None:
+        _retirement.cancel()
+    _retirement = threading.Timer(IDLE, _retire)
+    _retirement.daemon = True
+    _retirement.start()
 
-    @staticmethod
-    def _retire() -> None:
-        discard_all()
-        fork_server.retire()
+
+def _retire() -> None:
+    discard_all()
+    fork_server.retire()
 
 
 atexit.register(discard_all)

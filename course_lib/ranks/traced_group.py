@@ -98,10 +98,8 @@ class TracedWork(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def source_rank(self) -> int:
+    def _source_rank(self) -> int:
         return self.inner._source_rank()
-
-    _source_rank = source_rank
 
 
 # How students know it, and which argument holds this rank's own part of the data.
@@ -170,16 +168,9 @@ class TracedGroup(dist.ProcessGroup):
     def _set_group_name(self, name: Any) -> None:
         self.inner._set_group_name(name)
 
-    def _set_group_desc(self, text: str) -> None:
-        self.inner._set_group_desc(text)
-
     @property
     def group_name(self) -> Any:
         return self.inner.group_name
-
-    @property
-    def group_desc(self) -> str:
-        return self.inner.group_desc
 
     def getGroupName(self) -> str:  # the same for C++
         return self.inner.group_name
@@ -195,7 +186,7 @@ class TracedGroup(dist.ProcessGroup):
         named_ranks.check(self, "send", group_rank=destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
-        return self._start(op, tensors, lambda: layouts.carry_out_reading(self.inner.send, tensors, destination, tag))
+        return self._start(op, tensors, lambda: self.inner.send(layouts.packed(tensors), destination, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
         named_ranks.check(self, "recv", group_rank=source)
@@ -216,8 +207,8 @@ class TracedGroup(dist.ProcessGroup):
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
         op = Operation(0, self.members, 0, self.hash, name=name)
         if tensors:
-            op.dtype = _dtype(tensors[0].dtype)
-            op.shape = _shape(tensors[0].shape) if len(tensors) == 1 else f"{len(tensors)} tensors"
+            op.dtype = str(tensors[0].dtype).removeprefix("torch.")
+            op.shape = "x".join(map(str, tensors[0].shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
         for tensor in tensors:
             elements = tensor.numel()
             op.elements += elements
@@ -262,16 +253,6 @@ def _forward(method: str) -> Callable[..., TracedWork]:
 
 for _method in _COLLECTIVES:
     setattr(TracedGroup, _method, _forward(_method))
-
-
-@functools.cache
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-@functools.lru_cache(maxsize=10_000)
-def _shape(shape: torch.Size) -> str:
-    return "x".join(map(str, shape))
 
 
 def _is_by_hand() -> bool:

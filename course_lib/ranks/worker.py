@@ -235,9 +235,11 @@ class Worker:
         outcome.has_new_groups = len(dist.distributed_c10d._world.pg_map) != 1
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and own:
-            outcome.failure = _leftover(f"the thread {own[0].name!r}", "join() it before the function returns")
+            advice = "join() it before the function returns"
+            outcome.failure = messages.Failure("leftover", f"the thread {own[0].name!r}", advice)
         elif outcome.failure is None and has_child:
-            outcome.failure = _leftover("a child process", "wait() for it before the function returns")
+            advice = "wait() for it before the function returns"
+            outcome.failure = messages.Failure("leftover", "a child process", advice)
 
 
 def _seed(seed: int, uses_gpu: bool) -> None:
@@ -337,7 +339,3 @@ def _has_child() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _leftover(what: str, advice: str) -> messages.Failure:
-    return messages.Failure("leftover", what, advice)
