@@ -172,12 +172,7 @@ class TinyGPT(nn.Module):
 
     blocks: nn.Sequential
 
-    def __init__(
-        self,
-        config: GPTConfig | None = None,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, config: GPTConfig | None = None, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config = config or GPTConfig()
         with torch.random.fork_rng(devices=[]):  # layers start with numbers from the global state, overwritten below

@@ -51,13 +51,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import saved_tensors_hooks
+
+from course_lib.instruments.watch import tensors_in
 
 OUTSIDE = "outside"  # the block of what is saved outside all blocks: the loss, for instance
 
@@ -186,7 +187,7 @@ class Ledger:
         def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
             self._inside.pop()
             self.record("forward", name)
-            first = next((tensor for tensor in _tensors(outputs) if tensor.requires_grad), None)
+            first = next((tensor for tensor in tensors_in(outputs) if tensor.requires_grad), None)
             if first is not None:
                 first.register_hook(backward)
 
@@ -268,7 +269,7 @@ def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tenso
             "give a torch.optim.Optimizer, or leave it out"
         )
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return tensors, [*own, *_tensors(optimizer.state)]
+    return tensors, [*own, *tensors_in(optimizer.state)]
 
 
 def _blocks(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
@@ -277,15 +278,6 @@ def _blocks(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     if len(children) == 1:
         return _blocks(children[0][1], children[0][0])
     return children or [(name or type(model).__name__, model)]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(part)
 
 
 def _storages(tensor: Tensor) -> list[UntypedStorage]:

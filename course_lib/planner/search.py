@@ -66,11 +66,7 @@ class Found:
 
 
 def search(
-    model: ModelSpec,
-    cluster: Cluster,
-    global_batch: int,
-    within: float = 1.0,
-    fp32_gradients: bool = False,
+    model: ModelSpec, cluster: Cluster, global_batch: int, within: float = 1.0, fp32_gradients: bool = False
 ) -> Found:
     """Estimate every legal plan, best first: ranked by the middle of their intervals.
 

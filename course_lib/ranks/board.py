@@ -120,14 +120,10 @@ _numbers_of, _texts_of = attrgetter(*_ON_BOARD[:-_TEXTS]), attrgetter(*_ON_BOARD
 
 
 class Board:
-    """All slots of one pool, over any writable buffer of `size(world_size)` bytes."""
+    """All slots of one pool, over any writable buffer of SLOT bytes for each rank."""
 
     def __init__(self, buffer: Any) -> None:
         self.memory = memoryview(buffer).cast("B")
-
-    @staticmethod
-    def size(world_size: int) -> int:
-        return world_size * SLOT
 
     def clear(self, rank: int, has_begun: bool) -> None:
         """Forget the last run; its operations stay behind the counter, unread."""

@@ -50,12 +50,10 @@ class RunError(Exception):
     histories: the operations of every rank, oldest first, as far as the run came.
     """
 
-    histories: list[list[Operation]]
-
     def __init__(self, message: str, rank: int | None = None, report: Report | None = None, details: str = "") -> None:
         super().__init__(message)
         self.message, self.rank, self.report, self.details = message, rank, report or Report(()), details
-        self.histories = []
+        self.histories: list[list[Operation]] = []
 
     def __str__(self) -> str:
         parts = [self.message, self.details.strip(), str(self.report) if self.report.rows else ""]

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from course_lib.ranks import diagnosis, fork_server, messages, start
-from course_lib.ranks.board import Board
+from course_lib.ranks.board import SLOT, Board
 
 ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
 
@@ -56,7 +56,7 @@ class Pool:
         self.is_tidy = True  # nothing is left that a next run could meet
         self.has_run = False
         self.context: Any = multiprocessing.get_context(fork_server.start_method(uses_gpu))
-        self.memory = self.context.RawArray("c", Board.size(room))
+        self.memory = self.context.RawArray("c", room * SLOT)
         self.board = Board(self.memory)
 
     @property

@@ -131,7 +131,6 @@ _COLLECTIVES: dict[str, tuple[str, int | None]] = {
 _REDUCTIONS = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 
-@functools.lru_cache(maxsize=10_000)
 def ring_bytes(name: str, n_bytes: int, position: int, n: int) -> int:
     """Bytes one rank sends in a collective on n ranks.
 
