@@ -83,7 +83,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def plain(device: torch.device) -> Step:
-    model = TinyGPT(SHAPE, device=device)
+    model = TinyGPT(SHAPE).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step(inputs: Tensor, targets: Tensor) -> None:
@@ -96,7 +96,7 @@ def plain(device: torch.device) -> Step:
 
 def ours(device: torch.device, dtype: torch.dtype) -> Step:
     scaler = LossScaler() if dtype == torch.float16 else None
-    model = TinyGPT(SHAPE, dtype=dtype, device=device)
+    model = TinyGPT(SHAPE, dtype=dtype).to(device)
     master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-4)
 
     def step(inputs: Tensor, targets: Tensor) -> None:
@@ -108,7 +108,7 @@ def ours(device: torch.device, dtype: torch.dtype) -> Step:
 
 
 def torch_amp(device: torch.device, dtype: torch.dtype) -> Step:
-    model: nn.Module = TinyGPT(SHAPE, device=device)
+    model: nn.Module = TinyGPT(SHAPE).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
 

@@ -13,20 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from course_lib.ranks import (
-        Deadlock,
-        Link,
-        Mismatch,
-        Pace,
-        RankDied,
-        RankFailed,
-        RankTimeout,
-        Report,
-        Run,
-        RunError,
-        Stopped,
-        launch,
-    )
+    from course_lib.ranks import *
     from course_lib.timeline import Span, Timeline
 
 _HOME = {"Span": "course_lib.timeline", "Timeline": "course_lib.timeline"}

@@ -172,20 +172,14 @@ class TinyGPT(nn.Module):
 
     blocks: nn.Sequential
 
-    def __init__(
-        self,
-        config: GPTConfig | None = None,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> None:
+    def __init__(self, config: GPTConfig | None = None, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config = config or GPTConfig()
         with torch.random.fork_rng(devices=[]):  # layers start with numbers from the global state, overwritten below
             embedding, head = Embedding(config), Head(config)
             layers = [Transformer(config) for _ in range(config.layers)]
         self.blocks = nn.Sequential(embedding, *layers, head)
-        self.to(device=device, dtype=dtype)
+        self.to(dtype)
         if config.tied_embeddings:
             head.output.weight = embedding.token.weight
         _initialize(self, seed)
@@ -200,7 +194,7 @@ def _initialize(model: TinyGPT, seed: int) -> None:
     """Norms start as the identity, biases at zero, matrices normal with variance 1 / inputs.
 
     What each layer adds to the residual stream starts smaller by sqrt(2 x layers), as in GPT-2, so that the
-    stream's scale does not grow with depth. Drawn in float64 on the CPU: same start for every dtype and device.
+    stream's scale does not grow with depth. Drawn in float64 on the CPU: same start for every dtype.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "optimizer", "other")
 KINDS = (*COMPUTE_KINDS, "transfer", "wait")
@@ -145,7 +145,7 @@ def _times(spans: list[Span]) -> _Times:
     blocked = _union((s.start, s.end) for s in spans if s.kind in ("wait", "transfer") and not s.background)
     compute = _union((s.start, s.end) for s in spans if s.kind in COMPUTE_KINDS)
     return _Times(
-        busy=_length(compute) - _overlap(compute, blocked),
+        busy=_length(_union([*compute, *blocked])) - _length(blocked),
         waiting=_length(waiting),
         transferring=_length(blocked) - _length(waiting),
     )
@@ -163,18 +163,6 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 def _length(intervals: list[tuple[float, float]]) -> float:
     return sum(end - start for start, end in intervals)
-
-
-def _overlap(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
-    """Total length of the intersection of two sorted lists of disjoint intervals."""
-    total, i, j = 0.0, 0, 0
-    while i < len(a) and j < len(b):
-        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
 
 
 def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:
@@ -227,23 +215,14 @@ def _trace_event(span: Span, thread: int) -> dict[str, object]:
     }
 
 
-class Recorder(Protocol):
-    """What `compute` reports to. The runtime of the ranks provides one; elsewhere there is none."""
-
-    def begin(
-        self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
-    ) -> None: ...
-
-    def progress(self, fraction: float) -> None: ...
-
-    def end(self, failed: bool) -> None: ...
+_recorder: Any = None
 
 
-_recorder: Recorder | None = None
+def record_with(recorder: Any) -> None:
+    """Send what `compute` and `progress` mark on this process to `recorder`, or nowhere if None.
 
-
-def record_with(recorder: Recorder | None) -> None:
-    """Send what `compute` marks on this process to `recorder`, or nowhere if None."""
+    It has begin(kind, name, micro_batch, stage, work, includes), progress(fraction) and end(failed).
+    """
     global _recorder
     _recorder = recorder
 

@@ -97,7 +97,7 @@ class HybridExperiment(NamedTuple):
     @property
     def predicted(self) -> exact_bytes.Hybrid:
         """What the planner says of its bytes."""
-        return exact_bytes.Hybrid(MODEL, self.sizes, self.schedule, self.samples, size=self.dtype.itemsize)
+        return exact_bytes.Hybrid(MODEL, self.sizes, self.samples, self.dtype.itemsize)
 
     def group(self, rank: int, axis: str) -> list[int]:
         """The ranks that differ from this one in their place on this axis only, and this one."""

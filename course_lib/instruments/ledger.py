@@ -50,15 +50,15 @@ Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Pa
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import saved_tensors_hooks
+
+from course_lib.instruments.watch import tensors_in
 
 OUTSIDE = "outside"  # the block of what is saved outside all blocks: the loss, for instance
 
@@ -87,7 +87,6 @@ class Bytes:
 class Sample(NamedTuple):
     """What was held at one moment of a ledger.
 
-    seconds: since the ledger was opened.
     event: "start"; "forward", a block has returned; "turn", activations are about to fall after they have grown, as
         when a backward pass begins; "backward", a block's part of it is about to begin; "step" and "stepped", before
         and after the optimizer's; "end"; or what `Ledger.record` was told.
@@ -95,7 +94,6 @@ class Sample(NamedTuple):
     activations: the bytes of saved activations by the name of the block that saved them first.
     """
 
-    seconds: float
     event: str
     block: str
     held: Bytes
@@ -111,7 +109,15 @@ def count(model: nn.Module, optimizer: Any = None) -> Bytes:
 
     Raises TypeError for another optimizer.
     """
-    return _count(_holders(model, optimizer))
+    in_model, in_optimizer = _holders(model, optimizer)
+    gradients = [tensor.grad for tensor in (*in_model, *in_optimizer) if tensor.grad is not None]
+    counted: set[UntypedStorage] = set()
+    sizes = []
+    for tensors in (in_model, gradients, in_optimizer):
+        found = {storage for tensor in tensors for storage in _storages(tensor)} - counted
+        sizes.append(sum(storage.nbytes() for storage in found))
+        counted |= found
+    return Bytes(*sizes)
 
 
 class Ledger:
@@ -123,7 +129,6 @@ class Ledger:
     optimizer: see `count`; samples around its step() are taken where it offers torch.optim.Optimizer's step hooks.
 
     samples: a Sample for each event, in order.
-    now: what is held at this moment.
     peak: the sample with the largest total, the first of equals.
 
     Only the innermost of several open ledgers, or of other saved_tensors_hooks, is told what is saved. So
@@ -135,7 +140,7 @@ class Ledger:
 
     def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
         self.model, self.optimizer = model, optimizer
-        self._holders = _holders(model, optimizer)
+        _holders(model, optimizer)  # which refuses what is no optimizer
         self.samples: list[Sample] = []
         self._state: Literal["new", "open", "closed"] = "new"
         self._activations: dict[UntypedStorage, _Activation] = {}
@@ -147,7 +152,6 @@ class Ledger:
         if self._state != "new":
             raise RuntimeError(f"this ledger is {self._state} already; make a new one for each `with`")
         self._state = "open"
-        self._started = time.perf_counter()
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
         self._hooks = contextlib.ExitStack()
         for name, block in _blocks(self.model):
@@ -163,25 +167,14 @@ class Ledger:
         self._state = "closed"
 
     @property
-    def now(self) -> Bytes:
-        self._holders = _holders(self.model, self.optimizer)
-        return self._measure()
-
-    @property
     def peak(self) -> Sample:
         return max(self.samples, key=lambda sample: sample.held.total)
 
     def record(self, event: str, block: str = "") -> None:
         """Take a sample now, in addition to those that the ledger takes by itself."""
-        self._holders = _holders(self.model, self.optimizer)
-        self._sample(event, block)
-
-    def _measure(self) -> Bytes:
-        return replace(_count(self._holders), activations=self._by_block.total())
-
-    def _sample(self, event: str, block: str = "") -> None:
+        held = replace(count(self.model, self.optimizer), activations=self._by_block.total())
         by_block = {name: size for name, size in self._by_block.items() if size}
-        self.samples.append(Sample(time.perf_counter() - self._started, event, block, self._measure(), by_block))
+        self.samples.append(Sample(event, block, held, by_block))
 
     def _watch_block(self, name: str, block: nn.Module) -> None:
         def enter(module: nn.Module, inputs: Any) -> None:
@@ -189,12 +182,12 @@ class Ledger:
 
         def backward(_: Tensor) -> None:
             if self._state == "open":
-                self._sample("backward", name)
+                self.record("backward", name)
 
         def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
             self._inside.pop()
-            self._sample("forward", name)
-            first = next((tensor for tensor in _tensors(outputs) if tensor.requires_grad), None)
+            self.record("forward", name)
+            first = next((tensor for tensor in tensors_in(outputs) if tensor.requires_grad), None)
             if first is not None:
                 first.register_hook(backward)
 
@@ -227,7 +220,7 @@ class Ledger:
     def _forget(self, storages: list[UntypedStorage]) -> None:
         if self._is_growing and self._state == "open":
             self._is_growing = False
-            self._sample("turn")
+            self.record("turn")
         for storage in storages:
             activation = self._activations[storage]
             activation.uses -= 1
@@ -265,35 +258,18 @@ class _Saved:
         self.forget()
 
 
-class _Holders(NamedTuple):
+def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors whose storages are to be counted; those of the optimizer include parameters of its own."""
-
-    model: list[Tensor]
-    optimizer: list[Tensor]
-
-
-def _holders(model: nn.Module, optimizer: Any) -> _Holders:
     tensors = [*model.parameters(), *model.buffers()]
     if optimizer is None:
-        return _Holders(tensors, [])
+        return tensors, []
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
         raise TypeError(
             f"optimizer is a {type(optimizer).__name__} without param_groups and state; "
             "give a torch.optim.Optimizer, or leave it out"
         )
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return _Holders(tensors, [*own, *_tensors(optimizer.state)])
-
-
-def _count(holders: _Holders) -> Bytes:
-    gradients = [tensor.grad for kind in holders for tensor in kind if tensor.grad is not None]
-    counted: set[UntypedStorage] = set()
-    sizes = []
-    for tensors in (holders.model, gradients, holders.optimizer):
-        found = {storage for tensor in tensors for storage in _storages(tensor)} - counted
-        sizes.append(sum(storage.nbytes() for storage in found))
-        counted |= found
-    return Bytes(*sizes)
+    return tensors, [*own, *tensors_in(optimizer.state)]
 
 
 def _blocks(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
@@ -302,15 +278,6 @@ def _blocks(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     if len(children) == 1:
         return _blocks(children[0][1], children[0][0])
     return children or [(name or type(model).__name__, model)]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(part)
 
 
 def _storages(tensor: Tensor) -> list[UntypedStorage]:

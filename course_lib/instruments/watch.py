@@ -38,20 +38,21 @@ class Watch(TorchDispatchMode):
         self._known: dict[int, object] = {}  # storages: by id, those from before and those still alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             storage = tensor.untyped_storage()
             self._known.setdefault(id(storage), storage)
         if func.namespace == "c10d":
             self._note(func.__name__.partition(".")[0].strip("_"), args)
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             self._count(tensor.untyped_storage())
         return result
 
     def _note(self, operation: str, args: Any) -> None:
         peer = args[2] if operation == "send" else -1
         if not operation.startswith("recv"):  # where there is an output as well, it comes before the input
-            self.sent += [Sent(operation, peer, tensor.clone()) for tensor in _tensors(args[1]) or _tensors(args[0])]
+            given = tensors_in(args[1]) or tensors_in(args[0])
+            self.sent += [Sent(operation, peer, tensor.clone()) for tensor in given]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._known:
@@ -66,5 +67,6 @@ class Watch(TorchDispatchMode):
         del self._known[key]
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

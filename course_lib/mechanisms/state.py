@@ -24,7 +24,7 @@ def training_state(
     """The tensors of a module and of its optimizer by name: "model.NAME" and "optimizer.NAME.KEY".
 
     convert: called with each name in the model and the tensor that this rank holds of it, or of the optimizer's state
-        where it has the same shape; returns what is to stand in the state: the whole tensor, or a description.
+        where it has the same shape; returns the whole tensor.
     A tied parameter is there under each of its names, so that pipeline stages that hold copies of it find theirs.
     The optimizer's settings, as its learning rate, are not there; they come with the program.
     """

@@ -10,7 +10,7 @@
                                            calibrate.py       a measured step: your machine in place of a typical one
 
 `search` estimates every legal plan. `python3 course.py bench planner` holds all of it against what was published;
-exact_bytes.py does the same arithmetic to the byte for the mechanisms of this course, to be held against real runs.
+exact_bytes.py does some of the same arithmetic to the byte, to be held against real runs.
 """
 
 from course_lib.planner.calibrate import calibrate
@@ -20,22 +20,3 @@ from course_lib.planner.memory import Memory
 from course_lib.planner.search import Found, search
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import ModelSpec, Plan
-
-__all__ = [
-    "DEVICES",
-    "LINKS",
-    "Cluster",
-    "Device",
-    "Estimate",
-    "Flow",
-    "Found",
-    "Link",
-    "Memory",
-    "ModelSpec",
-    "Plan",
-    "StepTime",
-    "calibrate",
-    "estimate",
-    "search",
-    "simulate",
-]

@@ -52,7 +52,6 @@ def groups(plan: Plan, devices_per_node: int) -> dict[str, Group]:
     }
 
 
-@lru_cache(maxsize=4096)
 def group(size: int, stride: int, devices_per_node: int) -> Group:
     per_node = max(1, min(size, devices_per_node // stride))
     while size % per_node:

@@ -68,7 +68,6 @@ class LayerTimes(NamedTuple):
     selective: float
 
 
-@lru_cache(maxsize=4096)
 def layer_times(model: ModelSpec, device: Device, cut: Slice) -> LayerTimes:
     """One layer on one of tp x cp devices, from the shapes of what each of them computes."""
     tp, precision = cut.tp, cut.precision

@@ -137,7 +137,6 @@ def candidates(model: ModelSpec, depth: Depth) -> list[int]:
     return sorted({0, depth.pp - 1, *first_with.values()})
 
 
-@lru_cache(maxsize=4096)
 def most_parameters(model: ModelSpec, depth: Depth, tp: int) -> int:
     """Parameters on the device that holds most of them."""
     held = (rank_shape(model, depth, rank)[0] for rank in candidates(model, depth))

@@ -66,12 +66,7 @@ class Found:
 
 
 def search(
-    model: ModelSpec,
-    cluster: Cluster,
-    global_batch: int,
-    precision: str | None = None,
-    within: float = 1.0,
-    fp32_gradients: bool = False,
+    model: ModelSpec, cluster: Cluster, global_batch: int, within: float = 1.0, fp32_gradients: bool = False
 ) -> Found:
     """Estimate every legal plan, best first: ranked by the middle of their intervals.
 
@@ -79,14 +74,14 @@ def search(
     (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
     micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving.
 
-    precision: None for 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may
-    need.  fp32_gradients: as for Plan; 16 bits are always faster, so which it is is not the search's to choose.
+    Computed is in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
+    fp32_gradients: as for Plan; 16 bits are always faster, so which it is is not the search's to choose.
 
     Raises ValueError if no plan is legal, and for a share of memory that is none.
     """
     if not 0 < within <= 1:
         raise ValueError(f"within={within} is no share of a device's memory; give one above 0 and up to 1, such as 0.9")
-    precision = precision or ("bf16" if "bf16" in cluster.spec.peak else "fp16")
+    precision = "bf16" if "bf16" in cluster.spec.peak else "fp16"
     plans = legal_plans(model, cluster, global_batch, precision, fp32_gradients)
     estimates = [unchecked_estimate(model, cluster, plan, global_batch) for plan in plans]
     if not estimates:

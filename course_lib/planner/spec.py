@@ -39,9 +39,7 @@ class Parameters(NamedTuple):
     def total(self) -> int:
         return self.cut + self.whole
 
-    def __add__(self, other: object) -> Parameters:
-        if not isinstance(other, Parameters):
-            return NotImplemented
+    def __add__(self, other: Parameters) -> Parameters:  # type: ignore[override]
         return Parameters(self.cut + other.cut, self.whole + other.whole)
 
     def times(self, n: int) -> Parameters:
@@ -88,13 +86,6 @@ class ModelSpec:
         for name in ("biases", "learned_positions", "dropout"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, not self.gated_mlp)
-
-    def __hash__(self) -> int:
-        return self._hash  # a search asks for it a hundred thousand times
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.layers, self.hidden, self.heads, self.sequence, self.vocab, self.ffn_hidden))
 
     @property
     def key_value_heads(self) -> int:
@@ -151,12 +142,8 @@ class ModelSpec:
 
     def layer_flops(self, tokens: int) -> float:
         """Forward FLOPs of one layer. Attention counts as if nothing were masked, as all published figures here do."""
-        matrices = self.layer_matrix_parameters
+        matrices = self.hidden * (2 * self.hidden + 2 * self.key_value_width + self.up_width + self.ffn_width)
         return 2.0 * tokens * matrices + 4.0 * tokens * self.sequence * self.hidden
-
-    @property
-    def layer_matrix_parameters(self) -> int:
-        return self.hidden * (2 * self.hidden + 2 * self.key_value_width + self.up_width + self.ffn_width)
 
     def step_flops(self, global_batch: int) -> float:
         """What one step needs, forward and backward (3 x forward), nothing computed twice.

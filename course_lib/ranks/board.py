@@ -4,34 +4,24 @@ Every rank owns one slot of a shared array and writes an operation into it *befo
 parent reads the slots without asking anyone, so it can say who waits for whom even when a rank hangs in
 C code or has been killed. A slot is a header and a ring of the rank's last operations:
 
-    slot of rank r:  [state, events, posted | operation 1 | operation 2 | ... | operation RING]
+    slot of rank r:  [has begun, events, posted | operation 1 | operation 2 | ... | operation RING]
 """
 
 from __future__ import annotations
 
-import enum
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
-_HEADER = struct.Struct("<QQQ")  # state, events, operations posted
+_HEADER = struct.Struct("<QQQ")  # has begun, events, operations posted
 _OPERATION = struct.Struct("<QIQIiqqQIIdddBB20s24s32s16s192s")
 _ENDED_AT = struct.calcsize("<QIQIiqqQIIdd")
 _BLOCKED_AT = struct.calcsize("<QIQIiqqQIId")
 SLOT = 64 + RING * _OPERATION.size
-
-
-class State(enum.IntEnum):
-    """What a rank as a whole is doing. Whether a running rank is blocked stands in its operations."""
-
-    IDLE = 0
-    RUNNING = 1
-    RETURNED = 2
-    RAISED = 3
 
 
 class Moments(NamedTuple):
@@ -124,29 +114,24 @@ def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:
     return op.peer == other and theirs.peer == rank and theirs.order >= op.order
 
 
+_TEXTS = 5  # the last fields on the board, from `name` to `line`
 _ON_BOARD = [f.name for f in fields(Operation)][:-2]
-_TEXTS = ("name", "detail", "shape", "dtype", "line")
+_numbers_of, _texts_of = attrgetter(*_ON_BOARD[:-_TEXTS]), attrgetter(*_ON_BOARD[-_TEXTS:])
 
 
 class Board:
-    """All slots of one pool, over any writable buffer of `size(world_size)` bytes."""
+    """All slots of one pool, over any writable buffer of SLOT bytes for each rank."""
 
     def __init__(self, buffer: Any) -> None:
         self.memory = memoryview(buffer).cast("B")
 
-    @staticmethod
-    def size(world_size: int) -> int:
-        return world_size * SLOT
-
-    def clear(self, rank: int) -> None:
+    def clear(self, rank: int, has_begun: bool) -> None:
         """Forget the last run; its operations stay behind the counter, unread."""
-        _HEADER.pack_into(self.memory, rank * SLOT, State.RUNNING, 0, 0)
+        _HEADER.pack_into(self.memory, rank * SLOT, has_begun, 0, 0)
 
-    def set_state(self, rank: int, state: State) -> None:
-        struct.pack_into("<Q", self.memory, rank * SLOT, state)
-
-    def state(self, rank: int) -> State:
-        return State(_HEADER.unpack_from(self.memory, rank * SLOT)[0])
+    def has_begun(self, rank: int) -> bool:
+        """Whether the rank has begun the run that it is needed for."""
+        return bool(_HEADER.unpack_from(self.memory, rank * SLOT)[0])
 
     def events(self, rank: int) -> int:
         """A number that grows whenever the rank starts or finishes something."""
@@ -163,30 +148,8 @@ class Board:
         struct.pack_into("<QQ", self.memory, rank * SLOT + 8, events + 1, op.number)
 
     def write(self, rank: int, op: Operation) -> None:
-        _OPERATION.pack_into(
-            self.memory,
-            _offset(rank, op.number),
-            op.number,
-            op.members,
-            op.order,
-            op.group,
-            op.peer,
-            op.tag,
-            op.bytes,
-            op.elements,
-            op.label,
-            op.names,
-            op.posted,
-            op.blocked,
-            op.ended,
-            op.is_async,
-            op.handed_on,
-            op.name.encode(),
-            op.detail.encode()[:24],
-            op.shape.encode()[:32],
-            op.dtype.encode(),
-            op.line.encode()[-192:],
-        )
+        texts = [text.encode()[-192:] for text in _texts_of(op)]  # of a long line the end, where its number is
+        _OPERATION.pack_into(self.memory, _offset(rank, op.number), *_numbers_of(op), *texts)
 
     def mark_blocked(self, rank: int, op: Operation) -> None:
         struct.pack_into("<d", self.memory, _offset(rank, op.number) + _BLOCKED_AT, op.blocked)
@@ -198,25 +161,15 @@ class Board:
 
     def operations(self, rank: int) -> list[Operation]:
         """The rank's last operations of this run, oldest first, at most RING."""
-        return list(self._newest_first(rank))[::-1]
-
-    def partner(self, op: Operation, rank: int, other: int) -> Operation | None:
-        """The operation of rank `other` that belongs to `op` of `rank`, if it is on the board."""
-        return next((theirs for theirs in self._newest_first(other) if belong(op, rank, theirs, other)), None)
-
-    def _newest_first(self, rank: int) -> Iterator[Operation]:
-        """One by one: most who look need only the last few of hundreds."""
         posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
-        for number in range(posted, max(0, posted - RING), -1):
-            op = self._read(rank, number)
-            if op.number == number:
-                yield op
+        numbers = range(max(0, posted - RING) + 1, posted + 1)
+        found = {number: self._read(rank, number) for number in numbers}
+        return [op for number, op in found.items() if op.number == number]
 
     def _read(self, rank: int, number: int) -> Operation:
-        values = dict(zip(_ON_BOARD, _OPERATION.unpack_from(self.memory, _offset(rank, number)), strict=True))
-        for key in _TEXTS:
-            values[key] = values[key].rstrip(b"\0").decode(errors="replace")
-        return Operation(**values)
+        values: list[Any] = list(_OPERATION.unpack_from(self.memory, _offset(rank, number)))
+        values[-_TEXTS:] = [text.rstrip(b"\0").decode(errors="replace") for text in values[-_TEXTS:]]
+        return Operation(*values)
 
 
 def _offset(rank: int, number: int) -> int:

@@ -35,7 +35,7 @@ import struct
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import IO, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from course_lib.ranks.board import Moments, Operation
 from course_lib.ranks.pace import Pace
@@ -118,22 +118,16 @@ class Entries:
             os.unlink(self._own.name)
 
 
-class Waiting(Protocol):
-    """An operation that has begun, and that can be waited for."""
-
-    def wait(self) -> bool: ...
-
-
 @dataclass
 class _Mark:
     """An open mark. begun: when it would have begun if nothing had blocked its rank inside it.
 
-    unseen: operations whose futures somebody took inside it.
+    unseen: handles of operations whose futures somebody took inside it.
     """
 
     seconds: float
     begun: float
-    unseen: list[Waiting] = field(default_factory=list)
+    unseen: list[Any] = field(default_factory=list)
 
 
 class EmulatedClock:
@@ -175,7 +169,7 @@ class EmulatedClock:
         if len(self._marks) == 1:
             self._settle(self._marks[0])
 
-    def wait_unseen(self, work: Waiting) -> None:
+    def wait_unseen(self, work: Any) -> None:
         """Somebody has taken the future of this operation."""
         self._marks[-1].unseen.append(work)
 

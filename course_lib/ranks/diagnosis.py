@@ -10,10 +10,11 @@ close a circle, the circle is the culprit; otherwise it is the rank where they e
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, field, replace
 
-from course_lib.ranks.board import Board, Operation, State, belong
+from course_lib.ranks.board import Board, Operation, belong
 from course_lib.ranks.errors import Report, Row, describe_line, listing, sentence
 from course_lib.ranks.messages import Failure, Outcome
 from course_lib.ranks.places import is_library
@@ -53,7 +54,7 @@ def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None
         status.line = outcome.failure.line if outcome.failure else ""
     elif exit_code is not None:
         status.state = "died"
-    elif board.state(rank) == State.IDLE:
+    elif not board.has_begun(rank):
         status.state = "starting"
     elif status.blocked_in is not None:
         status.state = "waiting"
@@ -255,15 +256,13 @@ def forgive_cut_off(statuses: list[RankStatus]) -> None:
             status.state = "waiting"
 
 
-def explain_death(status: RankStatus, out_of_memory: bool) -> str:
+def explain_death(status: RankStatus) -> str:
     """Why a rank's process ended, as far as its exit code tells."""
     code = status.exit_code or 0
     where = describe_line(status.line)
     last = f" The last line it reached in a process group call: {where}." if where else ""
     if code >= 0:
         return f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
-    if out_of_memory:
-        return f"Rank {status.rank} was killed because the machine ran out of memory.{last}"
     reason = {
         signal.SIGKILL: "was killed (SIGKILL), by somebody or because memory ran out",
         signal.SIGSEGV: "crashed with a segmentation fault: compiled code touched memory that is not its own",
@@ -293,13 +292,8 @@ _TIMEOUT_ADVICE = "If it is right but slow, give launch a longer timeout."
 def line_in(stacks: str) -> str:
     """The student's innermost line in the stacks that faulthandler wrote, as `file:number`."""
     for stack in reversed(stacks.split("(most recent call first):")):
-        if " in run_student" in stack:
-            places = (_file_and_line(line) for line in stack.partition(" in run_student")[0].splitlines())
-            return next((place for place in places if place and not is_library(place.rpartition(":")[0])), "")
+        inner, found, _ = stack.partition(" in run_student")
+        if found:
+            places = re.findall(r'File "(.+)", line (\d+)', inner)
+            return next((f"{filename}:{line}" for filename, line in places if not is_library(filename)), "")
     return ""
-
-
-def _file_and_line(line: str) -> str:
-    """`  File "a.py", line 3 in f` as `a.py:3`."""
-    parts = line.strip().split('"')
-    return f"{parts[1]}:{parts[2].split()[2]}" if len(parts) == 3 and parts[0] == "File " else ""

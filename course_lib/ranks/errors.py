@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import linecache
 import os
 from dataclasses import dataclass, fields
@@ -30,24 +29,17 @@ class Row:
 COLUMNS = [column.name for column in fields(Row)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """One row for each rank; `str` makes a table of it, and notebooks show it as one."""
+    """One row for each rank, shown as a table."""
 
     rows: tuple[Row, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         table = [COLUMNS, *(row.cells() for row in self.rows)]
         widths = [max(len(cells[i]) for cells in table) for i in range(len(COLUMNS))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
         return "\n".join(line.rstrip() for line in lines)
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th scope='col'>{column}</th>" for column in COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells()) + "</tr>" for row in self.rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 class RunError(Exception):
@@ -58,12 +50,10 @@ class RunError(Exception):
     histories: the operations of every rank, oldest first, as far as the run came.
     """
 
-    histories: list[list[Operation]]
-
     def __init__(self, message: str, rank: int | None = None, report: Report | None = None, details: str = "") -> None:
         super().__init__(message)
         self.message, self.rank, self.report, self.details = message, rank, report or Report(()), details
-        self.histories = []
+        self.histories: list[list[Operation]] = []
 
     def __str__(self) -> str:
         parts = [self.message, self.details.strip(), str(self.report) if self.report.rows else ""]

@@ -82,7 +82,7 @@ def _in_own_group() -> Iterator[None]:
 
     def spawn(path: Any, args: Any, passfds: Any) -> int:
         first = "import os; os.setpgid(0, 0)"
-        if "forkserver" in args[-1] and hasattr(os, "O_ASYNC"):
+        if "forkserver" in args[-1]:
             first += _END_WITH_PIPE.format(pipe=passfds[1])
         return plain(path, [*args[:-1], f"{first}; {args[-1]}"], passfds)
 
@@ -96,9 +96,6 @@ def _in_own_group() -> Iterator[None]:
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
     """A process started here never sees Ctrl-C, not even before it can say so itself."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

@@ -22,15 +22,10 @@ def carry_out(call: Callable[..., Any], name: str, written: Any, *others: Any, *
     """
     tensors = flatten(written)
     _refuse_shared_places(name, tensors)
-    packed = _packed(written)
-    work = call(packed, *map(_packed, others), **options)
-    pairs = [pair for pair in zip(tensors, flatten(packed), strict=True) if pair[0] is not pair[1]]
+    copies = packed(written)
+    work = call(copies, *map(packed, others), **options)
+    pairs = [pair for pair in zip(tensors, flatten(copies), strict=True) if pair[0] is not pair[1]]
     return _BringingBack(work, pairs) if pairs else work
-
-
-def carry_out_reading(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operation that only reads; returns its handle."""
-    return call(*map(_packed, arguments))
 
 
 def flatten(tensors: Any) -> list[torch.Tensor]:
@@ -39,10 +34,11 @@ def flatten(tensors: Any) -> list[torch.Tensor]:
     return [tensor for item in tensors for tensor in flatten(item)]
 
 
-def _packed(value: Any) -> Any:
+def packed(value: Any) -> Any:
+    """The same, with copies in place of tensors that have gaps."""
     if isinstance(value, torch.Tensor):
         return value.detach().contiguous() if _has_gaps(value) else value
-    return [_packed(item) for item in value] if isinstance(value, list) else value
+    return [packed(item) for item in value] if isinstance(value, list) else value
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:

@@ -48,21 +48,17 @@ class Mark(NamedTuple):
 
 
 @dataclass
-class Surroundings:
-    """What the student may have changed in the notebook since the workers began."""
-
-    directory: str
-    path: list[str]
-    environment: dict[str, str]
-
-
-@dataclass
 class Task:
-    """One run, as sent to every worker. function: (fn, args) by cloudpickle."""
+    """One run, as sent to every worker. function: (fn, args) by cloudpickle.
+
+    directory, path, environment: as the student may have changed them in the notebook since the workers began.
+    """
 
     function: bytes
     pace: Pace | None
-    surroundings: Surroundings
+    directory: str
+    path: list[str]
+    environment: dict[str, str]
 
 
 @dataclass

@@ -17,7 +17,7 @@ from multiprocessing import connection
 import psutil
 
 from course_lib.ranks import diagnosis, errors, messages, mismatch
-from course_lib.ranks.board import Operation, State
+from course_lib.ranks.board import Operation
 from course_lib.ranks.output import Display
 from course_lib.ranks.pool import Pool
 
@@ -55,7 +55,6 @@ class RunMonitor:
         self.first_failure: float | None = None
         self.stillness = [_Stillness() for _ in range(pool.world_size)]
         self.looked = 0.0  # when the board was last read as a whole
-        self.kills_before = _out_of_memory_kills()
 
     def run(self, task: messages.Task) -> list[messages.Outcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
@@ -78,13 +77,10 @@ class RunMonitor:
                 self.display.refresh()
                 judged = time.perf_counter()
         self._judge_result()
-        self._show_logs()
-        return [outcome for outcome in self.outcomes if outcome is not None]
-
-    def _show_logs(self) -> None:
         for rank in range(self.pool.world_size):
-            if text := self.pool.unread_log(rank):
+            if text := self.pool.log(rank):
                 self._print(rank, text)
+        return [outcome for outcome in self.outcomes if outcome is not None]
 
     def _print(self, rank: int, text: str) -> None:
         self.printed[rank].append(text)
@@ -99,7 +95,7 @@ class RunMonitor:
                 self._drain(ends[ready])
                 self._note_death(ends[ready])
             else:
-                self._receive(lines[ready])  # type: ignore[index]
+                self._drain(lines[ready])  # type: ignore[index]
 
     def _receive(self, rank: int) -> bool:
         """Take one message from a rank; False if its line is closed."""
@@ -144,7 +140,7 @@ class RunMonitor:
 
     def _judge(self, asked: float) -> None:
         now = time.perf_counter()
-        if self.began is None and any(self.pool.board.state(r) != State.IDLE for r in range(self.pool.world_size)):
+        if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
             self.began = now
         if self.first_failure is not None:
             if now - self.first_failure >= self._grace():
@@ -208,10 +204,8 @@ class RunMonitor:
         report = self.report(statuses)
         for status in statuses:
             if status.state == "died":
-                kills = _out_of_memory_kills() > self.kills_before
                 status.line = diagnosis.line_in(self.pool.log(status.rank)) or status.line
-                text = diagnosis.explain_death(status, kills)
-                raise errors.RankDied(text, status.rank, self.report(statuses))
+                raise errors.RankDied(diagnosis.explain_death(status), status.rank, self.report(statuses))
         text, rank, details = diagnosis.explain_failures(statuses)
         failure = statuses[rank].failure
         kind = errors.RankDied if failure and failure.kind == "exited" else errors.RankFailed
@@ -255,10 +249,3 @@ def _original(failure: messages.Failure | None) -> BaseException | None:
         return pickle.loads(failure.exception) if failure and failure.exception else None
     except Exception:
         return None
-
-
-def _out_of_memory_kills() -> int:
-    """How many processes this machine has killed for want of memory since it started; 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/vmstat") as file:
-        return int(file.read().split("oom_kill ")[1].split()[0])
-    return 0

@@ -5,15 +5,7 @@ from __future__ import annotations
 import html
 import sys
 import time
-from typing import Any, Protocol
-
-
-class Display(Protocol):
-    def show(self, rank: int, text: str) -> None: ...
-
-    def refresh(self) -> None: ...
-
-    def finish(self) -> None: ...
+from typing import Any
 
 
 class Terminal:
@@ -92,6 +84,9 @@ class Notebook:
             opened = " open" if rank == min(self.texts) else ""
             parts.append(f"<details{opened}><summary>rank {rank}</summary><pre>{text}</pre></details>")
         return "".join(parts)
+
+
+Display = Notebook | Terminal
 
 
 def make_display(fold: bool = False) -> Display:

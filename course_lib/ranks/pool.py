@@ -22,14 +22,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from course_lib.ranks import diagnosis, fork_server, messages, start
-from course_lib.ranks.board import Board, State
+from course_lib.ranks.board import SLOT, Board
 
 ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
+
+IDLE = 600.0  # seconds without a run after which the processes go
 
 
 @dataclass
@@ -49,12 +52,11 @@ class Pool:
         self.started: list[_Worker] = []
         self.world = messages.World(0, "")
         self.worlds = itertools.count()
-        self.read = [0] * room  # how much of each log has been shown
         self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         self.has_run = False
         self.context: Any = multiprocessing.get_context(fork_server.start_method(uses_gpu))
-        self.memory = self.context.RawArray("c", Board.size(room))
+        self.memory = self.context.RawArray("c", room * SLOT)
         self.board = Board(self.memory)
 
     @property
@@ -76,7 +78,7 @@ class Pool:
             self._end_workers()
             self._start_missing()
         for rank in range(world_size):
-            self.board.set_state(rank, State.IDLE)
+            self.board.clear(rank, has_begun=False)
 
     def _start_missing(self) -> None:
         if len(self.started) < self.world_size:
@@ -121,38 +123,21 @@ class Pool:
             worker.lifeline.close()
         self.started.clear()
 
-    def log(self, rank: int, start: int = 0) -> str:
-        """What a rank's process has written below Python's print, from this byte on."""
-        try:
-            with open(self._log_path(rank), "rb") as file:
-                file.seek(start)
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
-
-    def unread_log(self, rank: int) -> str:
-        """What has come into a rank's log since this was last asked."""
-        start, self.read[rank] = self.read[rank], self._log_size(rank)
-        return self.log(rank, start) if self.read[rank] > start else ""
-
-    def _log_path(self, rank: int) -> str:
-        return messages.Place(rank, self.directory, self.uses_gpu).log
-
-    def _log_size(self, rank: int) -> int:
+    def log(self, rank: int) -> str:
+        """What a rank's process has written below Python's print in its last run."""
         with contextlib.suppress(OSError):
-            return os.stat(self._log_path(rank)).st_size
-        return 0
+            return Path(messages.Place(rank, self.directory, self.uses_gpu).log).read_text(errors="replace")
+        return ""
 
     def stack_line(self, rank: int) -> str:
         """The line that a busy rank is at, asked of the process even if it never returns to Python."""
         if not hasattr(signal, "SIGUSR1"):
             return ""
-        before = self._log_size(rank)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
         for _ in range(50):  # half a second: the machine may be busy
             time.sleep(0.01)
-            place = diagnosis.line_in(self.log(rank, before))
+            place = diagnosis.line_in(self.log(rank))
             if place:
                 return place
         return ""
@@ -173,13 +158,10 @@ def _sweep() -> None:
         for name in os.listdir(directory):
             pid = name[len(fork_server.PREFIX) :].partition("-")[0]
             if name.startswith(fork_server.PREFIX) and pid.isdigit() and not psutil.pid_exists(int(pid)):
-                _remove_own(os.path.join(directory, name))
-
-
-def _remove_own(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+                path = os.path.join(directory, name)
+                with contextlib.suppress(OSError):
+                    if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():  # our own
+                        shutil.rmtree(path, ignore_errors=True)
 
 
 _pools: dict[str, Pool] = {}  # by purpose
@@ -207,7 +189,7 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
                 discard(purpose)
                 if fork_server.start_method(uses_gpu) == "spawn":
                     _start_spare(purpose, room, world_size, uses_gpu)
-            _Retirement.postpone()
+            _postpone_retirement()
 
 
 def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
@@ -236,24 +218,22 @@ def discard_all() -> None:
         discard(purpose)
 
 
-class _Retirement:
-    """Frees memory after minutes without a run: forty students may share one machine."""
+_retirement: threading.Timer | None = None
 
-    after = 600.0
-    _timer: threading.Timer | None = None
 
-    @classmethod
-    def postpone(cls) -> None:
-        if cls._timer is not None:
-            cls._timer.cancel()
-        cls._timer = threading.Timer(cls.after, cls._retire)
-        cls._timer.daemon = True
-        cls._timer.start()
+def _postpone_retirement() -> None:
+    """Memory is freed after minutes without a run: forty students may share one machine."""
+    global _retirement
+    if _retirement is not None:
+        _retirement.cancel()
+    _retirement = threading.Timer(IDLE, _retire)
+    _retirement.daemon = True
+    _retirement.start()
 
-    @staticmethod
-    def _retire() -> None:
-        discard_all()
-        fork_server.retire()
+
+def _retire() -> None:
+    discard_all()
+    fork_server.retire()
 
 
 atexit.register(discard_all)

@@ -118,8 +118,7 @@ def _pack(fn: Callable, args: tuple, pace: Pace | None) -> messages.Task:
         text = f"{_culprit(fn, args)} cannot be sent to other processes ({error})."
         advice = "Files, locks, generators and connections stay where they were made: make them inside the function."
         raise errors.RankFailed(text, details=advice) from error
-    surroundings = messages.Surroundings(os.getcwd(), list(sys.path), dict(os.environ))
-    return messages.Task(function, pace, surroundings)
+    return messages.Task(function, pace, os.getcwd(), list(sys.path), dict(os.environ))
 
 
 class _Pickler(cloudpickle.Pickler):

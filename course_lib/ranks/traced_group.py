@@ -15,7 +15,7 @@ import functools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -92,60 +92,45 @@ class TracedWork(dist.Work):
             self.tracer.emulated.wait_unseen(self)
         return self.inner.get_future()
 
-    def is_success(self) -> bool:
-        return self.inner.is_success()
-
-    def exception(self) -> Any:
-        return self.inner.exception()
-
     def result(self) -> list[torch.Tensor]:
         return self.inner.result()
 
     def synchronize(self) -> None:
         self.wait()
 
-    def source_rank(self) -> int:
+    def _source_rank(self) -> int:
         return self.inner._source_rank()
 
-    _source_rank = source_rank
 
-
-class _Collective(NamedTuple):
-    """name: how students know it; tensor: which argument holds this rank's own part of the data."""
-
-    name: str
-    tensor: int | None
-
-
-_COLLECTIVES = {
-    "allreduce": _Collective("all_reduce", 0),
-    "allreduce_coalesced": _Collective("all_reduce", 0),
-    "broadcast": _Collective("broadcast", 0),
-    "reduce": _Collective("reduce", 0),
-    "allgather": _Collective("all_gather", 1),
-    "allgather_coalesced": _Collective("all_gather", 1),
-    "_allgather_base": _Collective("all_gather", 1),
-    "all_gather_single": _Collective("all_gather", 1),
-    "all_gather_single_coalesced": _Collective("all_gather", 1),
-    "allgather_into_tensor_coalesced": _Collective("all_gather", 1),
-    "reduce_scatter": _Collective("reduce_scatter", 0),
-    "_reduce_scatter_base": _Collective("reduce_scatter", 0),
-    "reduce_scatter_single": _Collective("reduce_scatter", 0),
-    "reduce_scatter_single_coalesced": _Collective("reduce_scatter", 0),
-    "reduce_scatter_tensor_coalesced": _Collective("reduce_scatter", 0),
-    "alltoall": _Collective("all_to_all", 1),
-    "alltoall_base": _Collective("all_to_all", 1),
-    "all_to_all_single": _Collective("all_to_all", 1),
-    "gather": _Collective("gather", 1),
-    "scatter": _Collective("scatter", 0),
-    "barrier": _Collective("barrier", None),
+# How students know it, and which argument holds this rank's own part of the data.
+_COLLECTIVES: dict[str, tuple[str, int | None]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather", 1),
+    "_allgather_base": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "reduce_scatter": ("reduce_scatter", 0),
+    "_reduce_scatter_base": ("reduce_scatter", 0),
+    "reduce_scatter_single": ("reduce_scatter", 0),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "barrier": ("barrier", None),
 }
 
 
 _REDUCTIONS = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 
-@functools.lru_cache(maxsize=10_000)
 def ring_bytes(name: str, n_bytes: int, position: int, n: int) -> int:
     """Bytes one rank sends in a collective on n ranks.
 
@@ -182,16 +167,9 @@ class TracedGroup(dist.ProcessGroup):
     def _set_group_name(self, name: Any) -> None:
         self.inner._set_group_name(name)
 
-    def _set_group_desc(self, text: str) -> None:
-        self.inner._set_group_desc(text)
-
     @property
     def group_name(self) -> Any:
         return self.inner.group_name
-
-    @property
-    def group_desc(self) -> str:
-        return self.inner.group_desc
 
     def getGroupName(self) -> str:  # the same for C++
         return self.inner.group_name
@@ -207,7 +185,7 @@ class TracedGroup(dist.ProcessGroup):
         named_ranks.check(self, "send", group_rank=destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
-        return self._start(op, tensors, lambda: layouts.carry_out_reading(self.inner.send, tensors, destination, tag))
+        return self._start(op, tensors, lambda: self.inner.send(layouts.packed(tensors), destination, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
         named_ranks.check(self, "recv", group_rank=source)
@@ -228,8 +206,8 @@ class TracedGroup(dist.ProcessGroup):
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
         op = Operation(0, self.members, 0, self.hash, name=name)
         if tensors:
-            op.dtype = _dtype(tensors[0].dtype)
-            op.shape = _shape(tensors[0].shape) if len(tensors) == 1 else f"{len(tensors)} tensors"
+            op.dtype = str(tensors[0].dtype).removeprefix("torch.")
+            op.shape = "x".join(map(str, tensors[0].shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
         for tensor in tensors:
             elements = tensor.numel()
             op.elements += elements
@@ -237,23 +215,23 @@ class TracedGroup(dist.ProcessGroup):
         return op
 
     def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
-        kind = _COLLECTIVES[method]
-        tensors = [] if kind.tensor is None else layouts.flatten(args[kind.tensor])
+        name, place = _COLLECTIVES[method]
+        tensors = [] if place is None else layouts.flatten(args[place])
         options = kwargs.get("opts") or (args[-1] if args else None)
-        op = self._describe(kind.name, tensors)
+        op = self._describe(name, tensors)
         reduction = getattr(options, "reduceOp", None)
         op.detail = "" if reduction is None else _REDUCTIONS[reduction.op.value]
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
         if root is not None:
-            named_ranks.check(self, kind.name, group_rank=root)
+            named_ranks.check(self, name, group_rank=root)
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
-        op.sent = ring_bytes(kind.name, op.bytes, (self.place - (root or 0)) % n, n)
+        op.sent = ring_bytes(name, op.bytes, (self.place - (root or 0)) % n, n)
         self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
         call = getattr(self.inner, method)
         if tensors:
-            call = functools.partial(layouts.carry_out, call, kind.name)
+            call = functools.partial(layouts.carry_out, call, name)
         return self._start(op, tensors, lambda: call(*args, **kwargs))
 
     def _start(self, op: Operation, tensors: list[torch.Tensor], call: Callable[[], Any]) -> TracedWork:
@@ -274,16 +252,6 @@ def _forward(method: str) -> Callable[..., TracedWork]:
 
 for _method in _COLLECTIVES:
     setattr(TracedGroup, _method, _forward(_method))
-
-
-@functools.cache
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-@functools.lru_cache(maxsize=10_000)
-def _shape(shape: torch.Size) -> str:
-    return "x".join(map(str, shape))
 
 
 def _is_by_hand() -> bool:

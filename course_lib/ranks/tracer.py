@@ -9,7 +9,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -128,18 +128,11 @@ class Tracer:
         self.board.mark_ended(self.rank, op)
 
 
-class _Origin(NamedTuple):
-    """Whose code a frame runs: plumbing (torch's and this package's), the course's or the student's."""
-
-    is_plumbing: bool
-    is_course: bool
-    checksum: int
-
-
 @functools.lru_cache(maxsize=10_000)
-def _origin(filename: str, function: str) -> _Origin:
+def _origin(filename: str, function: str) -> tuple[bool, bool, int]:
+    """Whose code a frame runs, if it is plumbing (torch's and this package's) or the course's, and a checksum."""
     is_plumbing = filename.startswith((_TORCH, _RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
-    return _Origin(is_plumbing, filename.startswith(COURSE), zlib.crc32(f"{filename}:{function}".encode()))
+    return (is_plumbing, filename.startswith(COURSE), zlib.crc32(f"{filename}:{function}".encode()))
 
 
 def is_torch(code: Any) -> bool:
@@ -160,13 +153,13 @@ def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
     frame: Any = sys._getframe(2)
     line, is_own, label, names = "", False, 0, 0
     while frame is not None and frame.f_code is not run_student.__code__:
-        origin = _origin(frame.f_code.co_filename, frame.f_code.co_name)
-        if not origin.is_plumbing:
+        is_plumbing, is_course, checksum = _origin(frame.f_code.co_filename, frame.f_code.co_name)
+        if not is_plumbing:
             if not line and tensor is not None:
                 names = _names(frame.f_locals, tensor)
-            label = (label * 31 + origin.checksum + frame.f_lineno) & 0xFFFFFFFF
-            if not line or (not is_own and not origin.is_course):
-                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not origin.is_course
+            label = (label * 31 + checksum + frame.f_lineno) & 0xFFFFFFFF
+            if not line or (not is_own and not is_course):
+                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not is_course
         frame = frame.f_back
     return line, label, names
 

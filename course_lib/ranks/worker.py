@@ -27,19 +27,20 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from course_lib import timeline
 from course_lib.ranks import fork_server, messages, traced_group
-from course_lib.ranks.board import Board, State
+from course_lib.ranks.board import Board
 from course_lib.ranks.places import is_library
 from course_lib.ranks.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
 _PACKAGE = os.path.dirname(__file__) + os.sep
+_TOO_MUCH = "\n... this rank printed too much; the rest is left out\n"
 
 
 def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
     """Serve runs until the parent goes away."""
     fork_server.is_rank = True
     _outlive_nobody()
-    log = _redirect_output(place)
+    _redirect_output(place)
     tracer = Tracer(place.rank, Board(board_memory))
     torch.set_num_threads(1)
     if place.uses_gpu:
@@ -49,14 +50,12 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
     traced_group.register(tracer)
     timeline.record_with(tracer)
     worker = Worker(place, parent, tracer)
-    threading.Thread(target=worker.send_unfinished_lines, name="unfinished lines", daemon=True).start()
     while True:
         try:
             message = parent.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
         worker.run(*pickle.loads(message))
-        log.flush()
 
 
 def _outlive_nobody() -> None:
@@ -89,7 +88,7 @@ def _close_fork_server_descriptor() -> None:
         _forkserver._forkserver_alive_fd = None
 
 
-def _redirect_output(place: messages.Place) -> Any:
+def _redirect_output(place: messages.Place) -> None:
     """Send what bypasses Python's print to the log, and let a crash write its stack there."""
     log = open(place.log, "a", encoding="utf-8", errors="replace")  # noqa: SIM115  (stays open for good)
     os.dup2(log.fileno(), 1)
@@ -97,53 +96,36 @@ def _redirect_output(place: messages.Place) -> Any:
     faulthandler.enable(log)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, log)  # the parent asks so where an endless loop is
-    return log
 
 
 @contextlib.contextmanager
 def _batch_scheduling() -> Iterator[None]:
     """gloo's threads poll; started as batch work they leave the cores to the ranks (25 -> 6 ms a run)."""
-    if not hasattr(os, "SCHED_BATCH"):
-        yield
-        return
-    try:
+    with contextlib.suppress(AttributeError, OSError):  # where there is no such thing
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    yield
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 class Printer(io.TextIOBase):
-    """A standard output that sends whole lines to the parent as they come; `unfinished` is set when it holds a part."""
+    """A standard output that sends what comes to the parent at once: a rank may end at any moment."""
 
-    def __init__(self, parent: Connection, lock: Any, unfinished: threading.Event) -> None:
-        self._parent, self._lock, self._unfinished, self._held = parent, lock, unfinished, ""
-        self.printed = 0
+    def __init__(self, parent: Connection, lock: Any) -> None:
+        self._parent, self._lock = parent, lock
+        self._room = messages.MAX_PRINTED
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         with self._lock:
-            self._held += text
-        if "\n" in text:
-            self.flush()
-        else:
-            self._unfinished.set()
+            if text and self._room > 0:
+                end = _TOO_MUCH if len(text) > self._room else ""
+                shown = text[: self._room] + end
+                self._parent.send_bytes(messages.PRINTED + shown.encode(errors="replace"))
+                self._room -= len(text)
         return len(text)
-
-    def flush(self) -> None:
-        with self._lock:
-            if not self._held:
-                return
-            text, self._held = self._held, ""
-            room = messages.MAX_PRINTED - self.printed
-            if len(text) > room >= 0:
-                text = text[:room] + "\n... this rank printed too much; the rest is left out\n"
-            if text and room >= 0:
-                self._parent.send_bytes(messages.PRINTED + text.encode(errors="replace"))
-                self.printed += len(text)
 
 
 class Worker:
@@ -152,26 +134,22 @@ class Worker:
     def __init__(self, place: messages.Place, parent: Connection, tracer: Tracer) -> None:
         self.place, self.parent, self.tracer = place, parent, tracer
         self.lock = threading.Lock()
-        self.unfinished = threading.Event()
-        self.printer = Printer(parent, self.lock, self.unfinished)
         self.world: messages.World | None = None
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
 
     def run(self, world: messages.World, task: messages.Task) -> None:
-        board, rank = self.tracer.board, self.place.rank
+        os.ftruncate(1, 0)  # the log of the run before
         if world != self.world:
             self._join(world)
-        board.clear(rank)
-        self._settle_in(task.surroundings)
+        self.tracer.board.clear(self.place.rank, has_begun=True)
+        self._settle_in(task)
         self.tracer.reset(task.pace)
         threads = set(threading.enumerate())
-        printer = self.printer = Printer(self.parent, self.lock, self.unfinished)
+        printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
-            printer.flush()
         self._inspect(outcome, threads)
-        board.set_state(rank, State.RAISED if outcome.failure else State.RETURNED)
         with self.lock:
             self.parent.send_bytes(messages.FINISHED + pickle.dumps(outcome))
         if self.tracer.groups:  # for each connection of those that have ended, gloo sleeps for 10 ms
@@ -193,23 +171,15 @@ class Worker:
         self.tracer.enter(world.rendezvous)
         sys.excepthook, self.world, self.has_run = hook, world, False
 
-    def send_unfinished_lines(self) -> None:
-        """Forever: show what was printed without a line's end, a little later. Costs nothing while nothing is."""
-        while True:
-            self.unfinished.wait()
-            self.unfinished.clear()
-            time.sleep(0.25)
-            self.printer.flush()
-
-    def _settle_in(self, surroundings: messages.Surroundings) -> None:
+    def _settle_in(self, task: messages.Task) -> None:
         """Make the process as the student's notebook is now, and undo what the last run changed."""
-        sys.path[:] = surroundings.path
-        environment = {**surroundings.environment, **self.own_environment}
+        sys.path[:] = task.path
+        environment = {**task.environment, **self.own_environment}
         if os.environ != environment:
             os.environ.clear()
             os.environ.update(environment)
         with contextlib.suppress(OSError):
-            os.chdir(surroundings.directory)
+            os.chdir(task.directory)
         self._forget_own_modules()
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
@@ -265,9 +235,11 @@ class Worker:
         outcome.has_new_groups = len(dist.distributed_c10d._world.pg_map) != 1
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and own:
-            outcome.failure = _leftover(f"the thread {own[0].name!r}", "join() it before the function returns")
+            advice = "join() it before the function returns"
+            outcome.failure = messages.Failure("leftover", f"the thread {own[0].name!r}", advice)
         elif outcome.failure is None and has_child:
-            outcome.failure = _leftover("a child process", "wait() for it before the function returns")
+            advice = "wait() for it before the function returns"
+            outcome.failure = messages.Failure("leftover", "a child process", advice)
 
 
 def _seed(seed: int, uses_gpu: bool) -> None:
@@ -278,19 +250,6 @@ def _seed(seed: int, uses_gpu: bool) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-class _ResultTooLarge(Exception):
-    pass
-
-
-class _Bounded(io.BytesIO):
-    """A buffer that refuses to grow past the size of a result."""
-
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > messages.MAX_RESULT_BYTES:
-            raise _ResultTooLarge
-        return super().write(data)
 
 
 class _ResultPickler(cloudpickle.Pickler):
@@ -306,21 +265,19 @@ class _ResultPickler(cloudpickle.Pickler):
 
 
 def _pickle_result(value: Any) -> tuple[bytes | None, messages.Failure | None]:
-    buffer = _Bounded()
+    buffer, size = io.BytesIO(), _tensor_bytes(value)
     try:
-        size = _tensor_bytes(value)
-        if size > messages.MAX_RESULT_BYTES:
-            raise _ResultTooLarge
-        _ResultPickler(buffer).dump(value)
-        return buffer.getvalue(), None
-    except _ResultTooLarge:
-        limit = messages.MAX_RESULT_BYTES // 1024**2
-        about = f"{size / 1e9:.2f} GB" if size else f"more than {limit} MB"
-        advice = f"at most {limit} MB come back; return a summary, or save it on the rank with torch.save"
-        return None, messages.Failure("result", type(value).__name__, f"of {about}: {advice}")
+        if size <= messages.MAX_RESULT_BYTES:
+            _ResultPickler(buffer).dump(value)
     except Exception as error:
         advice = "it cannot be sent to the notebook; return tensors, numbers, strings, lists or dictionaries"
         return None, messages.Failure("result", type(value).__name__, f"({error}): {advice}")
+    size = max(size, buffer.tell())
+    if size <= messages.MAX_RESULT_BYTES:
+        return buffer.getvalue(), None
+    limit = messages.MAX_RESULT_BYTES // 1024**2
+    advice = f"at most {limit} MB come back; return a summary, or save it on the rank with torch.save"
+    return None, messages.Failure("result", type(value).__name__, f"of {size / 1e9:.2f} GB: {advice}")
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -382,7 +339,3 @@ def _has_child() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _leftover(what: str, advice: str) -> messages.Failure:
-    return messages.Failure("leftover", what, advice)

@@ -168,12 +168,11 @@ def schedule_of(options: Options) -> Schedule:
 
 def resume(part: ModelPart, optimizer: ShardedOptimizer, options: Options) -> int:
     """Go on from the newest checkpoint; returns its step, 0 if there is none."""
-    if not (options.checkpoints and checkpoint.steps(options.checkpoints)):
+    if not options.checkpoints:
         return 0
-    whole = build(options)
-    its_optimizer = torch.optim.Adam(whole.parameters())
-    step = checkpoint.resume(whole, its_optimizer, options.checkpoints)
-    load_training_state(part, optimizer, checkpoint.training_state(whole, its_optimizer))
+    step, state = checkpoint.load(options.checkpoints, build(options))
+    if step:
+        load_training_state(part, optimizer, state)
     return step
 
 

@@ -172,23 +172,24 @@ gantt(few.timeline(), title="Four stages, eight micro-batches")
 
 # %%
 import torch
+import torch.distributed as dist
 
 from course_lib import launch
-from course_lib.mechanisms.data_parallel import average_gradients
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import ModelSpec, exact_bytes
+from course_lib.planner import ModelSpec
 
 
 def one_exchange(rank):
     model = TinyGPT(GPTConfig(vocab=12, sequence=8, layers=2, hidden=64, heads=4))
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    average_gradients(model)
+        dist.all_reduce(parameter.grad)
 
-spec = ModelSpec(layers=2, hidden=64, heads=4, sequence=8, vocab=12, tied_embeddings=False)
+tiny = ModelSpec(layers=2, hidden=64, heads=4, sequence=8, vocab=12, tied_embeddings=False)
+laptop = Cluster("laptop-CPU", devices_per_node=4)
+predicted = estimate(tiny, laptop, Plan(dp=4, precision="fp32"), global_batch=4).flows["data"].bytes
 sent = launch(one_exchange, world_size=4).timeline.bytes_sent(0)
-predicted = exact_bytes.average_gradients(exact_bytes.all_parameter_sizes(spec), 4)
-print(f"predicted {predicted:,} bytes, sent {sent:,} bytes")
+print(f"predicted {predicted:,.0f} bytes, sent {sent:,} bytes")
 
 # %% [markdown]
 # And on large machines? Papers and logs have published how long their steps took, with what model and what plan. Here

@@ -10,9 +10,9 @@ import torch
 from course_lib import Link, Pace
 from course_lib.experiments.sharded import BUCKET, FOUR_LAYERS, STAGES, compute_again, sharded_step
 from course_lib.model import TinyGPT
-from course_lib.planner import exact_bytes
 from course_lib.planner.spec import ModelSpec
 from course_lib.timeline import Timeline
+from tests.planner import exact_bytes
 
 PARAMETERS = sum(parameter.numel() for parameter in TinyGPT(FOUR_LAYERS).parameters())
 MODEL = ModelSpec(4, 64, 4, 8, 12, tied_embeddings=False)

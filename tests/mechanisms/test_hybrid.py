@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from course_lib import data, launch
+from course_lib import data, launch, mechanisms
 from course_lib.mechanisms.hybrid import (
     Mesh,
     ModelPart,
@@ -189,11 +189,17 @@ def test_a_state_fits_the_same_mesh_bit_for_bit_and_every_other_one_and_one_proc
     model, optimizer, _ = alone(special, F64)
     equal(resumed, same)
     for state in (same, *elsewhere):
-        close(state, dict(checkpoint.training_state(model, optimizer)))
+        close(state, dict(mechanisms.state.training_state(model, optimizer)))
+    equal(launch(resume_alone, 1, (str(tmp_path), special), device="cpu").results[0], before)
+
+
+def resume_alone(rank: int, folder: str, special: str) -> State:
     plain, (kind, settings) = build(special, F64, seed=5), optimizer_of(special)
-    plain_optimizer = kind(plain.parameters(), **settings)
-    assert checkpoint.resume(plain, plain_optimizer, tmp_path) == 1
-    equal(dict(checkpoint.training_state(plain, plain_optimizer)), before)
+    optimizer = kind(plain.parameters(), **settings)
+    step, whole = checkpoint.load(folder, plain)
+    assert step == 1
+    mechanisms.state.load_training_state(plain, optimizer, whole, lambda name, tensor: tensor)
+    return dict(mechanisms.state.training_state(plain, optimizer))
 
 
 # Mixed precision

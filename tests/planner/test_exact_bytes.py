@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from course_lib import Timeline, launch
 from course_lib.mechanisms import data_parallel
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import ModelSpec, Plan, exact_bytes
+from course_lib.planner import ModelSpec, Plan
 from course_lib.planner.memory import model_state
 from course_lib.schedules import SCHEDULES, Schedule
+from tests.planner import exact_bytes
 
 WORLD_SIZES = [2, 4, 8]
 CONFIG = GPTConfig(vocab=13, sequence=8, layers=2, hidden=16, heads=8, ffn_hidden=24)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +28,8 @@ OPTIONS = Options(steps=4, batch=10, layers=1, hidden=16, heads=2, device="cpu")
 
 def parameters(folder: Path) -> dict[str, Tensor]:
     """What the newest checkpoint holds of the model."""
-    model = TinyGPT(GPTConfig(layers=OPTIONS.layers, hidden=OPTIONS.hidden, heads=OPTIONS.heads), seed=99)
-    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    checkpoint.load(state, folder, part=True)
-    return state
+    state = launch(lambda rank: checkpoint.load(folder, build(OPTIONS))[1], 1, device="cpu").results[0]
+    return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
 
 
 def equal(folder: Path, reference: Path) -> None:
@@ -80,6 +79,23 @@ def test_a_run_goes_on_on_another_mesh(tmp_path: Path, precision: str) -> None:
     losses = launch(train, 4, (halves,), device="cpu").results[0]
     losses += launch(train, 2, (replace(halves, steps=5, pp=1, tp=2),), device="cpu").results[0]
     assert losses == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"hidden": 32}, r"position.weight, \[8, 32\] torch.float32 here and \[8, 16\] torch.float32 there"),
+        ({"layers": 2}, r"key.bias, \[16\] torch.float32 here and missing there"),
+        ({"precision": "bf16"}, r"weight, \[8, 16\] torch.bfloat16 here and \[8, 16\] torch.float32 there"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
+    options = replace(OPTIONS, steps=1, checkpoints=str(tmp_path))
+    launch(train, 1, (options,), device="cpu")
+    with pytest.raises(
+        RankFailed, match=rf"Every rank raised CheckpointError: .*step_00000001 is of another .*{words}"
+    ):
+        launch(train, 2, (replace(options, **other),), device="cpu")
 
 
 def told(options: Options, ranks: int) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from course_lib.experiments.meshes import BETWEEN, HybridExperiment, MeshStep
+from course_lib.experiments.meshes import BETWEEN, MODEL, HybridExperiment, MeshStep
 from course_lib.planner import exact_bytes
 from course_lib.ranks import Deadlock
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
+from tests.planner.exact_bytes import Hybrid
 
 BOX = HybridExperiment((2, 2, 2))
 UPDATES = ("all_to_all", "all_gather")
@@ -103,6 +105,15 @@ def test_every_setting_has_the_same_work(sizes: tuple[int, int, int]) -> None:
             timeline = predict(HybridExperiment(sizes, micro_batches, name))
             for rank in range(8):
                 assert timeline.busy(rank) == pytest.approx(64 * 4 * 3 * 0.005 / 8 + 0.004)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_the_bytes_predicted_are_those_of_every_parameter_and_message(sizes: tuple[int, int, int]) -> None:
+    """`Hybrid` counts them one by one, and is held against real runs itself."""
+    for micro_batches, name, dtype in itertools.product(MICRO_BATCHES, NAMES, PRECISIONS):
+        one = HybridExperiment(sizes, micro_batches, name, dtype)
+        counted = Hybrid(MODEL, sizes, one.schedule, one.samples, size=dtype.itemsize)
+        assert [one.predicted.sent(rank) for rank in range(8)] == [counted.sent(rank) for rank in range(8)]
 
 
 def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
