@@ -32,6 +32,7 @@ from course_lib.questions.outcome import Feedback
 from course_lib.questions.question import Question
 from course_lib.ranks import RunError
 from course_lib.widgets import answers
+from course_lib.widgets.running import Running
 
 POLL = "COURSE_POLL"  # an environment variable: if it is set, all cards are for a room
 WIDE = widgets.Layout(width="100%", max_width="52em")
@@ -50,14 +51,12 @@ class Field(Protocol):
 
     def show(self, answer: Any) -> None: ...
 
-    def lock(self, is_locked: bool) -> None: ...
-
 
 class ChoiceField:
     holds = "chosen"
 
     def __init__(self, form: Choice) -> None:
-        self.form, self.widget = form, answers.Options("Choose one:", form.lines)
+        self.form, self.widget = form, answers.Options(label="Choose one:", texts=form.lines)
 
     @property
     def answer(self) -> str | None:
@@ -66,15 +65,13 @@ class ChoiceField:
     def show(self, answer: str) -> None:
         self.widget.chosen = [self.form.letters.index(answer)]
 
-    def lock(self, is_locked: bool) -> None:
-        self.widget.locked = is_locked
-
 
 class OrderField:
     holds = "order"
 
     def __init__(self, form: Ordering) -> None:
-        self.widget = answers.OrderList("Events, the first at the top", form.events)
+        label, names = "Events, the first at the top", list(form.events)
+        self.widget = answers.OrderList(label=label, texts=form.events, order=names)
 
     @property
     def answer(self) -> list[str]:
@@ -82,9 +79,6 @@ class OrderField:
 
     def show(self, answer: list[str]) -> None:
         self.widget.order = list(answer)
-
-    def lock(self, is_locked: bool) -> None:
-        self.widget.locked = is_locked
 
 
 class TextField:
@@ -108,9 +102,6 @@ class TextField:
     def show(self, answer: str) -> None:
         self.widget.value = answer
 
-    def lock(self, is_locked: bool) -> None:
-        self.widget.disabled = is_locked
-
 
 class Card:
     """Shows itself in a notebook, with its controls; where widgets do not run, as text that says how to answer.
@@ -125,7 +116,7 @@ class Card:
         self.poll = bool(os.environ.get(POLL)) if poll is None else poll
         self._key = f"card-{secrets.token_hex(4)}"
         self.main, self.other = answers.Button(), answers.Button()
-        self.running, self._seconds = answers.Running(), 0.0
+        self.running, self._seconds = Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
         self.feedback.layout = widgets.Layout(width="auto")
         self.checklist: Any = None
@@ -190,7 +181,7 @@ class Card:
     def _committed(self, answer: Any, before: str = "") -> None:
         assert self.field is not None
         self._answer = answer
-        self.field.lock(True)
+        self.field.widget.disabled = True
         self._say(
             f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it. {before}"
         )
@@ -229,7 +220,7 @@ class Card:
     def _reopen(self) -> None:
         self.feedback.value, self.checklist = "", None
         if self.field:
-            self.field.lock(False)
+            self.field.widget.disabled = False
         self._go(RUN if self.poll else DECIDE)
 
     def _ask_other_numbers(self) -> None:
@@ -250,7 +241,7 @@ class Card:
         self.feedback.value = "".join(f"<div role='group' aria-label='What came of it'>{part}</div>" for part in parts)
 
     def _offer_checklist(self, form: FreeText) -> None:
-        self.checklist = answers.Options("Tick what your answer says:", form.checklist, several=True)
+        self.checklist = answers.Options(label="Tick what your answer says:", texts=form.checklist, several=True)
         self.checklist.observe(lambda change: self.question.check(change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
