@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.mechanisms.schedules import Action, Schedule, messages_from, messages_of, validate
+from course_lib.schedules import Action, Schedule, messages_from, messages_of, validate
 
 
 class StageMessages:

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients, weakly
-from course_lib.mechanisms.fully_sharded import FullySharded
+from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import check_same_parameters, from_first_rank
 from course_lib.mechanisms.shards import (
@@ -49,8 +49,6 @@ from course_lib.mechanisms.shards import (
     take_back,
 )
 from course_lib.timeline import compute
-
-__all__ = ["FullySharded", "ShardedOptimizer", "clip_grad_norm"]
 
 GRADIENTS = ("local", "averaged", "sharded")
 _NEEDS_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon", "SparseAdam")

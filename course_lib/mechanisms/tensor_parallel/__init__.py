@@ -20,16 +20,3 @@ from course_lib.mechanisms.tensor_parallel.vocab import (
     gather_logits,
     vocab_parallel_cross_entropy,
 )
-
-__all__ = [
-    "ColumnParallelLinear",
-    "RowParallelLinear",
-    "VocabParallelEmbedding",
-    "full_state",
-    "gather_logits",
-    "load_full_state",
-    "parallelize",
-    "placements",
-    "sum_partial_gradients",
-    "vocab_parallel_cross_entropy",
-]
