@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import math
 import re
-import sys
-from array import array
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
+
+import numpy as np
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
 from course_lib.figures.chart import (
@@ -30,12 +30,11 @@ from course_lib.figures.chart import (
     Rule,
     Words,
 )
-from course_lib.figures.palette import INK, LIKELY, ORIGINS, PAPER
+from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
-PALE = 0.35
 LONG = 20  # numbers, from which on a notebook keeps them packed
 
 Data = dict[str, Any]
@@ -79,7 +78,7 @@ def figure(chart: Chart) -> Data:
 
 
 def _is_pale(trace: Data) -> bool:
-    return trace.get("marker", {}).get("opacity") == PALE
+    return trace.get("marker", {}).get("opacity") == OPACITY[True]
 
 
 def stored(chart: Chart) -> Data:
@@ -94,14 +93,10 @@ def stored(chart: Chart) -> Data:
 
 def _packed(rows: Sequence[Any]) -> Data:
     """rows: numbers, or for each point as many numbers."""
-    is_flat = not isinstance(rows[0], list)
-    numbers = list(rows if is_flat else chain.from_iterable(rows))
-    are_small = all(number == int(number) < 2**15 for number in numbers)
-    packed = array("h", map(int, numbers)) if are_small else array("f", numbers)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    shape = {} if is_flat else {"shape": f"{len(rows)}, {len(rows[0])}"}
-    return {"dtype": "i2" if are_small else "f4", "bdata": base64.b64encode(packed.tobytes()).decode(), **shape}
+    numbers = np.array(rows)
+    dtype = "i2" if (numbers % 1 == 0).all() and abs(numbers).max() < 2**15 else "f4"
+    data = base64.b64encode(numbers.astype(f"<{dtype}").tobytes()).decode()
+    return {"dtype": dtype, "bdata": data, "shape": ", ".join(map(str, numbers.shape))}
 
 
 def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Data]:
@@ -263,7 +258,7 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
             "x": [point.x for point, _ in told],
             "y": [point.y for point, _ in told],
             "mode": "markers",
-            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": PALE if is_pale else 0.9},
+            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": OPACITY[is_pale]},
             "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
             "hovertemplate": _lines(f"{template}: {place}") + "<extra></extra>",
         }

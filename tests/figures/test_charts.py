@@ -78,20 +78,6 @@ def test_a_timing_comes_from_a_timeline() -> None:
     assert timing == Timing(4, gpipe(4, 4).makespan, "modelled", 16, "GPipe")
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"ranks": 0}, "ranks=0 of a Timing must be more than 0"),
-        ({"seconds": 0.0}, "seconds=0.0 of a Timing must be more than 0"),
-        ({"work": -1}, "work=-1 of a Timing must be more than 0"),
-        ({"origin": "guess"}, "origin='guess' is unknown"),
-    ],
-)
-def test_an_impossible_timing_is_refused(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Timing(**{"ranks": 1, "seconds": 1.0, **changed})  # type: ignore[arg-type]
-
-
 def test_no_timings_and_too_many_lines_are_refused() -> None:
     with pytest.raises(ValueError, match="timings is empty"):
         speed_up([])
