@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -40,16 +40,7 @@ DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
 
 
-class Field(Protocol):
-    """Where an answer is given. widget: what is shown.  holds: its trait.  answer: None before there is one."""
-
-    widget: Any
-    holds: str
-
-    @property
-    def answer(self) -> Any: ...
-
-    def show(self, answer: Any) -> None: ...
+# Where an answer is given. widget: what is shown.  holds: its trait.  answer: None before there is one.
 
 
 class ChoiceField:
@@ -59,10 +50,10 @@ class ChoiceField:
         self.form, self.widget = form, answers.Options(label="Choose one:", texts=form.lines)
 
     @property
-    def answer(self) -> str | None:
+    def answer(self) -> Any:
         return self.form.letters[self.widget.chosen[0]] if self.widget.chosen else None
 
-    def show(self, answer: str) -> None:
+    def show(self, answer: Any) -> None:
         self.widget.chosen = [self.form.letters.index(answer)]
 
 
@@ -74,10 +65,10 @@ class OrderField:
         self.widget = answers.OrderList(label=label, texts=form.events, order=names)
 
     @property
-    def answer(self) -> list[str]:
+    def answer(self) -> Any:
         return list(self.widget.order)
 
-    def show(self, answer: list[str]) -> None:
+    def show(self, answer: Any) -> None:
         self.widget.order = list(answer)
 
 
@@ -96,11 +87,14 @@ class TextField:
         self.widget.style.description_width = "initial"
 
     @property
-    def answer(self) -> str | None:
+    def answer(self) -> Any:
         return self.widget.value.strip() or None
 
-    def show(self, answer: str) -> None:
+    def show(self, answer: Any) -> None:
         self.widget.value = answer
+
+
+Field = ChoiceField | OrderField | TextField
 
 
 class Card:
