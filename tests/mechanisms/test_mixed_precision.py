@@ -238,17 +238,15 @@ STEP = st.one_of(st.floats(-4, 4, width=32), st.sampled_from([2.0**100, 2.0**120
 @given(
     steps=st.lists(STEP, min_size=1, max_size=30),
     scale=st.sampled_from([1.0, 1000.0, 2.0**16, 2.0**30]),
-    growth=st.sampled_from([2.0, 1.7, 2.0**40]),
-    backoff=st.sampled_from([0.5, 0.3]),
     interval=st.integers(1, 4),
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_scales_skips_and_parameters_agree_with_grad_scaler_step_for_step(
-    steps: list[float], scale: float, growth: float, backoff: float, interval: int
+    steps: list[float], scale: float, interval: int
 ) -> None:
     mine, theirs = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    ours = LossScaler(scale, True, growth, backoff, interval)
-    amp = torch.amp.GradScaler("cpu", scale, growth, backoff, interval)
+    ours = LossScaler(scale, True, interval)
+    amp = torch.amp.GradScaler("cpu", scale, growth_interval=interval)
     my_optimizer, their_optimizer = make_optimizer("SGD", [mine]), make_optimizer("SGD", [theirs])
     for gradient in steps:
         for parameter, optimizer, scaled in ((mine, my_optimizer, ours.scale), (theirs, their_optimizer, amp.scale)):
