@@ -40,11 +40,7 @@ def limits(
 
     tokens: what each model is trained on.  chosen: the model to point out.
     A time is what the device would need if the model did fit, with 90% of such runs around it.
-
-    Raises ValueError if there is nothing to draw.
     """
-    if not estimates:
-        raise ValueError('estimates is empty; give at least one, for instance {"1.3B": estimate(...)}')
     capacity = next(iter(estimates.values())).capacity
     seconds = {name: tokens[name] / one.tokens_per_second for name, one in estimates.items()}
     ranges = {name: one.step_time.around(seconds[name]) for name, one in estimates.items()}

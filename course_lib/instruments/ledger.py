@@ -125,7 +125,7 @@ class Ledger:
 
     def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
         self.model, self.optimizer = model, optimizer
-        self._holders = _holders(model, optimizer)
+        count(model, optimizer)  # refuses what it cannot count
         self.samples: list[Sample] = []
         self._is_open = self._is_growing = False
         # Of storages that autograd holds: bytes when they were saved, and how many saved tensors live in each.
@@ -150,8 +150,7 @@ class Ledger:
 
     @property
     def now(self) -> Bytes:
-        self._holders = _holders(self.model, self.optimizer)
-        return self._measure()
+        return replace(count(self.model, self.optimizer), activations=sum(self._sizes.values()))
 
     @property
     def peak(self) -> Sample:
@@ -159,22 +158,15 @@ class Ledger:
 
     def record(self, event: str) -> None:
         """Take a sample now, in addition to those that the ledger takes by itself."""
-        self._holders = _holders(self.model, self.optimizer)
-        self._sample(event)
-
-    def _measure(self) -> Bytes:
-        return replace(_count(self._holders), activations=sum(self._sizes.values()))
-
-    def _sample(self, event: str) -> None:
-        self.samples.append(Sample(event, self._measure()))
+        self.samples.append(Sample(event, self.now))
 
     def _watch_block(self, block: nn.Module) -> None:
         def backward(_: Tensor) -> None:
             if self._is_open:
-                self._sample("backward")
+                self.record("backward")
 
         def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            self._sample("forward")
+            self.record("forward")
             first = next((tensor for tensor in _tensors(outputs) if tensor.requires_grad), None)
             if first is not None:
                 first.register_hook(backward)
@@ -203,7 +195,7 @@ class Ledger:
     def _forget(self, storages: list[UntypedStorage]) -> None:
         if self._is_growing and self._is_open:
             self._is_growing = False
-            self._sample("turn")
+            self.record("turn")
         for storage in storages:
             self._uses[storage] -= 1
             if not self._uses[storage]:

@@ -137,11 +137,6 @@ def test_a_name_too_long_for_its_place_is_cut_but_stays_whole_in_the_table() -> 
     assert picture.rows[0]["run"] == name
 
 
-def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(ValueError, match="shares is empty"):
-        lost_time({})
-
-
 def test_the_zoomable_bars_have_the_same_shares() -> None:
     figure = lost_time({"4 ranks": FOUR, "8 ranks": EIGHT}).to_plotly()
     assert [trace.name for trace in figure.data] == list(CAUSES.values())
