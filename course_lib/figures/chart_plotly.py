@@ -35,6 +35,7 @@ from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
+TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 LONG = 20  # numbers, from which on a notebook keeps them packed
 
 Data = dict[str, Any]
@@ -55,14 +56,7 @@ def figure(chart: Chart) -> Data:
     head, foot = 32 + 20 * len(lines), 56
     height = max(200, (1 if chart.is_row else len(chart.panels)) * (20 + chart.panels[0].height))
     layout |= {
-        "title": {
-            "text": "<br>".join(lines),
-            "font": {"size": 14},
-            "x": 0.02,
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 14},
-        },
+        "title": {"text": "<br>".join(lines), "font": {"size": 14}, **TOP_LEFT},
         "font": {"color": INK},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
@@ -177,15 +171,9 @@ def _written(panel: Panel, words: Words, x: float, y: float) -> Data:
 
 
 def _band(band: Band, where: Data) -> Data:
-    place = {
-        "xref": where["xref"],
-        "x0": band.low,
-        "x1": band.high,
-        "yref": f"{where['yref']} domain",
-        "y0": 0,
-        "y1": 1,
-    }
-    return {"type": "rect", **place, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
+    across = {"xref": where["xref"], "x0": band.low, "x1": band.high}
+    up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
+    return {"type": "rect", **across, **up, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
 
 
 def _line(rule: Rule, where: Data) -> Data:

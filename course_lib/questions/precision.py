@@ -248,10 +248,6 @@ def _recipes() -> Outcome:
 
 def added_up(dtype: torch.dtype, micro_batches: int = 64) -> float:
     """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
-    return launch(_add_up, 1, (dtype, micro_batches)).results[0]
-
-
-def _add_up(rank: int, dtype: torch.dtype, micro_batches: int) -> float:
     model = TinyGPT(SMALL, dtype=torch.bfloat16)
     whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
     exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
