@@ -117,24 +117,6 @@ class MasterWeights:
         for tensor in (*self.rounded, *self.parameters):
             tensor.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs to go on bit for bit. The model's own state has only the rounded weights."""
-        return {
-            "weights": [copy.detach() for copy in self.parameters],
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state, round its weights into the parameters."""
-        for copy, saved in zip(self.parameters, state["weights"], strict=True):
-            copy.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self._round()
-
 
 class LossScaler:
     """Multiplies the loss, and with it every gradient, out of the range where float16 has only zeros.
@@ -225,14 +207,6 @@ class LossScaler:
                 f"gradients are not finite even with scale={self.scale_factor:g}, so it is not the scale that makes "
                 "them overflow; look for inf or nan in the data, the weights and the forward pass"
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scale, and how many steps in a row have been finite."""
-        return {"scale": self.scale_factor, "finite_in_a_row": self._finite_in_a_row}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        self.scale_factor, self._finite_in_a_row = state["scale"], state["finite_in_a_row"]
 
 
 # What cannot work

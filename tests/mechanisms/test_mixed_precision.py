@@ -7,7 +7,6 @@ keeps some layers in float32; on a model of linear layers alone it has to give t
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -164,25 +163,6 @@ def test_clipping_sees_complete_and_unscaled_gradients() -> None:
     assert norms == [nn.utils.clip_grad_norm_(reference.parameters(), 0.5)]
     make_optimizer("SGD", reference.parameters()).step()
     equal(snapshot(model), snapshot(reference.to(torch.bfloat16)))
-
-
-@dtypes
-def test_a_resumed_training_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
-    def start(seed: int) -> tuple[TinyGPT, MasterWeights, LossScaler]:
-        model, scaler = build("tied", dtype, seed), LossScaler(TOO_LARGE, growth_interval=3)
-        return model, MasterWeights(model.parameters(), OPTIMIZERS["AdamW"], scaler=scaler), scaler
-
-    model, master, scaler = start(seed=0)
-    train(model, master, scaler)
-    file = io.BytesIO()
-    torch.save(master.state_dict(), file)
-    file.seek(0)
-    resumed, resumed_master, resumed_scaler = start(seed=1)
-    resumed_master.load_state_dict(torch.load(file))
-    equal(snapshot(resumed), snapshot(model))
-    assert train(resumed, resumed_master, resumed_scaler) == train(model, master, scaler)
-    assert resumed_scaler.scale_factor == scaler.scale_factor
-    equal(snapshot(resumed), snapshot(model))
 
 
 # Adding up micro-batches
