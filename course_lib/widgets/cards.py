@@ -94,9 +94,6 @@ class TextField:
         self.widget.value = answer
 
 
-Field = ChoiceField | OrderField | TextField
-
-
 class Card:
     """Shows itself in a notebook, with its controls; where widgets do not run, as text that says how to answer.
 
@@ -122,7 +119,7 @@ class Card:
 
     def _ask(self, question: Question) -> None:
         self.question = question
-        self.field: Field | None = _field(question, self.poll)
+        self.field = _field(question, self.poll)
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
         self._say("")
         self._reopen()
@@ -154,7 +151,6 @@ class Card:
         actions.get(self._step, self._reopen)()
 
     def _commit(self) -> None:
-        assert self.field is not None
         if self.field.answer is None:
             self._say("Decide on an answer first, even if it is a guess.", "alert")
             return
@@ -165,7 +161,6 @@ class Card:
 
         While the kernel is busy, the browser holds an element's later changes back, but not the click on another.
         """
-        assert self.field is not None
         if isinstance(self.question.form, FreeText):
             self.question.draft(self.field.widget.value)
         if self._step == RUN and not self.poll:
@@ -173,7 +168,6 @@ class Card:
             self._try(self._commit, self.main)
 
     def _committed(self, answer: Any, before: str = "") -> None:
-        assert self.field is not None
         self._answer = answer
         self.field.widget.disabled = True
         self._say(
@@ -195,7 +189,6 @@ class Card:
         self._go(HIDE)
 
     def _run_the_room_s_answer(self) -> list[Feedback]:
-        assert self.field is not None
         form = self.question.form
         return [Feedback(form.words(self.field.answer), form.run(self.field.answer))]
 
@@ -280,7 +273,8 @@ def stored(question: Question, poll: bool) -> dict[str, str]:
     return {"text/plain": "\n\n".join(filter(None, text)), "text/html": _wrap(html)}
 
 
-def _field(question: Question, poll: bool) -> Field | None:
+def _field(question: Question, poll: bool) -> Any:
+    """None where a room has nothing to give."""
     form = question.form
     if isinstance(form, Ordering):
         return OrderField(form)
