@@ -1,5 +1,3 @@
 """Runs on real ranks that lessons, questions, checks and explorers share."""
 
 from course_lib.experiments.steps import after_barrier, layerwise_step, pipeline_step, training_step
-
-__all__ = ["after_barrier", "layerwise_step", "pipeline_step", "training_step"]

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from course_lib.experiments.steps import after_barrier
 from course_lib.mechanisms.tensor_parallel import linear as tp
-from course_lib.mechanisms.tensor_parallel.linear import SEQUENCE, Group
+from course_lib.mechanisms.tensor_parallel.linear import SEQUENCE
 from course_lib.ranks import Pace, launch
 from course_lib.timeline import Timeline, compute
 
@@ -65,13 +65,7 @@ class Operation(NamedTuple):
         return self.name in ("f", "g", "take", "join")
 
 
-def cut_mlp(
-    a: Tensor,
-    b: Tensor,
-    cut: Sequence[str] = ("columns", "rows"),
-    group: Group = None,
-    sequence_parallel: bool = False,
-) -> list[Operation]:
+def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = False) -> list[Operation]:
     """The MLP y = gelu(x a) b of a rank, operation by operation.
 
     a: [hidden, wide] and b: [wide, hidden], the whole matrices; a rank uses its share of each.
@@ -85,25 +79,25 @@ def cut_mlp(
     first, second = cut
     gelu = Operation("gelu", F.gelu, "columns" if first == "columns" else "whole")
     fits = (first, second) == ("columns", "rows")
-    between = [] if fits else [*_leave(first, b.shape[0], group), *_enter(second, group)]
+    between = [] if fits else [*_leave(first, b.shape[0]), *_enter(second)]
     after_sum = 1 if first == "rows" else 0  # a GELU of addends would be wrong, one of columns is less work
     return [
-        *_enter(first, group, sequence_parallel),
-        _product("A", a, first, group),
+        *_enter(first, sequence_parallel),
+        _product("A", a, first),
         *between[:after_sum],
         gelu,
         *between[after_sum:],
-        _product("B", b, second, group),
-        *_leave(second, b.shape[1], group, sequence_parallel),
+        _product("B", b, second),
+        *_leave(second, b.shape[1], sequence_parallel),
     ]
 
 
-def without_sum(operations: Sequence[Operation], name: str, group: Group = None) -> list[Operation]:
+def without_sum(operations: Sequence[Operation], name: str) -> list[Operation]:
     """The same operations, but those of this name, "f" or "g", do not add anything up.
 
     That is what becomes of a layer whose author has forgotten an all-reduce: every shape is right.
     """
-    return [_forgetful(operation, group) if operation.name == name else operation for operation in operations]
+    return [_forgetful(operation) if operation.name == name else operation for operation in operations]
 
 
 def gelu_first(operations: Sequence[Operation]) -> list[Operation]:
@@ -134,49 +128,45 @@ def _marked(kind: str, operation: Operation) -> contextlib.AbstractContextManage
     return compute(kind, operation.name, work=operation.work) if operation.work else contextlib.nullcontext()
 
 
-def _product(name: str, matrix: Tensor, how: str, group: Group) -> Operation:
-    own = tp.shard(matrix, DIMENSION[how], group)
+def _product(name: str, matrix: Tensor, how: str) -> Operation:
+    own = tp.shard(matrix, DIMENSION[how])
     leaves = "columns" if how == "columns" else "addends"
-    return Operation(name, lambda x: x @ own, leaves, work=matrix.numel() / dist.get_world_size(group))
+    return Operation(name, lambda x: x @ own, leaves, work=matrix.numel() / dist.get_world_size())
 
 
-def _enter(how: str, group: Group, sequence_parallel: bool = False) -> list[Operation]:
+def _enter(how: str, sequence_parallel: bool = False) -> list[Operation]:
     """What a product of this cut needs before it."""
     if how == "rows":
-        return [*([_join_positions(group)] if sequence_parallel else []), _take("columns", -1, group)]
+        return [*([_join_positions()] if sequence_parallel else []), _take("columns", -1)]
     if sequence_parallel:
-        return [Operation("f", lambda x: tp.gather_sequence(x, group), "whole", "all-gather", "reduce-scatter")]
-    return [Operation("f", lambda x: tp.copy_to_ranks(x, group), "whole", "", "all-reduce")]
+        return [Operation("f", tp.gather_sequence, "whole", "all-gather", "reduce-scatter")]
+    return [Operation("f", tp.copy_to_ranks, "whole", "", "all-reduce")]
 
 
-def _leave(how: str, width: int, group: Group, sequence_parallel: bool = False) -> list[Operation]:
+def _leave(how: str, width: int, sequence_parallel: bool = False) -> list[Operation]:
     """What makes its result whole, or this rank's positions of it. width: of the result."""
     if how == "columns":
-        join = Operation("join", lambda x: tp.gather_from_ranks(x, -1, width, group), "whole", "all-gather", "")
-        return [join, *([_take("positions", SEQUENCE, group)] if sequence_parallel else [])]
+        join = Operation("join", lambda x: tp.gather_from_ranks(x, -1, width), "whole", "all-gather", "")
+        return [join, *([_take("positions", SEQUENCE)] if sequence_parallel else [])]
     if sequence_parallel:
-        return [
-            Operation("g", lambda x: tp.reduce_scatter_sequence(x, group), "positions", "reduce-scatter", "all-gather")
-        ]
-    return [Operation("g", lambda x: tp.sum_over_ranks(x, group), "whole", "all-reduce", "")]
+        return [Operation("g", tp.reduce_scatter_sequence, "positions", "reduce-scatter", "all-gather")]
+    return [Operation("g", tp.sum_over_ranks, "whole", "all-reduce", "")]
 
 
-def _take(leaves: str, dim: int, group: Group) -> Operation:
-    return Operation("take", lambda x: tp.scatter_to_ranks(x, dim, group), leaves, "", "all-gather")
+def _take(leaves: str, dim: int) -> Operation:
+    return Operation("take", lambda x: tp.scatter_to_ranks(x, dim), leaves, "", "all-gather")
 
 
-def _join_positions(group: Group) -> Operation:
-    n = dist.get_world_size(group)
-    return Operation(
-        "join", lambda x: tp.gather_from_ranks(x, SEQUENCE, n * x.shape[SEQUENCE], group), "whole", "all-gather", ""
-    )
+def _join_positions() -> Operation:
+    n = dist.get_world_size()
+    return Operation("join", lambda x: tp.gather_from_ranks(x, SEQUENCE, n * x.shape[SEQUENCE]), "whole", "all-gather")
 
 
-def _forgetful(operation: Operation, group: Group) -> Operation:
+def _forgetful(operation: Operation) -> Operation:
     if operation.name == "f" and operation.forward:
-        return _join_positions(group)._replace(name="f")
+        return _join_positions()._replace(name="f")
     if operation.name == "g" and operation.leaves == "positions":
-        return _take("positions", SEQUENCE, group)._replace(name="g")
+        return _take("positions", SEQUENCE)._replace(name="g")
     leaves = "addends" if operation.name == "g" else "whole"
     return operation._replace(run=lambda x: x, leaves=leaves, forward="", backward="")
 
@@ -184,11 +174,8 @@ def _forgetful(operation: Operation, group: Group) -> Operation:
 # On real ranks, beside one process
 
 POSITIONS = 32
-WAYS = {
-    "columns, rows": (("columns", "rows"), ""),
-    "columns, columns": (("columns", "columns"), ""),
-    "rows, rows": (("rows", "rows"), ""),
-    "rows, columns": (("rows", "columns"), ""),
+WAYS = {  # how to cut, and what is forgotten
+    **{", ".join(cut): (cut, "") for cut in CUTS},
     "columns, rows, without f": (("columns", "rows"), "f"),
     "columns, rows, without g": (("columns", "rows"), "g"),
     "rows, columns, GELU before the sum": (("rows", "columns"), "gelu"),
@@ -238,9 +225,10 @@ def _run_cut(
 ) -> tuple[list[Operation], dict[str, float]]:
     generator = torch.Generator().manual_seed(0)
     x, gradient = (torch.randn((1, POSITIONS, hidden), generator=generator) for _ in range(2))
-    a, b = (torch.randn(shape, generator=generator) / shape[0] ** 0.5 for shape in _shapes(hidden))
-    a, b = a.requires_grad_(), b.requires_grad_()
-    operations = _mistaken(cut_mlp(a, b, cut, sequence_parallel=sequence_parallel), mistake)
+    shapes = (hidden, 4 * hidden), (4 * hidden, hidden)
+    a, b = ((torch.randn(shape, generator=generator) / shape[0] ** 0.5).requires_grad_() for shape in shapes)
+    operations = cut_mlp(a, b, cut, sequence_parallel)
+    operations = gelu_first(operations) if mistake == "gelu" else without_sum(operations, mistake)
     own = _own_positions if sequence_parallel else _all
     y, of_x, *of_matrices = _one_process(a, b, x, gradient, cut)
     dist.barrier()
@@ -249,16 +237,6 @@ def _run_cut(
     names = ("y", "gradient of x", "gradient of A", "gradient of B")
     off = {name: _off(one, right) for name, one, right in zip(names, got, expected, strict=True)}
     return [operation._replace(run=_all) for operation in operations], off  # matrices need not travel
-
-
-def _shapes(hidden: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (hidden, 4 * hidden), (4 * hidden, hidden)
-
-
-def _mistaken(operations: list[Operation], mistake: str) -> list[Operation]:
-    if mistake == "gelu":
-        return gelu_first(operations)
-    return without_sum(operations, mistake)
 
 
 def _all(tensor: Tensor) -> Tensor:

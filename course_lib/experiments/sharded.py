@@ -64,9 +64,15 @@ def sharded_step(stage: int, ranks: int, pace: Pace | None = None, **how: Any) -
 
 
 def _train(
-    rank: int, stage: int, samples: int = 32, steps: int = 1, recompute: bool = False, dtype: Any = None, **how: Any
+    rank: int,
+    stage: int,
+    samples: int = 32,
+    steps: int = 1,
+    recompute: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **how: Any,
 ) -> tuple[Bytes, int, Tensor]:
-    model = TinyGPT(FOUR_LAYERS, seed=rank, dtype=dtype or torch.float32)
+    model = TinyGPT(FOUR_LAYERS, seed=rank, dtype=dtype)
     if recompute:
         compute_again(model)
     module, optimizer, finish = _shard(model, stage, **how)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from course_lib import data
-from course_lib.experiments.training import train
+from course_lib.experiments.training import SMALL, train
 from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
@@ -23,7 +23,6 @@ from course_lib.ranks import Pace, launch
 from course_lib.schedules import Schedule
 from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
-SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # eight replicas of it compute within a blink
 TINY = 8  # width of a stage that stands for a larger one
 BUCKET = 0.4  # of the model: three of them, as a large model fills some of 25 MiB
 
@@ -160,12 +159,8 @@ def _train_chain(
     optimizer.zero_grad()
 
 
-def _block_bytes(blocks: nn.Sequential) -> list[float]:
-    return [float(size) for size in stage_bytes(blocks, [range(i, i + 1) for i in range(len(blocks))])]
+def _block_bytes(blocks: nn.Sequential) -> list[int]:
+    return stage_bytes(blocks, [range(i, i + 1) for i in range(len(blocks))])
 
 
-def _alike(blocks: nn.Sequential) -> list[float]:
-    return [1.0] * len(blocks)
-
-
-CUTS = {"number": _alike, "bytes": _block_bytes}
+CUTS = {"number": lambda blocks: None, "bytes": _block_bytes}

@@ -27,6 +27,7 @@ from course_lib.ranks import Pace, launch
 from course_lib.timeline import compute
 
 TINY = GPTConfig(layers=1, hidden=8, heads=2)
+SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # eight replicas of it compute within a blink
 
 
 def train(

@@ -39,30 +39,3 @@ from course_lib.figures.plan_map import plan_map
 from course_lib.figures.roofline import roofline
 from course_lib.figures.scaling import Timing, speed_up
 from course_lib.figures.who_holds_what import who_holds_what
-
-__all__ = [
-    "Picture",
-    "SizedStep",
-    "TimeBreakdown",
-    "Timing",
-    "before_and_after",
-    "collective_times",
-    "devices",
-    "gantt",
-    "held",
-    "in_flight",
-    "limits",
-    "loss_at_end",
-    "loss_curves",
-    "lost_time",
-    "memory_by_part",
-    "mesh_map",
-    "micro_batch_sizes",
-    "number_range",
-    "plan_map",
-    "roofline",
-    "speed_up",
-    "step_time_by_part",
-    "time_breakdown",
-    "who_holds_what",
-]

@@ -25,9 +25,7 @@ Table = Sequence[Sequence[int]]  # of each rank, its pieces
 Strip = Sequence[Any]  # tables, and between two of them the name of what made the one of the other
 
 
-def before_and_after(
-    strips: Sequence[Strip], width: int = 850, origin: str = "measured", title: str | None = None
-) -> Picture:
+def before_and_after(strips: Sequence[Strip], width: int = 850, title: str | None = None) -> Picture:
     """Draw collectives, as many beside each other as there is room for.
 
     strips: for instance [[before, "all-gather", after], ...], with numbers as described above.
@@ -40,7 +38,7 @@ def before_and_after(
     sheet = new_sheet(width)
     y = draw_title(sheet, title)
     y = draw_legend(sheet, {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])}, y)
-    y = draw_origins(sheet, [origin], y)
+    y = draw_origins(sheet, ["measured"], y)
     x = MARGIN
     for strip in strips:
         room = GUTTER + sum(_width(part) for part in strip)

@@ -33,11 +33,6 @@ class TimeBreakdown:
     rest: float
     origin: str = "measured"
 
-    def __post_init__(self) -> None:
-        total = self.compute + self.wait + self.transfer + self.rest
-        if abs(total - 1) > 1e-6:
-            raise ValueError(f"compute + wait + transfer + rest is {total:.6g}; shares of one whole add up to 1")
-
 
 def filled(timeline: Timeline) -> Timeline:
     """The same, with a wait after each rank's last span until all are done: a pipeline's bubble as it drains."""

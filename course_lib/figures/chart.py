@@ -191,8 +191,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels below each other, or in a row. legend: how what it names looks, in order; None is the thin line.
+    """Panels below each other, or in a row, where they have equal shares of the width.
 
+    legend: how what it names looks, in order; None is the thin line.
     has_crosshair: whether one reads off what all curves have at one place.
     """
 

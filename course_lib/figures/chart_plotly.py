@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import math
 import re
-import sys
-from array import array
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
+
+import numpy as np
 
 from course_lib.figures.axis import number, percent, thousands, with_prefix
 from course_lib.figures.chart import (
@@ -30,12 +30,12 @@ from course_lib.figures.chart import (
     Rule,
     Words,
 )
-from course_lib.figures.palette import INK, LIKELY, ORIGINS, PAPER
+from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
-PALE = 0.35
+TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 LONG = 20  # numbers, from which on a notebook keeps them packed
 
 Data = dict[str, Any]
@@ -56,14 +56,7 @@ def figure(chart: Chart) -> Data:
     head, foot = 32 + 20 * len(lines), 56
     height = max(200, (1 if chart.is_row else len(chart.panels)) * (20 + chart.panels[0].height))
     layout |= {
-        "title": {
-            "text": "<br>".join(lines),
-            "font": {"size": 14},
-            "x": 0.02,
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 14},
-        },
+        "title": {"text": "<br>".join(lines), "font": {"size": 14}, **TOP_LEFT},
         "font": {"color": INK},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
@@ -79,7 +72,7 @@ def figure(chart: Chart) -> Data:
 
 
 def _is_pale(trace: Data) -> bool:
-    return trace.get("marker", {}).get("opacity") == PALE
+    return trace.get("marker", {}).get("opacity") == OPACITY[True]
 
 
 def stored(chart: Chart) -> Data:
@@ -94,14 +87,10 @@ def stored(chart: Chart) -> Data:
 
 def _packed(rows: Sequence[Any]) -> Data:
     """rows: numbers, or for each point as many numbers."""
-    is_flat = not isinstance(rows[0], list)
-    numbers = list(rows if is_flat else chain.from_iterable(rows))
-    are_small = all(number == int(number) < 2**15 for number in numbers)
-    packed = array("h", map(int, numbers)) if are_small else array("f", numbers)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    shape = {} if is_flat else {"shape": f"{len(rows)}, {len(rows[0])}"}
-    return {"dtype": "i2" if are_small else "f4", "bdata": base64.b64encode(packed.tobytes()).decode(), **shape}
+    numbers = np.array(rows)
+    dtype = "i2" if (numbers % 1 == 0).all() and abs(numbers).max() < 2**15 else "f4"
+    data = base64.b64encode(numbers.astype(f"<{dtype}").tobytes()).decode()
+    return {"dtype": dtype, "bdata": data, "shape": ", ".join(map(str, numbers.shape))}
 
 
 def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Data]:
@@ -182,15 +171,9 @@ def _written(panel: Panel, words: Words, x: float, y: float) -> Data:
 
 
 def _band(band: Band, where: Data) -> Data:
-    place = {
-        "xref": where["xref"],
-        "x0": band.low,
-        "x1": band.high,
-        "yref": f"{where['yref']} domain",
-        "y0": 0,
-        "y1": 1,
-    }
-    return {"type": "rect", **place, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
+    across = {"xref": where["xref"], "x0": band.low, "x1": band.high}
+    up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
+    return {"type": "rect", **across, **up, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
 
 
 def _line(rule: Rule, where: Data) -> Data:
@@ -263,7 +246,7 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
             "x": [point.x for point, _ in told],
             "y": [point.y for point, _ in told],
             "mode": "markers",
-            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": PALE if is_pale else 0.9},
+            "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": OPACITY[is_pale]},
             "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
             "hovertemplate": _lines(f"{template}: {place}") + "<extra></extra>",
         }

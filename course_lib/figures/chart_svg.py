@@ -16,7 +16,7 @@ from course_lib.figures.frame import (
     draw_title,
     new_sheet,
 )
-from course_lib.figures.palette import PAPER
+from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
 
 CELL = 5.0  # pixels; of the dots that fall into one cell, the first is drawn
@@ -29,8 +29,9 @@ def draw(chart: Chart) -> Sheet:
     top = draw_title(sheet, chart.title)
     top = draw_origins(sheet, chart.origins, top)
     top = draw_legend(sheet, chart.legend, top)
-    for panel in chart.panels:
-        sheet.height = _draw_panel(sheet, panel, top)
+    width = chart.width / len(chart.panels) if chart.is_row else chart.width
+    for place, panel in enumerate(chart.panels):
+        sheet.height = _draw_panel(sheet, panel, place * width if chart.is_row else 0.0, width, top)
         top = top if chart.is_row else sheet.height
     return sheet
 
@@ -55,10 +56,10 @@ class _Box(NamedTuple):
         return self.x(point.x), self.y(point.y)
 
 
-def _draw_panel(sheet: Sheet, panel: Panel, top: float) -> float:
-    """Returns where the next thing goes."""
+def _draw_panel(sheet: Sheet, panel: Panel, left: float, width: float, top: float) -> float:
+    """left, width: of the room that it has.  Returns where the next thing goes."""
     top += panel.head
-    box = _Box(panel, panel.left, sheet.width - panel.right, top, top + panel.height, set())
+    box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height, set())
     bands = [mark for mark in panel.marks if isinstance(mark, Band)]
     if bands:
         with sheet.group(fill="currentColor", fill_opacity=0.1):
@@ -129,19 +130,21 @@ def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
 
 def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
     """Dots where no other cloud has one, as two shapes, one of them pale; the first have tooltips."""
-    cells: dict[tuple[int, int], tuple[float, float, bool, str]] = {}
+    cells: dict[tuple[int, int], tuple[Point, bool]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         x, y = box.at(point)
         cell = int(x / CELL), int(y / CELL)
         if cell not in box.taken:
-            x_axis, y_axis = box.panel.x, box.panel.y
-            place = f"{number(point.y)} {y_axis.unit}, {number(point.x)} {x_axis.unit}"
-            cells.setdefault(cell, (x, y, is_pale, f"{point.tip}: {place}"))
-    for pale, opacity in ((False, 0.9), (True, 0.35)):
-        dots = "".join(f"M{x:.1f},{y:.1f}h0" for x, y, is_pale, _ in cells.values() if is_pale == pale)
+            cells.setdefault(cell, (point, is_pale))
+    for pale, opacity in OPACITY.items():
+        dots = "".join(
+            "M{:.1f},{:.1f}h0".format(*box.at(point)) for point, is_pale in cells.values() if is_pale == pale
+        )
         look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
         sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
-    for x, y, _, tip in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
+    for point, _ in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
+        x, y = box.at(point)
+        tip = f"{point.tip}: {number(point.y)} {box.panel.y.unit}, {number(point.x)} {box.panel.x.unit}"
         sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
     box.taken.update(cells)
 

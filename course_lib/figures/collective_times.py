@@ -9,26 +9,22 @@ from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Picture
 
-LEFT, RIGHT, GAP = 60.0, 20.0, 74.0  # pixels
 Times = Mapping[str, Mapping[int, float]]  # seconds, by algorithm and number of ranks
 
 
 def collective_times(panels: Mapping[str, Times], width: int = 850, title: str | None = None) -> Picture:
     """Draw modelled times beside each other. panels: by what is sent, such as "an all-reduce of 1 MB"."""
-    middle = (LEFT + width - RIGHT) / 2
-    sides = [(LEFT, width - middle + GAP / 2), (middle + GAP / 2, RIGHT)] if len(panels) == 2 else [(LEFT, RIGHT)]
-    drawn = [_panel(*panel, *side) for panel, side in zip(panels.items(), sides, strict=True)]
     looks = dict(zip(next(iter(panels.values())), LINES, strict=False))
     rows: list[dict[str, object]] = [
         {"what": what, "ranks": ranks, **{name: duration(times[name][ranks]) for name in times}}
         for what, times in panels.items()
         for ranks in next(iter(times.values()))
     ]
-    chart = Chart(drawn, {"modelled"}, title, width, looks, is_row=True)
+    chart = Chart([_panel(*panel) for panel in panels.items()], {"modelled"}, title, width, looks, is_row=True)
     return Picture.of(chart, "; ".join(_in_words(*panel) for panel in panels.items()) + ".", rows)
 
 
-def _panel(what: str, times: Times, left: float, right: float) -> Panel:
+def _panel(what: str, times: Times) -> Panel:
     curves = [
         Curve(name, [Point(n, 1e3 * s, f"{name}, {n} ranks: {duration(s)}") for n, s in line.items()], look)
         for (name, line), look in zip(times.items(), LINES, strict=False)
@@ -36,7 +32,7 @@ def _panel(what: str, times: Times, left: float, right: float) -> Panel:
     ranks, seconds = zip(*(point for line in times.values() for point in line.items()), strict=True)
     across = Axis.by_powers(f"number of ranks, for {what}", ranks, 1.3, thousands)
     up = Axis.by_powers("time (ms)", [1e3 * s for s in seconds], 1.6, thousands)
-    return Panel(across, up, curves, 220.0, left, right)
+    return Panel(across, up, curves, 220.0)
 
 
 def _in_words(what: str, times: Times) -> str:

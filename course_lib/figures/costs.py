@@ -48,10 +48,7 @@ def memory_by_part(
     """Draw what lies in a device's memory: a bar for each name, and the bytes a device has for it.
 
     bars: planned (`estimate.memory`, or all of `devices(estimate)`) or counted by a ledger (`ledger.peak.held`).
-
-    Raises ValueError if there is nothing to draw.
     """
-    _refuse_nothing(bars, '{"one GPU": estimate.memory}')
     held, origins = _held(bars)
     largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
     unit, unit_name = memory_unit(largest)
@@ -82,11 +79,7 @@ def devices(estimate: Estimate) -> dict[str, Memory]:
 
 
 def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
-    """Draw what the time of a step goes into: a bar for each plan, and where 90% of such steps would end.
-
-    Raises ValueError if there is nothing to draw.
-    """
-    _refuse_nothing(estimates, '{"our plan": estimate(...)}')
+    """Draw what the time of a step goes into: a bar for each plan, and where 90% of such steps would end."""
     times = {name: _time_parts(one) for name, one in estimates.items()}
     ranges = {name: (one.step_time.low, one.step_time.high) for name, one in estimates.items()}
     longest = max(high for _, high in ranges.values())
@@ -106,11 +99,6 @@ def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title
     chart = Chart([panel], {"modelled"}, title, width, {**styles, LIKELY: None})
     fastest = min(estimates, key=lambda name: estimates[name].step_time.total)
     return Picture.of(chart, f"{_time_summary(times, fastest)} {estimates[fastest].interval}", rows)
-
-
-def _refuse_nothing(bars: Mapping[str, object], example: str) -> None:
-    if not bars:
-        raise ValueError(f"there is nothing to draw; give at least one bar, for instance {example}")
 
 
 def _used(styles: Mapping[str, Style], values: Mapping[str, Mapping[str, float]]) -> dict[str, Style]:

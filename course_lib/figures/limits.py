@@ -13,7 +13,6 @@ from course_lib.figures.picture import Picture, Row
 if TYPE_CHECKING:
     from course_lib.planner import Estimate
 
-LEFT, RIGHT, GAP = 56.0, 20.0, 74.0
 DAY = 86_400.0
 GiB = 2**30
 TIMES = {"a day": DAY, "a month": 30 * DAY, "a year": 365.25 * DAY}
@@ -41,11 +40,7 @@ def limits(
 
     tokens: what each model is trained on.  chosen: the model to point out.
     A time is what the device would need if the model did fit, with 90% of such runs around it.
-
-    Raises ValueError if there is nothing to draw.
     """
-    if not estimates:
-        raise ValueError('estimates is empty; give at least one, for instance {"1.3B": estimate(...)}')
     capacity = next(iter(estimates.values())).capacity
     seconds = {name: tokens[name] / one.tokens_per_second for name, one in estimates.items()}
     ranges = {name: one.step_time.around(seconds[name]) for name, one in estimates.items()}
@@ -53,18 +48,12 @@ def limits(
     room = {f"a device has {memory_size(capacity)}": capacity}
     memory = _Measure("memory (GiB)", needed, GiB, room, memory_size)
     time = _Measure("training (days)", seconds, DAY, TIMES, long_time, ranges)
-    middle = (LEFT + width - RIGHT) / 2
-    panels = [
-        _panel(estimates, memory, LEFT, width - middle + GAP / 2, chosen),
-        _panel(estimates, time, middle + GAP / 2, RIGHT, chosen),
-    ]
+    panels = [_panel(estimates, measure, chosen) for measure in (memory, time)]
     chart = Chart(panels, {"modelled"}, title, width, {LIKELY: None}, is_row=True)
     return Picture.of(chart, _summary(estimates, seconds, capacity), _rows(estimates, seconds))
 
 
-def _panel(
-    estimates: Mapping[str, Estimate], measure: _Measure, left: float, right: float, chosen: str | None
-) -> Panel:
+def _panel(estimates: Mapping[str, Estimate], measure: _Measure, chosen: str | None) -> Panel:
     sizes = {name: one.model.parameters / 1e9 for name, one in estimates.items()}
     values = {name: value / measure.unit for name, value in measure.values.items()}
     marks = {name: mark / measure.unit for name, mark in measure.marks.items()}
@@ -85,7 +74,7 @@ def _panel(
         Range(sizes[name], low / measure.unit, high / measure.unit, f"{name}, with 90%: {_likely(low, high)}")
         for name, (low, high) in measure.ranges.items()
     ]
-    return Panel(across, up, [*rules, *ranges, Curve("", points, LINES[0])], 240.0, left, right, head=18.0)
+    return Panel(across, up, [*rules, *ranges, Curve("", points, LINES[0])], 240.0, head=18.0)
 
 
 def _likely(low: float, high: float) -> str:

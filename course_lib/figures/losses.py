@@ -19,13 +19,7 @@ CAUSE_STYLES = {
 
 
 def lost_time(shares: Mapping[str, TimeBreakdown], width: int = 800, title: str | None = None) -> Picture:
-    """Draw where the ranks' time went: a bar for each name, from `time_breakdown(timeline)`.
-
-    Raises ValueError if there is nothing to draw.
-    """
-    if not shares:
-        example = '{"4 ranks": time_breakdown(run.timeline)}'
-        raise ValueError(f"shares is empty; give at least one bar, for instance {example}")
+    """Draw where the ranks' time went: a bar for each name, from `time_breakdown(timeline)`."""
     names = with_origins({name: one.origin for name, one in shares.items()})
     values = {names[name]: {cause: getattr(one, cause) for cause in CAUSES} for name, one in shares.items()}
     axis = Axis("share of the ranks' time", 0, 1, [tenth / 10 for tenth in range(0, 11, 2)], percent)

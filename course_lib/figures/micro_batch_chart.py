@@ -25,6 +25,7 @@ PARTS: dict[str, Style] = {
     "idle": STYLES["wait"]._replace(label="idle: filling and draining"),
 }
 HELD = "samples in a micro-batch; held: how many have activations"
+RUNS = "all of it, emulated"
 MEASURED = LINES[1]._replace(dash=None)
 
 
@@ -34,7 +35,7 @@ class SizedStep:
 
     computing, overhead, idle: seconds of the fullest rank, as modelled; together they are the step.
     held: samples whose activations are there at once, on the rank that holds most.  fits: whether it has room for them.
-    measured: seconds that the step took when it was run; None before it was.  origin: of that run.
+    measured: seconds that the step took when it was run, on the emulated clock; None before it was.
     """
 
     size: int
@@ -44,7 +45,6 @@ class SizedStep:
     held: int
     fits: bool = True
     measured: float | None = None
-    origin: str = "emulated"
 
     @property
     def modelled(self) -> float:
@@ -62,19 +62,15 @@ def micro_batch_sizes(
     """Draw the time of a step over the size of its micro-batches.
 
     chosen: a size to be marked.
-
-    Raises ValueError if there is nothing to draw.
     """
-    if not steps:
-        raise ValueError("steps is empty; give at least one SizedStep")
-    origins = sorted({step.origin for step in steps if step.measured})
-    runs = f"all of it, {' and '.join(origins)}"
-    legend: dict[str, Style | Line | None] = {**PARTS, **({runs: MEASURED} if origins else {})}
-    chart = Chart([_panel(steps, chosen, runs)], {"modelled", *origins}, title, width, legend)
+    is_run = any(step.measured for step in steps)
+    legend: dict[str, Style | Line | None] = {**PARTS, **({RUNS: MEASURED} if is_run else {})}
+    origins = {"modelled", "emulated"} if is_run else {"modelled"}
+    chart = Chart([_panel(steps, chosen)], origins, title, width, legend)
     return Picture.of(chart, _summary(steps), [_row(step) for step in steps])
 
 
-def _panel(steps: Sequence[SizedStep], chosen: int | None, runs: str) -> Panel:
+def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
     longest = max(max(step.modelled, step.measured or 0) for step in steps)
     size, unit = time_unit(longest)
     up = Axis(f"time of a step ({unit})", 0, longest / size, [tick / size for tick in ticks(longest, 5)])
@@ -86,11 +82,11 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None, runs: str) -> Panel:
         marks += _column(step, x, size)
         marks.append(Label(x, 0, Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
     points = [
-        Point(x, step.measured / size, f"{counted(step.size, 'sample')}: {duration(step.measured)}, {step.origin}")
+        Point(x, step.measured / size, f"{counted(step.size, 'sample')}: {duration(step.measured)}, emulated")
         for x, step in places.items()
         if step.measured
     ]
-    marks += [Curve(runs, points, MEASURED)] if points else []
+    marks += [Curve(RUNS, points, MEASURED)] if points else []
     notes = [Words("held", -8, 33, "end", 11, is_bold=False), _note(HELD, 52)]
     notes += [] if all(step.fits for step in steps) else [_note("✗ there is no room for them", 67)]
     marks += [Label(0, 0, note) for note in notes]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
+OPACITY = {False: 0.9, True: 0.35}  # of dots, by whether they are pale
 LIKELY = "where 90% of such runs lie"  # what the legend calls the ranges around estimates
 
 

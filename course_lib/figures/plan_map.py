@@ -36,7 +36,7 @@ def plan_map(found: Found, by: str = "tp", width: int = 800, title: str | None =
     time = Axis.by_powers("time of one step (s)", ends, unit="s")
     clouds = list(_clouds(found, by))
     fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
-    front = [_point(one, fastest if one.fits and one is found[0] else None) for one in found.pareto]
+    front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
     capacity = found[0].capacity
     limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
     marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
@@ -55,12 +55,12 @@ def _clouds(found: Found, by: str) -> Iterator[Cloud]:
     values = sorted({getattr(one.plan, by) for one in found})
     for value, look in zip(values, cycle(DOTS)):
         plans = [one for one in found if getattr(one.plan, by) == value]
-        dots = [Point(one.memory.total / GiB, one.step_time.total, _named(one)) for one in plans]
+        dots = [_point(one, _named(one)) for one in plans]
         yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans])
 
 
-def _point(one: Estimate, words: Words | None = None) -> Point:
-    return Point(one.memory.total / GiB, one.step_time.total, _in_words(one), words)
+def _point(one: Estimate, tip: str, words: Words | None = None) -> Point:
+    return Point(one.memory.total / GiB, one.step_time.total, tip, words)
 
 
 def _range(one: Estimate) -> Range:

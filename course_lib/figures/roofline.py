@@ -70,10 +70,8 @@ class _Point(NamedTuple):
 def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
     """Draw how much each plan computes for a byte it sends, and what every link allows at that.
 
-    Raises ValueError if there is nothing to draw, or if the plans are for different clusters.
+    Raises ValueError if the plans are for different clusters.
     """
-    if not estimates:
-        raise ValueError('estimates is empty; give at least one, for instance {"our plan": estimate(...)}')
     cluster, precision = _common(estimates)
     roofs = {link.name: link.achieved for link in (cluster.inside_link, cluster.between_link)}
     peak = cluster.spec.peak[precision] * cluster.spec.matmul

@@ -12,7 +12,7 @@ from course_lib.figures.axis import number, percent, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import LINES, Line
 from course_lib.figures.picture import Picture, Row
-from course_lib.timeline import ORIGINS, Timeline
+from course_lib.timeline import Timeline
 
 if TYPE_CHECKING:
     from course_lib.planner import Estimate
@@ -32,13 +32,6 @@ class Timing:
     origin: str = "measured"
     work: float = 1.0
     label: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("ranks", "seconds", "work"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} of a Timing must be more than 0")
-        if self.origin not in ORIGINS:
-            raise ValueError(f"origin={self.origin!r} is unknown; choose one of {', '.join(ORIGINS)}")
 
     @classmethod
     def of(cls, timeline: Timeline, work: float = 1.0, label: str = "") -> Timing:

@@ -53,14 +53,13 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib.instruments.watch import tensors_in
-
-OUTSIDE = "outside"  # the block of what is saved outside all blocks: the loss, for instance
 
 
 @dataclass(frozen=True)
@@ -90,14 +89,10 @@ class Sample(NamedTuple):
     event: "start"; "forward", a block has returned; "turn", activations are about to fall after they have grown, as
         when a backward pass begins; "backward", a block's part of it is about to begin; "step" and "stepped", before
         and after the optimizer's; "end"; or what `Ledger.record` was told.
-    block: the name of the block that the event is about, or "".
-    activations: the bytes of saved activations by the name of the block that saved them first.
     """
 
     event: str
-    block: str
     held: Bytes
-    activations: dict[str, int]
 
 
 def count(model: nn.Module, optimizer: Any = None) -> Bytes:
@@ -123,39 +118,36 @@ def count(model: nn.Module, optimizer: Any = None) -> Bytes:
 class Ledger:
     """What a module and its optimizer hold on this rank, from the opening of the `with` block to its end.
 
-    model: the module. Its blocks, for which activations are named and samples taken, are its children; where it has
-        only one child, as TinyGPT and DataParallel have, that child's, and so on. So a whole model is told by layers,
-        and one layer by its parts.
+    model: the module. Its blocks, after which samples are taken, are its children; where it has only one child, as
+        TinyGPT and DataParallel have, that child's, and so on.
     optimizer: see `count`; samples around its step() are taken where it offers torch.optim.Optimizer's step hooks.
 
     samples: a Sample for each event, in order.
+    now: what is held at this moment.
     peak: the sample with the largest total, the first of equals.
 
     Only the innermost of several open ledgers, or of other saved_tensors_hooks, is told what is saved. So
     checkpointing with use_reentrant=False hides what a block computes anew while its backward pass runs; with
     use_reentrant=True it is seen.
 
-    Raises TypeError for an optimizer that `count` refuses, and RuntimeError if a ledger is opened twice.
+    Raises TypeError for an optimizer that `count` refuses.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
         self.model, self.optimizer = model, optimizer
-        _holders(model, optimizer)  # which refuses what is no optimizer
+        count(model, optimizer)  # refuses what it cannot count
         self.samples: list[Sample] = []
-        self._state: Literal["new", "open", "closed"] = "new"
-        self._activations: dict[UntypedStorage, _Activation] = {}
-        self._by_block: Counter[str] = Counter()
-        self._inside: list[str] = []
-        self._is_growing = False
+        self._is_open = self._is_growing = False
+        # Of storages that autograd holds: bytes when they were saved, and how many saved tensors live in each.
+        self._sizes: dict[UntypedStorage, int] = {}
+        self._uses: Counter[UntypedStorage] = Counter()
 
     def __enter__(self) -> Ledger:
-        if self._state != "new":
-            raise RuntimeError(f"this ledger is {self._state} already; make a new one for each `with`")
-        self._state = "open"
+        self._is_open = True
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
         self._hooks = contextlib.ExitStack()
-        for name, block in _blocks(self.model):
-            self._watch_block(name, block)
+        for block in _blocks(self.model):
+            self._watch_block(block)
         self._watch_steps()
         self._hooks.enter_context(saved_tensors_hooks(self._save, _Saved.give_back))
         self.record("start")
@@ -164,36 +156,32 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
         self.record("end")
-        self._state = "closed"
+        self._is_open = False
+
+    @property
+    def now(self) -> Bytes:
+        return replace(count(self.model, self.optimizer), activations=sum(self._sizes.values()))
 
     @property
     def peak(self) -> Sample:
         return max(self.samples, key=lambda sample: sample.held.total)
 
-    def record(self, event: str, block: str = "") -> None:
+    def record(self, event: str) -> None:
         """Take a sample now, in addition to those that the ledger takes by itself."""
-        held = replace(count(self.model, self.optimizer), activations=self._by_block.total())
-        by_block = {name: size for name, size in self._by_block.items() if size}
-        self.samples.append(Sample(event, block, held, by_block))
+        self.samples.append(Sample(event, self.now))
 
-    def _watch_block(self, name: str, block: nn.Module) -> None:
-        def enter(module: nn.Module, inputs: Any) -> None:
-            self._inside.append(name)
-
+    def _watch_block(self, block: nn.Module) -> None:
         def backward(_: Tensor) -> None:
-            if self._state == "open":
-                self.record("backward", name)
+            if self._is_open:
+                self.record("backward")
 
         def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            self._inside.pop()
-            self.record("forward", name)
+            self.record("forward")
             first = next((tensor for tensor in tensors_in(outputs) if tensor.requires_grad), None)
             if first is not None:
                 first.register_hook(backward)
 
-        self._hooks.callback(block.register_forward_pre_hook(enter).remove)
-        # Checkpointing leaves a block by an exception once it has computed enough.
-        self._hooks.callback(block.register_forward_hook(leave, always_call=True).remove)
+        self._hooks.callback(block.register_forward_hook(leave).remove)
 
     def _watch_steps(self) -> None:
         if hasattr(self.optimizer, "register_step_pre_hook"):
@@ -207,35 +195,21 @@ class Ledger:
         origin = tensor if tensor._base is None else tensor._base
         is_own = isinstance(origin, nn.Parameter) or id(origin) in self._buffers
         storages = [] if is_own else _storages(tensor)
-        block = self._inside[-1] if self._inside else OUTSIDE
         for storage in storages:
-            if storage not in self._activations:
-                self._activations[storage] = _Activation(block, storage.nbytes())
-                self._by_block[block] += storage.nbytes()
-            self._activations[storage].uses += 1
+            self._sizes.setdefault(storage, storage.nbytes())
+            self._uses[storage] += 1
         self._is_growing = True
         # An operation's own output knows the operation; held as it is, the two would keep each other for good.
         return _Saved(tensor.detach(), tensor._version, lambda: self._forget(storages))
 
     def _forget(self, storages: list[UntypedStorage]) -> None:
-        if self._is_growing and self._state == "open":
+        if self._is_growing and self._is_open:
             self._is_growing = False
             self.record("turn")
         for storage in storages:
-            activation = self._activations[storage]
-            activation.uses -= 1
-            if not activation.uses:
-                self._by_block[activation.block] -= activation.size
-                del self._activations[storage]
-
-
-@dataclass
-class _Activation:
-    """A storage that autograd holds: who saved it first, its bytes, and how many saved tensors live in it."""
-
-    block: str
-    size: int
-    uses: int = 0
+            self._uses[storage] -= 1
+            if not self._uses[storage]:
+                del self._uses[storage], self._sizes[storage]
 
 
 @dataclass
@@ -272,12 +246,10 @@ def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tenso
     return tensors, [*own, *tensors_in(optimizer.state)]
 
 
-def _blocks(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
+def _blocks(model: nn.Module) -> list[nn.Module]:
     """The children of the first module, from the outside in, that has not just one; or the module itself."""
-    children = [(f"{name}.{child}" if name else child, module) for child, module in model.named_children()]
-    if len(children) == 1:
-        return _blocks(children[0][1], children[0][0])
-    return children or [(name or type(model).__name__, model)]
+    children = list(model.children())
+    return _blocks(children[0]) if len(children) == 1 else children or [model]
 
 
 def _storages(tensor: Tensor) -> list[UntypedStorage]:

@@ -16,6 +16,7 @@ stage to the next. After that only dimension 0 may change, with the number of sa
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.mechanisms.schedules import Action, Schedule, messages_from, messages_of, validate
+from course_lib.schedules import Action, Schedule, messages_from, messages_of, validate
 
 
 class StageMessages:
@@ -131,14 +132,9 @@ class StageMessages:
             )
 
     def _read_description(self, stage: int, peer: int) -> None:
-        header = torch.empty(_HEADER, dtype=torch.int64, device=self.device)
+        header = torch.empty(_HEADER, dtype=torch.uint8, device=self.device)
         dist.recv(header, group=self.group, group_src=peer)
-        numbers = iter(header.tolist())
-        self.samples, n_tensors = next(numbers), next(numbers)
-        self.formats[stage] = [
-            _Format(_DTYPES[next(numbers)], bool(next(numbers)), tuple(next(numbers) for _ in range(next(numbers))))
-            for _ in range(n_tensors)
-        ]
+        self.samples, self.formats[stage] = pickle.loads(bytes(header.tolist()))  # which ends where its padding begins
 
 
 class RankSchedule(NamedTuple):
@@ -216,11 +212,7 @@ class _Format(NamedTuple):
 
 
 Formats = dict[int, list[_Format]]
-_DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
-_HEADER = 64  # numbers that describe what is passed on: enough for a dozen tensors of three dimensions
+_HEADER = 512  # bytes that describe what is passed on: enough for a dozen tensors of three dimensions
 
 
 def _format(tensor: Tensor, samples: int) -> _Format:
@@ -231,14 +223,10 @@ def _format(tensor: Tensor, samples: int) -> _Format:
 
 
 def _header(samples: int, formats: list[_Format], stage: int) -> Tensor:
-    numbers = [samples, len(formats)]
-    for dtype, differentiable, shape in formats:
-        if dtype not in _DTYPES:
-            raise ValueError(f"stage {stage} returned a tensor of {dtype}, which cannot be passed on; cast it first")
-        numbers += [_DTYPES.index(dtype), differentiable, len(shape), *shape]
-    if len(numbers) > _HEADER:
+    packed = pickle.dumps((samples, formats))
+    if len(packed) > _HEADER:
         raise ValueError(f"stage {stage} returned {len(formats)} tensors; pass on fewer, a dozen or less")
-    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))
+    return torch.tensor(list(packed.ljust(_HEADER)), dtype=torch.uint8)
 
 
 def _words(tensors: list[_Format]) -> str:

@@ -42,7 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_lib.mechanisms import batches, state, tensor_parallel, tied_weights
+from course_lib.mechanisms import batches, sharding, state, tensor_parallel, tied_weights
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
@@ -104,7 +104,6 @@ def complete_gradients(part: ModelPart, optimizer: ShardedOptimizer) -> None:
     optimizer.finish()
 
 
-@torch.no_grad()
 def clip_grad_norm(optimizer: ShardedOptimizer, max_norm: float) -> float:
     """Scale all gradients by one factor, so that their norm over the whole model is at most max_norm.
 
@@ -112,18 +111,8 @@ def clip_grad_norm(optimizer: ShardedOptimizer, max_norm: float) -> float:
 
     Raises ValueError if max_norm is not positive.
     """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm={max_norm} would erase or flip all gradients; give a positive number such as 1.0")
-    squares = torch.zeros((), dtype=torch.float64, device=optimizer.shards[0].device)
-    for group in optimizer.inner.param_groups:
-        if group["counts"]:
-            squares += sum(shard.grad.square().sum() for shard in group["params"] if shard.grad is not None)
-    dist.all_reduce(squares)
-    norm = float(squares.sqrt())
-    for shard in optimizer.shards:
-        if shard.grad is not None:
-            shard.grad *= min(1.0, max_norm / (norm + 1e-6))
-    return norm
+    counted = [shard for group in optimizer.inner.param_groups if group["counts"] for shard in group["params"]]
+    return sharding.clip_grad_norm(optimizer.shards, max_norm, counted=counted)
 
 
 def _mean_over_replicas(part: ModelPart, loss: Tensor | None) -> float:

@@ -23,8 +23,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -194,41 +192,30 @@ def _best_split(
     return total, list(stages)
 
 
-def measure_costs(blocks: nn.Sequential, inputs: Tensor, repeats: int = 5) -> list[float]:
-    """Seconds of forward and backward for each block, median of `repeats`, on this process alone.
+def measure_costs(blocks: nn.Sequential, inputs: Tensor) -> list[float]:
+    """Seconds of forward and backward for each block, the median of as many as a blink allows, on this process alone.
 
     inputs: what the first block takes; every other block gets what the one before it puts out. Gradients that
         the parameters hold are left alone.
     Times differ from rank to rank: `LayerWise` takes those of the group's first rank.
-
-    Raises ValueError if repeats is not at least 1.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats={repeats} measures nothing; give at least 1")
+    from torch.utils.benchmark import Timer  # half a second to import
+
     costs, x = [], inputs
     for block in blocks:
         x = x.detach().requires_grad_(x.is_floating_point())
-        _, *seconds = (_seconds(block, x) for _ in range(1 + repeats))  # the first time warms up
-        costs.append(statistics.median(seconds))
+        timer = Timer("compute(block, x)", globals={"compute": _forward_and_backward, "block": block, "x": x})
+        costs.append(timer.blocked_autorange(min_run_time=0.02).median)
         with torch.no_grad():
             x = block(x)
     return costs
 
 
-def _seconds(block: nn.Module, x: Tensor) -> float:
-    _wait_for_device(x)
-    started = time.perf_counter()
+def _forward_and_backward(block: nn.Module, x: Tensor) -> None:
     output = block(x)
     wanted = [tensor for tensor in (x, *block.parameters()) if tensor.requires_grad]
     if output.requires_grad:
         torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
-    _wait_for_device(x)
-    return time.perf_counter() - started
-
-
-def _wait_for_device(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
 
 
 def stage_bytes(blocks: nn.Sequential, stages: Sequence[range]) -> list[int]:

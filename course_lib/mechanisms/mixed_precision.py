@@ -56,7 +56,7 @@ class MasterWeights:
 
     (A sharded optimizer needs none of this: it has its own shard of the copies, for `LossScaler.unscale` to unscale.)
 
-    Raises ValueError for parameters that are not floating-point tensors or none of which is to be trained.
+    Raises ValueError for one tensor in place of a list, and what the optimizer does, as where nothing is to be trained.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MasterWeights:
         scaler: LossScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        self.rounded = _to_be_trained(parameters)
+        self.rounded = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
         self.parameters = [nn.Parameter(_wide(parameter)) for parameter in self.rounded]
         self.optimizer = optimizer_cls(self.parameters, **kwargs)
         self.scaler = scaler
@@ -117,24 +117,6 @@ class MasterWeights:
         for tensor in (*self.rounded, *self.parameters):
             tensor.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs to go on bit for bit. The model's own state has only the rounded weights."""
-        return {
-            "weights": [copy.detach() for copy in self.parameters],
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state, round its weights into the parameters."""
-        for copy, saved in zip(self.parameters, state["weights"], strict=True):
-            copy.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self._round()
-
 
 class LossScaler:
     """Multiplies the loss, and with it every gradient, out of the range where float16 has only zeros.
@@ -143,7 +125,7 @@ class LossScaler:
     stays, and steps are skipped all the same. A power of two changes no bit of what neither under- nor overflows.
 
     scale: what the loss is multiplied by, at first.
-    dynamic: grow by growth_factor after growth_interval steps without an overflow, back off by backoff_factor at one.
+    dynamic: double the scale after growth_interval steps without an overflow, and halve it at one.
     groups: process groups over which ranks skip together. One covers data parallelism; with pipeline or tensor
         parallelism, give one group for each of the axes. None: all ranks, where there are some.
 
@@ -153,27 +135,22 @@ class LossScaler:
 
     The rules and the numbers are those of torch.amp.GradScaler, which agrees step for step.
 
-    Raises ValueError for a scale or a factor that cannot work.
+    Raises ValueError for a scale or an interval that cannot work.
     """
 
     def __init__(
         self,
         scale: float = 2.0**16,
         dynamic: bool = True,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         groups: Sequence[dist.ProcessGroup] | None = None,
     ) -> None:
-        is_scale = 0 < _in_float32(scale) < math.inf
-        _require("scale", scale, is_scale, "a positive number that float32 can hold, for instance 2.0**16")
-        _require("growth_factor", growth_factor, 1 < growth_factor < math.inf, "more than 1, for instance 2.0")
-        _require("backoff_factor", backoff_factor, 0 < backoff_factor < 1, "something between 0 and 1, such as 0.5")
-        _require("growth_interval", growth_interval, growth_interval >= 1, "1 step or more, for instance 2000")
+        if not 0 < _in_float32(scale) < math.inf:
+            raise ValueError(f"scale={scale} cannot work; give a positive number that float32 can hold, as 2.0**16 is")
+        if growth_interval < 1:
+            raise ValueError(f"growth_interval={growth_interval} cannot work; give 1 step or more, for instance 2000")
         self.scale_factor = _in_float32(scale)
         self.dynamic = dynamic
-        self.growth_factor = growth_factor
-        self.backoff_factor = backoff_factor
         self.growth_interval = growth_interval
         self.groups = groups
         self._finite_in_a_row = 0
@@ -220,9 +197,9 @@ class LossScaler:
     def _adapt(self, is_finite: bool) -> None:
         self._finite_in_a_row = self._finite_in_a_row + 1 if is_finite else 0
         if not is_finite:
-            self.scale_factor = _in_float32(self.scale_factor * self.backoff_factor)
+            self.scale_factor = _in_float32(self.scale_factor / 2)
         elif self._finite_in_a_row == self.growth_interval:
-            grown = _in_float32(self.scale_factor * self.growth_factor)
+            grown = _in_float32(self.scale_factor * 2)
             self.scale_factor = grown if grown < math.inf else self.scale_factor
             self._finite_in_a_row = 0
         if self.scale_factor < SMALLEST_SCALE:
@@ -230,14 +207,6 @@ class LossScaler:
                 f"gradients are not finite even with scale={self.scale_factor:g}, so it is not the scale that makes "
                 "them overflow; look for inf or nan in the data, the weights and the forward pass"
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scale, and how many steps in a row have been finite."""
-        return {"scale": self.scale_factor, "finite_in_a_row": self._finite_in_a_row}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        self.scale_factor, self._finite_in_a_row = state["scale"], state["finite_in_a_row"]
 
 
 # What cannot work
@@ -265,21 +234,6 @@ def _check_gradients(gradients: Iterable[Tensor]) -> None:
             )
 
 
-def _to_be_trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    parameters = _listed(parameters)
-    for parameter in parameters:
-        if not isinstance(parameter, Tensor) or not parameter.is_floating_point():
-            what = _name(parameter.dtype) if isinstance(parameter, Tensor) else type(parameter).__name__
-            raise ValueError(f"parameters contain a {what}; give floating-point tensors, as model.parameters() does")
-    found = [parameter for parameter in parameters if parameter.requires_grad]
-    if not found:
-        raise ValueError(
-            f"parameters are {len(parameters)} tensors, none of which is to be trained; "
-            "give at least one with requires_grad=True"
-        )
-    return found
-
-
 def _listed(parameters: Iterable[Any]) -> list[Any]:
     if isinstance(parameters, Tensor):  # whose rows have no gradients
         raise ValueError(f"parameters is one tensor, {list(parameters.shape)}; give a list, for instance [parameter]")
@@ -296,8 +250,3 @@ def _in_float32(number: float) -> float:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _require(argument: str, value: Any, is_possible: bool, choose: str) -> None:
-    if not is_possible:
-        raise ValueError(f"{argument}={value} cannot work; give {choose}")

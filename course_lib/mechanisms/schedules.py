@@ -1,31 +1,3 @@
 """Pipeline schedules, handed out here beside the mechanism that runs them; the planner, next door, reads them too."""
 
-from course_lib.schedules import (
-    OPS,
-    SCHEDULES,
-    Action,
-    Schedule,
-    ScheduleError,
-    as_text,
-    in_order,
-    inputs_of,
-    messages_from,
-    messages_of,
-    peak_in_flight,
-    validate,
-)
-
-__all__ = [
-    "OPS",
-    "SCHEDULES",
-    "Action",
-    "Schedule",
-    "ScheduleError",
-    "as_text",
-    "in_order",
-    "inputs_of",
-    "messages_from",
-    "messages_of",
-    "peak_in_flight",
-    "validate",
-]
+from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, as_text, peak_in_flight, validate  # noqa: F401

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients, weakly
-from course_lib.mechanisms.fully_sharded import FullySharded
+from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import check_same_parameters, from_first_rank
 from course_lib.mechanisms.shards import (
@@ -49,8 +49,6 @@ from course_lib.mechanisms.shards import (
     take_back,
 )
 from course_lib.timeline import compute
-
-__all__ = ["FullySharded", "ShardedOptimizer", "clip_grad_norm"]
 
 GRADIENTS = ("local", "averaged", "sharded")
 _NEEDS_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
@@ -83,7 +81,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     inner: the optimizer of this rank's shards.
 
-    Raises ValueError for an argument that cannot work, and on all ranks if their parameters differ.
+    Raises ValueError for an argument that cannot work, and on all ranks if their parameters differ; TypeError for one
+    tensor in place of a list.
     """
 
     inner: torch.optim.Optimizer
@@ -98,8 +97,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         bucket_mb: float | None = 10,
         **kwargs: Any,
     ) -> None:
-        params = params if isinstance(params, Tensor) else list(params)
-        _check_arguments(params, optimizer_cls, gradients)
+        _check_arguments(optimizer_cls, gradients)
         self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
         self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
         self._buckets: list[Bucket] = []
@@ -353,22 +351,30 @@ def _cut_gradients(bucket: Bucket) -> None:
     accumulate(bucket.updated, bucket.layout.pieces(bucket.layout.shard(joined).clone()), n=1)
 
 
-def clip_grad_norm(shards: Iterable[Tensor], max_norm: float, group: Group = None) -> Tensor:
+@torch.no_grad()
+def clip_grad_norm(
+    shards: Iterable[Tensor], max_norm: float, group: Group = None, counted: Iterable[Tensor] | None = None
+) -> float:
     """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns it from before.
 
     shards: `FullySharded.parameters()`, or `ShardedOptimizer.shards` after `finish()`. Every element is on one
         rank only, so the squares of all ranks add up to the square of the norm.
+    counted: those of them that this rank counts, where others hold copies of the rest. None: all.
 
     Raises ValueError if max_norm is not positive.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm={max_norm} would erase or flip all gradients; give a positive number such as 1.0")
-    gradients = [shard.grad for shard in shards if shard.grad is not None]
-    squares = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+    shards = list(shards)
+    squares = torch.zeros((), dtype=torch.float64, device=shards[0].device)
+    for shard in shards if counted is None else counted:
+        if shard.grad is not None:
+            squares += shard.grad.square().sum()
     dist.all_reduce(squares, group=group)
-    norm = squares.sqrt()
-    for gradient in gradients:
-        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
+    norm = float(squares.sqrt())
+    for shard in shards:
+        if shard.grad is not None:
+            shard.grad *= min(1.0, max_norm / (norm + 1e-6))  # as in torch.nn.utils.clip_grad_norm_
     return norm
 
 
@@ -376,11 +382,7 @@ def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _check_arguments(params: Any, optimizer_cls: Any, gradients: str) -> None:
-    if isinstance(params, Tensor):
-        raise ValueError("params is one tensor; give a list of parameters, for instance [weight]")
-    if not params:
-        raise ValueError("params is empty; give parameters, for instance model.parameters()")
+def _check_arguments(optimizer_cls: Any, gradients: str) -> None:
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
         raise ValueError(f"optimizer_cls={optimizer_cls!r} is no optimizer class; give one such as torch.optim.Adam")
     if optimizer_cls.__name__ in _NEEDS_WHOLE_TENSORS:

@@ -18,8 +18,6 @@ from course_lib.questions.catalog import CATALOG
 if TYPE_CHECKING:
     from course_lib.questions.question import Question
 
-__all__ = ["CATALOG", "load"]
-
 
 def load(name: str, seed: int = 0) -> Question:
     """A question of the course. seed: which numbers; 0 are those of the lesson.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from course_lib import data
 from course_lib.experiments.ablations import RoundedWeights, share_moved
-from course_lib.experiments.training import flat, gradients_of, moments_of, shares, size_of, train
+from course_lib.experiments.training import SMALL, flat, gradients_of, moments_of, shares, size_of, train
 from course_lib.figures import axis, gantt, loss_at_end, loss_curves, lost_time, time_breakdown
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.instruments.ledger import Bytes, Ledger
@@ -23,7 +23,7 @@ from course_lib.mechanisms import batches
 from course_lib.mechanisms.collectives import all_reduce_in
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
-from course_lib.model import GPTConfig, TinyGPT
+from course_lib.model import TinyGPT
 from course_lib.questions.asking import choice, each, number, open_case
 from course_lib.questions.forms import Reading
 from course_lib.questions.open_cases import flow
@@ -33,7 +33,6 @@ from course_lib.questions.units import BYTES
 from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import Timeline, compute
 
-CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 STEPS, BATCH = 150, 64
 
 
@@ -59,7 +58,7 @@ def last_loss(case: Training) -> float:
 
 
 def _train(rank: int, case: Training) -> float:
-    model = TinyGPT(CONFIG, seed=case.seed, dtype=case.compute)
+    model = TinyGPT(SMALL, seed=case.seed, dtype=case.compute)
     weights = list(model.parameters())
     kept = [weight.detach().to(case.weights) for weight in weights]
     optimizer = torch.optim.AdamW(kept, lr=case.learning_rate)
@@ -116,7 +115,7 @@ def _without(suspect: str, case: Training) -> Outcome:
 
 def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeights]) -> dict[str, int]:
     """What AdamW's training holds for each weight, by what it is, when a backward pass has just ended."""
-    model = TinyGPT(CONFIG, dtype=dtype)
+    model = TinyGPT(SMALL, dtype=dtype)
     optimizer: Any = keeps(model.parameters(), torch.optim.AdamW)
     inputs, targets = data.examples([(37, 48)])
     for _ in range(2):  # the first step makes AdamW's numbers
@@ -155,7 +154,7 @@ def _overflow(what: str) -> Outcome:
 
 def _train_with_overflow(rank: int, what: str) -> Tensor:
     """Four steps of equal replicas; before the third update, a gradient on rank 3 is not finite."""
-    model = TinyGPT(CONFIG, dtype=torch.float16)
+    model = TinyGPT(SMALL, dtype=torch.float16)
     groups: list[dist.ProcessGroup] = []  # of ranks to agree with: none at all
     agreed = LossScaler(2.0**10, groups=None if what == "together" else groups)
     scaler = None if what == "nobody" else agreed
@@ -216,7 +215,7 @@ def train_by(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
 
 
 def _train_by(rank: int, recipe: Recipe, steps: int) -> tuple[list[float], list[Bytes], int]:
-    replica = DataParallel(TinyGPT(CONFIG, dtype=recipe.dtype))
+    replica = DataParallel(TinyGPT(SMALL, dtype=recipe.dtype))
     scaler = LossScaler() if recipe.is_scaled else None
     optimizer: Any = recipe.keeps(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
     with Ledger(replica.module, optimizer.optimizer) as ledger:
@@ -249,11 +248,7 @@ def _recipes() -> Outcome:
 
 def added_up(dtype: torch.dtype, micro_batches: int = 64) -> float:
     """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
-    return launch(_add_up, 1, (dtype, micro_batches)).results[0]
-
-
-def _add_up(rank: int, dtype: torch.dtype, micro_batches: int) -> float:
-    model = TinyGPT(CONFIG, dtype=torch.bfloat16)
+    model = TinyGPT(SMALL, dtype=torch.bfloat16)
     whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
     exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
     for inputs, targets in batches.micro_batches(whole, micro_batches):
@@ -269,7 +264,7 @@ def moved(keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
 
 
 def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
-    model = TinyGPT(CONFIG, dtype=torch.bfloat16)
+    model = TinyGPT(SMALL, dtype=torch.bfloat16)
     optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
     before = [weight.detach().clone() for weight in optimizer.parameters]
     train(model, shares(rank, 64, 1), data.answer_loss, optimizer)
@@ -325,7 +320,7 @@ WAYS = {
 
 def _step(rank: int, way: Way) -> Tensor:
     """Micro-batches of 4 samples; gradients add up in 32 bits and travel in way.dtype."""
-    model = TinyGPT(CONFIG, dtype=way.dtype)
+    model = TinyGPT(SMALL, dtype=way.dtype)
     minibatch = data.fixed_examples(16 * MICRO_BATCHES)
     share = batches.split(minibatch, dist.get_world_size())[rank]
     all_reduce = all_reduce_in(way.dtype, torch.float32)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from course_lib import journal
 from course_lib.questions.asking import Ask
@@ -18,8 +18,6 @@ from course_lib.questions.catalog import CATALOG
 from course_lib.questions.forms import Form
 from course_lib.questions.outcome import Feedback
 from course_lib.questions.prose import Page
-
-Case = TypeVar("Case")
 
 
 @dataclass(frozen=True)
@@ -95,17 +93,17 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Family(Generic[Case]):
+class Family:
     """A question for any numbers.
 
     first: those of the lesson; None if there are none.  ask: makes its form.  draw: other numbers.
     fields: what numbers are in the fields of its page.
     """
 
-    first: Case
+    first: Any
     ask: Ask
-    draw: Callable[[Random], Case] | None = None
-    fields: Callable[[Case], dict[str, object]] = lambda case: {}
+    draw: Callable[[Random], Any] | None = None
+    fields: Callable[[Any], dict[str, object]] = lambda case: {}
 
     def question(self, name: str, seed: int = 0) -> Question:
         if seed and self.draw is None:

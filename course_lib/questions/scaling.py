@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from course_lib import data
-from course_lib.experiments.steps import SMALL, training_step
-from course_lib.experiments.training import gradients_of, size_of
+from course_lib.experiments.steps import training_step
+from course_lib.experiments.training import SMALL, gradients_of, size_of
 from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdown
 from course_lib.figures.axis import data_size
 from course_lib.mechanisms.collectives import ring_all_reduce

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import launch
-from course_lib.timeline import Timeline
 
 # Which stage is enough?
 
@@ -74,29 +73,30 @@ def _train_and_keep(rank: int) -> None:
         data.answer_loss(model(inputs), targets).backward()
 
 
-# How to do without what an option says, in words, and the step that does.
-WITHOUT: dict[str, tuple[str, Callable[[int], Timeline]]] = {
-    "nothing": ("Once more", lambda n: sharded_step(3, n).timeline),
-    "state": (
-        "With SGD, which has no state",
-        lambda n: sharded_step(3, n, optimizer_cls=torch.optim.SGD).timeline,
-    ),
-    "parameters": (
-        "With the parameters kept from forward to backward, as `fully_shard` of PyTorch can",
-        lambda n: after_barrier(launch(_train_and_keep, n).timeline),
-    ),
-    "activations": (
-        "With half of the samples, and so half of the activations",
-        lambda n: sharded_step(3, n, samples=16).timeline,
-    ),
+# How to do without what an option says, in words and for `sharded_step`; None is `_train_and_keep`.
+WITHOUT: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "nothing": ("Once more", {}),
+    "state": ("With SGD, which has no state", {"optimizer_cls": torch.optim.SGD}),
+    "parameters": ("With the parameters kept from forward to backward, as `fully_shard` of PyTorch can", None),
+    "activations": ("With half of the samples, and so half of the activations", {"samples": 16}),
 }
+
+
+@cache
+def _sent(stage: int, ranks: int) -> int:
+    """Bytes of rank 0 in a step; all options are compared with the same two."""
+    return sharded_step(stage, ranks).timeline.bytes_sent(0)
 
 
 def _send_without(option: str, ranks: int) -> Outcome:
     """Take away what stage 3 is said to send on top of stage 1: does the difference go with it?"""
-    words, step = WITHOUT[option]
-    one, three = (sharded_step(stage, ranks).timeline.bytes_sent(0) for stage in (1, 3))
-    sent = step(ranks).bytes_sent(0)
+    words, how = WITHOUT[option]
+    if how is None:
+        step = after_barrier(launch(_train_and_keep, ranks).timeline)
+    else:
+        step = sharded_step(3, ranks, **how).timeline
+    one, three = (_sent(stage, ranks) for stage in (1, 3))
+    sent = step.bytes_sent(0)
     right = abs(sent - one) < 0.01 * (three - one)
     said = (
         f"Each of {ranks} ranks sends {one:,} bytes in a step with stage 1, and {three:,} with stage 3. "

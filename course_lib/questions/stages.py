@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from course_lib.experiments.events import SECONDS, Event, fill_and_drain, run_events, until_stuck
+from course_lib.experiments.events import SECONDS, fill_and_drain, name_of, read, run_events, until_stuck
 from course_lib.figures import Picture, gantt
 from course_lib.figures.axis import percent
 from course_lib.model import GPTConfig, TinyGPT
@@ -18,6 +18,7 @@ from course_lib.questions.asking import choice, each, ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.ranks import Deadlock, Link, Pace, RankFailed, launch
+from course_lib.schedules import Action
 from course_lib.timeline import Span, Timeline
 
 ROUNDING = 1e-9  # of sums of times
@@ -142,12 +143,16 @@ def _fields_of_grid(case: Grid) -> dict[str, object]:
     events = fill_and_drain(case.devices, case.micro_batches)
     Random(case.devices * 10 + case.micro_batches).shuffle(events)
     turns = {"idle": case.devices - 1, "turns": case.micro_batches + case.devices - 1}
-    shown = {"share": percent(case.least_idle), "events": "\n".join(f"- {event.words}" for event in events)}
+    way = {"F": "forward", "B": "backward"}
+    lines = [
+        f"- {name_of(one)}: {way[one.op]} of micro-batch {one.micro_batch} on device {one.stage}" for one in events
+    ]
+    shown = {"share": percent(case.least_idle), "events": "\n".join(lines)}
     return {**case._asdict(), **turns, **shown}
 
 
 def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
-    events = [Event.read(name) for name in names]
+    events = list(map(read, names))
     try:
         timeline = run_events(events, case.devices)
     except Deadlock as error:
@@ -163,8 +168,8 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     return Outcome(right, said, "right" if right else "waits", pictures=(picture,))
 
 
-def _stuck(case: Grid, events: list[Event], error: Deadlock) -> Outcome:
-    done = run_events(until_stuck(events), case.devices)
+def _stuck(case: Grid, events: list[Action], error: Deadlock) -> Outcome:
+    done = run_events(until_stuck(events, case.devices), case.devices)
     picture = gantt(done, title="What was done before the devices got stuck")
     said = f"The devices are stuck for good. {error.message}"
     return Outcome(False, said, "stuck", pictures=(picture,))

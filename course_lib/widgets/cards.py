@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -32,6 +32,7 @@ from course_lib.questions.outcome import Feedback
 from course_lib.questions.question import Question
 from course_lib.ranks import RunError
 from course_lib.widgets import answers
+from course_lib.widgets.running import Running
 
 POLL = "COURSE_POLL"  # an environment variable: if it is set, all cards are for a room
 WIDE = widgets.Layout(width="100%", max_width="52em")
@@ -39,52 +40,36 @@ DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
 
 
-class Field(Protocol):
-    """Where an answer is given. widget: what is shown.  holds: its trait.  answer: None before there is one."""
-
-    widget: Any
-    holds: str
-
-    @property
-    def answer(self) -> Any: ...
-
-    def show(self, answer: Any) -> None: ...
-
-    def lock(self, is_locked: bool) -> None: ...
+# Where an answer is given. widget: what is shown.  holds: its trait.  answer: None before there is one.
 
 
 class ChoiceField:
     holds = "chosen"
 
     def __init__(self, form: Choice) -> None:
-        self.form, self.widget = form, answers.Options("Choose one:", form.lines)
+        self.form, self.widget = form, answers.Options(label="Choose one:", texts=form.lines)
 
     @property
-    def answer(self) -> str | None:
+    def answer(self) -> Any:
         return self.form.letters[self.widget.chosen[0]] if self.widget.chosen else None
 
-    def show(self, answer: str) -> None:
+    def show(self, answer: Any) -> None:
         self.widget.chosen = [self.form.letters.index(answer)]
-
-    def lock(self, is_locked: bool) -> None:
-        self.widget.locked = is_locked
 
 
 class OrderField:
     holds = "order"
 
     def __init__(self, form: Ordering) -> None:
-        self.widget = answers.OrderList("Events, the first at the top", form.events)
+        label, names = "Events, the first at the top", list(form.events)
+        self.widget = answers.OrderList(label=label, texts=form.events, order=names)
 
     @property
-    def answer(self) -> list[str]:
+    def answer(self) -> Any:
         return list(self.widget.order)
 
-    def show(self, answer: list[str]) -> None:
+    def show(self, answer: Any) -> None:
         self.widget.order = list(answer)
-
-    def lock(self, is_locked: bool) -> None:
-        self.widget.locked = is_locked
 
 
 class TextField:
@@ -102,14 +87,11 @@ class TextField:
         self.widget.style.description_width = "initial"
 
     @property
-    def answer(self) -> str | None:
+    def answer(self) -> Any:
         return self.widget.value.strip() or None
 
-    def show(self, answer: str) -> None:
+    def show(self, answer: Any) -> None:
         self.widget.value = answer
-
-    def lock(self, is_locked: bool) -> None:
-        self.widget.disabled = is_locked
 
 
 class Card:
@@ -125,7 +107,7 @@ class Card:
         self.poll = bool(os.environ.get(POLL)) if poll is None else poll
         self._key = f"card-{secrets.token_hex(4)}"
         self.main, self.other = answers.Button(), answers.Button()
-        self.running, self._seconds = answers.Running(), 0.0
+        self.running, self._seconds = Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
         self.feedback.layout = widgets.Layout(width="auto")
         self.checklist: Any = None
@@ -137,7 +119,7 @@ class Card:
 
     def _ask(self, question: Question) -> None:
         self.question = question
-        self.field: Field | None = _field(question, self.poll)
+        self.field = _field(question, self.poll)
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
         self._say("")
         self._reopen()
@@ -169,7 +151,6 @@ class Card:
         actions.get(self._step, self._reopen)()
 
     def _commit(self) -> None:
-        assert self.field is not None
         if self.field.answer is None:
             self._say("Decide on an answer first, even if it is a guess.", "alert")
             return
@@ -180,7 +161,6 @@ class Card:
 
         While the kernel is busy, the browser holds an element's later changes back, but not the click on another.
         """
-        assert self.field is not None
         if isinstance(self.question.form, FreeText):
             self.question.draft(self.field.widget.value)
         if self._step == RUN and not self.poll:
@@ -188,9 +168,8 @@ class Card:
             self._try(self._commit, self.main)
 
     def _committed(self, answer: Any, before: str = "") -> None:
-        assert self.field is not None
         self._answer = answer
-        self.field.lock(True)
+        self.field.widget.disabled = True
         self._say(
             f"You have decided: {self.question.form.words(answer)}. Now run it, and see what comes of it. {before}"
         )
@@ -210,7 +189,6 @@ class Card:
         self._go(HIDE)
 
     def _run_the_room_s_answer(self) -> list[Feedback]:
-        assert self.field is not None
         form = self.question.form
         return [Feedback(form.words(self.field.answer), form.run(self.field.answer))]
 
@@ -229,7 +207,7 @@ class Card:
     def _reopen(self) -> None:
         self.feedback.value, self.checklist = "", None
         if self.field:
-            self.field.lock(False)
+            self.field.widget.disabled = False
         self._go(RUN if self.poll else DECIDE)
 
     def _ask_other_numbers(self) -> None:
@@ -250,7 +228,7 @@ class Card:
         self.feedback.value = "".join(f"<div role='group' aria-label='What came of it'>{part}</div>" for part in parts)
 
     def _offer_checklist(self, form: FreeText) -> None:
-        self.checklist = answers.Options("Tick what your answer says:", form.checklist, several=True)
+        self.checklist = answers.Options(label="Tick what your answer says:", texts=form.checklist, several=True)
         self.checklist.observe(lambda change: self.question.check(change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
@@ -295,7 +273,8 @@ def stored(question: Question, poll: bool) -> dict[str, str]:
     return {"text/plain": "\n\n".join(filter(None, text)), "text/html": _wrap(html)}
 
 
-def _field(question: Question, poll: bool) -> Field | None:
+def _field(question: Question, poll: bool) -> Any:
+    """None where a room has nothing to give."""
     form = question.form
     if isinstance(form, Ordering):
         return OrderField(form)

@@ -7,77 +7,13 @@ the option. These are the browser's own: label, value in words and keys are ther
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-_SLIDER = """
-function render({ model, el }) {
-  const label = document.createElement("label");
-  const name = document.createElement("span");
-  const slider = document.createElement("input");
-  const output = document.createElement("output");
-  slider.type = "range";
-  // Else the arrow keys would also move the notebook's selected cell.
-  slider.dataset.lmSuppressShortcuts = "true";
-  const say = () => {
-    const text = model.get("texts")[slider.value];
-    slider.setAttribute("aria-valuetext", text);
-    output.textContent = text;
-  };
-  const show = () => {
-    name.textContent = model.get("label");
-    slider.max = model.get("texts").length - 1;
-    slider.value = model.get("index");
-    say();
-  };
-  slider.addEventListener("input", say);
-  slider.addEventListener("change", () => {
-    model.set("index", Number(slider.value));
-    model.save_changes();
-  });
-  for (const trait of ["label", "texts", "index"]) model.on(`change:${trait}`, show);
-  show();
-  label.append(name, slider, output);
-  el.classList.add("course-slider");
-  el.append(label);
-}
-export default { render };
-"""
-
-_SWITCH = """
-function render({ model, el }) {
-  const label = document.createElement("label");
-  const name = document.createElement("span");
-  const box = document.createElement("input");
-  const words = document.createElement("span");
-  box.type = "checkbox";
-  box.dataset.lmSuppressShortcuts = "true";
-  const show = () => {
-    name.textContent = model.get("label");
-    words.textContent = model.get("text");
-    box.checked = model.get("value");
-  };
-  box.addEventListener("change", () => {
-    model.set("value", box.checked);
-    model.save_changes();
-  });
-  for (const trait of ["label", "text", "value"]) model.on(`change:${trait}`, show);
-  show();
-  label.append(name, box, words);
-  el.classList.add("course-slider");
-  el.append(label);
-}
-export default { render };
-"""
-
-_STYLE = """
-.course-slider label { display: flex; align-items: center; gap: 8px; height: 30px; color: var(--jp-ui-font-color1); }
-.course-slider span:first-child { width: 7.2em; white-space: nowrap; }
-.course-slider input { accent-color: var(--jp-brand-color1); }
-.course-slider input[type=range] { width: 150px; }
-"""
+HERE = Path(__file__).parent
 
 
 class Slider(anywidget.AnyWidget):
@@ -88,8 +24,8 @@ class Slider(anywidget.AnyWidget):
     Raises ValueError for a value that is not an option.
     """
 
-    _esm = _SLIDER
-    _css = _STYLE
+    _esm = HERE / "slider.js"
+    _css = HERE / "controls.css"
     label = traitlets.Unicode().tag(sync=True)
     texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int().tag(sync=True)
@@ -115,8 +51,8 @@ class Slider(anywidget.AnyWidget):
 class Switch(anywidget.AnyWidget):
     """Something that is on or off. text: what it means to be on."""
 
-    _esm = _SWITCH
-    _css = _STYLE
+    _esm = HERE / "switch.js"
+    _css = HERE / "controls.css"
     label = traitlets.Unicode().tag(sync=True)
     text = traitlets.Unicode().tag(sync=True)
     value = traitlets.Bool().tag(sync=True)

@@ -17,22 +17,22 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
 from course_lib import data
 from course_lib.experiments.ablations import Format, RoundedWeights, exponents
-from course_lib.experiments.training import flat, gradients_of
+from course_lib.experiments.training import SMALL, flat, gradients_of, train
 from course_lib.figures import loss_at_end, loss_curves, number_range
 from course_lib.figures.axis import number, percent
 from course_lib.figures.number_range import lost, power
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
-from course_lib.model import GPTConfig, TinyGPT
+from course_lib.model import TinyGPT
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
 
-CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 SAMPLES, STEPS = 64, 150
 MICRO_BATCHES = 2**16  # of one minibatch, by each of which the loss is divided
 PIECE = 10  # steps between two pictures
@@ -64,13 +64,14 @@ class Training:
     """A real training that goes on some steps at a time.
 
     losses: of each step so far.  skipped: how many steps were, because a gradient overflowed.
-    zeros: the share of the first step's gradients that the backward pass made zero.
+    zeros: the share of the first step's gradients that the backward pass made zero; None before it.
     """
 
     def __init__(self, setting: MixedPrecisionSetting) -> None:
         self.losses: list[float] = []
-        self.skipped, self.zeros = 0, 0.0
-        self._model = TinyGPT(CONFIG, dtype=setting.dtype)
+        self.zeros: float | None = None
+        self.skipped = 0
+        self._model = TinyGPT(SMALL, dtype=setting.dtype)
         self._scaler = LossScaler(setting.scale or HIGHEST, dynamic=setting.scale is None, growth_interval=GROWTH)
         keeps = MasterWeights if setting.has_master_weights else RoundedWeights
         make = partial(torch.optim.AdamW, lr=setting.learning_rate, eps=1e-15)
@@ -95,24 +96,24 @@ class Training:
 
     def go_on(self) -> None:
         """A piece further."""
-        with one_thread():
-            for _ in range(PIECE):
-                if not self.is_over:
-                    self._step()
-
-    def _step(self) -> None:
-        loss = self._loss()
-        self.losses.append(MICRO_BATCHES * loss.item())
-        if self.is_broken:
+        if self.is_over:
             return
-        self._scaler.scale(loss).backward()
-        if len(self.losses) == 1:
-            self.zeros = (flat(gradients_of(self._model)) == 0).double().mean().item()
-        self.skipped += not self._optimizer.step()
+        piece = islice(self._minibatches, min(PIECE, STEPS - len(self.losses)))
+        with one_thread():
+            losses = train(self._model, piece, small_loss, self._optimizer, self._scaler, combine=self._look)
+        self.losses += [MICRO_BATCHES * loss for loss in losses]
 
-    def _loss(self) -> torch.Tensor:
-        inputs, targets = next(self._minibatches)
-        return data.answer_loss(self._model(inputs).float(), targets) / MICRO_BATCHES
+    def _look(self) -> None:
+        """At the gradients that a backward pass has left."""
+        gradient = flat(gradients_of(self._model))
+        if self.zeros is None:
+            self.zeros = (gradient == 0).double().mean().item()
+        self.skipped += not gradient.isfinite().all()
+
+
+def small_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A micro-batch's part of the minibatch's loss."""
+    return data.answer_loss(output, targets) / MICRO_BATCHES
 
 
 @contextmanager
@@ -129,9 +130,9 @@ def one_thread() -> Iterator[None]:
 @lru_cache(maxsize=1)
 def first_gradients() -> dict[int, float]:
     """How large the gradients of the first step are, in float32 and without a scale."""
-    model = TinyGPT(CONFIG)
+    model = TinyGPT(SMALL)
     inputs, targets = next(data.minibatches(data.train_test_split()[0], SAMPLES))
-    (data.answer_loss(model(inputs), targets) / MICRO_BATCHES).backward()
+    small_loss(model(inputs), targets).backward()
     return exponents(gradients_of(model))
 
 
@@ -143,17 +144,13 @@ def scaled(shares: Mapping[int, float], scale: float) -> dict[int, float]:
 
 def draw(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> View:
     """How far the trainings have come. in_32_bits: the same one in float32."""
-    curves = {"float32": in_32_bits.losses, name_of(setting): training.losses}
+    curves = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
     sizes = scaled(first_gradients(), training.scale)
     return View(
         describe(setting, training, in_32_bits),
         number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
         loss_curves(curves, STEPS, WIDTH, "Does it learn?"),
     )
-
-
-def name_of(setting: MixedPrecisionSetting) -> str:
-    return f"{setting.format}, as set"
 
 
 def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> str:
@@ -163,7 +160,7 @@ def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Tra
     text = (
         f"{setting.format} with {scale}{', for now' * (setting.scale is None)}: of the finished gradient "
         f"{percent(shares['zero'])} vanish and {percent(shares['infinite'])} overflow; after a backward pass in "
-        f"{setting.format}, {percent(training.zeros)} are zeros. "
+        f"{setting.format}, {percent(training.zeros or 0)} are zeros. "
     )
     return text + _progress(training, in_32_bits)
 

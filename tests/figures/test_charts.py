@@ -78,20 +78,6 @@ def test_a_timing_comes_from_a_timeline() -> None:
     assert timing == Timing(4, gpipe(4, 4).makespan, "modelled", 16, "GPipe")
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"ranks": 0}, "ranks=0 of a Timing must be more than 0"),
-        ({"seconds": 0.0}, "seconds=0.0 of a Timing must be more than 0"),
-        ({"work": -1}, "work=-1 of a Timing must be more than 0"),
-        ({"origin": "guess"}, "origin='guess' is unknown"),
-    ],
-)
-def test_an_impossible_timing_is_refused(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Timing(**{"ranks": 1, "seconds": 1.0, **changed})  # type: ignore[arg-type]
-
-
 def test_no_timings_and_too_many_lines_are_refused() -> None:
     with pytest.raises(ValueError, match="timings is empty"):
         speed_up([])
@@ -149,11 +135,6 @@ def test_a_name_too_long_for_its_place_is_cut_but_stays_whole_in_the_table() -> 
     assert name not in texts(picture.svg)
     assert any(text.endswith("…") and name.startswith(text[:-1]) for text in texts(picture.svg))
     assert picture.rows[0]["run"] == name
-
-
-def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(ValueError, match="shares is empty"):
-        lost_time({})
 
 
 def test_the_zoomable_bars_have_the_same_shares() -> None:

@@ -263,14 +263,6 @@ def test_the_chosen_model_is_pointed_out() -> None:
     assert [one.text for one in drawn if one.text in ALONE and "font-weight" in one.attrib] == ["small", "small"]
 
 
-@pytest.mark.parametrize(
-    ("draw", "arguments"), [(memory_by_part, ()), (step_time_by_part, ()), (roofline, ()), (limits, ({},))]
-)
-def test_nothing_to_draw_is_refused(draw: object, arguments: tuple) -> None:
-    with pytest.raises(ValueError, match="give at least one"):
-        draw({}, *arguments)  # type: ignore[operator]
-
-
 def test_sizes_and_times_as_people_write_them() -> None:
     assert [memory_size(size) for size in (12, 2**10, 1.5 * 2**20, 78 * 2**30)] == [
         "12 B",

@@ -91,8 +91,3 @@ def test_sizes_that_do_not_fit_are_marked() -> None:
 
 def test_sizes_can_be_zoomed_into() -> None:
     assert [trace.type for trace in micro_batch_sizes(STEPS).to_plotly().data] == ["bar", "bar", "bar", "scatter"]
-
-
-def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(ValueError, match="steps is empty"):
-        micro_batch_sizes([])

@@ -443,11 +443,7 @@ ROWS = torch.eye(4)[[1, 2, 0, 3]]  # only the second micro-batch begins with a 1
         ({"loss_fn": lambda output, targets: output}, r"loss_fn returned a tensor of shape \[2, 4\]; .* a scalar"),
         ({"loss_fn": lambda output, targets: 1.0}, "loss_fn returned a float"),
         ({"stage_modules": [Returns(str), LINEAR]}, "stage 0 returned a str; return a tensor or a tuple of tensors"),
-        (
-            {"stage_modules": [Returns(lambda x: x.to(torch.float8_e5m2)), LINEAR]},
-            "stage 0 returned a tensor of torch.float8_e5m2, which cannot be passed on",
-        ),
-        ({"stage_modules": [Returns(lambda x: (x,) * 16), LINEAR]}, "stage 0 returned 16 tensors; pass on fewer"),
+        ({"stage_modules": [Returns(lambda x: (x,) * 32), LINEAR]}, "stage 0 returned 32 tensors; pass on fewer"),
         (
             {"stage_modules": [Returns(lambda x: x[:, : 4 - int(x[0, 0])]), LINEAR], "inputs": ROWS},
             r"stage 0 returned torch.float32 \[2, 3\] without gradient for micro-batch 1, .*float32 \[2, 4\]",

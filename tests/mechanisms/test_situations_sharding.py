@@ -615,7 +615,7 @@ TABLE: list[tuple[Callable[[Start], State], tuple[str | None, str | None, str | 
     ),
     (buffers_differ, (NO, NO, "right", "mean (a buffer) [3] is listed only on rank 0 of 2")),
     (sparse_gradients, ("sparse", "a gradient is sparse", NO, NO)),
-    (one_tensor_for_a_list, ("should be an iterable", "params is one tensor; give a list of parameters", NO, NO)),
+    (one_tensor_for_a_list, ("should be an iterable", "should be an iterable of Tensors", NO, NO)),
     (one_bucket_for_all, OPTIMIZER),
 ]
 WAYS = [("ZeroRedundancyOptimizer",), ("local", "sharded"), ("fully_shard",), ("FullySharded",)]

@@ -33,7 +33,6 @@ from course_lib.mechanisms.tensor_parallel import (
     RowParallelLinear,
     VocabParallelEmbedding,
     full_state,
-    load_full_state,
     parallelize,
     placements,
     sum_partial_gradients,
@@ -404,9 +403,9 @@ def test_a_checkpoint_moves_between_numbers_of_ranks() -> None:
         return full_state(parallelize(build(case, seed=rank + 3)))
 
     def load_and_save(rank: int, state: State) -> State:
-        model = parallelize(build(case, seed=rank), sequence_parallel=True)
-        load_full_state(model, state)
-        return full_state(model)
+        model = build(case, seed=rank)
+        model.load_state_dict(state)
+        return full_state(parallelize(model, sequence_parallel=True))
 
     original = build(case, seed=3)
     for state in launch(save, 4, device="cpu").results:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from course_lib.questions.question import Family
 SEEDS = range(1, 8)
 
 
-def family(name: str) -> Family[Any]:
+def family(name: str) -> Family:
     """A question for any numbers, of which none has been made yet: some search for a plan when they are."""
     return importlib.import_module(f"course_lib.questions.{CATALOG[name].home}").QUESTIONS[name]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from course_lib import data, questions
+from course_lib.experiments.training import SMALL
 from course_lib.model import TinyGPT
-from course_lib.questions.precision import CONFIG, RECIPES, WAYS, Way, added_up, train_by
+from course_lib.questions.precision import RECIPES, WAYS, Way, added_up, train_by
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -67,7 +68,7 @@ def test_small_addends_are_lost_in_a_sum_of_16_bits() -> None:
 
 def test_the_sum_of_micro_batches_is_the_gradient_of_the_minibatch_however_often_it_travels() -> None:
     (each, first), (once, second), _ = (way.run() for way in WAYS.values())
-    model = TinyGPT(CONFIG)
+    model = TinyGPT(SMALL)
     inputs, targets = data.examples([(10 + sample % 90, 99 - sample % 90) for sample in range(128)])
     data.answer_loss(model(inputs), targets).backward()
     whole = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from course_lib import Pace, Span, Timeline, questions
-from course_lib.experiments.steps import SMALL
+from course_lib.experiments.training import SMALL
 from course_lib.model import TinyGPT
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.scaling import Cluster, Gradients, _count_bytes

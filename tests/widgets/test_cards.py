@@ -62,7 +62,7 @@ def test_a_choice_is_decided_then_run_then_tried_again() -> None:
     assert card.field is not None
     card.field.widget.chosen = [0]
     press(card.main)
-    assert (card.main.label, card.field.widget.locked, card.feedback.value) == (RUN, True, "")
+    assert (card.main.label, card.field.widget.disabled, card.feedback.value) == (RUN, True, "")
     assert whats() == ["committed"]
     press(card.main)
     assert card.main.label == AGAIN
@@ -70,7 +70,7 @@ def test_a_choice_is_decided_then_run_then_tried_again() -> None:
     assert "ran one" in card.feedback.value
     assert "not one" in card.feedback.value
     press(card.main)
-    assert (card.main.label, card.field.widget.locked, card.feedback.value) == (DECIDE, False, "")
+    assert (card.main.label, card.field.widget.disabled, card.feedback.value) == (DECIDE, False, "")
     card.field.widget.chosen = [1]
     press(card.main)
     press(card.main)

@@ -8,28 +8,10 @@ dropout       masks that are equal where they have to be, and different elsewher
 """
 
 from course_lib.mechanisms.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from course_lib.mechanisms.tensor_parallel.placement import (
-    full_state,
-    load_full_state,
-    placements,
-    sum_partial_gradients,
-)
+from course_lib.mechanisms.tensor_parallel.placement import full_state, placements, sum_partial_gradients
 from course_lib.mechanisms.tensor_parallel.transformer import parallelize
 from course_lib.mechanisms.tensor_parallel.vocab import (
     VocabParallelEmbedding,
     gather_logits,
     vocab_parallel_cross_entropy,
 )
-
-__all__ = [
-    "ColumnParallelLinear",
-    "RowParallelLinear",
-    "VocabParallelEmbedding",
-    "full_state",
-    "gather_logits",
-    "load_full_state",
-    "parallelize",
-    "placements",
-    "sum_partial_gradients",
-    "vocab_parallel_cross_entropy",
-]

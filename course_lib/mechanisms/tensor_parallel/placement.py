@@ -152,15 +152,6 @@ def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:
 
 
 def full_state(model: nn.Module, group: Group = None) -> dict[str, Tensor]:
-    """The state_dict of the model before it was cut, on every rank: it fits any other number of ranks, also one."""
+    """The state_dict of the model before it was cut, on every rank. For more ranks or fewer, load it, then cut."""
     where = placements(model)
     return {name: where[name].gather(tensor, group) for name, tensor in model.state_dict().items()}
-
-
-def load_full_state(model: nn.Module, state: Mapping[str, Tensor], group: Group = None) -> None:
-    """Give each rank its share of a state_dict of the whole model.
-
-    Raises RuntimeError, as load_state_dict does, for names and shapes that do not fit.
-    """
-    where = placements(model)
-    model.load_state_dict({name: where.get(name, Placement()).shard(tensor, group) for name, tensor in state.items()})

@@ -25,12 +25,7 @@ from course_lib.mechanisms.tensor_parallel.linear import (
     enter,
     scatter_sequence,
 )
-from course_lib.mechanisms.tensor_parallel.placement import (
-    check_length,
-    mark_partial,
-    note_equal,
-    shard_parameters,
-)
+from course_lib.mechanisms.tensor_parallel.placement import check_length, mark_partial, note_equal, shard_parameters
 from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding, check_embedding
 
 Model = TypeVar("Model", bound=nn.Module)
