@@ -15,6 +15,13 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # Stand-ins for what is known only when the sheet is written out. No text contains them: they are not XML.
 KEY, BACKGROUND = "\x00", "\x01"
+PIXEL = "var(--jp-content-font-size1,14px) / 14"
+# The style of what has pictures in it. They grow with the text of JupyterLab's page; and where more fits, until their
+# smallest labels have 16 pixels: across as many as the widest have, down what a page of 1280 x 800 shows of a notebook.
+ROOMY = (
+    "container-type:inline-size;"
+    f"--course-pixel:max({PIXEL}, min({PIXEL} * 16 / 11, 100cqw / 840, (100vh - 110px) / 690))"
+)
 # Attributes of a text that lies over lines or patterns: the ground shines through around it.
 HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
 
@@ -117,8 +124,8 @@ def clean(text: str) -> str:
 
 
 def scaled(pixels: float) -> str:
-    """A length that grows with the text of JupyterLab's page: so many pixels beside text of its usual 14."""
-    return f"calc({pixels / 14:.3f} * var(--jp-content-font-size1,14px))"
+    """A length on JupyterLab's page: so many pixels beside text of its usual 14, and more where the page has room."""
+    return f"calc({pixels:g} * var(--course-pixel,{PIXEL}))"
 
 
 def text_width(text: str, size: float = 12) -> float:
