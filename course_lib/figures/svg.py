@@ -20,7 +20,7 @@ PIXEL = "var(--jp-content-font-size1,14px) / 14"
 # smallest labels have 16 pixels: across as many as the widest have, down what a page of 1280 x 800 shows of a notebook.
 ROOMY = (
     "container-type:inline-size;"
-    f"--course-pixel:max({PIXEL}, min({PIXEL} * 16 / 11, 100cqw / 840, (100vh - 110px) / 690))"
+    f"--course-pixel:max({PIXEL}, min({PIXEL} * 16 / 11, 100cqw / 840, (100vh - 121px) / 679))"
 )
 # Attributes of a text that lies over lines or patterns: the ground shines through around it.
 HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}

@@ -200,7 +200,6 @@ class Explorer:
     def _draw(self, view: View) -> None:
         self.view, self._shown = view, [control.value for control in self.controls]
         self._box.remove_class("course-old")
-        self.sentences.layout.width = scaled(view.beside.sheet.width)
         self._say(view.sentences, "status")
         self.play.label = "Play" if self._timelines else ""
         for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
@@ -214,6 +213,7 @@ class Explorer:
     def _arrange(self, above: int, below: int) -> Any:
         self.play.layout.order = "-1"  # seen first, but a key comes to Stop before
         left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play]), self.sentences])
+        left.layout.width = scaled(WIDTH - HALF - 4)  # the margins of the picture beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
