@@ -14,9 +14,9 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, surroundings, wait_for
+from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, photographed_if_it_fails, surroundings, wait_for
 from tests.browser.hands import MOVE, cell, smallest_label
 
 
@@ -46,6 +46,14 @@ def load_course() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def page(browser: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """One of its own, so that the other tests' page goes on showing JupyterLab."""
+    with photographed_if_it_fails(browser.new_page(), request) as page:
+        yield page
+    page.close()
 
 
 def open_lesson(page: Page, stage: Server) -> None:

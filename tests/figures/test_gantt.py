@@ -13,7 +13,6 @@ from course_lib.figures.breakdown import filled
 from course_lib.figures.gantt_chart import MOST_APART
 from course_lib.figures.palette import STYLES
 from course_lib.figures.svg import text_width
-from course_lib.figures.svg import text_width
 from course_lib.timeline import KINDS, Span, Timeline
 from tests.figures.drawn import Box, boxes, ids, kind_of, parsed, places, references, strips, texts, written
 from tests.figures.synthetic import dense, every_kind, gpipe
