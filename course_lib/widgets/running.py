@@ -21,7 +21,18 @@ import traitlets
 
 from course_lib.figures.svg import ROOMY
 
-_SCRIPT = """
+KEYS = """
+// A space starts and stops what is played in the selected cell, or opens what there is to play.
+globalThis.coursePlays ??= document.addEventListener("keydown", event => {
+  const cell = document.querySelector(".jp-mod-commandMode .jp-Cell.jp-mod-active");
+  if (event.key !== " " || !cell || !event.target.contains(cell)) return;
+  const buttons = [...cell.querySelectorAll(".course-player button, .course-answer button")];
+  const button = buttons.findLast(button => ["Play", "Pause"].includes(button.textContent));
+  if (!button) return;
+  event.preventDefault();
+  button.click();
+}, true) ?? true;
+
 // JupyterLab leaves all keys to what is marked as having keys of its own; but saving works everywhere.
 globalThis.courseSaves ??= document.addEventListener("keydown", event => {
   const ours = event.target.closest?.(".course-live");
@@ -30,7 +41,9 @@ globalThis.courseSaves ??= document.addEventListener("keydown", event => {
   event.preventDefault();
   ours.dispatchEvent(new KeyboardEvent("keydown", event));
 }, true) ?? true;
+"""
 
+_SCRIPT = """
 function render({ model, el }) {
   const bar = document.createElement("progress");
   const text = document.createElement("span");
@@ -109,7 +122,7 @@ _STYLE = """
 class Running(anywidget.AnyWidget):
     """words: what is running; "" when nothing is.  seconds: how long it should take yet; 0 if nobody knows."""
 
-    _esm = _SCRIPT
+    _esm = KEYS + _SCRIPT
     _css = f".course-live {{ {ROOMY} }}" + _STYLE
     words = traitlets.Unicode().tag(sync=True)
     seconds = traitlets.Float().tag(sync=True)

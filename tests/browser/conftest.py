@@ -273,7 +273,7 @@ class Lab:
             where = f"{self.server.url}/lab/workspaces/{self.name}/tree/{path}"
             self.page.goto(f"{where}?reset&token={self.server.token}", timeout=PATIENCE)
         else:
-            self.page.evaluate("path => jupyterapp.commands.execute('docmanager:open', { path })", path)
+            self.page.evaluate("async path => { await jupyterapp.commands.execute('docmanager:open', { path }) }", path)
         notebook = Notebook(self.page)
         notebook.wait_until_idle()
         return notebook
