@@ -74,7 +74,6 @@ export default { render };
 
 _STYLE = """
 .course-slider label { display: flex; align-items: center; gap: 8px; height: 30px; line-height: 1.15; }
-.course-slider { color: var(--jp-ui-font-color1); }
 .course-slider span:first-child { width: 7.2em; white-space: nowrap; }
 .course-slider input { flex: none; accent-color: var(--jp-brand-color1); }
 .course-slider input[type=range] { width: 150px; }

@@ -83,7 +83,7 @@ class Explorer:
         heights: tuple[int, int] = (0, 0),
     ) -> None:
         self.controls, self._look, self._more, self._left = list(controls), look, more, left
-        self.sentences, self.beside, self.below = (_html() for _ in range(3))
+        self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self.play, self._stage = Running(), Button(), widgets.VBox()
         self._key = f"explorer-{secrets.token_hex(4)}"
@@ -184,13 +184,12 @@ class Explorer:
         """Whether it went well; if not, why it did not is there to read."""
         try:
             action()
+            return True
         except KeyboardInterrupt:
             self.stop()
         except Exception as error:
             reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             self._fail(f"This could not be run. {reason} Move a control to try again.")
-        else:
-            return True
         return False
 
     def _fail(self, text: str) -> None:
@@ -213,7 +212,7 @@ class Explorer:
     def _arrange(self, above: int, below: int) -> Any:
         self.play.layout.order = "-1"  # seen first, but a key comes to Stop before
         left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play]), self.sentences])
-        left.layout.width = scaled(WIDTH - HALF - 4)  # the margins of the picture beside it
+        left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins of what is beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
@@ -228,13 +227,8 @@ class Explorer:
             return {"text/plain": "", "text/html": self.sentences.value}
         names = ", ".join(control.label for control in self.controls)
         html = f"<p><i>Run this cell for the controls: {escape(names)}.</i></p><p>{escape(self.view.sentences)}</p>"
-        for picture in self.view.pictures:
-            html += f"<div>{picture._repr_mimebundle_()['text/html']}</div>"
+        html += "".join(f"<div>{picture._repr_mimebundle_()['text/html']}</div>" for picture in self.view.pictures)
         return {"text/plain": self.view.sentences, "text/html": html}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return shown(self._box._repr_mimebundle_(), self._stored)
-
-
-def _html() -> Any:
-    return widgets.HTML(layout=widgets.Layout(max_width="100%"))
