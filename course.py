@@ -121,7 +121,8 @@ def present(arguments: argparse.Namespace) -> int:
     prepare()
     print(f"Starting JupyterLab with {lesson}, on a copy: what you change here is not kept.")
     print("Right arrow or Page Down: to the next section, and open it. Left arrow or Page Up: back.")
-    print("Shift-Enter: run a cell. Alt and arrow up or down: larger or smaller text and pictures.")
+    print("Shift-Enter: run a cell. Space: play what the selected cell shows, or stop it.")
+    print("Alt and arrow up or down: larger or smaller text and pictures.")
     print("To end it, press Ctrl-C here.", flush=True)
     os.environ["COURSE_POLL"] = "1"
     with tempfile.TemporaryDirectory(prefix="course-") as folder:
@@ -255,13 +256,17 @@ def own_copy(exercise: str) -> Path:
     return copy
 
 
+AFTER_A_RUN = '<i class="course-after-a-run"></i>'
+
+
 def stage(folder: Path, lesson: str) -> list[str]:
     """Put a copy of the lessons in this folder, ready to be projected. Returns JupyterLab's options for it."""
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
     for file in (folder / "notebooks").glob("*.ipynb"):
         page = json.loads(file.read_text(encoding="utf-8"))
-        page["cells"] = [part for cell in page["cells"] for part in projected(cell)]
+        pairs = zip(page["cells"], [None, *page["cells"]], strict=False)
+        page["cells"] = [part for pair in pairs for part in projected(*pair)]
         file.write_text(json.dumps(page), encoding="utf-8")
     shutil.copytree(SETTINGS / "present", folder / "lab")
     shutil.copy(SETTINGS / "overrides.json", folder / "lab")
@@ -271,15 +276,22 @@ def stage(folder: Path, lesson: str) -> list[str]:
         f"--LabApp.app_settings_dir={folder / 'lab'}",
         f"--LabApp.user_settings_dir={folder / 'lab'}",
         f"--LabApp.workspaces_dir={folder / 'lab'}",
+        "--LabApp.custom_css=True",
+        f"--ServerApp.tornado_settings=static_custom_path={folder / 'lab'}",
     ]
 
 
-def projected(cell: dict[str, Any]) -> list[dict[str, Any]]:
-    """A cell as a room should see it: code without its results, and each heading in a cell of its own, folded."""
+def projected(cell: dict[str, Any], above: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A cell as a room should see it: code without its results, and each heading in a cell of its own, folded.
+
+    Text right below code that has results speaks of them; it is marked, and seen once the code has run (custom.css).
+    """
     if cell["cell_type"] == "code":
         return [{**cell, "outputs": [], "execution_count": None}]
     parts = []
     for number, text in enumerate(re.split(r"^(##+ .*)$", "".join(cell["source"]), flags=re.MULTILINE)):
+        if number == 0 and text.strip() and above and above.get("outputs"):
+            text += f"\n\n{AFTER_A_RUN}"
         folded = {"jp-MarkdownHeadingCollapsed": text.startswith("##")}
         part = {"id": f"{cell['id']}-{number}", "source": text.strip(), "metadata": {**cell["metadata"], **folded}}
         parts.append({**cell, **part})

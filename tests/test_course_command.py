@@ -475,6 +475,26 @@ def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: An
     assert (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes() == before
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")), ids=lambda file: file.stem)
+def test_what_answers_a_prediction_waits_in_a_room_until_its_code_has_run(module: Any, file: Path) -> None:
+    cells = json.loads(file.read_bytes())["cells"]
+    predictions = [number for number, cell in enumerate(cells) if "*Predict" in "".join(cell["source"])]
+    for number in predictions:
+        code = next(place for place, cell in enumerate(cells) if place > number and cell.get("outputs"))
+        text = next(place for place in range(code, len(cells)) if cells[place]["cell_type"] == "markdown")
+        (answer, *others) = module.projected(cells[text], cells[text - 1])
+        assert answer["source"].endswith(module.AFTER_A_RUN) or answer["source"].startswith("##")
+        assert not any(module.AFTER_A_RUN in other["source"] for other in others)
+    assert predictions
+
+
+def test_only_text_below_results_waits_for_them(module: Any) -> None:
+    text = {"id": "a", "cell_type": "markdown", "metadata": {}, "source": "So it is.\n## 2. Two\nNext"}
+    for outputs, first in ((["seen"], f"So it is.\n\n\n{module.AFTER_A_RUN}"), ([], "So it is.")):
+        code = {"id": "b", "cell_type": "code", "metadata": {}, "source": "1", "outputs": outputs}
+        assert [part["source"] for part in module.projected(text, code)] == [first, "## 2. Two", "Next"]
+
+
 def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any, tmp_path: Path) -> None:
     options = lessons.stage(tmp_path / "stage", "02_data_parallelism")
     assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options

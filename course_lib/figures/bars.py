@@ -42,7 +42,8 @@ def bars_panel(
         if ranges:
             low, high = ranges[name]
             tip = f"{name}, {LIKELY}: {write(low)} to {write(high)}"
-            marks.append(Range(row + 0.5, low / unit, high / unit, tip, is_across=True))
+            # Below the middle of the bar, where its numbers are.
+            marks.append(Range(row + 0.5 + 0.4 * BAR / PITCH, low / unit, high / unit, tip, is_across=True))
     if limit:
         words = Words(limit[1], down=-9)
         marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from course_lib.figures.axis import number, ticks, time_unit
 from course_lib.figures.breakdown import filled
 from course_lib.figures.frame import MARGIN, draw_legend, draw_numbers_beside, draw_title, new_sheet
-from course_lib.figures.palette import INK, STYLES, Style
+from course_lib.figures.palette import INK, ORIGINS, STYLES, Style
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
 from course_lib.figures.words import began, heading, rank_rows, span_in_words, summary
@@ -138,7 +138,10 @@ def _styles(timelines: list[Timeline]) -> dict[str, Style]:
 def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
     """One timeline under its heading."""
     timeline, scale, lanes, top = panel
-    sheet.text(MARGIN, top - 10, heading(timeline, name), font_weight="bold")
+    text = heading(timeline, name)
+    if text_width(text) > sheet.width:  # its first word says it as well
+        text = text.replace(ORIGINS[timeline.origin], timeline.origin)
+    sheet.text(MARGIN, top - 10, text, font_weight="bold")
     with sheet.group(stroke="currentColor", stroke_opacity=0.2):
         for tick in scale.ticks():
             x = scale.left + scale.pixels(tick)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from course_lib.figures import chart_plotly, chart_svg
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Chart
-from course_lib.figures.svg import Sheet, Tip, clean, scaled
+from course_lib.figures.svg import ROOMY, Sheet, Tip, clean, scaled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -97,9 +97,9 @@ class Picture:
         data = base64.b64encode(self.sheet.write(self.summary, tips=False).encode()).decode()
         places = "".join(_overlay(tip, self.sheet) for tip in tips)
         return (
-            '<div style="position:relative;display:inline-block">'
+            f'<div style="{ROOMY}"><div style="position:relative;display:inline-block">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{clean(self.summary)}" width="{self.sheet.width}"'
-            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto">{places}</div>'
+            f' style="display:block;width:{scaled(self.sheet.width)};max-width:none;height:auto">{places}</div></div>'
         )
 
     def _numbers(self, heading: str = "") -> str:

@@ -15,6 +15,10 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # Stand-ins for what is known only when the sheet is written out. No text contains them: they are not XML.
 KEY, BACKGROUND = "\x00", "\x01"
+PIXEL = "var(--jp-content-font-size1,14px) / 14"
+# The style of what has pictures in it. They grow with the text of JupyterLab's page; and where more fits, until their
+# smallest labels have 16 pixels: across as many as the widest have, down what a page of 1280 x 800 shows of a notebook.
+ROOMY = f"container-type:inline-size;--course-pixel:max({PIXEL},min({PIXEL}*16/11,100cqw/840,(100vh - 121px)/679))"
 # Attributes of a text that lies over lines or patterns: the ground shines through around it.
 HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
 
@@ -93,10 +97,9 @@ class Sheet:
         themed: take the colors of text and ground from JupyterLab's theme, which only works where the SVG
             stands in the page itself; else it is dark on a white card of its own.
         """
-        ink, ground, fit = INK, PAPER, "max-width:100%"
-        if themed:
-            fit = f"width:{scaled(self.width)}"
-            ink, ground = f"var(--jp-ui-font-color1,{INK})", f"var(--jp-layout-color0,{PAPER})"
+        fit = f"width:{scaled(self.width)}" if themed else "max-width:100%"
+        ink = f"var(--jp-ui-font-color1,{INK})" if themed else INK
+        ground = f"var(--jp-layout-color0,{PAPER})" if themed else PAPER
         size = _attributes({"width": self.width, "height": self.height})
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {_short(self.width)} {_short(self.height)}"'
@@ -117,8 +120,8 @@ def clean(text: str) -> str:
 
 
 def scaled(pixels: float) -> str:
-    """A length that grows with the text of JupyterLab's page: so many pixels beside text of its usual 14."""
-    return f"calc({pixels / 14:.3f} * var(--jp-content-font-size1,14px))"
+    """A length on JupyterLab's page: so many pixels beside text of its usual 14, and more where the page has room."""
+    return f"calc({pixels:g} * var(--course-pixel,{PIXEL}))"
 
 
 def text_width(text: str, size: float = 12) -> float:
@@ -131,7 +134,4 @@ def _attributes(values: dict[str, object]) -> str:
 
 
 def _short(value: object) -> str:
-    if isinstance(value, float):
-        text = f"{value:.2f}"
-        return text.rstrip("0").rstrip(".")
-    return str(value)
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

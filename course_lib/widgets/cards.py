@@ -32,7 +32,7 @@ from course_lib.questions.outcome import Feedback
 from course_lib.questions.question import Question
 from course_lib.ranks import RunError
 from course_lib.widgets import answers
-from course_lib.widgets.running import Running
+from course_lib.widgets.running import Running, shown
 
 POLL = "COURSE_POLL"  # an environment variable: if it is set, all cards are for a room
 WIDE = widgets.Layout(width="100%", max_width="52em")
@@ -251,7 +251,7 @@ class Card:
             button.enabled = True
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return {**self._box._repr_mimebundle_(), **stored(self.question, self.poll)}
+        return shown(self._box._repr_mimebundle_(), stored(self.question, self.poll))
 
 
 def stored(question: Question, poll: bool) -> dict[str, str]:

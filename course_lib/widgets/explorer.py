@@ -26,12 +26,12 @@ from course_lib.figures.svg import scaled
 from course_lib.ranks import RunError
 from course_lib.timeline import Timeline
 from course_lib.widgets.answers import Button
-from course_lib.widgets.player import Player
-from course_lib.widgets.running import Running, interruptible
+from course_lib.widgets.player import WIDTH, Player
+from course_lib.widgets.running import Running, interruptible, shown
 
 PAUSE = 0.6  # seconds without a move before more is looked at
 BREATH = 0.05  # seconds in which a move can come between two pieces of it
-WIDTH, HALF = 840, 415  # pixels: what fits a page of 1280 beside the list of files, and half of it
+HALF = WIDTH // 2 - 5  # pixels
 EXACTLY = "exactly as predicted"
 
 
@@ -56,6 +56,10 @@ class View(NamedTuple):
     beside: Picture
     below: Picture
 
+    @property
+    def pictures(self) -> tuple[Picture, Picture]:
+        return self.beside, self.below
+
 
 class Explorer:
     """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
@@ -79,7 +83,8 @@ class Explorer:
         heights: tuple[int, int] = (0, 0),
     ) -> None:
         self.controls, self._look, self._more, self._left = list(controls), look, more, left
-        self.sentences, self.beside, self.below = (_html() for _ in range(3))
+        self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
+        self._places = self.beside, self.below
         self.running, self.play, self._stage = Running(), Button(), widgets.VBox()
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
@@ -130,7 +135,7 @@ class Explorer:
 
     @property
     def _timelines(self) -> list[Timeline]:
-        pictures = (self.view.beside, self.view.below) if self.view else ()
+        pictures = self.view.pictures if self.view else ()
         return [panel.timeline for picture in pictures for panel in picture.timelines]
 
     def _look_once(self) -> None:
@@ -179,13 +184,12 @@ class Explorer:
         """Whether it went well; if not, why it did not is there to read."""
         try:
             action()
+            return True
         except KeyboardInterrupt:
             self.stop()
         except Exception as error:
             reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             self._fail(f"This could not be run. {reason} Move a control to try again.")
-        else:
-            return True
         return False
 
     def _fail(self, text: str) -> None:
@@ -195,14 +199,11 @@ class Explorer:
     def _draw(self, view: View) -> None:
         self.view, self._shown = view, [control.value for control in self.controls]
         self._box.remove_class("course-old")
-        self.sentences.layout.width = scaled(view.beside.sheet.width)
         self._say(view.sentences, "status")
         self.play.label = "Play" if self._timelines else ""
-        for place, picture in (("beside", view.beside), ("below", view.below)):
+        for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
             # Always the same ids, so that a picture that did not change is not sent again.
-            getattr(
-                self, place
-            ).value = f"<div style='line-height:1.4'>{picture.inline(key=f'{self._key}-{place}')}</div>"
+            place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
 
     def _say(self, text: str, role: str) -> None:
         """role: "status" or "alert", so that screen readers speak up."""
@@ -211,12 +212,13 @@ class Explorer:
     def _arrange(self, above: int, below: int) -> Any:
         self.play.layout.order = "-1"  # seen first, but a key comes to Stop before
         left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play]), self.sentences])
+        left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins of what is beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
         self.below.layout.min_height = scaled(below)
         box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, self._stage])
-        for picture in (self.beside, self.below):
-            picture.add_class("course-picture")
+        for place in self._places:
+            place.add_class("course-picture")
         return box.add_class("course-live")
 
     def _picture(self) -> dict[str, str]:
@@ -225,13 +227,8 @@ class Explorer:
             return {"text/plain": "", "text/html": self.sentences.value}
         names = ", ".join(control.label for control in self.controls)
         html = f"<p><i>Run this cell for the controls: {escape(names)}.</i></p><p>{escape(self.view.sentences)}</p>"
-        for picture in (self.view.beside, self.view.below):
-            html += f"<div>{picture._repr_mimebundle_()['text/html']}</div>"
+        html += "".join(f"<div>{picture._repr_mimebundle_()['text/html']}</div>" for picture in self.view.pictures)
         return {"text/plain": self.view.sentences, "text/html": html}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return {**self._box._repr_mimebundle_(), **self._stored}
-
-
-def _html() -> Any:
-    return widgets.HTML(layout=widgets.Layout(max_width="100%"))
+        return shown(self._box._repr_mimebundle_(), self._stored)

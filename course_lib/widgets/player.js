@@ -229,6 +229,7 @@ function render({ model, el }) {
   if (full.group.childElementCount) {
     svg.setAttribute("width", places.sheet + places.beside);
     svg.setAttribute("viewBox", `0 0 ${places.sheet + places.beside} ${height}`);
+    svg.style.width = `calc(${places.sheet + places.beside} * var(--course-pixel))`;
   }
   over.append(shade.group, line.group, sent.group, full.group);
   svg.append(over);
@@ -291,6 +292,7 @@ function render({ model, el }) {
   el.setAttribute("aria-label", "Player of a timeline");
   svg.after(controls, text.line);
   el.append(picture);
+  requestAnimationFrame(() => el.closest(".course-live") && el.scrollIntoView({ block: "nearest" }));
   return time.halt;
 }
 export default { render };

@@ -25,10 +25,12 @@ from course_lib.figures.axis import time_unit
 from course_lib.figures.gantt_chart import Bar, TimelinePanel
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Picture
+from course_lib.figures.svg import ROOMY
 from course_lib.figures.words import activity
 from course_lib.timeline import RECEIVING, Timeline
+from course_lib.widgets.running import KEYS, shown
 
-WIDTH, BESIDE = 850, 130  # pixels, of all and of what the ranks hold
+WIDTH, BESIDE = 840, 130  # pixels: what fits a page of 1280 beside the list of files; for what the ranks hold
 STILL = "<p><i>Run this cell to play it.</i></p>"
 
 
@@ -38,8 +40,8 @@ class Player(anywidget.AnyWidget):
     picture: what lies below, as HTML.  places: what the script lays over it, and where.
     """
 
-    _esm = Path(__file__).with_name("player.js")
-    _css = Path(__file__).with_name("player.css")
+    _esm = KEYS + Path(__file__).with_name("player.js").read_text(encoding="utf-8")
+    _css = f".course-player {{ {ROOMY} }}" + Path(__file__).with_name("player.css").read_text(encoding="utf-8")
     picture = traitlets.Unicode().tag(sync=True)
     places = traitlets.Dict().tag(sync=True)
 
@@ -53,7 +55,7 @@ class Player(anywidget.AnyWidget):
         live: Any = super()._repr_mimebundle_(**kwargs)
         data, metadata = live
         stored = self._still._repr_mimebundle_()
-        return {**data, **stored, "text/html": STILL + stored["text/html"]}, metadata
+        return shown(data, {**stored, "text/html": STILL + stored["text/html"]}), metadata
 
 
 def places(picture: Picture) -> dict[str, Any]:

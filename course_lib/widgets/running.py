@@ -10,23 +10,21 @@ one. Between two runs, where nobody minds an interrupt, the click itself arrives
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import anywidget
 import traitlets
 
-_SCRIPT = """
-// JupyterLab leaves all keys to what is marked as having keys of its own; but saving works everywhere.
-globalThis.courseSaves ??= document.addEventListener("keydown", event => {
-  const ours = event.target.closest?.(".course-live");
-  if (!ours || event.target === ours || event.defaultPrevented) return;
-  if (!(event.ctrlKey || event.metaKey) || event.key !== "s") return;
-  event.preventDefault();
-  ours.dispatchEvent(new KeyboardEvent("keydown", event));
-}, true) ?? true;
+from course_lib.figures.svg import ROOMY
 
+KEYS = Path(__file__).with_name("keys.js").read_text(encoding="utf-8")
+
+_SCRIPT = """
 function render({ model, el }) {
   const bar = document.createElement("progress");
   const text = document.createElement("span");
@@ -105,8 +103,8 @@ _STYLE = """
 class Running(anywidget.AnyWidget):
     """words: what is running; "" when nothing is.  seconds: how long it should take yet; 0 if nobody knows."""
 
-    _esm = _SCRIPT
-    _css = _STYLE
+    _esm = KEYS + _SCRIPT
+    _css = f".course-live {{ {ROOMY} }}" + _STYLE
     words = traitlets.Unicode().tag(sync=True)
     seconds = traitlets.Float().tag(sync=True)
     clicks = traitlets.Int().tag(sync=True)
@@ -117,6 +115,12 @@ class Running(anywidget.AnyWidget):
 
     def end(self) -> None:
         self.begin("")
+
+
+def shown(live: dict[str, Any], stored: Mapping[str, str]) -> dict[str, Any]:
+    """What a cell shows: the view of a widget, and what there is to see once its process has ended."""
+    live["application/vnd.jupyter.widget-view+json"]["process"] = os.getpid()  # see jupyter_server_config.py
+    return {**live, **stored}
 
 
 @contextlib.contextmanager

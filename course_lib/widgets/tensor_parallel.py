@@ -1,10 +1,11 @@
 """An explorer of tensor parallelism: cut two matrices, and real ranks run them, forward and backward.
 
-    | ranks  --o--  4        hidden size  --o--  64      |
-    | cut    o----  columns, rows      [ ] sequence parallel
-    | what came of it, in words                          |
-    | who holds what, and where something travels        |
-    | what every rank did, and below it what the formula says
+    | ranks        --o--  4               | what every rank did, and    |
+    | hidden size  --o--  64              | below it, where that is     |
+    | cut          o----  columns, rows   | something else, what the    |
+    | sequence     [ ] parallel           | formula says                |
+    | what came of it, in words           |                             |
+    | who holds what, and where something travels                       |
 
 Devices and links are emulated. Cuts that cost more really run, and so do mistakes: their numbers are compared with
 those of one process.
@@ -21,7 +22,7 @@ from course_lib.figures.who_holds_what import count_operations
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
-from course_lib.widgets.explorer import WIDTH, Explorer, View, compared, where_seen
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared, where_seen
 
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
@@ -74,8 +75,8 @@ def draw(setting: TensorParallelSetting, run: CutRun) -> View:
     title = "Who holds what, and what travels?"
     return View(
         describe(setting, run, predicted),
+        gantt(run.timeline, where_seen(predicted, run.timeline), HALF, "What did every rank do?"),
         who_holds_what(run.operations, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
-        gantt(run.timeline, where_seen(predicted, run.timeline), WIDTH, "What did every rank do?"),
     )
 
 
@@ -116,9 +117,8 @@ class TensorParallelExplorer:
         self.hidden = Slider("hidden size", HIDDEN, hidden)
         self.way = Slider("cut of A, B", tuple(WAYS), way)
         self.sequence_parallel = Switch("sequence", sequence_parallel, "parallel")
-        self.explorer = Explorer(
-            [self.ranks, self.hidden, self.way, self.sequence_parallel], self.look, heights=(0, 310)
-        )
+        controls = [self.ranks, self.hidden, self.way, self.sequence_parallel]
+        self.explorer = Explorer(controls, self.look, heights=(316, 0))
 
     @property
     def setting(self) -> TensorParallelSetting:

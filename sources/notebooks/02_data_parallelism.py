@@ -184,21 +184,13 @@ compare("weighted mean", launch(averaged, 4, args=(True,)).results[0])
 # ### Question: eight gradients, and then?
 #
 # Each option trains eight replicas for a few steps. They are compared with each other, and with one process that had
-# the whole minibatch in every step. (In 64-bit numbers, so that no difference can be blamed on rounding.)
+# the whole minibatch in every step. (In 64-bit numbers, so that no difference can be blamed on rounding.) Try all four
+# in the end: what is wrong can look right.
 
 # %%
 Card("Q1")
 
 # %% [markdown]
-# Did you try the second option? Its replicas are equal to the last bit and still wrong. That ranks agree with each
-# other proves nothing.
-#
-# Why are the replicas equal after averaging gradients, although no weights were ever sent? They began equal, they got
-# the same gradient, and did the same arithmetic with it. The **update rule** is the usual one, with the same mean on
-# every rank:
-#
-# $$w \;\leftarrow\; w - \eta \cdot \frac{1}{N}\sum_{r=0}^{N-1} g_r$$
-#
 # ## 3. Four processes train one model
 #
 # Now the real thing. `DataParallel` makes the replicas equal at the start, whatever each rank began with, and
@@ -250,7 +242,13 @@ run = launch(train, world_size=4, args=(300,), timeout=300)
 # %% [markdown]
 # Four processes have taught one model to add. Three things you want to know of any such run:
 #
-# **Is it right?** The replicas should be equal to the last bit, and good at sums they never saw:
+# **Is it right?** The replicas began equal, they got the same gradient in every step, and did the same arithmetic with
+# it. The **update rule** is the usual one, with the same mean on every rank:
+#
+# $$w \;\leftarrow\; w - \eta \cdot \frac{1}{N}\sum_{r=0}^{N-1} g_r$$
+#
+# So they should be equal to the last bit, although no weights were sent after the start. And they should be good at
+# sums they never saw:
 
 # %%
 def rebuilt(state):
@@ -469,18 +467,12 @@ for step in emulated:
 Card("Q3")
 
 # %% [markdown]
-# From 8 to 16 workers every share is halved, while the gradients stay as large as they were, and now they have to
-# cross the slow link between two machines.
-#
-# Did you try devices of twice the speed? Each step becomes shorter, but the speed-up *worse*: less computing, and
-# just as much to send.
-#
 # ## 6. Turn the knobs
 #
-# Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute
-# for every exchange (a larger minibatch). And you can hide the exchange: the backward pass begins at the last layer,
-# so the gradients of the last layers are ready while those of the first are still being computed. `DataParallel`
-# collects them in **buckets** and sends each as soon as it is full. That is called **overlap**.
+# What can be done? Faster links are one remedy, and the most expensive one. There are two more. You can give each rank
+# more to compute for every exchange (a larger minibatch). And you can hide the exchange: the backward pass begins at
+# the last layer, so the gradients of the last layers are ready while those of the first are still being computed.
+# `DataParallel` collects them in **buckets** and sends each as soon as it is full. That is called **overlap**.
 #
 # Every move of a control runs one step of emulated devices, on real ranks, and draws it. Try these:
 #

@@ -144,10 +144,10 @@ for way in WAYS:
 # ## 4. Cut it yourself
 #
 # Every move of a control runs a forward and a backward pass on real ranks, and compares the numbers with those of one
-# process. The upper picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
+# process. The lower picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
 # blank. Above and below stand the collectives of the run, with the bytes that a rank sends for each in a ring. The
-# lower picture is **emulated**, with links of 1 MB per second. (A thousandth or less of what real ones do; what counts
-# is the ratio.) Under it stands what the formula says.
+# picture beside the controls shows what every rank did. It is **emulated**, with links of 1 MB per second. (A
+# thousandth or less of what real ones do; what counts is the ratio.) The sentences say what the formula says of it.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? What grows

@@ -238,12 +238,8 @@ print("with master weights it is like float32:", abs(progress[bfloat16_master] /
 Card("bytes_per_weight")
 
 # %% [markdown]
-# You will read of 16, 18 and 20 bytes. They differ in the gradients: 2 bytes in 16 bits make **16**; 4 bytes in 32
-# bits, in which micro-batches are added up, make **18**; and both side by side, as here while micro-batches are being
-# collected, make **20**. This course says 16 unless it says more.
-#
-# So what becomes smaller is everything else: the gradients on their way to other ranks, and the activations, which are
-# most of the memory in a long sequence or a large batch. *Predict:* how much smaller are they?
+# Then there is all that is not kept for each weight: the gradients on their way to other ranks, and the activations,
+# which are most of the memory in a long sequence or a large batch. *Predict:* how much smaller are the activations?
 
 # %%
 from course_lib.instruments.ledger import Ledger
@@ -258,6 +254,10 @@ for dtype in (torch.float32, torch.bfloat16):
 # %% [markdown]
 # Half, but for the few that are in 32 bits in both: the logits and their loss. (The masters need not be whole on each
 # rank: that is one of the things that sharded data parallelism cuts up.)
+#
+# For what is kept for each weight, you will read of 16, 18 and 20 bytes. They differ in the gradients: 2 bytes in 16
+# bits make **16**; 4 bytes in 32 bits, in which micro-batches are added up, make **18**; and both side by side, as here
+# while micro-batches are being collected, make **20**. This course says 16 unless it says more.
 #
 # ## 4. Small gradients
 #
@@ -387,11 +387,6 @@ for used, is_taken in trajectory(scale=2.0**30, steps=40):
 Card("one_overflow")
 
 # %% [markdown]
-# With replicas it mostly comes by itself: a mean with an `inf` in it is `inf` on all ranks, so all skip. But where each
-# rank has gradients of its own, because it holds a part of the model or of the optimizer's state, nobody else would
-# know. This is why our scaler asks the other ranks before it decides, with an all-reduce of a single number.
-# `torch.amp.GradScaler` does not ask; for sharded models PyTorch has a `ShardedGradScaler`, which does.
-#
 # ## 6. Turn the knobs
 #
 # Now mix it yourself. Every move begins a real training, like the one in part 4, and its loss grows while it goes on,

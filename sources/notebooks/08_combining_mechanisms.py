@@ -271,7 +271,8 @@ print("loss scale afterwards, by rank:", [scale for _, scale in results])
 #
 # ### Question: two machines
 #
-# You have seen the answer on the map, if you looked for it. Decide, and let the axis of your choice reach across.
+# You have seen the answer on the map, if you looked for it. Decide, and let the axis of your choice reach across. Try
+# the others as well.
 
 # %%
 from course_lib.widgets.cards import Card
@@ -279,13 +280,6 @@ from course_lib.widgets.cards import Card
 Card("which_axis_across")
 
 # %% [markdown]
-# That is why a mesh is written as dp x pp x tp, with the tensor axis last: ranks that are neighbors on it have
-# neighboring numbers, and neighboring numbers share a machine.
-#
-# The other two are close, and large runs put both across. The pipeline's bytes grow with the minibatch, and a stage
-# waits for each message unless another micro-batch is there to work on. The replicas' bytes do not grow, and nobody
-# needs them before the update.
-#
 # ### Case: a strategy with three good reasons
 #
 # Answer in a few sentences, as you would to a colleague. Then four arrangements are run, and you compare with a good

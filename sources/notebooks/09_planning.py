@@ -302,8 +302,6 @@ print(f"{len(found.tied)} plans that fit cannot be told apart from it: so much d
 Card("more_replicas")
 
 # %% [markdown]
-# A search at every size finds better plans. *The best plan for 64 is not the best plan for 1,024.*
-#
 # ## 6. New hardware
 #
 # The next generation is here.
@@ -314,8 +312,7 @@ Card("more_replicas")
 Card("same_plan")
 
 # %% [markdown]
-# Less than the peak promises. Devices got faster by more than their memory and links did, so everything that is not a
-# matrix product takes a larger share:
+# Here is what the time of a step goes into, before and after:
 
 # %%
 before = search(MODEL, cluster, BATCH).best
@@ -324,9 +321,10 @@ carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, B
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
-# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. That is luck.
-# An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:* is
-# the old plan nearly the best there, too?
+# Devices got faster by more than their memory and links did, so everything that is not a matrix product takes a larger
+# share. On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. That is
+# luck. An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:*
+# is the old plan nearly the best there, too?
 
 # %%
 h200 = Cluster("H200-141GB", nodes=8, between="InfiniBand HDR")
@@ -342,16 +340,13 @@ for name, one in refreshed.items():
 #
 # ### Question: where does the money go?
 #
-# Every offer is planned by a search of its own.
+# Every offer is planned by a search of its own. Try all of them, and compare the **MFU**, the share of the peak that
+# goes into the model.
 
 # %%
 Card("which_offer")
 
 # %% [markdown]
-# Try the other offers as well. The faster network gains next to nothing, because the plan sends so little over it: that
-# is what the planning was for. Faster devices gain less than their peaks promise. Look at the **MFU**, the share of the
-# peak that goes into the model: it falls when devices get faster and all else does not.
-#
 # ## 7. What if
 #
 # Now you choose. The old cluster is the one above, with its best plan. Try these:

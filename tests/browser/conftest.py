@@ -30,7 +30,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import BrowserContext, Locator, Page, TimeoutError, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Locator, Page, TimeoutError, ViewportSize, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "sources" / "jupyterlab"
@@ -57,6 +57,7 @@ FLAGS = [
     "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 ]
+SCREEN: ViewportSize = {"width": 1280, "height": 800}
 PATIENCE = 90_000  # milliseconds for JupyterLab and a kernel to come up on two busy cores
 
 
@@ -76,10 +77,10 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[BrowserContext]:
-    """One for all tests, so that JupyterLab has to be loaded only once."""
+    """One for all tests, so that what JupyterLab consists of has to be fetched only once."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield started.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+        yield started.new_context(viewport=SCREEN, color_scheme="light")
         started.close()
 
 
@@ -151,6 +152,7 @@ def command(server: Server) -> list[str]:
         "--ServerApp.port_retries=0",
         f"--ServerApp.root_dir={server.folder}",
         f"--LabApp.app_settings_dir={SETTINGS}",
+        "--LabApp.expose_app_in_browser=True",
     ]
 
 
@@ -256,19 +258,30 @@ PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')].m
 
 @dataclass(frozen=True)
 class Lab:
-    """JupyterLab as one test sees it: a page and a workspace of its own."""
+    """JupyterLab as one test sees it: with nothing open. name: of the test."""
 
     server: Server
     page: Page
-    workspace: str
+    name: str
 
-    def open(self, path: str) -> Notebook:
-        """Open a notebook, by its path in the project, and wait for its kernel."""
-        where = f"{self.server.url}/lab/workspaces/{self.workspace}/tree/{path}"
-        self.page.goto(f"{where}?reset&token={self.server.token}", timeout=PATIENCE)
+    def open(self, path: str, anew: bool = False) -> Notebook:
+        """Open a notebook, by its path in the project, and wait for its kernel.
+
+        anew: load the page, though it shows JupyterLab already. That takes longer than anything else here.
+        """
+        if anew or not self.page.url.startswith(self.server.url):
+            where = f"{self.server.url}/lab/workspaces/{self.name}/tree/{path}"
+            self.page.goto(f"{where}?reset&token={self.server.token}", timeout=PATIENCE)
+        else:
+            self.page.evaluate("async path => { await jupyterapp.commands.execute('docmanager:open', { path }) }", path)
         notebook = Notebook(self.page)
         notebook.wait_until_idle()
         return notebook
+
+    def close(self) -> None:
+        """What is open, without saving it."""
+        self.page.evaluate("[...jupyterapp.shell.widgets('main')].forEach(tab => tab.dispose())")
+        self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for(state="hidden")
 
     def write(self, path: str, *cells: str) -> None:
         """Add a notebook of these code cells to the server's folder."""
@@ -279,18 +292,34 @@ class Lab:
 
 @pytest.fixture
 def lab(server: Server, page: Page, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    yield Lab(server, page, name_of(request))
+    opened = Lab(server, page, name_of(request))
+    yield opened
+    if not has_failed(request):
+        opened.close()
     server.end_kernels()
 
 
 @pytest.fixture
 def page(browser: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
-    page = browser.new_page()
+    """The same for all tests, as long as nothing goes wrong, so that JupyterLab has to be loaded only once."""
+    page = browser.pages[0] if browser.pages else browser.new_page()
+    page.set_viewport_size(SCREEN)
+    with photographed_if_it_fails(page, request):
+        yield page
+    if has_failed(request):
+        page.close()
+
+
+@contextlib.contextmanager
+def photographed_if_it_fails(page: Page, request: pytest.FixtureRequest) -> Iterator[Page]:
     yield page
-    if request.node.stash.get(FAILED, False):
+    if has_failed(request):
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / f"{name_of(request)}.png", full_page=True)
-    page.close()
+
+
+def has_failed(request: pytest.FixtureRequest) -> bool:
+    return request.node.stash.get(FAILED, False)
 
 
 def name_of(request: pytest.FixtureRequest) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
 
 RUN = 90_000  # milliseconds that a run may take on a busy machine
@@ -15,20 +14,10 @@ BUSY = len(CARDS)  # the cell after them: while it runs, the kernel hears nothin
 RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 
 
-@pytest.fixture
-def cards(lab: Any) -> Any:
-    """Open a notebook with a card in each cell, where nothing has been answered yet, and run it."""
+def nothing_is_answered_yet(lab: Any, notebook: Any) -> None:
+    """And every card is new."""
     shutil.rmtree(lab.server.answers, ignore_errors=True)
-    path = f"notebooks/{lab.workspace}.ipynb"
-    cells = [f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS]
-    lab.write(path, *cells, "import time; time.sleep(0.5)")
-
-    def open_notebook() -> Any:
-        notebook = lab.open(path)
-        notebook.run_all()
-        return notebook
-
-    return open_notebook
+    notebook.run_all()
 
 
 def button(card: Locator, name: str) -> Locator:
@@ -59,13 +48,23 @@ def drag(page: Page, row: Locator, to: Locator) -> None:
     page.mouse.up()
 
 
-def test_cards_with_the_mouse(cards: Any) -> None:
-    notebook = cards()
+def test_cards_with_the_mouse_and_with_the_keyboard_alone(lab: Any) -> None:
+    """One notebook, with a card in each cell."""
+    cells = [f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS]
+    lab.write("notebooks/cards.ipynb", *cells, "import time; time.sleep(0.5)")
+    notebook = lab.open("notebooks/cards.ipynb")
+    nothing_is_answered_yet(lab, notebook)
+    with_the_mouse(notebook)
+    nothing_is_answered_yet(lab, notebook)
+    with_the_keyboard_alone(notebook)
+
+
+def with_the_mouse(notebook: Any) -> None:
     a_choice_is_decided_run_and_tried_again(notebook.output(CHOICE))
     an_order_is_dragged(notebook.page, notebook.output(ORDER))
     an_order_is_moved_with_buttons(notebook.output(ORDER))
     a_text_is_run_and_ticked_off(notebook.page, notebook.output(TEXT))
-    what_was_decided_is_there_when_the_notebook_is_opened_anew(notebook.output(NUMBER), cards)
+    what_was_decided_is_there_when_the_page_is_loaded_and_the_card_made_anew(notebook, notebook.output(NUMBER))
 
 
 def a_choice_is_decided_run_and_tried_again(card: Locator) -> None:
@@ -110,17 +109,19 @@ def a_text_is_run_and_ticked_off(page: Page, card: Locator) -> None:
     expect(card.get_by_role("checkbox").last).to_be_checked()
 
 
-def what_was_decided_is_there_when_the_notebook_is_opened_anew(card: Locator, cards: Any) -> None:
+def what_was_decided_is_there_when_the_page_is_loaded_and_the_card_made_anew(notebook: Any, card: Locator) -> None:
     card.get_by_role("textbox", name="Your answer:").fill("5.6 MB")
     button(card, "Commit to this answer").click()
     expect(button(card, "Run it")).to_be_visible()
-    card = cards().output(NUMBER)
-    expect(card.get_by_role("textbox", name="Your answer:")).to_have_value("5.6 MB")
-    expect(button(card, "Run it")).to_be_visible()
+    notebook.save()
+    notebook.page.reload()
+    for again in (notebook.wait_until_idle, notebook.run_all):
+        again()
+        expect(card.get_by_role("textbox", name="Your answer:")).to_have_value("5.6 MB", timeout=RUN)
+        expect(button(card, "Run it")).to_be_visible()
 
 
-def test_cards_with_the_keyboard_alone(cards: Any) -> None:
-    notebook = cards()
+def with_the_keyboard_alone(notebook: Any) -> None:
     a_choice_is_made_with_keys(notebook.page, notebook.output(CHOICE))
     what_was_chosen_last_counts_though_the_kernel_is_busy(notebook, notebook.output(CHOICE))
     a_number_is_typed(notebook.page, notebook.output(NUMBER))

@@ -20,7 +20,7 @@ def test_cells_run_in_our_environment_and_widgets_answer_the_keyboard(lab: Any) 
     asked: list[str] = []
     lab.page.on("request", lambda request: asked.append(request.url))
     lab.write("notebooks/tiny.ipynb", *CELLS)
-    notebook = lab.open("notebooks/tiny.ipynb")
+    notebook = lab.open("notebooks/tiny.ipynb", anew=True)
     nothing_asks_for_news_or_is_fetched_from_elsewhere(lab, asked)
     notebook.run_all()
     assert notebook.output(0).inner_text().strip() == sys.prefix

@@ -84,7 +84,7 @@ def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
     assert pictures(cell(page, "DataParallelExplorer()")).locator("visible=true").count() == 2
     notebook.wait_until_idle()
     lab.server.end_kernels()
-    page = lab.open("notebooks/02_data_parallelism.ipynb").page
+    page = lab.open("notebooks/02_data_parallelism.ipynb", anew=True).page
     expect(page.get_by_text("Run this cell")).to_have_count(number, timeout=MOVE)
     assert page.get_by_text("model not found").count() == 0
     assert cell(page, "DataParallelExplorer()").locator(f"{OURS} img").count() == 2

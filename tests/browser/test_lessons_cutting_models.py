@@ -61,3 +61,6 @@ def test_tensor_parallelism(lab: Any) -> None:
     explorer.locator("svg[aria-label*='hold A by rows and B by columns']").wait_for(timeout=MOVE)
     press(explorer, "cut of A, B", "ArrowRight")
     says(explorer, "Wrong: gradient of x is off by")
+    drag(explorer, "ranks", 1.0)
+    says(explorer, "8 ranks, columns, rows, without f")
+    fits_one_screen(explorer)

@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 
 from course_lib.timeline import Timeline
-from tests.browser.hands import MOVE, drag, slider, violations
+from tests.browser.hands import MOVE, drag, slider, smallest_label, violations
 
 # In its first forward pass rank 0 is held up, and what follows at once is shorter than a pixel.
 RUN = """
@@ -44,6 +44,7 @@ def test_a_timeline_is_played_with_the_mouse_and_the_keyboard(lab: Any) -> None:
     page: Page = notebook.page
     player = page.get_by_role("group", name="Player of a timeline")
     expect(player).to_be_visible(timeout=MOVE)
+    assert smallest_label(page) >= 11
     arrows_go_from_event_to_event(page, player)
     space_starts_and_stops(page, player)
     it_stops_at_the_end_and_begins_anew(page, player)
@@ -51,6 +52,7 @@ def test_a_timeline_is_played_with_the_mouse_and_the_keyboard(lab: Any) -> None:
     the_slider_scrubs(player)
     a_micro_batch_lights_up(page, player)
     assert violations(page) == []
+    a_presenter_plays_the_selected_cell(page, player)
 
 
 def arrows_go_from_event_to_event(page: Page, player: Locator) -> None:
@@ -146,3 +148,12 @@ def a_micro_batch_lights_up(page: Page, player: Locator) -> None:
     page.keyboard.type("micro-batch 3")
     expect(holes).to_have_count(of_it)
     expect(player.locator(".course-veil")).to_have_count(1)
+
+
+def a_presenter_plays_the_selected_cell(page: Page, player: Locator) -> None:
+    """Without a hand on the player."""
+    prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt")
+    for cell, name in ((1, "Play"), (0, "Pause"), (0, "Play")):
+        prompts.nth(cell).click()
+        page.keyboard.press(" ")  # in the second cell there is nothing to play
+        expect(player.get_by_role("button", name=name)).to_be_visible()

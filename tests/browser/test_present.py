@@ -14,9 +14,9 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, surroundings, wait_for
+from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, photographed_if_it_fails, surroundings, wait_for
 from tests.browser.hands import MOVE, cell, smallest_label
 
 
@@ -48,6 +48,14 @@ def load_course() -> Any:
     return module
 
 
+@pytest.fixture
+def page(browser: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """One of its own, so that the other tests' page goes on showing JupyterLab."""
+    with photographed_if_it_fails(browser.new_page(), request) as page:
+        yield page
+    page.close()
+
+
 def open_lesson(page: Page, stage: Server) -> None:
     """At the address that JupyterLab itself goes to. There is no status bar to say that the kernel is ready."""
     page.goto(f"{stage.url}/?token={stage.token}", timeout=PATIENCE)
@@ -68,6 +76,7 @@ def test_a_lesson_is_projected_section_by_section(stage: Server, page: Page) -> 
     open_lesson(page, stage)
     it_is_large_and_nothing_else_is_there(page)
     sections_unfold_with_one_key(page)
+    what_was_predicted_is_told_after_the_run(page)
     a_card_shows_the_question_and_runs_every_answer(page)
 
 
@@ -91,6 +100,15 @@ def sections_unfold_with_one_key(page: Page) -> None:
     expect(heading).to_be_in_viewport()
 
 
+def what_was_predicted_is_told_after_the_run(page: Page) -> None:
+    answer = page.get_by_role("paragraph").filter(has_text="Every sample goes to exactly one worker")
+    expect(answer).to_be_hidden()
+    code = cell(page, "batches.split(torch.arange(10), 4)")
+    code.locator(".jp-InputArea-prompt").click()
+    page.keyboard.press("Control+Enter")
+    expect(answer).to_be_visible(timeout=MOVE)
+
+
 def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
     for key in ("PageDown", "PageDown", "Shift+Enter", "Shift+Enter", "Shift+Enter"):
         page.keyboard.press(key)
@@ -104,8 +122,8 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
 
 
 def pictures_grow_with_the_text_and_with_a_key(page: Page, card: Locator) -> None:
-    assert smallest_label(card) >= 11 * 20 / 14
+    assert smallest_label(card) == pytest.approx(11 * 20 / 14, rel=1e-4)
     page.locator(".jp-Notebook .jp-InputArea-prompt").first.click()
     page.keyboard.press("Alt+ArrowUp")
     expect(page.locator(".jp-Notebook .jp-RenderedMarkdown p").first).to_have_css("font-size", "21px")
-    assert smallest_label(card) >= 11 * 21 / 14
+    assert smallest_label(card) == pytest.approx(11 * 21 / 14, rel=1e-4)

@@ -248,12 +248,20 @@ def test_a_picture_too_narrow_to_read_is_refused() -> None:
 
 
 def test_everything_stays_on_the_sheet() -> None:
-    for width in (400, 800, 1200):
+    for width in (400, 415, 800, 1200):
         svg = gantt(gpipe(32, 16), compare=gpipe(2, 2), width=width, title="A title that goes on " * 5).svg
         height = float(parsed(svg).attrib["height"])
         assert all(box.x >= 0 and box.x + box.width <= width for box in boxes(svg))
         assert all(0 <= y <= height for _, y in places(svg).values())
         assert all(0 <= x <= width for x, _ in places(svg).values())
+
+
+def test_where_its_times_come_from_is_said_in_a_word_where_there_is_no_room_for_more() -> None:
+    for width, words in ((800, "emulated (real processes and messages, emulated clock)"), (415, "emulated")):
+        svg = gantt(gpipe(2, 2, origin="emulated"), width=width).svg
+        (heading,) = [text for text in texts(svg) if text.startswith("emulated")]
+        assert heading.partition(": ")[0] == words
+        assert text_width(heading) <= width
 
 
 def test_a_long_legend_goes_on_in_a_new_line() -> None:

@@ -33,6 +33,7 @@ from course_lib.figures import (
     step_time_by_part,
 )
 from course_lib.figures.axis import long_time, number
+from course_lib.figures.bars import BAR, PITCH
 from course_lib.figures.palette import LIKELY
 from course_lib.figures.plan_map import BEST
 from course_lib.figures.words import plan_in_words
@@ -179,9 +180,10 @@ def whiskers(name: str) -> list[tuple[tuple[float, ...], tuple[float, ...], str]
 
 
 def test_steps_and_times_and_speeds_have_their_interval() -> None:
-    for (x, y, _), row, one in zip(whiskers("time"), (0.5, 1.5), PLANS.values(), strict=True):
+    for (x, y, _), row, one in zip(whiskers("time"), (0, 1), PLANS.values(), strict=True):
         assert (1e-3 * x[0], 1e-3 * x[1]) == pytest.approx((one.step_time.low, one.step_time.high))
-        assert y == (row, row)
+        assert y[0] == y[1]
+        assert 7 < PITCH * (y[0] - row - 0.5) < BAR / 2  # pixels: below the numbers in the bar, and on it
     for (x, y, tip), one in zip(whiskers("plan_map"), (FOUND.pareto[0], FOUND.pareto[-1]), strict=True):
         assert [2**30 * place for place in x] == pytest.approx([one.memory.total] * 2)
         assert y == (one.step_time.low, one.step_time.high)

@@ -12,7 +12,7 @@ import pytest
 from course_lib.figures import gantt
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets import play
-from course_lib.widgets.player import places
+from course_lib.widgets.player import BESIDE, WIDTH, places
 from tests.figures.drawn import boxes
 from tests.figures.synthetic import every_kind, gpipe
 
@@ -62,12 +62,12 @@ def test_what_a_rank_holds_changes_where_its_first_forward_begins_and_its_last_b
 
 def test_there_is_room_beside_the_picture_only_where_something_is_held() -> None:
     without = replace(every_kind(), spans=[span._replace(micro_batch=None) for span in every_kind().spans])
-    assert play(every_kind()).places["sheet"] < play(without).places["sheet"] == 850
+    assert play(every_kind()).places["sheet"] < play(without).places["sheet"] == WIDTH
 
 
 def test_a_stored_notebook_shows_the_still_picture() -> None:
     data, _ = play(gpipe(2, 2), title="Two ranks")._repr_mimebundle_()
-    still = gantt(gpipe(2, 2), width=720, title="Two ranks")._repr_mimebundle_()
+    still = gantt(gpipe(2, 2), width=WIDTH - BESIDE, title="Two ranks")._repr_mimebundle_()
     assert data["text/html"].endswith(still["text/html"])
     assert data["text/html"].startswith("<p><i>Run this cell to play it.")
     assert data["text/plain"] == still["text/plain"]

@@ -1,0 +1,65 @@
+"""What Jupyter's server keeps of a widget: its view while its kernel runs, and what lasts in the file."""
+
+from __future__ import annotations
+
+import copy
+import os
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from course_lib import Span, Timeline
+from course_lib.widgets import play
+from course_lib.widgets.cards import Card
+
+SETTINGS = Path(__file__).parents[1] / "sources" / "jupyterlab" / "jupyter_server_config.py"
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture(scope="module")
+def server() -> SimpleNamespace:
+    """What the settings define, and in `config` what they set."""
+    config = SimpleNamespace(ServerApp=SimpleNamespace(), ContentsManager=SimpleNamespace())
+    return SimpleNamespace(**runpy.run_path(str(SETTINGS), {"get_config": lambda: config}))
+
+
+def notebook(data: dict[str, Any]) -> dict[str, Any]:
+    output = {"output_type": "display_data", "data": data, "metadata": {}}
+    return {"type": "notebook", "content": {"cells": [{"outputs": [output]}, {"source": "text"}]}}
+
+
+def shown(model: dict[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = model["content"]["cells"][0]["outputs"][0]["data"]
+    return data
+
+
+def bundles() -> dict[str, dict[str, Any]]:
+    player, _ = play(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"))._repr_mimebundle_()
+    return {"card": Card("Q4")._repr_mimebundle_(), "player": player}
+
+
+@pytest.mark.parametrize("kind", bundles())
+def test_the_file_has_what_lasts_and_the_page_has_the_view_while_its_process_runs(
+    server: SimpleNamespace, kind: str
+) -> None:
+    data = bundles()[kind]
+    saved = notebook(copy.deepcopy(data))
+    server.config.ContentsManager.pre_save_hook(saved)
+    assert shown(saved) == {name: value for name, value in data.items() if name != VIEW}
+    for process, is_live in ((os.getpid(), True), (os.getpid() + 1, False), (None, False)):
+        opened = copy.deepcopy(saved)
+        server.bring_views_back(opened, process)
+        assert (VIEW in shown(opened)) is is_live
+        assert opened["content"]["cells"][0]["outputs"][0]["metadata"] == {}
+        assert not is_live or shown(opened) == data
+
+
+def test_a_view_that_is_all_there_is_stays_and_other_files_are_left_alone(server: SimpleNamespace) -> None:
+    for model in (notebook({VIEW: {"model_id": "a"}, "text/plain": "Box()"}), {"type": "file", "content": "text"}):
+        before = copy.deepcopy(model)
+        server.config.ContentsManager.pre_save_hook(model)
+        server.bring_views_back(model, os.getpid())
+        assert model == before
