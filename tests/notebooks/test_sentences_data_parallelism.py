@@ -11,23 +11,24 @@ from course_lib.experiments import training_step
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "data_parallelism"
+numbers, shown, shows = lesson(NAME).numbers, lesson(NAME).shown, lesson(NAME).shows
 RING = "for n in (2, 4, 8, 16):"
 PACE = Pace({"forward": 0.004, "backward": 0.008, "optimizer": 0.004}, link=Link(latency=0.001, bandwidth=2.5e6))
 
 
 def times_the_gradients() -> dict[int, float]:
     """By the number of ranks in the ring."""
-    rows = [line.split() for line in lesson(NAME).shown(RING).splitlines() if line]
+    rows = [line.split() for line in shown(RING).splitlines() if line]
     return {int(row[0]): float(row[-4]) for row in rows}
 
 
 def held() -> list[list[float]]:
-    return [lesson(NAME).numbers("bytes_held", f"on {n}:")[1:] for n in (1, 4)]
+    return [numbers("bytes_held", f"on {n}:")[1:] for n in (1, 4)]
 
 
 def terms() -> list[list[float]]:
     """For 1, 2, 4 and 8 ranks: the four terms, their sum, and the emulated time, in milliseconds."""
-    return [lesson(NAME).numbers("G = emulated[1]", f"N = {n}:")[1:] for n in (1, 2, 4, 8)]
+    return [numbers("G = emulated[1]", f"N = {n}:")[1:] for n in (1, 2, 4, 8)]
 
 
 def gradients_travel_after_the_backward_pass() -> bool:
@@ -44,33 +45,27 @@ def commonest_sum() -> tuple[int, float]:
     return most, sums.total() / count
 
 
-def stored(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
-
-
 def q3(option: str) -> bool:
     outcome = questions.load("Q3").form.run(option)
     return outcome.shown
 
 
 PROOFS: Proofs = {
-    "no share is more than one sample larger than another": lambda: stored(
+    "no share is more than one sample larger than another": lambda: shows(
         "batches.split(torch.arange(10), 4)", "[tensor([0, 1, 2]), tensor([3, 4, 5]), tensor([6, 7]), tensor([8, 9])]"
     ),
     "not all of them fail": lambda: "It runs" in questions.load("Q4").form.run("c").happened,
     "It is the **mean**.": lambda: (
-        stored('compare("mean of the four"', "mean of the four   the same")
-        and stored('compare("mean of the four"', "one of the four    off by", "sum of the four    off by")
+        shows('compare("mean of the four"', "mean of the four   the same")
+        and shows('compare("mean of the four"', "one of the four    off by", "sum of the four    off by")
     ),
-    "A sum goes with a sum, a mean with a mean": lambda: stored('compare("sum of sums', "the same, up to rounding"),
+    "A sum goes with a sum, a mean with a mean": lambda: shows('compare("sum of sums', "the same, up to rounding"),
     "It is far smaller than what any wrong idea is off by.": lambda: (
-        min(lesson(NAME).numbers('compare("mean of the four"', "off by")) > 10 * 100 * 512 * 3 * 2**-23
+        min(numbers('compare("mean of the four"', "off by")) > 10 * 100 * 512 * 3 * 2**-23
     ),  # three characters of an answer in each of 512 samples; percent
     "counts one and a half times as much as one from a share of three": lambda: (
         (1 / 4 / 2) / (1 / 4 / 3) == 1.5
-        and stored(
-            'compare("weighted mean"', "weighted mean      the same, up to rounding", "plain mean         off by"
-        )
+        and shows('compare("weighted mean"', "weighted mean      the same, up to rounding", "plain mean         off by")
     ),
     "always answering `109`, the commonest sum, is right one time in 90": lambda: commonest_sum() == (109, 90),
     "Forward, backward, then the gradients travel, then everyone updates its weights.": (
@@ -80,7 +75,7 @@ PROOFS: Proofs = {
         times_the_gradients()[4] == 1.5
     ),
     "The few bytes on top count the samples of each share.": lambda: (
-        lesson(NAME).numbers("sent by each rank in one step")[-1] == 1.5 * 408_576 + 1.5 * 4
+        numbers("sent by each rank in one step")[-1] == 1.5 * 408_576 + 1.5 * 4
     ),
     "It is $2(N-1)/N$ times the size $G$ of the gradients: less than twice": lambda: all(
         times == 2 * (n - 1) / n < 2 for n, times in times_the_gradients().items()
@@ -88,7 +83,7 @@ PROOFS: Proofs = {
     "less than twice, however many ranks there are": lambda: max(times_the_gradients().values()) < 2,
     "Nothing: a replica is a whole model.": lambda: held() == [held()[0], 4 * held()[0]] and held()[0][0] > 0,
     "the longer they train, the further they are apart": lambda: (
-        (apart := [lesson(NAME).numbers("follow, 4", f"after {n:2} steps")[1] for n in (1, 5, 20, 80)]) == sorted(apart)
+        (apart := [numbers("follow, 4", f"after {n:2} steps")[1] for n in (1, 5, 20, 80)]) == sorted(apart)
         and apart[0] < apart[-1]
     ),
     "The devices here need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update.": (

@@ -14,12 +14,9 @@ from course_lib.widgets.one_machine import DEVICES, FAMILY, TOKENS, on_one_devic
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "one_machine_is_not_enough"
+numbers, shown = lesson(NAME).numbers, lesson(NAME).shown
 GiB = 2**30
 DAY = 86_400
-
-
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
 
 
 def by_samples() -> list[list[float]]:
@@ -65,11 +62,11 @@ SINGLE = [(model, device) for model in FAMILY for device in DEVICES]
 PROOFS: Proofs = {
     "has weights of 4 GB, at four bytes each": lambda: 1e9 * torch.float32.itemsize == 4e9,
     "At the fullest moment they are most of it, here.": lambda: (
-        "step 2, after forward" in lesson(NAME).shown("memory_by_part(moments")
-        and "(77%) activations" in lesson(NAME).shown("memory_by_part(moments")
+        "step 2, after forward" in shown("memory_by_part(moments")
+        and "(77%) activations" in shown("memory_by_part(moments")
     ),
     "That is why a job can survive its first step and run out of memory in the second.": lambda: (
-        "step 2" in lesson(NAME).shown("memory_by_part(moments")
+        "step 2" in shown("memory_by_part(moments")
     ),
     "**Sixteen bytes** in all, for a parameter that takes four.": lambda: (
         numbers("bytes for each parameter") == [4, 4, 8]
@@ -135,7 +132,7 @@ PROOFS: Proofs = {
     ),
     "Sharing out the **model** makes it smaller, by its matrices, by its layers, or by its state.": lambda: (
         max(numbers("ways = {", "fits   ")[::2]) < 80
-        and [line.split("GiB, ")[1][:4] for line in lesson(NAME).shown("ways = {").splitlines() if line]
+        and [line.split("GiB, ")[1][:4] for line in shown("ways = {").splitlines() if line]
         == ["does", "fits", "fits", "fits"]
     ),
     "The memory is fullest where the forward pass turns into the backward pass, from the second step on; or in the "

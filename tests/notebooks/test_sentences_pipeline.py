@@ -12,15 +12,8 @@ from course_lib.widgets.pipeline import LAYERS, MICRO_BATCHES, STAGES, PipelineS
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "pipeline_parallelism"
+numbers, shown, shows = lesson(NAME).numbers, lesson(NAME).shown, lesson(NAME).shows
 IDLE, TABLE = "runs = {m: step(", "peaks = [peak / stages_each"
-
-
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
-
-
-def shows(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
 
 
 def busy(micro_batches: int) -> float:
@@ -94,7 +87,7 @@ PROOFS: Proofs = {
         (p - 1) / (4 * p + p - 1) < 1 / 5 for p in range(2, 1000)
     ),
     "It is the same gradient, so it is the same training": lambda: (
-        lesson(NAME).shown("each parameter on one rank").count("the same up to rounding: True") == 4
+        shown("each parameter on one rank").count("the same up to rounding: True") == 4
     ),
     "Ranks 1 and 2 send activations down and gradients up, the outer ones only one of them. (The 512 bytes on top say "
     "once what the tensors look like.)": lambda: shows(

@@ -1,16 +1,10 @@
-"""What lesson 03 says, held against what happens.
-
-The cells of a lesson prove what they print; here is what its sentences say beyond that. Each sentence has to be in the
-lesson as it stands here, and what is beside it has to be true.
-"""
+"""What the lesson on sharded data parallelism says is so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from math import log2
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +18,9 @@ from course_lib.experiments.sharded import ShardedStep, sharded_step
 from course_lib.planner.memory import RECIPES
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.sharding import DEVICES, SAMPLES, planned
+from tests.notebooks.lesson import Proofs, is_proved, lesson
 
-SOURCES = Path(__file__).parents[2] / "sources" / "notebooks"
-LESSON = (SOURCES / "03_sharded_data_parallelism.py").read_text(encoding="utf-8")
-PROSE = " ".join(line.removeprefix("#").strip() for line in LESSON.splitlines() if line.startswith("#"))
+NAME = "sharded_data_parallelism"
 PACE = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(0.0002, 80e6))  # of section 5
 
 
@@ -132,11 +125,10 @@ def what_zero_1_leaves_is_too_much() -> bool:
     return not any(fits("13B", n, 1) for n in DEVICES) and left > 80 * 2**30
 
 
-BEGUN = "It does not make the ranks equal at the start."
-CLAIMS: dict[str, Callable[[], bool]] = {
+PROOFS: Proofs = {
     "Three quarters are copies, and with a thousand ranks it would be nearly everything.": lambda: 1 - 1 / 1000 > 0.99,
     "on the **emulated** links of the last lesson: 1 ms for each message, 2.5 MB/s.": lambda: (
-        "Link(latency=0.001, bandwidth=2.5e6)" in (SOURCES / "02_data_parallelism.py").read_text(encoding="utf-8")
+        "Link(latency=0.001, bandwidth=2.5e6)" in lesson("data_parallelism").code("device = {")
     ),
     "the ring's line climbs fastest and the tree wins in the end. On the right, where bytes count, the tree is last "
     "from the start.": small_and_large,
@@ -144,6 +136,7 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "in a real cluster about seven eighths of its bytes stay on the fast links inside a node": lambda: all(
         abs((7 / 8) / ((n - 1) / n) - 7 / 8) < 0.01 for n in RANKS[-3:]
     ),
+    "5 is 1 + 4, from ranks 0 and 2": lambda: 2**0 + 2**2 == 5,
     "The same training, the same bytes, and a quarter of the optimizer state on each rank.": lambda: (
         abs(sent(1) - sent(0)) < 100 and abs(4 * step(1).held[0].optimizer / step(0).held[0].optimizer - 1) < 0.01
     ),
@@ -191,7 +184,7 @@ CLAIMS: dict[str, Callable[[], bool]] = {
         placements == (Shard(0),) for placements, _, _ in pytorch()
     ),
     # The second row is rank 1's, so each rank's own numbers are there.
-    BEGUN: lambda: {begun for _, begun, _ in pytorch()} == {1.0},
+    "It does not make the ranks equal at the start.": lambda: {begun for _, begun, _ in pytorch()} == {1.0},
     # Rank 0 has one sample with a gradient of 1/2, rank 1 three with 2/2: by samples it would be 7/8.
     "It averages over ranks as if all shares had the same size.": lambda: (
         {gradient for _, _, gradient in pytorch()} == {0.75}
@@ -205,15 +198,9 @@ CLAIMS: dict[str, Callable[[], bool]] = {
 }
 
 
-@pytest.mark.parametrize("sentence", CLAIMS)
-def test_a_sentence_of_the_lesson_is_true(sentence: str) -> None:
-    assert sentence in PROSE
-    assert CLAIMS[sentence]()
-
-
-def test_a_sum_of_powers_of_two_says_who_is_in_it() -> None:
-    assert "5 is 1 + 4, from ranks 0 and 2" in PROSE
-    assert 2**0 + 2**2 == 5
+@pytest.mark.parametrize("sentence", PROOFS)
+def test_it_is_so(sentence: str) -> None:
+    is_proved(NAME, sentence, PROOFS)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +208,8 @@ def test_a_sum_of_powers_of_two_says_who_is_in_it() -> None:
 )
 def test_the_formulas_of_the_table_are_what_a_ledger_counts(stage: int, formula: str) -> None:
     """ZeRO-1 holds a shard of the mean gradient on top when its gradients are averaged, as the text says."""
-    assert formula in LESSON
-    assert "A rank has its own gradients, 4 bytes, and its shard of their mean." in PROSE
+    assert lesson(NAME).says(formula)
+    assert lesson(NAME).says("A rank has its own gradients, 4 bytes, and its shard of their mean.")
     psi, n = step(stage).weights.numel(), 4
     expected = {1: 8 + 8 / n + 4 / n, 2: 4 + 12 / n, 3: 16 / n}[stage]
     assert step(stage).held[0].total / psi == pytest.approx(expected, rel=0.002)
