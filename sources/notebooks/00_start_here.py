@@ -139,7 +139,7 @@ launch(swap, world_size=2)
 
 # %% [markdown]
 # Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster this looks like a job that is
-# running, uses all its devices, and never gets anywhere. Here you are told within two seconds: the first line says
+# running, uses all its devices, and never gets anywhere. Here you are told after a moment: the first line says
 # who waited for whom, and the table shows each rank's state and the line it was at.
 #
 # No mistake is a dead end in this course. A rank that crashes, hangs or disappears is reported in the same way, your

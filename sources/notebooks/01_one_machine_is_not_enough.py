@@ -3,29 +3,83 @@
 #
 # **What you do:** count every byte that a training step holds, on a real model, and let the model grow until it no
 # longer fits the best device there is. Then find out how long you would have to wait for it anyway.<br>
-# **Time:** 40 minutes.<br>
+# **Time:** 45 minutes.<br>
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
 # them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
 #
-# ## 1. Where does the memory go?
+# ## 1. What the model is made of
 #
-# A model with a billion parameters has weights of 4 GB, at four bytes each. Still, people run out of memory when they
-# train it on a device that has 16. What else is there?
+# All models of this course are small GPTs, built like the large ones. Text comes in as **tokens**: characters or pieces
+# of words, each of them a number. For each place in the text, the model says which token may come next.
 #
-# Let us look at a small model first, because there you can count.
+# ```text
+#    tokens              which characters these are
+#      |
+#  EMBEDDING             looks up a row of numbers for each token, and adds one for its place
+#      |
+#      |  hidden states  these rows, from here to the head
+#      |----------+
+#      |         norm                                                                       |
+#      |      ATTENTION  each place looks at those before it, in several heads side by side |
+#      +<---------+      what comes out is added to what went in: the residual              |  a layer, or
+#      |----------+                                                                         |  transformer block:
+#      |         norm                                                                       |  here there are four
+#      |         MLP     four times as wide, a bend (the GELU), and narrow again            |
+#      +<---------+                                                                         |
+#      |
+#     HEAD               norm, then a matrix with a row for each token of the vocabulary
+#      |
+#    logits              for each place a number for each token: the larger, the likelier
+# ```
+#
+# (So *head* means two things: the end of the model, and one of several parts of attention. A head of attention has a
+# *query*, a *key* and a *value* for each place, made by three matrices. A fourth, *out*, brings the heads together.)
+#
+# *Predict:* where are most of the parameters: in the embedding, attention, the MLP or the head? Does the same part also
+# compute the most, and keep the most for the backward pass? Here is each part by itself, with 8 samples of 128 tokens:
 
 # %%
 import torch
-import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from course_lib.instruments.ledger import Ledger
 from course_lib.model import GPTConfig, TinyGPT
 
 config = GPTConfig(vocab=256, sequence=128, layers=4, hidden=128, heads=4)
 model = TinyGPT(config)
-optimizer = torch.optim.AdamW(model.parameters())
+tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.Generator().manual_seed(0))
 
+# %%
+embedding, layer, head = model.blocks[0], model.blocks[1], model.blocks[-1]
+parts = {"embedding": embedding, "norm 1": layer.attention_norm, "attention": layer.attention,
+         "norm 2": layer.mlp_norm, "MLP": layer.mlp, "head": head}
+print("part        what comes out   parameters  million FLOPs  MB kept for backward")
+out = tokens[:, :-1]
+for name, part in parts.items():
+    with Ledger(part) as kept, FlopCounterMode(display=False) as forward:
+        out = part(out)
+    numbers, flops = sum(p.numel() for p in part.parameters()), forward.get_total_flops() / 1e6
+    print(f"{name:9} {str(tuple(out.shape)):>16} {numbers:12,} {flops:14.0f} {kept.peak.held.activations / 1e6:21.2f}")
+
+# %% [markdown]
+# A **FLOP** is a floating-point operation: one multiplication, or one addition. In a layer, the MLP has two thirds of
+# the parameters and of the FLOPs, and attention nearly all the rest. (The products of queries with keys have no
+# parameters, and this counter leaves them out.) An embedding only looks up, so it has many parameters and no FLOPs. The
+# norms are the other way round: hardly any parameters, and still an eighth of what a layer keeps.
+#
+# ## 2. Where does the memory go?
+#
+# A billion parameters of four bytes each take 3.7 GiB (a GiB has $2^{30}$ bytes). Still, people run out of memory when
+# they train such a model on a device that has 16. What else is there?
+#
+# Our small model tells, because there you can count.
+
+# %%
+import torch.nn.functional as F
+
+optimizer = torch.optim.AdamW(model.parameters())
 parameters = sum(parameter.numel() for parameter in model.parameters())
 print(f"{parameters:,} parameters of 4 bytes are {4 * parameters:,} bytes")
 
@@ -35,10 +89,6 @@ print(f"{parameters:,} parameters of 4 bytes are {4 * parameters:,} bytes")
 # A **ledger** keeps the books while you train. It asks PyTorch what is held, and estimates nothing.
 
 # %%
-from course_lib.instruments.ledger import Ledger
-
-tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.Generator().manual_seed(0))
-
 def train_step(samples=8):
     loss = F.cross_entropy(model(tokens[:samples, :-1]).flatten(0, 1), tokens[:samples, 1:].flatten())
     loss.backward()
@@ -81,7 +131,7 @@ memory_by_part(moments, title="What one process holds while it trains")
 #
 # That is why a job can survive its first step and run out of memory in the second.
 #
-# ## 2. Bytes for each parameter
+# ## 3. Bytes for each parameter
 #
 # Leave the activations aside for a moment. *Predict:* how many bytes does training need for every parameter, with
 # everything in 32 bits?
@@ -106,7 +156,7 @@ print(f"{80 * GiB / 16 / 1e9:.1f} billion")
 # %% [markdown]
 # Then there would be no room for a single activation. How many bytes are those?
 #
-# ## 3. What the backward pass needs
+# ## 4. What the backward pass needs
 #
 # *Predict:* you train on twice as many samples at a time. Which of the four kinds grow?
 
@@ -129,7 +179,7 @@ for samples in (1, 2, 4, 8):
 # You can always take fewer samples at a time and add up their gradients. But one sample is the least, and the sixteen
 # bytes do not care.
 #
-# ## 4. Let it grow
+# ## 5. Let it grow
 #
 # Nobody has to buy a GPU to find out what fits. The course's **planner** does the same bookkeeping for models that you
 # could not build here. Is it right? Hold it against the ledger, on our small model:
@@ -204,17 +254,15 @@ try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 # A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch does not help either:
 # it was taken one sample at a time from the start. Nearly all that is left is the sixteen bytes.
 #
-# ## 5. And if it did fit?
+# ## 6. And if it did fit?
 #
 # Suppose that a device had all the memory in the world. How long would you wait?
 #
 # A parameter takes part in one multiplication and one addition for each token, so a forward pass costs about 2 FLOPs
-# (floating-point operations) for each parameter and token. *Predict:* and the backward pass, which computes gradients
-# of the inputs and of the weights?
+# for each parameter and token. *Predict:* and the backward pass, which computes gradients of the inputs and of the
+# weights?
 
 # %%
-from torch.utils.flop_counter import FlopCounterMode
-
 with FlopCounterMode(display=False) as forward:
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 with FlopCounterMode(display=False) as backward:
@@ -227,8 +275,7 @@ print(f"backward: {backward.get_total_flops() / forward.get_total_flops():.1f} t
 
 # %% [markdown]
 # Backward is twice as much as forward, so it is six FLOPs for each parameter and token in all. (The products inside
-# attention have no parameters, and this counter leaves them out; they come on top. Looking up an embedding multiplies
-# nothing.) The rule of thumb is
+# attention come on top.) The rule of thumb is
 #
 # $$\text{training} \;\approx\; 6 \cdot \text{parameters} \cdot \text{tokens}$$
 #
@@ -257,7 +304,7 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 # each point lie 90% of such runs. A thousand devices would turn a century into five weeks, if they could share the work
 # perfectly.
 #
-# ## 6. Push against both limits
+# ## 7. Push against both limits
 #
 # Turn the knobs. Everything here is modelled, so a device costs nothing. Try these:
 #
@@ -275,7 +322,7 @@ from course_lib.widgets import one_machine
 one_machine.explorer()
 
 # %% [markdown]
-# ## 7. Two ways to share
+# ## 8. Two ways to share
 #
 # Eight devices have eight times the memory and eight times the speed. But what do you give each of them? *Predict:*
 # which of these makes 13B fit into devices of 80 GiB?
@@ -308,6 +355,40 @@ for name, way in ways.items():
 Card("one_machine")
 
 # %% [markdown]
+# ## 9. The same in PyTorch
+#
+# Our ledger asks for what the backward pass will need. PyTorch has a counter too, `MemTracker`, which looks at every
+# operation and at what it makes. Here both watch the same step:
+
+# %%
+from torch.distributed._tools.mem_tracker import MemTracker
+
+theirs = MemTracker()
+theirs.track_external(model, optimizer)
+with theirs:
+    train_step()
+(peak,) = theirs.get_tracker_snapshot("peak").values()
+theirs_by_kind = {getattr(kind, "value", kind): size for kind, size in peak.items()}
+
+with Ledger(model, optimizer) as ledger:
+    train_step()
+ours = ledger.peak.held
+for kind, size in {"Parameter": ours.parameters, "Optstate": ours.optimizer, "Activation": ours.activations}.items():
+    print(f"{kind:10} theirs {theirs_by_kind[kind]:12,}   ours {size:12,}")
+print(f"{'Temp':10} theirs {theirs_by_kind['Temp']:12,}")
+
+# %% [markdown]
+# Parameters and optimizer state are the same to the byte. Activations are, but for the text itself, which no operation
+# has made, and for some single numbers. What it does differently:
+#
+# - It also counts what is there for a moment only (`Temp`): here 2 MB, twice the size of the logits.
+# - It can say so for every module: `theirs.display_modulewise_snapshots()`.
+# - On a GPU there is one more number, `torch.cuda.max_memory_allocated()`: all that the allocator gave out, whatever it
+#   was for. That is the one that has to fit.
+#
+# One process needs no `torchrun`: `python train.py` starts it. The files to read are
+# `torch/distributed/_tools/mem_tracker.py` and, for the FLOPs, `torch/utils/flop_counter.py`.
+#
 # ## What you know now
 #
 # - Training holds parameters, gradients, optimizer state and activations. The first three are 16 bytes for each

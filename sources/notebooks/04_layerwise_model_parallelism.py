@@ -225,6 +225,41 @@ LayerWiseExplorer()
 Card("why_partition")
 
 # %% [markdown]
+# ## 6. The same in PyTorch
+#
+# PyTorch's package for this is `torch.distributed.pipelining`. It can cut a minibatch as well, which is what the next
+# lesson is about; with `n_microbatches=1` it leaves it whole. Here it trains for the same 20 steps as in section 2:
+
+# %%
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+
+def in_pytorch(rank, steps):
+    own = split_layers(10, 4)[rank]
+    part = TinyGPT(config).blocks[own.start : own.stop]
+    stage = PipelineStage(part, rank, num_stages=4, device=torch.device("cpu"))
+    chain = ScheduleGPipe(stage, n_microbatches=1, loss_fn=data.answer_loss)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=2e-3)
+    for inputs, targets in islice(data.minibatches(problems, 64), steps):
+        _ = chain.step(inputs) if rank == 0 else chain.step(target=targets)  # forward and backward
+        optimizer.step()
+        optimizer.zero_grad()
+    return part.state_dict(prefix="blocks.")
+
+theirs = {name: weights for state in launch(in_pytorch, 4, (20,)).results for name, weights in state.items()}
+print("all weights there:", theirs.keys() == one.keys())
+print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for name in one))
+
+# %% [markdown]
+# The same function runs under `torchrun --nproc-per-node 4 train.py`, with `dist.init_process_group()` before it. What
+# it does differently:
+#
+# - You say where to cut: by hand, as here, or with the `SplitPoint`s that you give to `pipeline(model, ...)`.
+# - Only the first rank is given the inputs. Ours takes them on every rank, and reads them on the first.
+# - It does not add up the gradients of a parameter with two uses, on two ranks. Ours does.
+#
+# The file to read is `torch/distributed/pipelining/stage.py`, `forward_one_chunk` and `backward_one_chunk`.
+#
 # ## What you know now
 #
 # - Consecutive layers lie on consecutive ranks. Each holds its own weights, gradients, optimizer state and activations,

@@ -27,8 +27,12 @@ class Lesson:
         return nbformat.read(path, as_version=4).cells
 
     @cached_property
+    def texts(self) -> list[str]:
+        return [cell.source for cell in self.cells if cell.cell_type == "markdown"]
+
+    @cached_property
     def prose(self) -> str:
-        return _on_one_line(" ".join(cell.source for cell in self.cells if cell.cell_type == "markdown"))
+        return _on_one_line(" ".join(self.texts))
 
     def says(self, sentence: str) -> bool:
         return _on_one_line(sentence) in self.prose

@@ -21,6 +21,7 @@ from course_lib.widgets.sharding import DEVICES, SAMPLES, planned
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "sharded_data_parallelism"
+numbers = lesson(NAME).numbers
 PACE = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(0.0002, 80e6))  # of section 5
 
 
@@ -32,6 +33,11 @@ def step(stage: int, recompute: bool = False) -> ShardedStep:
 
 def sent(stage: int) -> int:
     return step(stage).timeline.bytes_sent(0)
+
+
+def called(stage: int, name: str) -> int:
+    """How often rank 0 calls this in a step."""
+    return sum(span.name == name for span in step(stage).timeline.of(0) if span.kind == "transfer")
 
 
 def times(timeline: Timeline, background: bool = False) -> list[Span]:
@@ -126,6 +132,39 @@ def what_zero_1_leaves_is_too_much() -> bool:
 
 
 PROOFS: Proofs = {
+    "until nothing is held twice": lambda: abs(4 * step(3).held[0].total / step(0).held[0].total - 1) < 0.01,
+    "Each half costs half": lambda: (
+        [numbers("def go_around(", f"ring_{name} ")[0] for name in ("reduce_scatter", "all_gather")] == [0.75, 0.75]
+        and numbers("def go_around(", "ring_all_reduce ") == [1.5]
+    ),
+    "Data parallelism holds 16 bytes for each parameter on each rank.": lambda: (
+        round(step(0).held[0].total / step(0).weights.numel(), 2) == 16
+    ),
+    "A rank has its own gradients, 4 bytes, and its shard of their mean.": lambda: (
+        round(step(1).held[0].gradients / step(1).weights.numel(), 2) == 4 + 4 / 4
+    ),
+    "In ZeRO-3 a rank holds a quarter of each layer": lambda: (
+        abs(4 * step(3).held[0].parameters / step(0).held[0].parameters - 1) < 0.01
+    ),
+    "That happens twice, in the forward and in the backward pass.": lambda: (
+        called(3, "all_gather") == 2 * called(3, "all_to_all") > 0  # once for the gradients of each
+    ),
+    "a device needs 80 ms for the forward pass of the whole minibatch and twice as long for the backward pass, and "
+    "links carry 80 MB per second": lambda: all(
+        word in lesson(NAME).code("ahead, waiting") for word in ('"forward": 0.08, "backward": 0.16', "bandwidth=80e6")
+    ),
+    "A step is one forward pass, and a backward pass that takes twice as long; with a second forward pass that makes 4 "
+    "in place of 3.": lambda: (
+        3 * step(3, recompute=True).timeline.busy(0) == pytest.approx(4 * step(3).timeline.busy(0), rel=1e-6)
+    ),
+    "(Not quite 4, because the last block, which makes the model's answer, is not computed again.)": lambda: (
+        3.99 < numbers("keeping, computing", "compute again")[-1] < 4 and numbers("keeping, computing", "keep")[0] == 3
+    ),
+    "ZeRO-3 cuts the parameters, too, and sends half as much again.": lambda: abs(sent(3) / sent(1) - 1.5) < 1e-4,
+    "Recomputing saves activations, which no stage does, for about a third more computing.": lambda: (
+        step(3, recompute=True).timeline.busy(0) / step(3).timeline.busy(0) == pytest.approx(4 / 3, rel=1e-6)
+        and len({step(stage).activations[0] for stage in (0, 1, 2)}) == 1
+    ),
     "Three quarters are copies, and with a thousand ranks it would be nearly everything.": lambda: 1 - 1 / 1000 > 0.99,
     "on the **emulated** links of the last lesson: 1 ms for each message, 2.5 MB/s.": lambda: (
         "Link(latency=0.001, bandwidth=2.5e6)" in lesson("data_parallelism").code("device = {")
@@ -163,10 +202,13 @@ PROOFS: Proofs = {
     "Nothing more is sent: a layer is gathered for its backward pass anyway.": lambda: (
         step(3, recompute=True).timeline.bytes_sent(0) == sent(3)
     ),
-    "two samples of 2,048 tokens for each device": lambda: SAMPLES == 2 and planned("13B", 8, 1).model.sequence == 2048,
-    "2 for the parameter, 2 for its gradient, and 12 that the optimizer keeps. So ZeRO-1 can cut": lambda: (
-        tuple(RECIPES["bf16"]) == (2, 2, 12)
+    "on A100 with 80 GiB in nodes of eight, two samples of 2,048 tokens for each device": lambda: (
+        (SAMPLES, planned("13B", 16, 1).model.sequence) == (2, 2048)
+        and ((on := planned("13B", 16, 1).cluster).device, on.nodes, on.devices_per_node) == ("A100-80GB", 2, 8)
+        and planned("13B", 16, 1).capacity == 80 * 2**30
     ),
+    "It also has 16 bytes for each parameter: 2 for the parameter, 2 for its gradient, and 12 that the optimizer "
+    "keeps. So ZeRO-1 can cut away 12 of 16.)": lambda: tuple(RECIPES["bf16"]) == (2, 2, 12),
     "1. ZeRO-1 is the first, and its step is shorter: each rank updates an eighth of the parameters.": lambda: (
         not fits("6.7B", 8, 0) and fits("6.7B", 8, 1) and seconds("6.7B", 8, 1) < seconds("6.7B", 8, 0)
     ),
@@ -176,7 +218,8 @@ PROOFS: Proofs = {
         and fits("13B", 8, 1, "full")
         and (round(seconds("13B", 8, 3), 2), round(seconds("13B", 8, 1, "full"), 2)) == (1.82, 2.28)
     ),
-    "That is more than 80 GiB, however many devices there are.": what_zero_1_leaves_is_too_much,
+    "What ZeRO-1 does not cut stays: 4 bytes for each parameter, the activations, and a margin for what no tensor is "
+    "in. That is more than 80 GiB, however many devices there are.": what_zero_1_leaves_is_too_much,
     "4. 64 devices are enough, with ZeRO-3 and recomputing. On 512 devices about a third of the step goes into": (
         lambda: fits("175B", 64, 3, "full") and not fits("175B", 32, 3, "full") and 0.3 < lost(512) < 0.36
     ),
