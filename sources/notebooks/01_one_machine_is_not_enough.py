@@ -84,7 +84,7 @@ parameters = sum(parameter.numel() for parameter in model.parameters())
 print(f"{parameters:,} parameters of 4 bytes are {4 * parameters:,} bytes")
 
 # %% [markdown]
-# *Predict:* how many times that is in memory at the fullest moment of training? Twice, four times, ten times?
+# *Predict:* how many times as much is in memory at the fullest moment of training? Twice, four times, ten times?
 #
 # A **ledger** keeps the books while you train. It asks PyTorch what is held, and estimates nothing.
 
@@ -142,9 +142,9 @@ for name in ("parameters", "gradients", "optimizer"):
     print(f"{name:10} {getattr(held, name) / parameters:5.2f} bytes for each parameter")
 
 # %% [markdown]
-# **Sixteen bytes** in all, for a parameter that takes four. In mixed precision it is sixteen as well: 2 for the
-# parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of the parameter and its two
-# numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
+# **Sixteen bytes** in all, for a parameter that takes four. In mixed precision, which computes with 16 bits, it is
+# sixteen as well: 2 for the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of
+# the parameter and its two numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
 #
 # So you can already say what fits. *Predict:* a good data-center GPU has 80 GiB. How many parameters can a model have,
 # if nothing but these sixteen bytes were needed?
@@ -203,8 +203,8 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 # %% [markdown]
 # Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. All
 # together the planner says more than the ledger has ever seen at one moment. It stays on the safe side: it adds up all
-# the gradients and all the activations, while in truth the ones come as the others go, and buffers on top. Good enough
-# to extrapolate.
+# gradients, all activations and some buffers, while in truth gradients come as activations go. That is good enough to
+# extrapolate.
 #
 # The models of GPT-3's paper (Brown et al. 2020, table 2.1; two of them rounded so that everything divides) make a
 # family of eight, from 125 million to 175 billion parameters. *Predict:* which is the largest that you can train on one
@@ -370,6 +370,7 @@ with theirs:
 (peak,) = theirs.get_tracker_snapshot("peak").values()
 theirs_by_kind = {getattr(kind, "value", kind): size for kind, size in peak.items()}
 
+# %%
 with Ledger(model, optimizer) as ledger:
     train_step()
 ours = ledger.peak.held

@@ -542,15 +542,15 @@ for samples in (512, 10):
 # from averaging after each of them:
 
 # %%
+from contextlib import nullcontext
+
+
 def in_portions(rank):
     replica = DistributedDataParallel(TinyGPT(seed=rank))
-    share = batches.split(minibatch, 4)[rank]
-    *first, last = zip(*(tensor.chunk(4) for tensor in share), strict=True)
-    with replica.no_sync():
-        for inputs, targets in first:
+    portions = zip(*(tensor.chunk(4) for tensor in batches.split(minibatch, 4)[rank]), strict=True)
+    for number, (inputs, targets) in enumerate(portions, start=1):
+        with replica.no_sync() if number < 4 else nullcontext():
             (data.answer_loss(replica(inputs), targets) / 4).backward()
-    inputs, targets = last
-    (data.answer_loss(replica(inputs), targets) / 4).backward()
     return torch.cat([parameter.grad.flatten() for parameter in replica.parameters()])
 
 run, whole = launch(in_portions, 4), gradient(*minibatch)

@@ -4,7 +4,8 @@
 # **What you do:** cut a model between its layers, train it on four processes none of which keeps more than its part,
 # and find out what that costs.<br>
 # **Time:** 35 minutes.<br>
-# **You need:** [Data parallelism](02_data_parallelism.ipynb).
+# **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
+# [Data parallelism](02_data_parallelism.ipynb).
 #
 # ## 1. Cut between two layers
 #
@@ -28,8 +29,8 @@ split_layers(10, n_stages=4)
 # block puts out is what the next one takes in, so consecutive blocks should be neighbors.
 #
 # Now four real ranks train it. `LayerWise` keeps a rank's own blocks and lets go of the others. What it passes on to
-# the next rank is the output of its last block, the **activations**. On the way back each rank gets the gradient
-# of what it has put out, and passes on the gradient of what it was given.
+# the next rank is the output of its last block: hidden states, the only **activations** that have to travel. On the
+# way back each rank gets the gradient of what it has put out, and passes on the gradient of what it was given.
 
 # %%
 from itertools import islice
@@ -50,6 +51,7 @@ def train(rank, steps):
         optimizer.zero_grad()
     return chain.state_dict()
 
+# %%
 run = launch(train, world_size=4, args=(20,))
 for rank, state in enumerate(run.results):
     blocks = sorted({name.split(".")[1] for name in state}, key=int)
@@ -72,6 +74,7 @@ def held(rank, is_split):
     optimizer.step()
     return count(part, optimizer).total
 
+# %%
 (alone,) = launch(held, 1, args=(False,)).results
 parts = launch(held, 4, args=(True,)).results
 print(f"one process alone: {alone:,} bytes")
@@ -283,7 +286,7 @@ print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for nam
 # - Huang et al. 2019, *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, NeurIPS: its
 #   figure 2b is the picture of section 3.
 # - Krizhevsky et al. 2012, *ImageNet Classification with Deep Convolutional Neural Networks*, NeurIPS: a network on
-#   two devices, because it did not fit on one. (It was cut *inside* its layers, as in the next lesson.)
+#   two devices, because it did not fit on one. (It was cut *inside* its layers, as in tensor parallelism.)
 # - Dean et al. 2012, *Large Scale Distributed Deep Networks*, NeurIPS: models cut over many machines.
 #
 # **Next:** [pipeline parallelism](05_pipeline_parallelism.ipynb), where all stages work at the same time.

@@ -25,8 +25,8 @@ EXAMPLES = data.fixed_examples(8)
 
 def shares() -> list[float]:
     """What each rank holds, in parts of what one process holds."""
-    (alone,) = numbers("def held(", "one process alone")
-    return [numbers("def held(", f"rank {rank}")[1] / alone for rank in range(4)]
+    (alone,) = numbers("launch(held, 4", "one process alone")
+    return [numbers("launch(held, 4", f"rank {rank}")[1] / alone for rank in range(4)]
 
 
 def bytes_of_blocks() -> list[float]:
@@ -97,7 +97,7 @@ PROOFS: Proofs = {
     ),
     "A model needs twice the memory of your device, and you have four devices.": lambda: max(shares()) < 1 / 2,
     "A quarter on average, and together exactly what one process holds.": lambda: (
-        abs(sum(shares()) - 1) < 1e-12 and shows("def held(", "together what one holds: True")
+        abs(sum(shares()) - 1) < 1e-12 and shows("launch(held, 4", "together what one holds: True")
     ),
     "embedding and head are far smaller than a layer here: the fullest rank holds more than a third.": lambda: (
         max(shares()) > 1 / 3 and 10 * max(parameters(0), parameters(9)) < parameters(1)

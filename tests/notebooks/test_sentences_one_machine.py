@@ -38,7 +38,7 @@ def near(share: float, what: float) -> bool:
 
 def counted(kind: str) -> list[float]:
     """Bytes, by PyTorch's counter and by the ledger."""
-    return numbers("theirs = MemTracker()", f"{kind} ")
+    return numbers("theirs_by_kind[kind]", f"{kind} ")
 
 
 def by_samples() -> list[list[float]]:

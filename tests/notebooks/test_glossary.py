@@ -1,0 +1,44 @@
+"""The glossary has a sentence for each term, and the lesson it names says the term."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.lesson import NOTEBOOKS, lesson
+
+TEXT = (NOTEBOOKS / "glossary.md").read_text(encoding="utf-8")
+ENTRIES = re.findall(r"^- \*\*(.+?)\*\*: (.+) \((\[.+\))\)$", TEXT, re.MULTILINE)
+TERMS = [term for term, _, _ in ENTRIES]
+LINKS = [(term, *link) for term, _, links in ENTRIES for link in re.findall(r"\[(\d\d)\]\(([^)]+)\)", links)]
+
+
+def test_every_line_of_the_list_is_an_entry() -> None:
+    assert len(ENTRIES) == len(re.findall(r"^- ", TEXT, re.MULTILINE)) == len(set(TERMS)) > 60
+
+
+def test_the_terms_are_in_alphabetical_order() -> None:
+    assert TERMS == sorted(TERMS, key=str.casefold)
+
+
+@pytest.mark.parametrize(("term", "number", "target"), LINKS)
+def test_the_lesson_that_a_term_names_says_it(term: str, number: str, target: str) -> None:
+    assert target.startswith(number) and (NOTEBOOKS / target).exists()
+    name = Path(target).stem[3:]
+    assert re.search(rf"(?<!\w){re.escape(term)}s?(?!\w)", lesson(name).prose.replace("*", ""), re.IGNORECASE)
+
+
+@pytest.mark.parametrize("sentence", [sentence for _, sentence, _ in ENTRIES])
+def test_a_term_has_one_sentence(sentence: str) -> None:
+    assert re.findall(r"[.?!](?= |$)", sentence) == ["."] and sentence.endswith(".")
+
+
+def test_memory_is_in_gib_alone() -> None:
+    assert not re.search(r"\b[kMGT]B\b", TEXT)
+
+
+@pytest.mark.parametrize("page", ["README.md", "sources/notebooks/00_start_here.py"])
+def test_where_a_reader_begins_there_is_a_link(page: str) -> None:
+    assert "glossary.md)" in (NOTEBOOKS.parent / page).read_text(encoding="utf-8")
