@@ -14,28 +14,21 @@
 # All models of this course are small GPTs, built like the large ones. Text comes in as **tokens**: characters or pieces
 # of words, each of them a number. For each place in the text, the model says which token may come next.
 #
-# ```text
-#    tokens              which characters these are
-#      |
-#  EMBEDDING             looks up a row of numbers for each token, and adds one for its place
-#      |
-#      |  hidden states  these rows, from here to the head
-#      |----------+
-#      |         norm                                                                       |
-#      |      ATTENTION  each place looks at those before it, in several heads side by side |
-#      +<---------+      what comes out is added to what went in: the residual              |  a layer, or
-#      |----------+                                                                         |  transformer block:
-#      |         norm                                                                       |  here there are four
-#      |         MLP     four times as wide, a bend (the GELU), and narrow again            |
-#      +<---------+                                                                         |
-#      |
-#     HEAD               norm, then a matrix with a row for each token of the vocabulary
-#      |
-#    logits              for each place a number for each token: the larger, the likelier
-# ```
+# ![From left to right: tokens, embedding, layers of attention and MLP with their norms and residuals, head,
+# logits](images/model.svg)
 #
-# (So *head* means two things: the end of the model, and one of several parts of attention. A head of attention has a
-# *query*, a *key* and a *value* for each place, made by three matrices. A fourth, *out*, brings the heads together.)
+# - The **embedding** looks up a row of numbers for each token, and adds one for its place. From there to the head these
+#   rows are called **hidden states**.
+# - In **attention** each place of the text looks at those before it, in several **heads** side by side.
+# - The **MLP** works on each place alone: a matrix makes its row four times as wide, a bend (the **GELU**) acts on each
+#   number, and a second matrix makes the row narrow again.
+# - Before each of the two a **norm** brings the numbers to the same scale. What comes out is added to what went in:
+#   that is the **residual**.
+# - The **head** makes the **logits**: for each place a number for each token of the vocabulary, larger for those that
+#   are likelier to come next.
+#
+# (So *head* means two things: the end of the model, and one of several parts of attention. Three matrices make a
+# *query*, a *key* and a *value* for each place and head; a fourth, *out*, brings the heads together.)
 #
 # *Predict:* where are most of the parameters: in the embedding, attention, the MLP or the head? Does the same part also
 # compute the most, and keep the most for the backward pass? Here is each part by itself, with 8 samples of 128 tokens:
@@ -60,8 +53,9 @@ out = tokens[:, :-1]
 for name, part in parts.items():
     with Ledger(part) as kept, FlopCounterMode(display=False) as forward:
         out = part(out)
-    numbers, flops = sum(p.numel() for p in part.parameters()), forward.get_total_flops() / 1e6
-    print(f"{name:9} {str(tuple(out.shape)):>16} {numbers:12,} {flops:14.0f} {kept.peak.held.activations / 1e6:21.2f}")
+    numbers, flops, held = sum(p.numel() for p in part.parameters()), forward.get_total_flops(), kept.peak.held
+    shape = " x ".join(map(str, out.shape))
+    print(f"{name:9} {shape:>16} {numbers:12,} {flops / 1e6:14.0f} {held.activations / 1e6:21.2f}")
 
 # %% [markdown]
 # A **FLOP** is a floating-point operation: one multiplication, or one addition. In a layer, the MLP has two thirds of

@@ -20,7 +20,7 @@ def test_every_line_of_the_list_is_an_entry() -> None:
 
 
 def test_the_terms_are_in_alphabetical_order() -> None:
-    assert TERMS == sorted(TERMS, key=str.casefold)
+    assert sorted(TERMS, key=str.casefold) == TERMS
 
 
 @pytest.mark.parametrize(("term", "number", "target"), LINKS)

@@ -82,7 +82,8 @@ def planned(line: str) -> float:
 SINGLE = [(model, device) for model in FAMILY for device in DEVICES]
 
 PROOFS: Proofs = {
-    "with 8 samples of 128 tokens": lambda: shows("parts = {", "(8, 128, 128)"),
+    "a matrix makes its row four times as wide": lambda: GPTConfig().ffn_width == 4 * GPTConfig().hidden,
+    "with 8 samples of 128 tokens": lambda: shows("parts = {", "8 x 128 x 128"),
     "the MLP has two thirds of the parameters and of the FLOPs, and attention nearly all the rest": lambda: all(
         near(of_layer("MLP")[i], 2 / 3) and near(of_layer("attention")[i], 1 / 3) for i in (0, 1)
     ),
