@@ -245,8 +245,9 @@ try_with("a minibatch of a single sample", batch=1)
 try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 
 # %% [markdown]
-# A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch does not help either:
-# it was taken one sample at a time from the start. Nearly all that is left is the sixteen bytes.
+# A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch (the samples of one
+# update) does not help either: it was taken one sample at a time from the start. Nearly all that is left is the sixteen
+# bytes.
 #
 # ## 6. And if it did fit?
 #
@@ -396,7 +397,8 @@ print(f"{'Temp':10} theirs {theirs_by_kind['Temp']:12,}")
 # ### When it stops being true
 #
 # - **Sixteen is for Adam.** Plain gradient descent keeps nothing, other optimizers less. Then it is eight.
-# - **Long sequences.** Without a fused attention kernel, activations grow with the square of the sequence.
+# - **Long sequences.** Attention that keeps a number for every two places makes activations grow with the square of the
+#   sequence. Ours computes these numbers again in the backward pass (Dao et al. 2022).
 # - **Not every byte is the model's.** A device also holds its driver, communication buffers and fragments. The planner
 #   sets aside 1 GiB, half as much for each group that the device talks in, and a tenth of everything else.
 #
@@ -406,6 +408,7 @@ print(f"{'Temp':10} theirs {theirs_by_kind['Temp']:12,}")
 #   where the sixteen bytes come from.
 # - Korthikanti et al. 2022, *Reducing Activation Recomputation in Large Transformer Models*, arXiv:2205.05198: what
 #   activations there are, layer by layer.
+# - Dao et al. 2022, *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness*, NeurIPS.
 # - Hoffmann et al. 2022, *Training Compute-Optimal Large Language Models*, arXiv:2203.15556: twenty tokens for each
 #   parameter.
 # - Brown et al. 2020, *Language Models are Few-Shot Learners*, arXiv:2005.14165: the family of eight.

@@ -444,7 +444,7 @@ lost_time({f"N = {step.world_size}": time_breakdown(step) for step in emulated},
 # The share of time spent on communication grows with every rank. There is more of it; but above all there is less
 # computing beside it. Gradients are computed in shares, the all-reduce and the update are not. With $C$ for the time in
 # which one rank computes the gradients of the whole minibatch, $U$ for an update, $G$ bytes of gradients, and a link of
-# bandwidth $\beta$ and latency $\alpha$,
+# bandwidth $\beta$ and latency $\alpha$ (what each message takes on top),
 #
 # $$T_N \;=\; \frac{C}{N} \;+\; U \;+\; 2\,\frac{N-1}{N}\cdot\frac{G}{\beta} \;+\; 2\,(N-1)\,\alpha$$
 #

@@ -10,7 +10,7 @@
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
 # them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
 #
-# ## 1. Four copies
+# ## 1. What four replicas hold
 #
 # Data parallelism makes training faster, but it does not make a model fit: every rank holds all of it. Can the same
 # ranks do the same training, and hold less?
