@@ -383,7 +383,8 @@ print(f"{'Temp':10} theirs {theirs_by_kind['Temp']:12,}")
 #   was for. That is the one that has to fit.
 #
 # One process needs no `torchrun`: `python train.py` starts it. The files to read are
-# `torch/distributed/_tools/mem_tracker.py` and, for the FLOPs, `torch/utils/flop_counter.py`.
+# `torch/distributed/_tools/mem_tracker.py` (the underscore says that it may still change) and, for the FLOPs,
+# `torch/utils/flop_counter.py`.
 #
 # ## What you know now
 #

@@ -414,8 +414,8 @@ for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
 # The same function runs under `torchrun --nproc-per-node 4 train.py`, with `dist.init_process_group()` before it. What
 # these schedules do differently:
 #
-# - All micro-batches must have the same size. Try it with 30 samples: ranks expect 8 and are sent 7. Ours takes any
-#   sizes, and weights each by its samples.
+# - All micro-batches must have the same size. With 30 samples in four of them, a rank expects 8 and is sent 7, and the
+#   run ends. Ours takes any sizes, and weights each by its samples.
 # - Interleaving takes a list of stages: `ScheduleInterleaved1F1B([stage_0, stage_4], ...)` on rank 0, and so on.
 # - A schedule is also a list there, and with `ScheduleZBVZeroBubble` and others it has I and W.
 #

@@ -207,7 +207,7 @@ PROOFS: Proofs = {
         and shows("Schedule1F1B", "ScheduleGPipe the same gradients as ours, to the last bit: True")
         and shows("Schedule1F1B", "Schedule1F1B  the same gradients as ours, to the last bit: True")
     ),
-    "All micro-batches must have the same size. Try it with 30 samples: ranks expect 8 and are sent 7.": (
+    "With 30 samples in four of them, a rank expects 8 and is sent 7, and the run ends.": (
         unequal_micro_batches_do_not_fit
     ),
     "Interleaving takes a list of stages: `ScheduleInterleaved1F1B([stage_0, stage_4], ...)` on rank 0": (
