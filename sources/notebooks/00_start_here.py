@@ -122,7 +122,7 @@ gantt(run.timeline, title="Work, then add up")
 # machine's clock; **emulated** is a run of real processes with real messages too, but on an emulated clock, which says
 # how long other devices and links would take; and **modelled** was calculated and not run.
 #
-# ## A deadlock, on purpose
+# ## Two polite ranks
 #
 # Two ranks want to swap a number. Both are polite: each listens first and speaks afterwards. *Predict:* what will
 # happen? Then run the cell. It is meant to fail.
@@ -139,7 +139,7 @@ launch(swap, world_size=2)
 
 # %% [markdown]
 # Each waits for the other to speak, and nobody ever will: a **deadlock**. On a cluster this looks like a job that is
-# running, uses all its devices, and never gets anywhere. Here you are told within two seconds: the first line says
+# running, uses all its devices, and never gets anywhere. Here you are told after a moment: the first line says
 # who waited for whom, and the table shows each rank's state and the line it was at.
 #
 # No mistake is a dead end in this course. A rank that crashes, hangs or disappears is reported in the same way, your
@@ -173,6 +173,8 @@ launch(swap, world_size=2).results
 #   together to add numbers, and you find out when four are four times as fast and when they are not.
 # - **[Its exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb)**: build it yourself, with a check
 #   that runs your code on real ranks.
+#
+# Have you forgotten a word? The [glossary](glossary.md) has a sentence for each, and the lesson that explains it.
 #
 # Three things to keep: a rank is a process with a number and a memory of its own; ranks know of each other only what
 # they send; and whoever needs all the others waits for the slowest.

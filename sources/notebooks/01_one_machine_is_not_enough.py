@@ -3,42 +3,86 @@
 #
 # **What you do:** count every byte that a training step holds, on a real model, and let the model grow until it no
 # longer fits the best device there is. Then find out how long you would have to wait for it anyway.<br>
-# **Time:** 40 minutes.<br>
+# **Time:** 45 minutes.<br>
 # **You need:** [Start here](00_start_here.ipynb), and one PyTorch model that you have trained yourself.
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
 # them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
 #
-# ## 1. Where does the memory go?
+# ## 1. What the model is made of
 #
-# A model with a billion parameters has weights of 4 GB, at four bytes each. Still, people run out of memory when they
-# train it on a device that has 16. What else is there?
+# All models of this course are small GPTs, built like the large ones. Text comes in as **tokens**: characters or pieces
+# of words, each of them a number. For each place in the text, the model says which token may come next.
 #
-# Let us look at a small model first, because there you can count.
+# ![From left to right: tokens, embedding, layers of attention and MLP with their norms and residuals, head,
+# logits](images/model.svg)
+#
+# - The **embedding** looks up a row of numbers for each token, and adds one for its place. From there to the head these
+#   rows are called **hidden states**.
+# - In **attention** each place of the text looks at those before it, in several **heads** side by side.
+# - The **MLP** works on each place alone: a matrix makes its row four times as wide, a bend (the **GELU**) acts on each
+#   number, and a second matrix makes the row narrow again.
+# - Before each of the two a **norm** brings the numbers to the same scale. What comes out is added to what went in:
+#   that is the **residual**.
+# - The **head** makes the **logits**: for each place a number for each token of the vocabulary, larger for those that
+#   are likelier to come next.
+#
+# (So *head* means two things: the end of the model, and one of several parts of attention. Three matrices make a
+# *query*, a *key* and a *value* for each place and head; a fourth, *out*, brings the heads together.)
+#
+# *Predict:* where are most of the parameters: in the embedding, attention, the MLP or the head? Does the same part also
+# compute the most, and keep the most for the backward pass? Here is each part by itself, with 8 samples of 128 tokens:
 
 # %%
 import torch
-import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from course_lib.instruments.ledger import Ledger
 from course_lib.model import GPTConfig, TinyGPT
 
 config = GPTConfig(vocab=256, sequence=128, layers=4, hidden=128, heads=4)
 model = TinyGPT(config)
-optimizer = torch.optim.AdamW(model.parameters())
+tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.Generator().manual_seed(0))
 
+# %%
+embedding, layer, head = model.blocks[0], model.blocks[1], model.blocks[-1]
+parts = {"embedding": embedding, "norm 1": layer.attention_norm, "attention": layer.attention,
+         "norm 2": layer.mlp_norm, "MLP": layer.mlp, "head": head}
+print("part        what comes out   parameters  million FLOPs  MB kept for backward")
+out = tokens[:, :-1]
+for name, part in parts.items():
+    with Ledger(part) as kept, FlopCounterMode(display=False) as forward:
+        out = part(out)
+    numbers, flops, held = sum(p.numel() for p in part.parameters()), forward.get_total_flops(), kept.peak.held
+    shape = " x ".join(map(str, out.shape))
+    print(f"{name:9} {shape:>16} {numbers:12,} {flops / 1e6:14.0f} {held.activations / 1e6:21.2f}")
+
+# %% [markdown]
+# A **FLOP** is a floating-point operation: one multiplication, or one addition. In a layer, the MLP has two thirds of
+# the parameters and of the FLOPs, and attention nearly all the rest. (The products of queries with keys have no
+# parameters, and this counter leaves them out.) An embedding only looks up, so it has many parameters and no FLOPs. The
+# norms are the other way round: hardly any parameters, and still an eighth of what a layer keeps.
+#
+# ## 2. Where does the memory go?
+#
+# A billion parameters of four bytes each take 3.7 GiB (a GiB has $2^{30}$ bytes). Still, people run out of memory when
+# they train such a model on a device that has 16. What else is there?
+#
+# Our small model tells, because there you can count.
+
+# %%
+import torch.nn.functional as F
+
+optimizer = torch.optim.AdamW(model.parameters())
 parameters = sum(parameter.numel() for parameter in model.parameters())
 print(f"{parameters:,} parameters of 4 bytes are {4 * parameters:,} bytes")
 
 # %% [markdown]
-# *Predict:* how many times that is in memory at the fullest moment of training? Twice, four times, ten times?
+# *Predict:* how many times as much is in memory at the fullest moment of training? Twice, four times, ten times?
 #
 # A **ledger** keeps the books while you train. It asks PyTorch what is held, and estimates nothing.
 
 # %%
-from course_lib.instruments.ledger import Ledger
-
-tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.Generator().manual_seed(0))
-
 def train_step(samples=8):
     loss = F.cross_entropy(model(tokens[:samples, :-1]).flatten(0, 1), tokens[:samples, 1:].flatten())
     loss.backward()
@@ -81,7 +125,7 @@ memory_by_part(moments, title="What one process holds while it trains")
 #
 # That is why a job can survive its first step and run out of memory in the second.
 #
-# ## 2. Bytes for each parameter
+# ## 3. Bytes for each parameter
 #
 # Leave the activations aside for a moment. *Predict:* how many bytes does training need for every parameter, with
 # everything in 32 bits?
@@ -92,9 +136,9 @@ for name in ("parameters", "gradients", "optimizer"):
     print(f"{name:10} {getattr(held, name) / parameters:5.2f} bytes for each parameter")
 
 # %% [markdown]
-# **Sixteen bytes** in all, for a parameter that takes four. In mixed precision it is sixteen as well: 2 for the
-# parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of the parameter and its two
-# numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
+# **Sixteen bytes** in all, for a parameter that takes four. In mixed precision, which computes with 16 bits, it is
+# sixteen as well: 2 for the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of
+# the parameter and its two numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
 #
 # So you can already say what fits. *Predict:* a good data-center GPU has 80 GiB. How many parameters can a model have,
 # if nothing but these sixteen bytes were needed?
@@ -106,7 +150,7 @@ print(f"{80 * GiB / 16 / 1e9:.1f} billion")
 # %% [markdown]
 # Then there would be no room for a single activation. How many bytes are those?
 #
-# ## 3. What the backward pass needs
+# ## 4. What the backward pass needs
 #
 # *Predict:* you train on twice as many samples at a time. Which of the four kinds grow?
 
@@ -129,7 +173,7 @@ for samples in (1, 2, 4, 8):
 # You can always take fewer samples at a time and add up their gradients. But one sample is the least, and the sixteen
 # bytes do not care.
 #
-# ## 4. Let it grow
+# ## 5. Let it grow
 #
 # Nobody has to buy a GPU to find out what fits. The course's **planner** does the same bookkeeping for models that you
 # could not build here. Is it right? Hold it against the ledger, on our small model:
@@ -153,8 +197,8 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 # %% [markdown]
 # Parameters and gradients to the byte, the optimizer up to its count of steps, activations within a few percent. All
 # together the planner says more than the ledger has ever seen at one moment. It stays on the safe side: it adds up all
-# the gradients and all the activations, while in truth the ones come as the others go, and buffers on top. Good enough
-# to extrapolate.
+# gradients, all activations and some buffers, while in truth gradients come as activations go. That is good enough to
+# extrapolate.
 #
 # The models of GPT-3's paper (Brown et al. 2020, table 2.1; two of them rounded so that everything divides) make a
 # family of eight, from 125 million to 175 billion parameters. *Predict:* which is the largest that you can train on one
@@ -201,20 +245,19 @@ try_with("a minibatch of a single sample", batch=1)
 try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 
 # %% [markdown]
-# A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch does not help either:
-# it was taken one sample at a time from the start. Nearly all that is left is the sixteen bytes.
+# A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch (the samples of one
+# update) does not help either: it was taken one sample at a time from the start. Nearly all that is left is the sixteen
+# bytes.
 #
-# ## 5. And if it did fit?
+# ## 6. And if it did fit?
 #
 # Suppose that a device had all the memory in the world. How long would you wait?
 #
 # A parameter takes part in one multiplication and one addition for each token, so a forward pass costs about 2 FLOPs
-# (floating-point operations) for each parameter and token. *Predict:* and the backward pass, which computes gradients
-# of the inputs and of the weights?
+# for each parameter and token. *Predict:* and the backward pass, which computes gradients of the inputs and of the
+# weights?
 
 # %%
-from torch.utils.flop_counter import FlopCounterMode
-
 with FlopCounterMode(display=False) as forward:
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 with FlopCounterMode(display=False) as backward:
@@ -227,8 +270,7 @@ print(f"backward: {backward.get_total_flops() / forward.get_total_flops():.1f} t
 
 # %% [markdown]
 # Backward is twice as much as forward, so it is six FLOPs for each parameter and token in all. (The products inside
-# attention have no parameters, and this counter leaves them out; they come on top. Looking up an embedding multiplies
-# nothing.) The rule of thumb is
+# attention come on top.) The rule of thumb is
 #
 # $$\text{training} \;\approx\; 6 \cdot \text{parameters} \cdot \text{tokens}$$
 #
@@ -257,7 +299,7 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 # each point lie 90% of such runs. A thousand devices would turn a century into five weeks, if they could share the work
 # perfectly.
 #
-# ## 6. Push against both limits
+# ## 7. Push against both limits
 #
 # Turn the knobs. Everything here is modelled, so a device costs nothing. Try these:
 #
@@ -275,7 +317,7 @@ from course_lib.widgets import one_machine
 one_machine.explorer()
 
 # %% [markdown]
-# ## 7. Two ways to share
+# ## 8. Two ways to share
 #
 # Eight devices have eight times the memory and eight times the speed. But what do you give each of them? *Predict:*
 # which of these makes 13B fit into devices of 80 GiB?
@@ -308,6 +350,42 @@ for name, way in ways.items():
 Card("one_machine")
 
 # %% [markdown]
+# ## 9. The same in PyTorch
+#
+# Our ledger asks for what the backward pass will need. PyTorch has a counter too, `MemTracker`, which looks at every
+# operation and at what it makes. Here both watch the same step:
+
+# %%
+from torch.distributed._tools.mem_tracker import MemTracker
+
+theirs = MemTracker()
+theirs.track_external(model, optimizer)
+with theirs:
+    train_step()
+(peak,) = theirs.get_tracker_snapshot("peak").values()
+theirs_by_kind = {getattr(kind, "value", kind): size for kind, size in peak.items()}
+
+# %%
+with Ledger(model, optimizer) as ledger:
+    train_step()
+ours = ledger.peak.held
+for kind, size in {"Parameter": ours.parameters, "Optstate": ours.optimizer, "Activation": ours.activations}.items():
+    print(f"{kind:10} theirs {theirs_by_kind[kind]:12,}   ours {size:12,}")
+print(f"{'Temp':10} theirs {theirs_by_kind['Temp']:12,}")
+
+# %% [markdown]
+# Parameters and optimizer state are the same to the byte. Activations are, but for the text itself, which no operation
+# has made, and for some single numbers. What it does differently:
+#
+# - It also counts what is there for a moment only (`Temp`): here 2 MB, twice the size of the logits.
+# - It can say so for every module: `theirs.display_modulewise_snapshots()`.
+# - On a GPU there is one more number, `torch.cuda.max_memory_allocated()`: all that the allocator gave out, whatever it
+#   was for. That is the one that has to fit.
+#
+# One process needs no `torchrun`: `python train.py` starts it. The files to read are
+# `torch/distributed/_tools/mem_tracker.py` (the underscore says that it may still change) and, for the FLOPs,
+# `torch/utils/flop_counter.py`.
+#
 # ## What you know now
 #
 # - Training holds parameters, gradients, optimizer state and activations. The first three are 16 bytes for each
@@ -320,7 +398,8 @@ Card("one_machine")
 # ### When it stops being true
 #
 # - **Sixteen is for Adam.** Plain gradient descent keeps nothing, other optimizers less. Then it is eight.
-# - **Long sequences.** Without a fused attention kernel, activations grow with the square of the sequence.
+# - **Long sequences.** Attention that keeps a number for every two places makes activations grow with the square of the
+#   sequence. Ours computes these numbers again in the backward pass (Dao et al. 2022).
 # - **Not every byte is the model's.** A device also holds its driver, communication buffers and fragments. The planner
 #   sets aside 1 GiB, half as much for each group that the device talks in, and a tenth of everything else.
 #
@@ -330,6 +409,7 @@ Card("one_machine")
 #   where the sixteen bytes come from.
 # - Korthikanti et al. 2022, *Reducing Activation Recomputation in Large Transformer Models*, arXiv:2205.05198: what
 #   activations there are, layer by layer.
+# - Dao et al. 2022, *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness*, NeurIPS.
 # - Hoffmann et al. 2022, *Training Compute-Optimal Large Language Models*, arXiv:2203.15556: twenty tokens for each
 #   parameter.
 # - Brown et al. 2020, *Language Models are Few-Shot Learners*, arXiv:2005.14165: the family of eight.

@@ -442,7 +442,7 @@ lost_time({f"N = {step.world_size}": time_breakdown(step) for step in emulated},
 # The share of time spent on communication grows with every rank. There is more of it; but above all there is less
 # computing beside it. Gradients are computed in shares, the all-reduce and the update are not. With $C$ for the time in
 # which one rank computes the gradients of the whole minibatch, $U$ for an update, $G$ bytes of gradients, and a link of
-# bandwidth $\beta$ and latency $\alpha$,
+# bandwidth $\beta$ and latency $\alpha$ (what each message takes on top),
 #
 # $$T_N \;=\; \frac{C}{N} \;+\; U \;+\; 2\,\frac{N-1}{N}\cdot\frac{G}{\beta} \;+\; 2\,(N-1)\,\alpha$$
 #
@@ -501,6 +501,66 @@ Card("ideal_speed_up")
 Card("evaluate_replicas")
 
 # %% [markdown]
+# ## 8. The same in PyTorch
+#
+# PyTorch has both halves. `DistributedSampler` says which samples are a rank's, and `DistributedDataParallel` averages
+# the gradients while the backward pass goes on. *Predict:* 512 samples on four ranks, then 10. Is what comes out the
+# gradient of one process?
+
+# %%
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+
+def in_pytorch(rank, samples):
+    replica = DistributedDataParallel(TinyGPT(seed=rank))  # all ranks get the weights of rank 0
+    mine = list(DistributedSampler(range(samples), shuffle=False))
+    inputs, targets = (tensor[mine] for tensor in minibatch)
+    data.answer_loss(replica(inputs), targets).backward()
+    return mine, torch.cat([parameter.grad.flatten() for parameter in replica.parameters()])
+
+for samples in (512, 10):
+    results = launch(in_pytorch, 4, (samples,)).results
+    whole = gradient(*(tensor[:samples] for tensor in minibatch))
+    print("they take", *(mine[:3] for mine, _ in results), "..." if samples > 12 else "")
+    compare(f"{samples} samples", results[0][1])
+
+# %% [markdown]
+# With 512 samples it is. With 10 the sampler **pads**: every rank is to have three, so it begins again at the front,
+# and samples 0 and 1 count twice. (With `drop_last=True` it leaves two out instead.) And if you give the ranks shares
+# of 3, 3, 2 and 2, as in section 2? `DistributedDataParallel` averages over *ranks*, so that is the plain mean again.
+#
+# A rank with little memory can take its share in portions and add up their gradients. Then `no_sync` keeps the ranks
+# from averaging after each of them:
+
+# %%
+from contextlib import nullcontext
+
+
+def in_portions(rank):
+    replica = DistributedDataParallel(TinyGPT(seed=rank))
+    portions = zip(*(tensor.chunk(4) for tensor in batches.split(minibatch, 4)[rank]), strict=True)
+    for number, (inputs, targets) in enumerate(portions, start=1):
+        with replica.no_sync() if number < 4 else nullcontext():
+            (data.answer_loss(replica(inputs), targets) / 4).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in replica.parameters()])
+
+run, whole = launch(in_portions, 4), gradient(*minibatch)
+compare("four portions", run.results[0])
+print("all-reduces:", sum(span.name == "all_reduce" for span in run.timeline.of(0)))
+
+# %% [markdown]
+# The same functions run on a cluster. Put them into `train.py`, with `dist.init_process_group()` before the first and
+# `rank = dist.get_rank()` in place of `launch`, and start it with `torchrun --nproc-per-node 4 train.py`. What
+# `DistributedDataParallel` does differently from ours:
+#
+# - It averages over ranks as if all shares had the same size. Ours counts each by its samples.
+# - `backward()` returns when all gradients are averaged. Ours asks you to call `finish()`.
+# - A parameter that takes no part in the loss is an error in the next step, unless you say
+#   `find_unused_parameters=True`.
+#
+# The file to read is `torch/nn/parallel/distributed.py`. It hands the buckets to code in C++, the `Reducer`.
+#
 # ## What you know now
 #
 # - Each rank holds the whole model and computes on its share. The mean of the gradients, weighted by the shares, is

@@ -4,12 +4,13 @@
 # **What you do:** take away from four replicas what each of them holds only as a copy, step by step, until nothing is
 # held twice. Count what that saves and what it sends. Then save activations as well, by computing them again.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** [Data parallelism](02_data_parallelism.ipynb).
+# **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
+# [Data parallelism](02_data_parallelism.ipynb).
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
 # them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
 #
-# ## 1. Four copies
+# ## 1. What four replicas hold
 #
 # Data parallelism makes training faster, but it does not make a model fit: every rank holds all of it. Can the same
 # ranks do the same training, and hold less?
@@ -129,6 +130,8 @@ formulas = {
     "hierarchical": lambda n, size, node: 2 * (node - 1) * (latency + size / node / bandwidth)
     + 2 * (n // node - 1) * (latency + size / n / bandwidth),
 }
+
+# %%
 for size in (1_000, 1_000_000):
     for way, formula in formulas.items():
         seconds = launch(add_up, 8, (way, size), pace=Pace(link=Link(latency, bandwidth))).timeline.makespan

@@ -4,7 +4,8 @@
 # **What you do:** cut a model between its layers, train it on four processes none of which keeps more than its part,
 # and find out what that costs.<br>
 # **Time:** 35 minutes.<br>
-# **You need:** [Data parallelism](02_data_parallelism.ipynb).
+# **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
+# [Data parallelism](02_data_parallelism.ipynb).
 #
 # ## 1. Cut between two layers
 #
@@ -28,8 +29,8 @@ split_layers(10, n_stages=4)
 # block puts out is what the next one takes in, so consecutive blocks should be neighbors.
 #
 # Now four real ranks train it. `LayerWise` keeps a rank's own blocks and lets go of the others. What it passes on to
-# the next rank is the output of its last block, the **activations**. On the way back each rank gets the gradient
-# of what it has put out, and passes on the gradient of what it was given.
+# the next rank is the output of its last block: hidden states, the only **activations** that have to travel. On the
+# way back each rank gets the gradient of what it has put out, and passes on the gradient of what it was given.
 
 # %%
 from itertools import islice
@@ -50,6 +51,7 @@ def train(rank, steps):
         optimizer.zero_grad()
     return chain.state_dict()
 
+# %%
 run = launch(train, world_size=4, args=(20,))
 for rank, state in enumerate(run.results):
     blocks = sorted({name.split(".")[1] for name in state}, key=int)
@@ -72,6 +74,7 @@ def held(rank, is_split):
     optimizer.step()
     return count(part, optimizer).total
 
+# %%
 (alone,) = launch(held, 1, args=(False,)).results
 parts = launch(held, 4, args=(True,)).results
 print(f"one process alone: {alone:,} bytes")
@@ -225,6 +228,41 @@ LayerWiseExplorer()
 Card("why_partition")
 
 # %% [markdown]
+# ## 6. The same in PyTorch
+#
+# PyTorch's package for this is `torch.distributed.pipelining`. It can cut a minibatch as well, which is what the next
+# lesson is about; with `n_microbatches=1` it leaves it whole. Here it trains for the same 20 steps as in section 2:
+
+# %%
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+
+def in_pytorch(rank, steps):
+    own = split_layers(10, 4)[rank]
+    part = TinyGPT(config).blocks[own.start : own.stop]
+    stage = PipelineStage(part, rank, num_stages=4, device=torch.device("cpu"))
+    chain = ScheduleGPipe(stage, n_microbatches=1, loss_fn=data.answer_loss)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=2e-3)
+    for inputs, targets in islice(data.minibatches(problems, 64), steps):
+        _ = chain.step(inputs) if rank == 0 else chain.step(target=targets)  # forward and backward
+        optimizer.step()
+        optimizer.zero_grad()
+    return part.state_dict(prefix="blocks.")
+
+theirs = {name: weights for state in launch(in_pytorch, 4, (20,)).results for name, weights in state.items()}
+print("all weights there:", theirs.keys() == one.keys())
+print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for name in one))
+
+# %% [markdown]
+# The same function runs under `torchrun --nproc-per-node 4 train.py`, with `dist.init_process_group()` before it. What
+# it does differently:
+#
+# - You say where to cut: by hand, as here, or with the `SplitPoint`s that you give to `pipeline(model, ...)`.
+# - Only the first rank is given the inputs. Ours takes them on every rank, and reads them on the first.
+# - It does not add up the gradients of a parameter with two uses, on two ranks. Ours does.
+#
+# The file to read is `torch/distributed/pipelining/stage.py`, `forward_one_chunk` and `backward_one_chunk`.
+#
 # ## What you know now
 #
 # - Consecutive layers lie on consecutive ranks. Each holds its own weights, gradients, optimizer state and activations,
@@ -248,7 +286,7 @@ Card("why_partition")
 # - Huang et al. 2019, *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, NeurIPS: its
 #   figure 2b is the picture of section 3.
 # - Krizhevsky et al. 2012, *ImageNet Classification with Deep Convolutional Neural Networks*, NeurIPS: a network on
-#   two devices, because it did not fit on one. (It was cut *inside* its layers, as in the next lesson.)
+#   two devices, because it did not fit on one. (It was cut *inside* its layers, as in tensor parallelism.)
 # - Dean et al. 2012, *Large Scale Distributed Deep Networks*, NeurIPS: models cut over many machines.
 #
 # **Next:** [pipeline parallelism](05_pipeline_parallelism.ipynb), where all stages work at the same time.

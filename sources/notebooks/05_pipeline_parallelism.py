@@ -210,7 +210,7 @@ in_flight(one_for_one, title="1F1B: activations held")
 # %% [markdown]
 # The bubble is exactly as large: it lies elsewhere, but filling and draining take as long as ever. What changes is
 # memory. Rank $r$ holds no more than $p - r$ micro-batches, *however many there are*. In bytes, counted on real ranks
-# while they run the model of part 3:
+# while they run the model of section 3:
 
 # %%
 from course_lib.instruments.ledger import Ledger
@@ -388,6 +388,39 @@ Card("optimize_stages")
 Card("tune_a_pipeline")
 
 # %% [markdown]
+# ## 8. The same in PyTorch
+#
+# In `torch.distributed.pipelining` a stage and a schedule are two things, too. These are the real ones, on our ranks,
+# with the model of section 3. They take 28 of its samples, so that four micro-batches are equal:
+
+# %%
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+inputs, targets = inputs[:28], targets[:28]
+
+def in_pytorch(rank, schedule):
+    model = TinyGPT(shape, dtype=torch.float64)
+    stage = PipelineStage(cut(model, 4)[rank], rank, num_stages=4, device=torch.device("cpu"))
+    pipeline = schedule(stage, n_microbatches=4, loss_fn=data.answer_loss)
+    _ = pipeline.step(inputs) if rank == 0 else pipeline.step(target=targets)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
+    theirs, ours = launch(in_pytorch, 4, (schedule,)).results, launch(gradients, 4, (name, 4)).results
+    same = all(torch.equal(mine[key], other[key]) for mine, other in zip(ours, theirs, strict=True) for key in mine)
+    print(f"{schedule.__name__:13} the same gradients as ours, to the last bit: {same}")
+
+# %% [markdown]
+# The same function runs under `torchrun --nproc-per-node 4 train.py`, with `dist.init_process_group()` before it. What
+# these schedules do differently:
+#
+# - All micro-batches must have the same size. With 30 samples in four of them, a rank expects 8 and is sent 7, and the
+#   run ends. Ours takes any sizes, and weights each by its samples.
+# - Interleaving takes a list of stages: `ScheduleInterleaved1F1B([stage_0, stage_4], ...)` on rank 0, and so on.
+# - A schedule is also a list there, and with `ScheduleZBVZeroBubble` and others it has I and W.
+#
+# The file to read is `torch/distributed/pipelining/schedules.py`, from `Schedule1F1B._step_microbatches` on.
+#
 # ## What you know now
 #
 # - A stage passes a micro-batch on and starts the next at once. The gradients are those of one process, up to

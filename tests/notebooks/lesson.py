@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import nbformat
@@ -19,12 +19,23 @@ class Lesson:
     """The notebook of this name, whatever its number."""
 
     def __init__(self, name: str) -> None:
-        (path,) = (path for path in NOTEBOOKS.glob("*.ipynb") if path.stem[3:] == name)
-        self.cells = nbformat.read(path, as_version=4).cells
-        self._prose = _on_one_line(" ".join(cell.source for cell in self.cells if cell.cell_type == "markdown"))
+        self.name = name
+
+    @cached_property
+    def cells(self) -> list[NotebookNode]:
+        (path,) = (path for path in NOTEBOOKS.glob("*.ipynb") if path.stem[3:] == self.name)
+        return nbformat.read(path, as_version=4).cells
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return [cell.source for cell in self.cells if cell.cell_type == "markdown"]
+
+    @cached_property
+    def prose(self) -> str:
+        return _on_one_line(" ".join(self.texts))
 
     def says(self, sentence: str) -> bool:
-        return _on_one_line(sentence) in self._prose
+        return _on_one_line(sentence) in self.prose
 
     def code(self, part: str) -> str:
         """The code of the one cell with this in it."""
@@ -44,6 +55,9 @@ class Lesson:
             raise ValueError(f"nbval ignores what the cell with {code!r} shows; prove the sentence by a run")
         said = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
         return "\n".join(said)
+
+    def shows(self, code: str, *words: str) -> bool:
+        return all(word in self.shown(code) for word in words)
 
     def numbers(self, code: str, line: str = "") -> list[float]:
         """The numbers in that text, or in those of its lines that contain this."""

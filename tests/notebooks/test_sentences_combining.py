@@ -8,15 +8,8 @@ from course_lib.widgets.mesh import MESHES
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "combining_mechanisms"
+numbers, shows = lesson(NAME).numbers, lesson(NAME).shows
 GROUPS, SENT = "def neighbors(", "for samples in (64, 256):"
-
-
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
-
-
-def shows(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
 
 
 def sent(samples: int) -> dict[str, float]:

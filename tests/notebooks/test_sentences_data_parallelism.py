@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, TensorDataset
 
-from course_lib import Link, Pace, data, questions
+from course_lib import Link, Pace, data, launch, questions
 from course_lib.experiments import training_step
+from course_lib.experiments.training import flat
+from course_lib.mechanisms import batches
+from course_lib.model import TinyGPT
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "data_parallelism"
+numbers, shown, shows = lesson(NAME).numbers, lesson(NAME).shown, lesson(NAME).shows
 RING = "for n in (2, 4, 8, 16):"
 PACE = Pace({"forward": 0.004, "backward": 0.008, "optimizer": 0.004}, link=Link(latency=0.001, bandwidth=2.5e6))
 
 
 def times_the_gradients() -> dict[int, float]:
     """By the number of ranks in the ring."""
-    rows = [line.split() for line in lesson(NAME).shown(RING).splitlines() if line]
+    rows = [line.split() for line in shown(RING).splitlines() if line]
     return {int(row[0]): float(row[-4]) for row in rows}
 
 
 def held() -> list[list[float]]:
-    return [lesson(NAME).numbers("bytes_held", f"on {n}:")[1:] for n in (1, 4)]
+    return [numbers("bytes_held", f"on {n}:")[1:] for n in (1, 4)]
 
 
 def terms() -> list[list[float]]:
     """For 1, 2, 4 and 8 ranks: the four terms, their sum, and the emulated time, in milliseconds."""
-    return [lesson(NAME).numbers("G = emulated[1]", f"N = {n}:")[1:] for n in (1, 2, 4, 8)]
+    return [numbers("G = emulated[1]", f"N = {n}:")[1:] for n in (1, 2, 4, 8)]
 
 
 def gradients_travel_after_the_backward_pass() -> bool:
@@ -44,33 +54,91 @@ def commonest_sum() -> tuple[int, float]:
     return most, sums.total() / count
 
 
-def stored(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
-
-
 def q3(option: str) -> bool:
     outcome = questions.load("Q3").form.run(option)
     return outcome.shown
 
 
+def workers_of_q3() -> list[float]:
+    """How many times as fast 16 of them are, as each of three options says it was before."""
+    said = [questions.load("Q3").form.run(option).happened for option in "abc"]
+    return [float(text.split("16 workers were ")[1].split(" times")[0]) for text in said]
+
+
+# PyTorch's own, on ranks
+
+
+def gradient(model: torch.nn.Module, share: Sequence[torch.Tensor]) -> torch.Tensor:
+    inputs, targets = share
+    data.answer_loss(model(inputs), targets).backward()
+    return flat(weight.grad for weight in model.parameters() if weight.grad is not None)
+
+
+def of_own_share(rank: int, minibatch: Sequence[torch.Tensor]) -> torch.Tensor:
+    share = batches.split(minibatch, dist.get_world_size())[rank]
+    return gradient(DistributedDataParallel(TinyGPT(dtype=torch.float64)), share)
+
+
+def is_the_plain_mean() -> bool:
+    ten = data.fixed_examples(10)
+    mean = torch.stack([gradient(TinyGPT(dtype=torch.float64), share) for share in batches.split(ten, 4)]).mean(0)
+    return all(torch.allclose(theirs, mean, rtol=0, atol=1e-12) for theirs in launch(of_own_share, 4, (ten,)).results)
+
+
+def unused_parameter(rank: int) -> str:
+    """What the second step of a layer that is not asked says."""
+    layers = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("used", "unused")})
+    layers.forward = lambda x: layers["used"](x)
+    replica = DistributedDataParallel(layers)
+    try:
+        for _ in range(2):
+            replica(torch.ones(1, 2)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 PROOFS: Proofs = {
-    "no share is more than one sample larger than another": lambda: stored(
+    "why sixteen workers may be only ten times as fast as one": lambda: {*map(round, workers_of_q3())} == {10},
+    "a 32-bit number keeps about seven digits": lambda: round(-math.log10(torch.finfo(torch.float32).eps)) == 7,
+    "with shares of 3, 3, 2 and 2": lambda: [len(s) for s in batches.split(torch.arange(10), 4)] == [3, 3, 2, 2],
+    "Compared after 20 steps, in 64-bit numbers": lambda: (
+        "args=(20, torch.float64)" in lesson(NAME).code("the same as one process, up to rounding")
+    ),
+    "Here is the last of 20 steps": lambda: "args=(20,)" in lesson(NAME).code("last = after_barrier("),
+    "With 512 samples it is. With 10 the sampler **pads**: every rank is to have three, so it begins again at the "
+    "front, and samples 0 and 1 count twice.": lambda: shows(
+        "DistributedSampler",
+        "[0, 4, 8] [1, 5, 9] [2, 6, 0] [3, 7, 1]",
+        "512 samples        the same",
+        "10 samples         off",
+    ),
+    "(With `drop_last=True` it leaves two out instead.)": lambda: (
+        sum(len(DistributedSampler(TensorDataset(torch.arange(10)), 4, rank, drop_last=True)) for rank in range(4))
+        == 10 - 2
+    ),
+    "`DistributedDataParallel` averages over *ranks*, so that is the plain mean again.": is_the_plain_mean,
+    "`no_sync` keeps the ranks from averaging after each of them": lambda: shows(
+        "replica.no_sync()", "four portions      the same, up to rounding", "all-reduces: 1\n"
+    ),
+    "A parameter that takes no part in the loss is an error in the next step": lambda: all(
+        "find_unused_parameters=True" in said for said in launch(unused_parameter, 2).results
+    ),
+    "no share is more than one sample larger than another": lambda: shows(
         "batches.split(torch.arange(10), 4)", "[tensor([0, 1, 2]), tensor([3, 4, 5]), tensor([6, 7]), tensor([8, 9])]"
     ),
     "not all of them fail": lambda: "It runs" in questions.load("Q4").form.run("c").happened,
     "It is the **mean**.": lambda: (
-        stored('compare("mean of the four"', "mean of the four   the same")
-        and stored('compare("mean of the four"', "one of the four    off by", "sum of the four    off by")
+        shows('compare("mean of the four"', "mean of the four   the same")
+        and shows('compare("mean of the four"', "one of the four    off by", "sum of the four    off by")
     ),
-    "A sum goes with a sum, a mean with a mean": lambda: stored('compare("sum of sums', "the same, up to rounding"),
+    "A sum goes with a sum, a mean with a mean": lambda: shows('compare("sum of sums', "the same, up to rounding"),
     "It is far smaller than what any wrong idea is off by.": lambda: (
-        min(lesson(NAME).numbers('compare("mean of the four"', "off by")) > 10 * 100 * 512 * 3 * 2**-23
+        min(numbers('compare("mean of the four"', "off by")) > 10 * 100 * 512 * 3 * 2**-23
     ),  # three characters of an answer in each of 512 samples; percent
     "counts one and a half times as much as one from a share of three": lambda: (
         (1 / 4 / 2) / (1 / 4 / 3) == 1.5
-        and stored(
-            'compare("weighted mean"', "weighted mean      the same, up to rounding", "plain mean         off by"
-        )
+        and shows('compare("weighted mean"', "weighted mean      the same, up to rounding", "plain mean         off by")
     ),
     "always answering `109`, the commonest sum, is right one time in 90": lambda: commonest_sum() == (109, 90),
     "Forward, backward, then the gradients travel, then everyone updates its weights.": (
@@ -80,7 +148,7 @@ PROOFS: Proofs = {
         times_the_gradients()[4] == 1.5
     ),
     "The few bytes on top count the samples of each share.": lambda: (
-        lesson(NAME).numbers("sent by each rank in one step")[-1] == 1.5 * 408_576 + 1.5 * 4
+        numbers("sent by each rank in one step")[-1] == 1.5 * 408_576 + 1.5 * 4
     ),
     "It is $2(N-1)/N$ times the size $G$ of the gradients: less than twice": lambda: all(
         times == 2 * (n - 1) / n < 2 for n, times in times_the_gradients().items()
@@ -88,10 +156,11 @@ PROOFS: Proofs = {
     "less than twice, however many ranks there are": lambda: max(times_the_gradients().values()) < 2,
     "Nothing: a replica is a whole model.": lambda: held() == [held()[0], 4 * held()[0]] and held()[0][0] > 0,
     "the longer they train, the further they are apart": lambda: (
-        (apart := [lesson(NAME).numbers("follow, 4", f"after {n:2} steps")[1] for n in (1, 5, 20, 80)]) == sorted(apart)
+        (apart := [numbers("follow, 4", f"after {n:2} steps")[1] for n in (1, 5, 20, 80)]) == sorted(apart)
         and apart[0] < apart[-1]
     ),
-    "The devices here need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update.": (
+    "The devices here need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. "
+    "Links carry 2.5 MB per second, and every message takes 1 ms on top.": (
         lambda: all(
             word in lesson(NAME).code("device = {")
             for word in ('"forward": 0.004, "backward": 0.008, "optimizer": 0.004', "latency=0.001, bandwidth=2.5e6")

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import torch
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
 
-from course_lib import questions
+from course_lib import data, launch, questions
+from course_lib.mechanisms.layerwise import LayerWise
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.widgets.layerwise import LAYERS
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "layerwise_model_parallelism"
-
-
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
-
-
-def shows(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
+numbers, shows = lesson(NAME).numbers, lesson(NAME).shows
+TIED = GPTConfig(layers=2, tied_embeddings=True)
+EXAMPLES = data.fixed_examples(8)
 
 
 def shares() -> list[float]:
     """What each rank holds, in parts of what one process holds."""
-    (alone,) = numbers("def held(", "one process alone")
-    return [numbers("def held(", f"rank {rank}")[1] / alone for rank in range(4)]
+    (alone,) = numbers("launch(held, 4", "one process alone")
+    return [numbers("launch(held, 4", f"rank {rank}")[1] / alone for rank in range(4)]
 
 
 def bytes_of_blocks() -> list[float]:
@@ -39,7 +41,51 @@ def parameters(block: int) -> int:
     return sum(p.numel() for p in TinyGPT(GPTConfig(layers=8)).blocks[block].parameters())
 
 
+def tied(module: torch.nn.Module) -> Any:
+    """The gradient of the token embedding, which is the head's matrix, too."""
+    (weight,) = (w for name, w in module.named_parameters() if name.endswith(("token.weight", "output.weight")))
+    return weight.grad
+
+
+def tied_in_pytorch(rank: int) -> Any:
+    part = TinyGPT(TIED, dtype=torch.float64).blocks[2 * rank : 2 * rank + 2]
+    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    schedule = pipelining.ScheduleGPipe(stage, n_microbatches=1, loss_fn=data.answer_loss)
+    schedule.step(*[EXAMPLES[0]][rank:], target=EXAMPLES[1])
+    return tied(part)
+
+
+def tied_in_ours(rank: int) -> Any:
+    chain = LayerWise(TinyGPT(TIED, dtype=torch.float64).blocks)
+    output = chain(EXAMPLES[0])
+    chain.backward(None if output is None else data.answer_loss(output, EXAMPLES[1]))
+    return tied(chain)
+
+
+def only_ours_adds_up_gradients_of_two_uses() -> bool:
+    model = TinyGPT(TIED, dtype=torch.float64)
+    data.answer_loss(model(EXAMPLES[0]), EXAMPLES[1]).backward()
+    ours, theirs = (launch(train, 2).results for train in (tied_in_ours, tied_in_pytorch))
+    same = [torch.allclose(one, tied(model), rtol=0, atol=1e-12) for one in (*ours, *theirs, sum(theirs))]
+    return same == [True, True, False, False, True]
+
+
 PROOFS: Proofs = {
+    "A quarter of the memory.": lambda: abs(sum(shares()) / 4 - 1 / 4) < 1e-12,
+    "Every move trains a model with 6 layers on real ranks.": lambda: LAYERS == 6,
+    "Here it trains for the same 20 steps as in section 2": lambda: (
+        "launch(in_pytorch, 4, (20,))" in lesson(NAME).code("ScheduleGPipe")
+        and shows("ScheduleGPipe", "all weights there: True", "equal to the last bit: True")
+    ),
+    "It does not add up the gradients of a parameter with two uses, on two ranks. Ours does.": (
+        only_ours_adds_up_gradients_of_two_uses
+    ),
+    "with the `SplitPoint`s that you give to `pipeline(model, ...)`": lambda: (
+        "split_spec" in signature(pipelining.pipeline).parameters and len(pipelining.SplitPoint) > 0
+    ),
+    "`torch/distributed/pipelining/stage.py`, `forward_one_chunk` and `backward_one_chunk`": lambda: all(
+        hasattr(PipelineStage, name) for name in ("forward_one_chunk", "backward_one_chunk")
+    ),
     "our model is a list of ten blocks, an embedding, eight layers and a head": lambda: shows(
         "split_layers(10, n_stages=4)", str(["Embedding", *["Transformer"] * 8, "Head"])
     ),
@@ -51,7 +97,7 @@ PROOFS: Proofs = {
     ),
     "A model needs twice the memory of your device, and you have four devices.": lambda: max(shares()) < 1 / 2,
     "A quarter on average, and together exactly what one process holds.": lambda: (
-        abs(sum(shares()) - 1) < 1e-12 and shows("def held(", "together what one holds: True")
+        abs(sum(shares()) - 1) < 1e-12 and shows("launch(held, 4", "together what one holds: True")
     ),
     "embedding and head are far smaller than a layer here: the fullest rank holds more than a third.": lambda: (
         max(shares()) > 1 / 3 and 10 * max(parameters(0), parameters(9)) < parameters(1)

@@ -12,16 +12,9 @@ from course_lib.planner.spec import Plan
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "mixed_precision"
+numbers, shows = lesson(NAME).numbers, lesson(NAME).shows
 BF16, FP16 = torch.bfloat16, torch.float16
 DEVICES = ("V100-32GB", "A100-80GB", "H100-80GB")
-
-
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
-
-
-def shows(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from course_lib.experiments.training import train
+from course_lib.figures.palette import LIKELY
 from course_lib.instruments.ledger import Ledger
 from course_lib.model import GPTConfig, TinyGPT, Transformer
 from course_lib.planner import Cluster, Plan, estimate, memory
@@ -14,12 +16,29 @@ from course_lib.widgets.one_machine import DEVICES, FAMILY, TOKENS, on_one_devic
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "one_machine_is_not_enough"
+numbers, shown, shows = lesson(NAME).numbers, lesson(NAME).shown, lesson(NAME).shows
 GiB = 2**30
 DAY = 86_400
 
 
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
+def part(name: str) -> list[float]:
+    """Of the model: parameters, millions of FLOPs, MB kept."""
+    return numbers("parts = {", f"{name} ")[-3:]
+
+
+def of_layer(name: str) -> list[float]:
+    """The same, as shares of all that is in a layer."""
+    parts = [part(one) for one in ("norm 1", "attention", "norm 2", "MLP")]
+    return [size / sum(sizes) for size, *sizes in zip(part(name), *parts, strict=True)]
+
+
+def near(share: float, what: float) -> bool:
+    return abs(share - what) < 0.01
+
+
+def counted(kind: str) -> list[float]:
+    """Bytes, by PyTorch's counter and by the ledger."""
+    return numbers("theirs_by_kind[kind]", f"{kind} ")
 
 
 def by_samples() -> list[list[float]]:
@@ -63,19 +82,43 @@ def planned(line: str) -> float:
 SINGLE = [(model, device) for model in FAMILY for device in DEVICES]
 
 PROOFS: Proofs = {
-    "has weights of 4 GB, at four bytes each": lambda: 1e9 * torch.float32.itemsize == 4e9,
+    "a matrix makes its row four times as wide": lambda: GPTConfig().ffn_width == 4 * GPTConfig().hidden,
+    "with 8 samples of 128 tokens": lambda: shows("parts = {", "8 x 128 x 128"),
+    "the MLP has two thirds of the parameters and of the FLOPs, and attention nearly all the rest": lambda: all(
+        near(of_layer("MLP")[i], 2 / 3) and near(of_layer("attention")[i], 1 / 3) for i in (0, 1)
+    ),
+    "An embedding only looks up, so it has many parameters and no FLOPs.": lambda: (
+        part("embedding")[1] == 0 and part("embedding")[0] > part("head")[0]
+    ),
+    "hardly any parameters, and still an eighth of what a layer keeps": lambda: (
+        near(of_layer("norm 1")[2] + of_layer("norm 2")[2], 1 / 8) and of_layer("norm 1")[0] < 0.002
+    ),
+    "(The products of queries with keys have no parameters, and this counter leaves them out.)": lambda: (
+        part("attention")[1] == round(2 * 4 * 128**2 * 8 * 128 / 1e6)
+    ),
+    "A billion parameters of four bytes each take 3.7 GiB (a GiB has $2^{30}$ bytes). Still, people run out of memory "
+    "when they train such a model on a device that has 16.": lambda: (
+        round(4e9 / GiB, 1) == 3.7 and 16 * GiB < 16e9 * (1 + memory.FRAGMENTS) + memory.DRIVER
+    ),
     "At the fullest moment they are most of it, here.": lambda: (
-        "step 2, after forward" in lesson(NAME).shown("memory_by_part(moments")
-        and "(77%) activations" in lesson(NAME).shown("memory_by_part(moments")
+        "step 2, after forward" in shown("memory_by_part(moments")
+        and "(77%) activations" in shown("memory_by_part(moments")
     ),
     "That is why a job can survive its first step and run out of memory in the second.": lambda: (
-        "step 2" in lesson(NAME).shown("memory_by_part(moments")
+        "step 2" in shown("memory_by_part(moments")
     ),
     "**Sixteen bytes** in all, for a parameter that takes four.": lambda: (
         numbers("bytes for each parameter") == [4, 4, 8]
     ),
     "2 for the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits": lambda: (
         memory.RECIPES["bf16"] == (2, 2, 12)
+    ),
+    "AdamW keeps two numbers for each parameter.": lambda: numbers("bytes for each parameter", "optimizer") == [2 * 4],
+    "one sample is the least, and the sixteen bytes do not care": lambda: (
+        len({tuple(r[1:4]) for r in by_samples()}) == 1
+    ),
+    "So the wider the model, the more the sixteen bytes count.": lambda: (
+        16 * 12 * 512**2 / (4 * 16 * 512) > 16 * 12 * 64**2 / (4 * 16 * 64)  # of a layer, for a token's activations
     ),
     "Only the activations, and in proportion.": lambda: (
         len({tuple(row[1:4]) for row in by_samples()}) == 1
@@ -106,11 +149,16 @@ PROOFS: Proofs = {
     "Nearly all that is left is the sixteen bytes.": lambda: (
         16 * FAMILY["13B"].parameters / GiB > 0.8 * numbers("try_with(", "as it is")[0]
     ),
-    "a forward pass costs about 2 FLOPs (floating-point operations) for each parameter and token": lambda: (
-        numbers("FlopCounterMode", "forward:") == [2]
+    "the model with 13 billion parameters": lambda: round(FAMILY["13B"].parameters / 1e9) == 13,
+    "a forward pass costs about 2 FLOPs for each parameter and token": lambda: (
+        numbers("as backward", "forward:") == [2]
     ),
     "Backward is twice as much as forward, so it is six FLOPs for each parameter and token in all.": lambda: (
-        numbers("FlopCounterMode", "backward:") == [2]
+        numbers("as backward", "backward:") == [2] and 2 + 2 * 2 == 6
+    ),
+    "Training costs about six FLOPs for each parameter and token.": lambda: numbers("as backward", "ward:") == [2, 2],
+    "the lines are a day, a month and a year, and between the short strokes around each point lie 90% of such runs": (
+        lambda: "90%" in LIKELY and shows("limits(alone, TOKENS", "with 90%")
     ),
     "Then a model of twice the size needs four times as much.": lambda: 6 * 2 * (20 * 2) == 4 * 6 * 20,
     "Centuries.": lambda: days("175B", "H100-80GB") > 200 * 365,
@@ -135,14 +183,27 @@ PROOFS: Proofs = {
     ),
     "Sharing out the **model** makes it smaller, by its matrices, by its layers, or by its state.": lambda: (
         max(numbers("ways = {", "fits   ")[::2]) < 80
-        and [line.split("GiB, ")[1][:4] for line in lesson(NAME).shown("ways = {").splitlines() if line]
+        and [line.split("GiB, ")[1][:4] for line in shown("ways = {").splitlines() if line]
         == ["does", "fits", "fits", "fits"]
     ),
     "The memory is fullest where the forward pass turns into the backward pass, from the second step on; or in the "
     "update, if gradients take more than activations.": lambda: (
         fullest(samples=4, sequence=32) == "turn" and fullest(samples=1, sequence=4) == "stepped"
     ),
+    "The first three are 16 bytes for each parameter with Adam": lambda: sum(numbers("bytes for each parameter")) == 16,
     "Then it is eight.": lambda: 4 + 4 == 8,
+    "Parameters and optimizer state are the same to the byte. Activations are, but for the text itself, which no "
+    "operation has made, and for some single numbers.": lambda: (
+        counted("Parameter")[0] == counted("Parameter")[1]
+        and counted("Optstate")[0] == counted("Optstate")[1]
+        and 0 <= counted("Activation")[0] - (counted("Activation")[1] - 8 * 129 * 8) < 100
+    ),
+    "here 2 MB, twice the size of the logits": lambda: (
+        counted("Temp") == [2 * 8 * 128 * 256 * 4] and round(counted("Temp")[0] / 1e6) == 2
+    ),
+    "It can say so for every module: `theirs.display_modulewise_snapshots()`.": lambda: callable(
+        MemTracker.display_modulewise_snapshots
+    ),
     "The planner sets aside 1 GiB, half as much for each group that the device talks in, and a tenth of everything "
     "else.": lambda: (
         (GiB, GiB // 2, 0.1) == (memory.DRIVER, memory.CHANNELS, memory.FRAGMENTS)

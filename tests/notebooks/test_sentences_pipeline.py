@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from course_lib import questions
+import pytest
+import torch
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
+
+from course_lib import RunError, data, launch, questions
+from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.schedules import SCHEDULES, as_text, peak_in_flight
+from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import simulate
 from course_lib.widgets.micro_batches import MicroBatchSetting
 from course_lib.widgets.pipeline import LAYERS, MICRO_BATCHES, STAGES, PipelineSetting
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "pipeline_parallelism"
+numbers, shown, shows = lesson(NAME).numbers, lesson(NAME).shown, lesson(NAME).shows
 IDLE, TABLE = "runs = {m: step(", "peaks = [peak / stages_each"
-
-
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
-
-
-def shows(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
 
 
 def busy(micro_batches: int) -> float:
@@ -65,8 +65,41 @@ def gaps(schedule: str, rank: int, micro_batches: int = 8) -> float:
     return work[-1].end - work[0].start - sum(span.duration for span in work)
 
 
+def in_pytorch(rank: int, samples: int, schedule: Any, stages_each: int) -> dict[str, torch.Tensor]:
+    """The gradients of the lesson's model that rank has, of four micro-batches of so many samples."""
+    model, n = TinyGPT(GPTConfig(layers=6), dtype=torch.float64), 4 * stages_each
+    parts = [model.blocks[part.start : part.stop] for part in split_layers(8, n)]
+    stages = [PipelineStage(parts[i], i, n, torch.device("cpu")) for i in range(rank, n, 4)]
+    inputs, targets = data.fixed_examples(samples)
+    pipeline = schedule(stages if stages_each > 1 else stages[0], n_microbatches=4, loss_fn=data.answer_loss)
+    pipeline.step(*[inputs][rank:], target=targets)
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def interleaving_takes_a_list() -> bool:
+    ranks = launch(in_pytorch, 4, (28, pipelining.ScheduleInterleaved1F1B, 2)).results
+    theirs = {name: gradient for rank in ranks for name, gradient in rank.items()}
+    model, (inputs, targets) = TinyGPT(GPTConfig(layers=6), dtype=torch.float64), data.fixed_examples(28)
+    data.answer_loss(model(inputs), targets).backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return all(torch.allclose(theirs[name], gradient, rtol=0, atol=1e-12) for name, gradient in gradients.items())
+
+
+def unequal_micro_batches_do_not_fit() -> bool:
+    with pytest.raises(RunError) as raised:
+        launch(in_pytorch, 4, (30, pipelining.Schedule1F1B, 1))
+    return "sends 7x8x64 float64" in str(raised.value) and "receives into 8x8x64 float64" in str(raised.value)
+
+
+def operations_of_zbv() -> set[str]:
+    schedule = object.__new__(pipelining.ScheduleZBVZeroBubble)
+    vars(schedule).update(pp_group_size=4, _n_microbatches=8, n_local_stages=2, num_stages=8)
+    return {action.computation_type.value for action in schedule._calculate_single_rank_operations(0) if action}
+
+
 PROOFS: Proofs = {
-    "need 0.16 s to bring the minibatch forward through their own layers": lambda: (
+    "need 0.16 s to bring the minibatch forward through their own layers, their **stage**, and 0.32 s to bring its "
+    "gradients back": lambda: (
         "0.16 / micro_batches, 0.32 / micro_batches" in lesson(NAME).code("def step(name, stages")
         and shows("def step(name, stages", f"{4 * (0.16 + 0.32):.2f} s, emulated")
     ),
@@ -87,6 +120,12 @@ PROOFS: Proofs = {
         and max(busy(m) for m in (1, 2, 4, 8)) < 80
         and all(len(set(numbers(IDLE, f"{m:2} micro-batches:")[1:3])) == 1 for m in (1, 2, 4, 8, 12, 16))
     ),
+    "With many micro-batches four devices come close to being four times as fast as one": lambda: (
+        4 - 4 * 1000 / (1000 + 4 - 1) < 0.02 and numbers(IDLE, "16 micro-batches")[-1] > 3.3
+    ),
+    "The minibatch has 30 samples, so four micro-batches cannot even be equally large.": lambda: (
+        "data.minibatches(problems, 30)" in lesson(NAME).code("def gradients(") and 30 % 4 != 0
+    ),
     "with twice the stages you need about twice the micro-batches to stay where you are": lambda: (
         abs(7 / (16 + 7) - 3 / (8 + 3)) < 0.05
     ),
@@ -94,7 +133,7 @@ PROOFS: Proofs = {
         (p - 1) / (4 * p + p - 1) < 1 / 5 for p in range(2, 1000)
     ),
     "It is the same gradient, so it is the same training": lambda: (
-        lesson(NAME).shown("each parameter on one rank").count("the same up to rounding: True") == 4
+        shown("each parameter on one rank").count("the same up to rounding: True") == 4
     ),
     "Ranks 1 and 2 send activations down and gradients up, the outer ones only one of them. (The 512 bytes on top say "
     "once what the tensors look like.)": lambda: shows(
@@ -102,8 +141,10 @@ PROOFS: Proofs = {
     ),
     "That is little": lambda: numbers("hidden = 30 *", "for comparison")[-1] > 245_760 * 5,
     "All eight, on every rank.": lambda: shows("in_flight(all_forward_first", "each holds those of up to 8"),
-    "this comes to the activations of the whole minibatch, on every rank and always": lambda: (
-        held("gpipe", 4) == held("gpipe", 8) == held("gpipe", 16)
+    "With twice the micro-batches, to make the bubble smaller, it is twice as many. (Each is half as large if the "
+    "minibatch stays the same, so this comes to the activations of the whole minibatch": lambda: (
+        peak_in_flight(SCHEDULES["gpipe"](4, 16)) == [2 * 8] * 4
+        and held("gpipe", 4) == held("gpipe", 8) == held("gpipe", 16)
     ),
     "The bubble is exactly as large": lambda: shows("compare=all_forward_first", "below it emulated, 660 ms, exactly"),
     "Rank $r$ holds no more than $p - r$ micro-batches, *however many there are*.": lambda: all(
@@ -114,6 +155,12 @@ PROOFS: Proofs = {
     ),
     "Rank 0 wants a gradient of micro-batch 0 before it sends out number 1": lambda: shows(
         "validate(schedule_of(", "rank 0 waits forever in B of micro-batch 0"
+    ),
+    "A micro-batch passes each rank twice.": lambda: all(
+        len(SCHEDULES["interleaved_1f1b"](8, 8).stages_of(rank)) == 2 for rank in range(4)
+    ),
+    "So far small micro-batches cost nothing. Then 1,000 of them would be best": lambda: (
+        (bubbles := [3 / (m + 3) for m in (1, 10, 100, 1000)]) == sorted(bubbles, reverse=True)
     ),
     "which takes half as long, so the bubble is half as long": lambda: (
         simulate(SCHEDULES["1f1b"](4, 8), 1, 0.5, 0.5).makespan - 16
@@ -154,6 +201,22 @@ PROOFS: Proofs = {
         lambda: len({tuple(MicroBatchSetting(4, p, 0.008, 32).seconds.values()) for p in STAGES}) == 1
     ),
     "With 64 stages and 64 samples the bubble is half of the time.": lambda: round(63 / (64 + 63), 1) == 0.5,
+    "They take 28 of its samples, so that four micro-batches are equal": lambda: (
+        "inputs[:28], targets[:28]" in lesson(NAME).code("Schedule1F1B")
+        and 28 % 4 == 0
+        and shows("Schedule1F1B", "ScheduleGPipe the same gradients as ours, to the last bit: True")
+        and shows("Schedule1F1B", "Schedule1F1B  the same gradients as ours, to the last bit: True")
+    ),
+    "With 30 samples in four of them, a rank expects 8 and is sent 7, and the run ends.": (
+        unequal_micro_batches_do_not_fit
+    ),
+    "Interleaving takes a list of stages: `ScheduleInterleaved1F1B([stage_0, stage_4], ...)` on rank 0": (
+        interleaving_takes_a_list
+    ),
+    "with `ScheduleZBVZeroBubble` and others it has I and W": lambda: operations_of_zbv() >= {"F", "I", "W"},
+    "`torch/distributed/pipelining/schedules.py`, from `Schedule1F1B._step_microbatches` on": lambda: callable(
+        pipelining.Schedule1F1B._step_microbatches
+    ),
     "GPipe holds all $m$ micro-batches, 1F1B at most $p$.": lambda: (
         row("gpipe")[1:5] == [8] * 4 and max(row("1f1b")[1:5]) == 4
     ),

@@ -9,18 +9,11 @@ from course_lib.questions.strategies import BATCH, MODEL
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "planning"
+numbers, shows = lesson(NAME).numbers, lesson(NAME).shows
 A100 = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 H100, H200 = (Cluster(name, nodes=8, between="InfiniBand HDR") for name in ("H100-80GB", "H200-141GB"))
 CHANGES, FLOWS, TRIALS = "changes = {", "for kind, flow in", "trials = ["
 SINGLE = ("a  ZeRO-1", "b  sequence parallelism", "c  full recomputation")
-
-
-def numbers(code: str, line: str = "") -> list[float]:
-    return lesson(NAME).numbers(code, line)
-
-
-def shows(code: str, *words: str) -> bool:
-    return all(word in lesson(NAME).shown(code) for word in words)
 
 
 def variant(name: str) -> list[float]:

@@ -1,16 +1,10 @@
-"""What lesson 03 says, held against what happens.
-
-The cells of a lesson prove what they print; here is what its sentences say beyond that. Each sentence has to be in the
-lesson as it stands here, and what is beside it has to be true.
-"""
+"""What the lesson on sharded data parallelism says is so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from math import log2
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +18,10 @@ from course_lib.experiments.sharded import ShardedStep, sharded_step
 from course_lib.planner.memory import RECIPES
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.sharding import DEVICES, SAMPLES, planned
+from tests.notebooks.lesson import Proofs, is_proved, lesson
 
-SOURCES = Path(__file__).parents[2] / "sources" / "notebooks"
-LESSON = (SOURCES / "03_sharded_data_parallelism.py").read_text(encoding="utf-8")
-PROSE = " ".join(line.removeprefix("#").strip() for line in LESSON.splitlines() if line.startswith("#"))
+NAME = "sharded_data_parallelism"
+numbers = lesson(NAME).numbers
 PACE = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(0.0002, 80e6))  # of section 5
 
 
@@ -39,6 +33,11 @@ def step(stage: int, recompute: bool = False) -> ShardedStep:
 
 def sent(stage: int) -> int:
     return step(stage).timeline.bytes_sent(0)
+
+
+def called(stage: int, name: str) -> int:
+    """How often rank 0 calls this in a step."""
+    return sum(span.name == name for span in step(stage).timeline.of(0) if span.kind == "transfer")
 
 
 def times(timeline: Timeline, background: bool = False) -> list[Span]:
@@ -132,11 +131,43 @@ def what_zero_1_leaves_is_too_much() -> bool:
     return not any(fits("13B", n, 1) for n in DEVICES) and left > 80 * 2**30
 
 
-BEGUN = "It does not make the ranks equal at the start."
-CLAIMS: dict[str, Callable[[], bool]] = {
+PROOFS: Proofs = {
+    "until nothing is held twice": lambda: abs(4 * step(3).held[0].total / step(0).held[0].total - 1) < 0.01,
+    "Each half costs half": lambda: (
+        [numbers("def go_around(", f"ring_{name} ")[0] for name in ("reduce_scatter", "all_gather")] == [0.75, 0.75]
+        and numbers("def go_around(", "ring_all_reduce ") == [1.5]
+    ),
+    "Data parallelism holds 16 bytes for each parameter on each rank.": lambda: (
+        round(step(0).held[0].total / step(0).weights.numel(), 2) == 16
+    ),
+    "A rank has its own gradients, 4 bytes, and its shard of their mean.": lambda: (
+        round(step(1).held[0].gradients / step(1).weights.numel(), 2) == 4 + 4 / 4
+    ),
+    "In ZeRO-3 a rank holds a quarter of each layer": lambda: (
+        abs(4 * step(3).held[0].parameters / step(0).held[0].parameters - 1) < 0.01
+    ),
+    "That happens twice, in the forward and in the backward pass.": lambda: (
+        called(3, "all_gather") == 2 * called(3, "all_to_all") > 0  # once for the gradients of each
+    ),
+    "a device needs 80 ms for the forward pass of the whole minibatch and twice as long for the backward pass, and "
+    "links carry 80 MB per second": lambda: all(
+        word in lesson(NAME).code("ahead, waiting") for word in ('"forward": 0.08, "backward": 0.16', "bandwidth=80e6")
+    ),
+    "A step is one forward pass, and a backward pass that takes twice as long; with a second forward pass that makes 4 "
+    "in place of 3.": lambda: (
+        3 * step(3, recompute=True).timeline.busy(0) == pytest.approx(4 * step(3).timeline.busy(0), rel=1e-6)
+    ),
+    "(Not quite 4, because the last block, which makes the model's answer, is not computed again.)": lambda: (
+        3.99 < numbers("keeping, computing", "compute again")[-1] < 4 and numbers("keeping, computing", "keep")[0] == 3
+    ),
+    "ZeRO-3 cuts the parameters, too, and sends half as much again.": lambda: abs(sent(3) / sent(1) - 1.5) < 1e-4,
+    "Recomputing saves activations, which no stage does, for about a third more computing.": lambda: (
+        step(3, recompute=True).timeline.busy(0) / step(3).timeline.busy(0) == pytest.approx(4 / 3, rel=1e-6)
+        and len({step(stage).activations[0] for stage in (0, 1, 2)}) == 1
+    ),
     "Three quarters are copies, and with a thousand ranks it would be nearly everything.": lambda: 1 - 1 / 1000 > 0.99,
     "on the **emulated** links of the last lesson: 1 ms for each message, 2.5 MB/s.": lambda: (
-        "Link(latency=0.001, bandwidth=2.5e6)" in (SOURCES / "02_data_parallelism.py").read_text(encoding="utf-8")
+        "Link(latency=0.001, bandwidth=2.5e6)" in lesson("data_parallelism").code("device = {")
     ),
     "the ring's line climbs fastest and the tree wins in the end. On the right, where bytes count, the tree is last "
     "from the start.": small_and_large,
@@ -144,6 +175,7 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "in a real cluster about seven eighths of its bytes stay on the fast links inside a node": lambda: all(
         abs((7 / 8) / ((n - 1) / n) - 7 / 8) < 0.01 for n in RANKS[-3:]
     ),
+    "5 is 1 + 4, from ranks 0 and 2": lambda: 2**0 + 2**2 == 5,
     "The same training, the same bytes, and a quarter of the optimizer state on each rank.": lambda: (
         abs(sent(1) - sent(0)) < 100 and abs(4 * step(1).held[0].optimizer / step(0).held[0].optimizer - 1) < 0.01
     ),
@@ -170,10 +202,13 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "Nothing more is sent: a layer is gathered for its backward pass anyway.": lambda: (
         step(3, recompute=True).timeline.bytes_sent(0) == sent(3)
     ),
-    "two samples of 2,048 tokens for each device": lambda: SAMPLES == 2 and planned("13B", 8, 1).model.sequence == 2048,
-    "2 for the parameter, 2 for its gradient, and 12 that the optimizer keeps. So ZeRO-1 can cut": lambda: (
-        tuple(RECIPES["bf16"]) == (2, 2, 12)
+    "on A100 with 80 GiB in nodes of eight, two samples of 2,048 tokens for each device": lambda: (
+        (SAMPLES, planned("13B", 16, 1).model.sequence) == (2, 2048)
+        and ((on := planned("13B", 16, 1).cluster).device, on.nodes, on.devices_per_node) == ("A100-80GB", 2, 8)
+        and planned("13B", 16, 1).capacity == 80 * 2**30
     ),
+    "It also has 16 bytes for each parameter: 2 for the parameter, 2 for its gradient, and 12 that the optimizer "
+    "keeps. So ZeRO-1 can cut away 12 of 16.)": lambda: tuple(RECIPES["bf16"]) == (2, 2, 12),
     "1. ZeRO-1 is the first, and its step is shorter: each rank updates an eighth of the parameters.": lambda: (
         not fits("6.7B", 8, 0) and fits("6.7B", 8, 1) and seconds("6.7B", 8, 1) < seconds("6.7B", 8, 0)
     ),
@@ -183,7 +218,8 @@ CLAIMS: dict[str, Callable[[], bool]] = {
         and fits("13B", 8, 1, "full")
         and (round(seconds("13B", 8, 3), 2), round(seconds("13B", 8, 1, "full"), 2)) == (1.82, 2.28)
     ),
-    "That is more than 80 GiB, however many devices there are.": what_zero_1_leaves_is_too_much,
+    "What ZeRO-1 does not cut stays: 4 bytes for each parameter, the activations, and a margin for what no tensor is "
+    "in. That is more than 80 GiB, however many devices there are.": what_zero_1_leaves_is_too_much,
     "4. 64 devices are enough, with ZeRO-3 and recomputing. On 512 devices about a third of the step goes into": (
         lambda: fits("175B", 64, 3, "full") and not fits("175B", 32, 3, "full") and 0.3 < lost(512) < 0.36
     ),
@@ -191,7 +227,7 @@ CLAIMS: dict[str, Callable[[], bool]] = {
         placements == (Shard(0),) for placements, _, _ in pytorch()
     ),
     # The second row is rank 1's, so each rank's own numbers are there.
-    BEGUN: lambda: {begun for _, begun, _ in pytorch()} == {1.0},
+    "It does not make the ranks equal at the start.": lambda: {begun for _, begun, _ in pytorch()} == {1.0},
     # Rank 0 has one sample with a gradient of 1/2, rank 1 three with 2/2: by samples it would be 7/8.
     "It averages over ranks as if all shares had the same size.": lambda: (
         {gradient for _, _, gradient in pytorch()} == {0.75}
@@ -205,15 +241,9 @@ CLAIMS: dict[str, Callable[[], bool]] = {
 }
 
 
-@pytest.mark.parametrize("sentence", CLAIMS)
-def test_a_sentence_of_the_lesson_is_true(sentence: str) -> None:
-    assert sentence in PROSE
-    assert CLAIMS[sentence]()
-
-
-def test_a_sum_of_powers_of_two_says_who_is_in_it() -> None:
-    assert "5 is 1 + 4, from ranks 0 and 2" in PROSE
-    assert 2**0 + 2**2 == 5
+@pytest.mark.parametrize("sentence", PROOFS)
+def test_it_is_so(sentence: str) -> None:
+    is_proved(NAME, sentence, PROOFS)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +251,8 @@ def test_a_sum_of_powers_of_two_says_who_is_in_it() -> None:
 )
 def test_the_formulas_of_the_table_are_what_a_ledger_counts(stage: int, formula: str) -> None:
     """ZeRO-1 holds a shard of the mean gradient on top when its gradients are averaged, as the text says."""
-    assert formula in LESSON
-    assert "A rank has its own gradients, 4 bytes, and its shard of their mean." in PROSE
+    assert lesson(NAME).says(formula)
+    assert lesson(NAME).says("A rank has its own gradients, 4 bytes, and its shard of their mean.")
     psi, n = step(stage).weights.numel(), 4
     expected = {1: 8 + 8 / n + 4 / n, 2: 4 + 12 / n, 3: 16 / n}[stage]
     assert step(stage).held[0].total / psi == pytest.approx(expected, rel=0.002)

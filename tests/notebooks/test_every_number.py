@@ -1,0 +1,127 @@
+"""No number in a lesson's prose is unproved: a quoted sentence covers it, a source is named, or it needs none.
+
+A number is what can be wrong: digits; a number in words of something that is measured (`UNITS`); how many times, or
+what part. Not looked at are questions and tasks, which claim nothing; sentences that name who has published it, and
+when; code and formulas, for which cells and other tests speak; and digits that are names: rank 0, section 2, 16 bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebooks import (
+    test_sentences_data_parallelism,
+    test_sentences_layerwise,
+    test_sentences_one_machine,
+    test_sentences_pipeline,
+    test_sentences_sharded,
+    test_sentences_start,
+)
+from tests.notebooks.lesson import Proofs, lesson
+
+MODULES = [
+    test_sentences_start,
+    test_sentences_one_machine,
+    test_sentences_data_parallelism,
+    test_sentences_sharded,
+    test_sentences_layerwise,
+    test_sentences_pipeline,
+]
+PROOFS: dict[str, Proofs] = {module.NAME: module.PROOFS for module in MODULES}
+
+ARITHMETIC = "nothing but arithmetic"
+NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it needs no proof
+    "start_here": {
+        "This page takes ten minutes.": "test_teaching_plan compares it with the plan",
+        "when four are four times as fast and when they are not": "what another lesson asks",
+    },
+    "one_machine_is_not_enough": {
+        "Look at the left half: above the dashed line nothing fits. (The right half": "halves of a picture",
+        "Look at the right half of the picture above again": "half of a picture",
+        "Eight devices have eight times the memory and eight times the speed.": ARITHMETIC,
+    },
+    "data_parallelism": {
+        "half of it for each of two ranks, a quarter for each of four": ARITHMETIC,
+        "From 8 to 16 workers every share is halved": ARITHMETIC,
+    },
+}
+
+WORD = r"two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen|twenty|hundred|thousand|million|billion"
+UNITS = r"bytes|[kMGT]i?B|seconds|minutes|days|weeks|months|years|times|FLOPs|parameters|turns|messages|digits"
+SHARE = r"half|thirds?|quarters?|fifths?|sixth|sevenths?|eighths?|tenth"
+DIGITS = r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w,]*[A-Za-z])"  # but not those in a name: A100, 6.7B
+NUMBER = re.compile(
+    rf"{DIGITS}|\b(?:(?:{WORD}) (?:{UNITS})|(?:an?|one|{WORD}) (?:{SHARE})|twice|half|percent|centuries)\b",
+    re.IGNORECASE,
+)
+NAMED = r"\b(?:rank|stage|section|number|micro-batch|micro-batche|step|layer|sample)s? \d+(?:(?:,| and| to) \d+)*"
+NOT_PROSE = re.compile(
+    rf"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\*\*Time:\*\*[^<]*|ZeRO-\d|\d+[- ]bits?\b|{NAMED}", re.IGNORECASE
+)
+ENDLESS = re.compile(r"[\w:·]$")  # a heading, or "like this:", before a cell
+ITEM = re.compile(r"^(?:-|\d\.) ")
+SENTENCE = re.compile(r".+?(?:(?<!al)[.?!](?=[*)]* [^a-z])|$)")
+SOURCE = re.compile(r"(?:et al\.|[A-Z]\w+ and [A-Z]\w+|Llama Team) \(?\d{4}")
+CLAIMS_NOTHING = re.compile(r"\W*(?:Predict|Take|Keep|Make|Try|Choose|Switch|Stay|Leave|Find)\b|.*\?\W*$")
+
+
+def dots(text: re.Match[str] | str) -> str:
+    return "·" * len(text if isinstance(text, str) else text[0])
+
+
+def looked_at(name: str) -> str:
+    """The prose on one line, as long as it is, with dots in place of what is not looked at."""
+    words, is_code, is_reading = [], False, False
+    for line in "\n\n".join(lesson(name).texts).split("\n"):
+        is_heading, is_fence = line.startswith("#"), line.startswith("```")
+        is_code ^= is_fence
+        is_reading = "Further reading" in line if is_heading else is_reading and not line.startswith("**Next")
+        line = ITEM.sub(lambda item: dots(item[0][:-2]) + ". ", line)  # an item ends the sentence before it
+        words += [dots(word) if is_heading or is_fence or is_code or is_reading else word for word in line.split()]
+        if words and (is_heading or not line.strip()):
+            words[-1] = ENDLESS.sub(".", words[-1])
+    return NOT_PROSE.sub(dots, " ".join(words))
+
+
+def covered(name: str, quotes: Proofs | dict[str, str]) -> set[int]:
+    """The places in the prose that lie within a quote."""
+    prose, found = lesson(name).prose, (re.escape(" ".join(quote.split())) for quote in quotes)
+    return {place for quote in found for match in re.finditer(quote, prose) for place in range(*match.span())}
+
+
+def numbers(name: str) -> Iterator[tuple[int, str]]:
+    """The place of each number that needs a proof, and the sentence around it."""
+    text, prose = looked_at(name), lesson(name).prose
+    for sentence in SENTENCE.finditer(text):
+        said = prose[slice(*sentence.span())].strip()
+        if not (CLAIMS_NOTHING.match(said.lstrip("-0123456789. ")) or SOURCE.search(said)):
+            yield from ((number.start(), said) for number in NUMBER.finditer(text, *sentence.span()))
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("It takes 1.82 s, 24.9% of it on an A100, and sends 1,024 messages.", ["1.82", "24.9", "1,024"]),
+        ("Half the bytes, a third of the time, four times as fast, in seven turns.", 4),
+        ("Four ranks: ranks 0 and 1 and stage 2 have 16 bits, as section 3 says of ZeRO-3 and `f(8)` and $2^4$.", []),
+    ],
+)
+def test_a_number_is_what_can_be_wrong(said: str, found: list[str] | int) -> None:
+    numbers = [number[0] for number in NUMBER.finditer(NOT_PROSE.sub(dots, said))]
+    assert (len(numbers) if isinstance(found, int) else numbers) == found
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_every_number_is_proved_or_has_a_source(name: str) -> None:
+    proved = covered(name, PROOFS[name]) | covered(name, NO_PROOF.get(name, {}))
+    unproved = {sentence: None for place, sentence in numbers(name) if place not in proved}
+    assert not unproved, "quote these in the lesson's table with what proves them:\n" + "\n".join(unproved)
+
+
+@pytest.mark.parametrize(("name", "quote"), [(name, quote) for name in NO_PROOF for quote in NO_PROOF[name]])
+def test_what_needs_no_proof_is_still_said_and_has_a_number(name: str, quote: str) -> None:
+    places = covered(name, {quote: ""}) - covered(name, PROOFS[name])
+    assert any(place in places for place, _ in numbers(name))

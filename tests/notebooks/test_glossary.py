@@ -1,0 +1,62 @@
+"""The glossary has a sentence for each term, and the lesson it names says the term."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.lesson import NOTEBOOKS, lesson
+
+TEXT = (NOTEBOOKS / "glossary.md").read_text(encoding="utf-8")
+ENTRIES = re.findall(r"^- \*\*(.+?)\*\*: (.+) \((\[.+\))\)$", TEXT, re.MULTILINE)
+TERMS = [term for term, _, _ in ENTRIES]
+LINKS = [(term, *link) for term, _, links in ENTRIES for link in re.findall(r"\[(\d\d)\]\(([^)]+)\)", links)]
+
+FIRST = sorted(NOTEBOOKS.glob("0[0-5]_*.ipynb"))
+AT_ONCE = {  # explained in the sentence that uses them, well enough for it
+    "01": {"minibatch", "mixed precision"},
+    "03": {"margin", "mixed precision", "stage"},
+}
+
+
+def test_every_line_of_the_list_is_an_entry() -> None:
+    assert len(ENTRIES) == len(re.findall(r"^- ", TEXT, re.MULTILINE)) == len(set(TERMS)) > 60
+
+
+def test_the_terms_are_in_alphabetical_order() -> None:
+    assert sorted(TERMS, key=str.casefold) == TERMS
+
+
+@pytest.mark.parametrize(("term", "number", "target"), LINKS)
+def test_the_lesson_that_a_term_names_says_it(term: str, number: str, target: str) -> None:
+    assert target.startswith(number) and (NOTEBOOKS / target).exists()
+    name = Path(target).stem[3:]
+    assert said(term, lesson(name).prose)
+
+
+def said(term: str, text: str) -> bool:
+    return bool(re.search(rf"(?<!\w){re.escape(term)}s?(?!\w)", text.replace("*", ""), re.IGNORECASE))
+
+
+@pytest.mark.parametrize("path", FIRST, ids=lambda path: path.stem)
+def test_a_lesson_uses_no_term_that_a_later_one_explains(path: Path) -> None:
+    """But for what it points to, cites, or explains in the same sentence."""
+    text = re.sub(r"\[[^]]*\]\([^)]*\)|### Further reading.*|`[^`]*`", "", lesson(path.stem[3:]).prose)
+    known = {term for term, number, _ in LINKS if number <= path.stem[:2]} | AT_ONCE.get(path.stem[:2], set())
+    assert [term for term in TERMS if term not in known and said(term, text)] == []
+
+
+@pytest.mark.parametrize("sentence", [sentence for _, sentence, _ in ENTRIES])
+def test_a_term_has_one_sentence(sentence: str) -> None:
+    assert re.findall(r"[.?!](?= |$)", sentence) == ["."] and sentence.endswith(".")
+
+
+def test_memory_is_in_gib_alone() -> None:
+    assert not re.search(r"\b[kMGT]B\b", TEXT)
+
+
+@pytest.mark.parametrize("page", ["README.md", "sources/notebooks/00_start_here.py"])
+def test_where_a_reader_begins_there_is_a_link(page: str) -> None:
+    assert "glossary.md)" in (NOTEBOOKS.parent / page).read_text(encoding="utf-8")
