@@ -4,7 +4,7 @@
 //           length, unit    the same as it is said
 //           rows, row       where each rank's row begins; heights of its bars and of its background lane
 //           sheet, beside   how wide the picture is, and the room for what ranks hold
-//           bars, messages, held
+//           bars, messages, arrows, held
 
 const RUN = 8000; // milliseconds that a run takes to play
 const LONG_ENOUGH = 600; // milliseconds on each event where nothing may move
@@ -57,6 +57,26 @@ function size(bytes) {
   return `${Number((bytes / 1000 ** power).toPrecision(3))} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
+function middle({ rows, row }, rank) {
+  return rows[rank] + row.bar / 2;
+}
+
+// Lines from rank to rank, from where something was sent to where it was needed.
+function arrows(places) {
+  const group = drawn("g", { stroke: "var(--jp-layout-color0, #fff)" });
+  const arrow = ({ source, target, x, width }) => {
+    const [from, to] = [middle(places, source), middle(places, target)];
+    const path = { x1: x, y1: from, x2: x + width, y2: to };
+    const turn = (Math.atan2(to - from, width) * 180) / Math.PI;
+    return [
+      drawn("line", { ...path, "stroke-width": 5 }),
+      drawn("line", { ...path, stroke: "currentColor", "stroke-width": 2, class: "course-arrow" }),
+      drawn("path", { d: "M1,0l-11,-6v12z", fill: "currentColor", transform: `translate(${x + width},${to}) rotate(${turn})` }),
+    ];
+  };
+  return { group, point: chosen => group.replaceChildren(...chosen.flatMap(arrow)) };
+}
+
 // A line over the rows at the time that is shown.
 function cursor({ rows, row }) {
   const ends = { y1: rows[0] - 3, y2: rows.at(-1) + row.bar + row.lane + 3 };
@@ -69,11 +89,11 @@ function cursor({ rows, row }) {
 }
 
 // What is on its way: a dot on the line from the sender's row to the receiver's.
-function flights({ messages, rows, row, color }) {
+function flights(places) {
+  const { messages, color } = places;
   const group = drawn("g", { "font-size": 11, stroke: "var(--jp-layout-color0, #fff)" });
-  const middle = rank => rows[rank] + row.bar / 2;
   const flight = (message, x) => {
-    const [from, to] = [middle(message.source), middle(message.target)];
+    const [from, to] = [middle(places, message.source), middle(places, message.target)];
     const y = from + (to - from) * Math.min(1, (x - message.x) / message.width);
     const path = { x1: message.x, y1: from, x2: message.x + message.width, y2: to };
     const text = drawn("text", { x: x + 9, y: y + 4, fill: "currentColor", "stroke-width": 4, "paint-order": "stroke" });
@@ -160,23 +180,33 @@ function under(event, svg) {
   return new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
 }
 
-// Which micro-batch to light up, by its name or by the mouse on one of its bars.
-function chooser(bars, svg, light) {
+// What to light up, by its name or by the mouse: a micro-batch with its arrows, a message, or all messages.
+function chooser({ bars, messages, arrows }, svg, light, point) {
   const label = document.createElement("label");
   const select = made("select");
   const names = microBatches(bars);
   const option = (text, value) => Object.assign(document.createElement("option"), { textContent: text, value });
   select.append(option("nothing", ""), ...names.map(name => option(`micro-batch ${name}`, name)));
+  if (messages.length) select.append(option("all messages", "messages"));
   label.append("Light up ", select);
-  label.hidden = !names.length;
-  const chosen = () => (select.value === "" ? null : Number(select.value));
-  select.addEventListener("change", () => light(chosen()));
+  label.hidden = select.length === 1;
+  const show = (microBatch, some) => {
+    light(microBatch);
+    point(microBatch === null ? some : arrows.filter(arrow => arrow.microBatch === microBatch));
+  };
+  const showChosen = () => {
+    const name = select.value;
+    Number.isNaN(parseInt(name)) ? show(null, name ? messages : []) : show(Number(name));
+  };
+  select.addEventListener("change", showChosen);
   svg.addEventListener("pointermove", event => {
     const { x, y } = under(event, svg);
     const isThere = bar => bar.x <= x && x < bar.x + bar.width && bar.y <= y && y < bar.y + bar.height;
-    light(bars.findLast(bar => bar.microBatch !== null && isThere(bar))?.microBatch ?? chosen());
+    const received = bar => messages.filter(message => message.target === bar.rank && message.x === bar.x);
+    const bar = bars.findLast(bar => isThere(bar) && (bar.microBatch !== null || received(bar).length));
+    bar ? show(bar.microBatch, received(bar)) : showChosen();
   });
-  svg.addEventListener("pointerleave", () => light(chosen()));
+  svg.addEventListener("pointerleave", showChosen);
   return label;
 }
 
@@ -225,12 +255,12 @@ function render({ model, el }) {
   const svg = picture.querySelector("svg");
   const height = svg.getAttribute("height");
   const over = drawn("g", { class: "course-over" });
-  const [line, sent, full, shade] = [cursor(places), flights(places), boxes(places), veil(places)];
+  const [line, sent, full, shade, way] = [cursor, flights, boxes, veil, arrows].map(part => part(places));
   if (full.group.childElementCount) {
     svg.setAttribute("width", places.sheet + places.beside);
     svg.setAttribute("viewBox", `0 0 ${places.sheet + places.beside} ${height}`);
   }
-  over.append(shade.group, line.group, sent.group, full.group);
+  over.append(shade.group, way.group, line.group, sent.group, full.group);
   svg.append(over);
 
   const text = words(places);
@@ -278,7 +308,7 @@ function render({ model, el }) {
 
   const controls = document.createElement("div");
   controls.className = "course-controls";
-  controls.append(button, slider, chooser(places.bars, svg, shade.light));
+  controls.append(button, slider, chooser(places, svg, shade.light, way.point));
   controls.addEventListener("keydown", event => {
     const isNative = event.target.tagName === "SELECT" || (event.key === " " && event.target === button);
     if (isNative || event.altKey || event.ctrlKey || event.metaKey || !keys[event.key]) return;

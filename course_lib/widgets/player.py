@@ -14,6 +14,8 @@ The picture is that of `gantt`. What moves lies over it, in the browser alone (p
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from course_lib.figures.picture import Picture
 from course_lib.figures.words import activity
 from course_lib.timeline import RECEIVING, Timeline
 
+NEXT = {"forward": 1, "backward": -1}  # to which stage a result goes
 WIDTH, BESIDE = 850, 130  # pixels, of all and of what the ranks hold
 STILL = "<p><i>Run this cell to play it.</i></p>"
 
@@ -73,6 +76,7 @@ def places(picture: Picture) -> dict[str, Any]:
         "color": LINES[0].color,
         "bars": [_bar(bar) for bar in panel.bars()],
         "messages": messages(panel),
+        "arrows": list(arrows(panel)),
         "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held(timeline)],
     }
 
@@ -91,3 +95,24 @@ def messages(panel: TimelinePanel) -> list[dict[str, float]]:
         for bar in panel.bars()
         if bar.span.kind == "transfer" and bar.span.peer is not None and bar.span.name in RECEIVING
     ]
+
+
+def arrows(panel: TimelinePanel) -> Iterator[dict[str, float]]:
+    """What a micro-batch's result is needed for on another rank: from where it was done and sent to where it was used.
+
+    Where several ranks have a stage (replicas, tensor ranks), from the one that its rank talks to.
+    """
+    bars, peers = list(panel.bars()), defaultdict(set)
+    done: dict[Any, list[Bar]] = defaultdict(list)
+    for bar in bars:
+        peers[bar.span.rank].add(bar.span.peer)
+        done[bar.span.kind, bar.span.stage, bar.span.micro_batch].append(bar)
+    for bar in bars:
+        span = bar.span
+        if span.kind not in NEXT or span.stage is None or span.micro_batch is None:
+            continue
+        senders = done.get((span.kind, span.stage - NEXT[span.kind], span.micro_batch), [])
+        for one in senders:
+            if one.span.rank != span.rank and (len(senders) == 1 or one.span.rank in peers[span.rank]):
+                ends = {"x": one.x + one.width, "width": bar.x - one.x - one.width}
+                yield {"microBatch": span.micro_batch, "source": one.span.rank, "target": span.rank, **ends}
