@@ -14,8 +14,6 @@ The picture is that of `gantt`. What moves lies over it, in the browser alone (p
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,11 @@ import traitlets
 
 from course_lib.figures import gantt, held
 from course_lib.figures.axis import time_unit
-from course_lib.figures.gantt_chart import Bar, TimelinePanel
-from course_lib.figures.palette import LINES
+from course_lib.figures.gantt_chart import Bar
 from course_lib.figures.picture import Picture
 from course_lib.figures.words import activity
 from course_lib.timeline import RECEIVING, Timeline
 
-NEXT = {"forward": 1, "backward": -1}  # to which stage a result goes
 WIDTH, BESIDE = 850, 130  # pixels, of all and of what the ranks hold
 STILL = "<p><i>Run this cell to play it.</i></p>"
 
@@ -71,12 +67,8 @@ def places(picture: Picture) -> dict[str, Any]:
         "unit": name,
         "rows": [panel.row(rank) for rank in range(timeline.world_size)],
         "row": panel.lanes._asdict(),
-        "sheet": picture.sheet.width,
         "beside": BESIDE,
-        "color": LINES[0].color,
         "bars": [_bar(bar) for bar in panel.bars()],
-        "messages": messages(panel),
-        "arrows": list(arrows(panel)),
         "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held(timeline)],
     }
 
@@ -84,35 +76,8 @@ def places(picture: Picture) -> dict[str, Any]:
 def _bar(bar: Bar) -> dict[str, Any]:
     span = bar.span
     place = {"x": bar.x, "y": bar.y, "width": bar.width, "height": bar.height}
-    said = {"rank": span.rank, "does": activity(span), "isWait": span.kind == "wait", "microBatch": span.micro_batch}
-    return {**place, **said, "isBackground": span.background}
-
-
-def messages(panel: TimelinePanel) -> list[dict[str, float]]:
-    """Each message from one rank to another, as its receiver saw it: a sender is done when it has left."""
-    return [
-        {"source": bar.span.peer, "target": bar.span.rank, "x": bar.x, "width": bar.width, "bytes": bar.span.bytes}
-        for bar in panel.bars()
-        if bar.span.kind == "transfer" and bar.span.peer is not None and bar.span.name in RECEIVING
-    ]
-
-
-def arrows(panel: TimelinePanel) -> Iterator[dict[str, float]]:
-    """What a micro-batch's result is needed for on another rank: from where it was done and sent to where it was used.
-
-    Where several ranks have a stage (replicas, tensor ranks), from the one that its rank talks to.
-    """
-    bars, peers = list(panel.bars()), defaultdict(set)
-    done: dict[Any, list[Bar]] = defaultdict(list)
-    for bar in bars:
-        peers[bar.span.rank].add(bar.span.peer)
-        done[bar.span.kind, bar.span.stage, bar.span.micro_batch].append(bar)
-    for bar in bars:
-        span = bar.span
-        if span.kind not in NEXT or span.stage is None or span.micro_batch is None:
-            continue
-        senders = done.get((span.kind, span.stage - NEXT[span.kind], span.micro_batch), [])
-        for one in senders:
-            if one.span.rank != span.rank and (len(senders) == 1 or one.span.rank in peers[span.rank]):
-                ends = {"x": one.x + one.width, "width": bar.x - one.x - one.width}
-                yield {"microBatch": span.micro_batch, "source": one.span.rank, "target": span.rank, **ends}
+    said = {"rank": span.rank, "does": activity(span), "kind": span.kind, "peer": span.peer, "bytes": span.bytes}
+    # A message is as its receiver saw it: a sender is done when it has left.
+    is_message = span.kind == "transfer" and span.peer is not None and span.name in RECEIVING
+    part = {"microBatch": span.micro_batch, "stage": span.stage, "isMessage": is_message}
+    return {**place, **said, **part, "isBackground": span.background}

@@ -25,7 +25,7 @@ def as_predicted(experiment: HybridExperiment, off: float = 0.0) -> MeshStep:
         for axis, count in experiment.predicted.sent(rank).items():
             group = list(range(8)) if axis == "all" else experiment.group(rank, axis)
             sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
-    return MeshStep(Timeline(predict(experiment).spans, 8, "emulated"), sent, off)
+    return MeshStep(Timeline(predict(experiment).spans, 8, "emulated"), sent, off, {})
 
 
 @pytest.fixture

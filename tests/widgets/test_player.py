@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.experiments.meshes import HybridExperiment
 from course_lib.figures import gantt
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets import play
@@ -46,29 +45,10 @@ def test_each_message_flies_once_from_its_sender_to_its_receiver() -> None:
         Span(0, "transfer", "all_reduce", 2.0, 3.0, bytes=8),
     ]
     where = places(gantt(Timeline(spans, 2)))
-    (message,) = where["messages"]
-    assert (message["source"], message["target"], message["bytes"]) == (0, 1, 8)
+    (message,) = (bar for bar in where["bars"] if bar["isMessage"])
+    assert (message["peer"], message["rank"], message["bytes"]) == (0, 1, 8)
     assert message["x"] == pytest.approx(where["left"] + where["width"] / 3)
     assert message["width"] == pytest.approx(where["width"] / 3)
-
-
-def test_arrows_lead_from_where_a_result_was_sent_to_where_it_was_needed() -> None:
-    where = places(gantt(gpipe(3, 2, transfer=0.003)))
-    ends = {(bar["rank"], bar["does"].split(",")[0]): bar for bar in where["bars"] if bar["microBatch"] == 1}
-    down = [((0, "forward"), (1, "forward")), ((1, "forward"), (2, "forward"))]
-    up = [((1, "backward"), (0, "backward")), ((2, "backward"), (1, "backward"))]
-    arrows = [arrow for arrow in where["arrows"] if arrow["microBatch"] == 1]
-    assert len(arrows) == 4
-    for sent, needed in down + up:
-        (arrow,) = (one for one in arrows if (one["source"], one["target"]) == (sent[0], needed[0]))
-        assert arrow["x"] == pytest.approx(ends[sent]["x"] + ends[sent]["width"])
-        assert arrow["x"] + arrow["width"] == pytest.approx(ends[needed]["x"])
-
-
-def test_an_arrow_comes_from_the_rank_that_was_talked_to_where_several_have_the_stage() -> None:
-    step = HybridExperiment((1, 2, 2), 1).run()
-    found = {(arrow["source"], arrow["target"]) for arrow in places(gantt(step.timeline))["arrows"]}
-    assert found == {(0, 2), (2, 0), (1, 3), (3, 1)}
 
 
 def test_what_a_rank_holds_changes_where_its_first_forward_begins_and_its_last_backward_ends() -> None:
@@ -82,7 +62,7 @@ def test_what_a_rank_holds_changes_where_its_first_forward_begins_and_its_last_b
 
 def test_there_is_room_beside_the_picture_only_where_something_is_held() -> None:
     without = replace(every_kind(), spans=[span._replace(micro_batch=None) for span in every_kind().spans])
-    assert play(every_kind()).places["sheet"] < play(without).places["sheet"] == 850
+    assert play(every_kind())._still.sheet.width < play(without)._still.sheet.width == 850
 
 
 def test_a_stored_notebook_shows_the_still_picture() -> None:
