@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, expect
 
-from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, pictures, press, says
+from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, pictures, press, says, slider
 
 
 def test_mixed_precision(lab: Any) -> None:
@@ -40,6 +40,7 @@ def points(losses: Locator) -> int:
 def test_combining_mechanisms(lab: Any) -> None:
     page = go_through(lab, "08_combining_mechanisms")
     ranks_are_arranged_anew(cell(page, "MeshExplorer()"))
+    lines_on_the_map_show_what_is_on_its_way(cell(page, "MeshExplorer()"))
 
 
 def ranks_are_arranged_anew(explorer: Locator) -> None:
@@ -50,6 +51,23 @@ def ranks_are_arranged_anew(explorer: Locator) -> None:
     says(explorer, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, emulated")
     says(explorer, "Every rank sent what was predicted, to the byte.")
     fits_one_screen(explorer)
+
+
+def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
+    """Played with the mouse; then step by step, and with arrows, with the keyboard."""
+    dots = explorer.locator(".course-pulse").locator("visible=true")
+    assert dots.count() == 0
+    explorer.get_by_role("button", name="Play", exact=True).click()
+    expect(dots.first).to_be_visible(timeout=MOVE)
+    explorer.get_by_role("button", name="Pause").click()
+    time = slider(explorer, "Time")
+    time.press("Home")
+    expect(dots).to_have_count(0)
+    time.press("ArrowRight")
+    expect(dots).to_have_count(2)  # in both replicas the first stage sends to the second
+    explorer.get_by_label("Light up").focus()
+    explorer.page.keyboard.type("micro-batch 1")
+    expect(explorer.locator(".course-arrow")).to_have_count(2 * (3 + 3))  # down four stages, and up again
 
 
 def shows_mesh(explorer: Locator, words: str) -> None:
