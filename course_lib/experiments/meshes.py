@@ -132,7 +132,7 @@ class HybridExperiment(NamedTuple):
         """
         sent: dict[str, dict[tuple[int, int], list[Span]]] = {axis: defaultdict(list) for axis in (*AXES, "all")}
         for rank in range(step.world_size):
-            moved = [span for span in step.of(rank) if span.kind == "transfer" and span.name in AXIS_OF]
+            moved = [span for span in step.of(rank) if span.kind == "transfer" and span.name in AXIS_OF and span.bytes]
             loss = [span for span in moved if span.name == "all_reduce"][-1]
             for span in moved:
                 axis = "all" if span is loss else AXIS_OF[span.name]

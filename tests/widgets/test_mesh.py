@@ -51,10 +51,10 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
         shown = MeshExplorer()
     assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, emulated: " in sentences(shown)
     before = shown.explorer.beside.value
-    shown.mesh.value = (4, 1, 2)
+    shown.mesh.value = (2, 4, 1)
     assert shown.explorer.beside.value != before
     for words in (
-        "dp 4 x pp 1 x tp 2",
+        "dp 2 x pp 4 x tp 1",
         "Every rank sent what was predicted, to the byte.",
         "The updated weights are those of one process.",
     ):
