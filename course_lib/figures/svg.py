@@ -120,7 +120,7 @@ def moving(periods: Iterable[tuple[float, float]], still: float | None = None) -
     still: which moment a picture shows without a player.
     """
     found = list(periods)
-    when = {"data_when": " ".join(f"{start:.4f} {end:.4f}" for start, end in found)}
+    when = {"data_when": " ".join(f"{start:.4f} {min(end, 2):.4f}" for start, end in found)}
     is_there = still is not None and any(start <= still < end for start, end in found)
     return when if is_there else {**when, "visibility": "hidden"}
 

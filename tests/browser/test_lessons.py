@@ -100,6 +100,9 @@ def pieces_go_around_a_ring(explorer: Locator) -> None:
     expect(flying).to_have_count(8)
     drag(explorer, "Time", 1.0)
     expect(flying).to_have_count(0)
+    press(explorer, "ranks", "ArrowLeft")
+    says(explorer, "7 ranks")
+    expect(slider(explorer, "Time")).to_have_count(0)
 
 
 def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:

@@ -43,7 +43,7 @@ def test_each_sum_is_seen_while_it_is_there_and_moves_while_it_is_sent() -> None
     shown = {
         (when.split()[1][:6], "".join(re.findall(r"<text[^>]*>(\d)", inside))): look for when, look, inside in groups
     }
-    assert set(shown) == {("inf", "0"), ("0.2500", "1"), ("inf", "01"), ("0.2500", "0")}
+    assert set(shown) == {("2.0000", "0"), ("0.2500", "1"), ("2.0000", "01"), ("0.2500", "0")}
     assert [members for (_, members), look in shown.items() if "hidden" not in look] == ["0", "01"]  # half way
     assert "data-fly" in shown["0.2500", "0"]
 
