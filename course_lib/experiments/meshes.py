@@ -27,7 +27,7 @@ from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec, exact_bytes
 from course_lib.ranks import Link, Pace, launch
 from course_lib.schedules import SCHEDULES, Schedule
-from course_lib.timeline import Timeline
+from course_lib.timeline import Span, Timeline
 
 Sizes = tuple[int, int, int]
 
@@ -51,11 +51,13 @@ class MeshStep(NamedTuple):
 
     sent: bytes by axis ("tp", "pp", "dp", and "all" for the loss, which goes around all ranks), source and target.
     off: by which share of the largest number in its tensor an updated weight differs from one process's, at most.
+    transfers: what was sent and when, by axis, source and target.
     """
 
     timeline: Timeline
     sent: dict[str, dict[tuple[int, int], int]]
     off: float
+    transfers: dict[str, dict[tuple[int, int], list[Span]]]
 
 
 class HybridExperiment(NamedTuple):
@@ -111,27 +113,33 @@ class HybridExperiment(NamedTuple):
         run = launch(_train, self.ranks, (self.sizes, self.schedule, self.dtype, self.samples), pace=self.pace)
         step, (before, after) = after_barrier(run.timeline), _one_process(self.samples)
         off = max(_off(weights, before, after, self.sizes[2]) for weights in run.results)
-        return MeshStep(step, self._who_sent_what(step), off)
+        transfers = self._who_sent_what(step)
+        sent = {
+            axis: {pair: sum(span.bytes for span in spans) for pair, spans in transfers[axis].items()}
+            for axis in transfers
+        }
+        return MeshStep(step, sent, off, transfers)
 
     def is_right(self, step: MeshStep) -> bool:
         """Whether the updated weights are those of one process, up to rounding."""
         return step.off < ROUNDING[self.dtype]
 
-    def _who_sent_what(self, step: Timeline) -> dict[str, dict[tuple[int, int], int]]:
-        """Each axis has operations of its own, but for the last all-reduce, which is the loss's.
+    def _who_sent_what(self, step: Timeline) -> dict[str, dict[tuple[int, int], list[Span]]]:
+        """The transfers on each axis, by source and target.
 
+        Each axis has operations of its own, but for the last all-reduce, which is the loss's.
         A collective counts as its ring: each rank sends to the next on its axis, and the last to the first.
         """
-        sent: dict[str, dict[tuple[int, int], int]] = {axis: defaultdict(int) for axis in ("tp", "pp", "dp", "all")}
+        sent: dict[str, dict[tuple[int, int], list[Span]]] = {axis: defaultdict(list) for axis in (*AXES, "all")}
         for rank in range(step.world_size):
-            moved = [span for span in step.of(rank) if span.kind == "transfer" and span.name in AXIS_OF]
+            moved = [span for span in step.of(rank) if span.kind == "transfer" and span.name in AXIS_OF and span.bytes]
             loss = [span for span in moved if span.name == "all_reduce"][-1]
             for span in moved:
                 axis = "all" if span is loss else AXIS_OF[span.name]
                 group = list(range(self.ranks)) if axis == "all" else self.group(rank, axis)
                 following = group[(group.index(rank) + 1) % len(group)]
-                sent[axis][rank, following if span.peer is None else span.peer] += span.bytes
-        return {axis: {pair: count for pair, count in by_pair.items() if count} for axis, by_pair in sent.items()}
+                sent[axis][rank, following if span.peer is None else span.peer].append(span)
+        return sent
 
 
 class Weight(NamedTuple):

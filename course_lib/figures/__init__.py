@@ -5,7 +5,6 @@ All but `gantt` and the maps are charts: `.to_plotly()` makes a figure of them t
 gantt(run.timeline)                                  what every rank did, and when
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
 lost_time({"4 ranks": time_breakdown(run.timeline)})      where the rest of the time went
-before_and_after([[before, "all-gather", after]])     who has what before a collective, and after it
 collective_times({"1 MB": {"ring": {8: 0.002}}})     how long algorithms take with more and more ranks
 who_holds_what(run.operations, run.traffic, 4)           how matrices are cut, and what travels between the ranks
 mesh_map((2, 2, 2), step.sent)                       who talks to whom on a mesh of ranks, and how much
@@ -22,7 +21,6 @@ roofline({"plan": estimate})                         how fast the links let the 
 limits({"1.3B": estimate}, tokens)                   what one device is too small and too slow for
 """
 
-from course_lib.figures.before_and_after import before_and_after
 from course_lib.figures.breakdown import TimeBreakdown, time_breakdown
 from course_lib.figures.collective_times import collective_times
 from course_lib.figures.costs import devices, memory_by_part, step_time_by_part

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -36,30 +37,37 @@ def gantt(
     width: int = 800,
     title: str | None = None,
     names: Sequence[str] = ("", ""),
+    pinned: Timeline | None = None,
 ) -> Picture:
     """Draw a timeline.
 
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
     names: of the two.
+    pinned: another one, drawn small below them on the same axis.
 
     Raises ValueError for a width too narrow to read.
     """
-    timelines = [filled(one) for one in (timeline, compare) if one is not None]
+    shown = [filled(one) for one in (timeline, compare) if one is not None]
+    many = MANY if pinned is None else FEW  # where there is one more picture, all of it still fits a screen
+    parts = [(one, name, _lanes(one, many)) for one, name in zip(shown, names, strict=False)]
+    if pinned is not None:
+        parts.append((filled(pinned), "pinned", SMALL))
     sheet = new_sheet(width)
-    scale = _Scale(GUTTER, width - MARGIN, max(t.makespan for t in timelines))
+    scale = _Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
     y = draw_title(sheet, title)
-    y = draw_legend(sheet, _styles(timelines), y)
+    y = draw_legend(sheet, _styles([one for one, _, _ in parts]), y)
     panels = []
-    for one, name in zip(timelines, names, strict=False):
-        panels.append(TimelinePanel(one, scale, _lanes(one), y + 22))
+    for one, name, lanes in parts:
+        panels.append(TimelinePanel(one, scale, lanes, y + 22))
         _draw_panel(sheet, panels[-1], name)
         y = panels[-1].bottom + 6
     sheet.height = _draw_axis(sheet, scale, y)
     return Picture(
         sheet,
-        summary=summary(*timelines),
-        rows=[row for one in timelines for row in rank_rows(one)],
+        summary=summary(*[one for one, _, _ in parts][:2]),
+        rows=[row for one in shown for row in rank_rows(one)],
         timelines=panels,
+        beside=partial(gantt, timeline, compare, width, title, names),
     )
 
 
@@ -93,6 +101,10 @@ class Bar(NamedTuple):
     height: float
 
 
+SMALL = _Lanes(bar=6.0, lane=2.0, pitch=9.0)
+FEW, MANY = 4, 16  # ranks
+
+
 class TimelinePanel(NamedTuple):
     """Where a timeline is drawn, in pixels. top: of the row of rank 0."""
 
@@ -121,11 +133,11 @@ class TimelinePanel(NamedTuple):
                     yield Bar(span, x, self.row(rank), width, self.lanes.bar)
 
 
-def _lanes(timeline: Timeline) -> _Lanes:
+def _lanes(timeline: Timeline, many: int) -> _Lanes:
     ranks = timeline.world_size
-    bar, gap = (26.0, 5.0) if ranks <= 4 else (20.0, 3.0) if ranks <= 16 else (12.0, 3.0)
+    bar, gap = (26.0, 5.0) if ranks <= FEW else (20.0, 3.0) if ranks <= many else (12.0, 3.0)
     lane = 6.0 if any(span.background for span in timeline.spans) else 0.0
-    bar -= lane if ranks <= 16 else 0  # the numbers of micro-batches still fit
+    bar -= lane if ranks <= many else 0  # the numbers of micro-batches still fit
     return _Lanes(bar, lane, bar + lane + gap)
 
 
@@ -147,7 +159,7 @@ def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
             x = scale.left + scale.pixels(tick)
             sheet.line(x, top, x, panel.bottom)
     with sheet.group(text_anchor="end", font_size=11):
-        for rank in range(timeline.world_size):
+        for rank in range(0, timeline.world_size, 2 if lanes == SMALL else 1):
             sheet.text(scale.left - 8, panel.row(rank) + lanes.bar / 2 + 4, f"rank {rank}")
     if timeline.spans:
         _draw_spans(sheet, panel)
@@ -176,6 +188,8 @@ def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
                     sheet.box(bar.x, bar.y, bar.width, bar.height, tip=span_in_words(bar.span, zero), fill=fill)
             _draw_together(sheet, [bar for bar in layer if NARROW <= bar.width <= apart])
         _draw_together(sheet, [bar for bar in layer if bar.width < NARROW])
+    if panel.lanes == SMALL:  # no number fits
+        return
     with sheet.group(fill=INK, text_anchor="middle", font_size=11):
         for _, of_rank in groupby(bars, key=lambda bar: bar.span.rank):
             _draw_micro_batches(sheet, [bar for bar in of_rank if not bar.span.background])

@@ -16,11 +16,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from course_lib.experiments.meshes import MeshStep
 from course_lib.figures.axis import data_size
 from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
 from course_lib.figures.palette import INK, LINES, PAPER, Style
 from course_lib.figures.picture import Picture
-from course_lib.figures.svg import HALO, Sheet
+from course_lib.figures.svg import HALO, Sheet, moving
+from course_lib.figures.words import began
 
 Sizes = tuple[int, int, int]
 Sent = Mapping[str, Mapping[tuple[int, int], int]]
@@ -32,6 +34,8 @@ STEPS = {"dp": (0.62, -0.46), "pp": (0.0, 0.8), "tp": (1.15, 0.0)}  # to the nex
 BULGE, HIGHEST = 0.3, 70.0  # of a line that closes a ring: share of its length, and pixels at most
 RADIUS, PITCH, EDGE = 11.0, 100.0, 58.0  # pixels: of a rank, most for a step, and around the block
 THIN, WIDE = 1.5, 12.0  # pixels: of the lines for next to nothing and for the most
+PULSE = {"class": "course-pulse", "stroke_width": 4.0, "stroke_dasharray": "0,8", "stroke_linecap": "round"}  # dots
+GLIMPSE = 0.02  # of the step, which is as long as a line is seen at least
 ROW, INDENT, COLUMNS = 17.0, 40.0, (0.75, 0.97)
 MACHINES = (
     Style("machine 0", PAPER, PAPER, INK, "", ""),
@@ -47,6 +51,7 @@ def mesh_map(
     per_machine: int | None = None,
     width: int = 420,
     title: str | None = None,
+    step: MeshStep | None = None,
 ) -> Picture:
     """Draw a mesh and what its ranks send each other in a step.
 
@@ -54,6 +59,7 @@ def mesh_map(
     sent: bytes by axis ("dp", "pp", "tp", and "all" for what goes around all ranks) and by source and target.
     predicted: bytes by axis, of all ranks together.
     per_machine: how many ranks share a machine, where there are two.
+    step: whose lines a player shows in use.
 
     Raises ValueError for a width too narrow to read.
     """
@@ -62,6 +68,8 @@ def mesh_map(
     y = draw_origins(sheet, [origin], y)
     block = _Block.fit(mesh, width, y)
     _draw_lines(sheet, block, sent)
+    if step is not None:
+        _draw_pulses(sheet, block, step)
     for rank in range(mesh[0] * mesh[1] * mesh[2]):
         _draw_rank(sheet, rank, block.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
     sheet.height = _draw_table(sheet, sent, predicted, block.bottom, MACHINES if per_machine else ())
@@ -125,6 +133,17 @@ def _draw_lines(sheet: Sheet, block: _Block, sent: Sent) -> None:
     for axis, of_axis in lines.items():
         if of_axis:
             _label(sheet, block, axis, of_axis)
+
+
+def _draw_pulses(sheet: Sheet, block: _Block, step: MeshStep) -> None:
+    """Dots over each line while something is on its way there, long enough to be seen."""
+    zero, whole = began(step.timeline), step.timeline.makespan
+    for axis in LOOKS:
+        for pair, spans in step.transfers.get(axis, {}).items():
+            starts = [(span, (span.start - zero) / whole) for span in spans]
+            times = moving((start, start + max(GLIMPSE, span.duration / whole)) for span, start in starts)
+            with sheet.group(**times, fill="none", stroke="currentColor", **PULSE):
+                sheet.path(_line(block, axis, min(pair), max(pair)))
 
 
 def _look(axis: str) -> dict[str, object]:

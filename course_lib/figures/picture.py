@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from course_lib.figures.gantt_chart import TimelinePanel
+    from course_lib.timeline import Timeline
 
 PLOTLY = "application/vnd.plotly.v1+json"
 MOST_TIPS = 500
@@ -38,7 +39,7 @@ class Picture:
     summary: one plain sentence, for those who cannot see the picture and for those who can.
     rows: the numbers behind the picture, one dictionary of column to value for each row.
     chart: what was drawn, where it can be drawn by plotly as well.
-    timelines: which it shows, and where.
+    timelines: which it shows, and where.  beside: draws it again with another timeline below, small, on the same axis.
     """
 
     sheet: Sheet
@@ -46,6 +47,7 @@ class Picture:
     rows: Sequence[Row]
     chart: Chart | None = None
     timelines: Sequence[TimelinePanel] = ()
+    beside: Callable[[Timeline], Picture] | None = None
 
     @classmethod
     def of(cls, chart: Chart, summary: str, rows: Sequence[Row]) -> Picture:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course_lib.figures.palette import INK, PAPER, Style
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # Stand-ins for what is known only when the sheet is written out. No text contains them: they are not XML.
+HIDDEN = re.compile(r'<g [^>]*visibility="hidden"[^>]*>.*?</g>')
 KEY, BACKGROUND = "\x00", "\x01"
 PIXEL = "var(--jp-content-font-size1,14px) / 14"
 # The style of what has pictures in it. They grow with the text of JupyterLab's page; and where more fits, until their
@@ -110,8 +111,21 @@ class Sheet:
             "</svg>",
         ]
         markup = "".join(parts)
+        if not themed:  # no player reaches an image
+            markup = HIDDEN.sub("", markup)
         key = key or "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]
         return markup.replace(KEY, key).replace(BACKGROUND, ground)
+
+
+def moving(periods: Iterable[tuple[float, float]], still: float | None = None) -> dict[str, Any]:
+    """Attributes of what a player shows in these periods only, in shares of all its time.
+
+    still: which moment a picture shows without a player.
+    """
+    found = list(periods)
+    when = {"data_when": " ".join(f"{start:.4f} {min(end, 2):.4f}" for start, end in found)}
+    is_there = still is not None and any(start <= still < end for start, end in found)
+    return when if is_there else {**when, "visibility": "hidden"}
 
 
 def clean(text: str) -> str:

@@ -102,22 +102,32 @@ def tree_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
 
     Raises ValueError on a rank that is not in the group.
     """
-    rank, world_size = _rank_and_size(group)
     flat = tensor.contiguous().view(-1)
     arriving = torch.empty_like(flat)
-    distances = [2**level for level in range((world_size - 1).bit_length())]
-    for distance in distances:
-        if rank % (2 * distance) == distance:
-            dist.send(flat, group=group, group_dst=rank - distance)
-        elif rank % (2 * distance) == 0 and rank + distance < world_size:
-            dist.recv(arriving, group=group, group_src=rank + distance)
+    for parent, child in _tree(group):
+        if child is None:
+            dist.send(flat, group=group, group_dst=parent)
+        else:
+            dist.recv(arriving, group=group, group_src=child)
             with compute("other", "add", work=0):
                 flat += arriving
-    for distance in reversed(distances):
-        if rank % (2 * distance) == distance:
-            dist.recv(flat, group=group, group_src=rank - distance)
-        elif rank % (2 * distance) == 0 and rank + distance < world_size:
-            dist.send(flat, group=group, group_dst=rank + distance)
+    tree_broadcast(flat, group)
+    _write_back(flat, tensor)
+    return tensor
+
+
+@torch.no_grad()
+def tree_broadcast(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Fill the tensor on every rank with that of the group's first rank, in place, and return it: down a tree.
+
+    Raises ValueError on a rank that is not in the group.
+    """
+    flat = tensor.contiguous().view(-1)
+    for parent, child in reversed(_tree(group)):
+        if child is None:
+            dist.recv(flat, group=group, group_src=parent)
+        else:
+            dist.send(flat, group=group, group_dst=child)
     _write_back(flat, tensor)
     return tensor
 
@@ -196,6 +206,14 @@ def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: dist.Pro
         dist.recv(incoming, group=group, group_src=(rank - 1) % world_size)
     if sending is not None:
         sending.wait()
+
+
+def _tree(group: dist.ProcessGroup | None) -> list[tuple[int | None, int | None]]:
+    """This rank's children, level by level from the leaves, each as (None, child), and at last (parent, None)."""
+    rank, world_size = _rank_and_size(group)
+    distances = [2**level for level in range((world_size - 1).bit_length())]
+    children = [(None, rank + far) for far in distances if rank % (2 * far) == 0 and rank + far < world_size]
+    return children + [(rank - far, None) for far in distances if rank % (2 * far) == far]
 
 
 def _rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:

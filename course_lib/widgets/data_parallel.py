@@ -14,7 +14,7 @@ A move runs one step and draws it at once; the rest of the speed-up curve is run
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_lib.experiments import training_step
 from course_lib.figures import Timing, gantt, speed_up, time_breakdown
@@ -111,6 +111,7 @@ class DataParallelExplorer:
         self.explorer = Explorer(
             controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)), (356, 312)
         )
+        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
 
     @property
     def setting(self) -> DataParallelSetting:
@@ -128,6 +129,3 @@ class DataParallelExplorer:
             return None
         self.measured.run(missing[0])
         return self.look()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self.explorer._repr_mimebundle_()

@@ -26,6 +26,7 @@ from course_lib.figures.svg import scaled
 from course_lib.ranks import RunError
 from course_lib.timeline import Timeline
 from course_lib.widgets.answers import Button
+from course_lib.widgets.controls import in_words
 from course_lib.widgets.player import WIDTH, Player
 from course_lib.widgets.running import Running, interruptible, shown
 
@@ -47,6 +48,14 @@ def compared(seconds: float, predicted: float) -> str:
 def where_seen(predicted: Timeline, step: Timeline) -> Timeline | None:
     """A prediction to draw below a run, where one could tell them apart; else words say how far it is off."""
     return predicted if abs(predicted.makespan - step.makespan) >= 0.01 * step.makespan else None
+
+
+def beside_pinned(seconds: float, pinned: float) -> str:
+    """How long a step takes beside the pinned one, in words."""
+    if isclose(seconds, pinned):
+        return "It takes exactly as long as the pinned one"
+    off, how = abs(seconds - pinned), "longer" if seconds > pinned else "shorter"
+    return f"It is {duration(off)} {how} than the pinned one, {percent(off / pinned)}"
 
 
 class View(NamedTuple):
@@ -71,7 +80,7 @@ class Explorer:
     heights: pixels kept free for what is above, and for the picture below, so that nothing moves when they grow.
 
     What goes wrong is said in place of the sentences, and the next move works. Where a picture shows a timeline, a
-    button opens it to be played, until the next move.
+    button opens it to be played, until the next move, and another one pins it, to be compared with the next ones.
     """
 
     def __init__(
@@ -85,7 +94,8 @@ class Explorer:
         self.controls, self._look, self._more, self._left = list(controls), look, more, left
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
-        self.running, self.play, self._stage = Running(), Button(), widgets.VBox()
+        self.running, self.play, self.pin, self._stage = Running(), Button(), Button(), widgets.VBox()
+        self._pinned: tuple[Timeline, str] | None = None  # and at which setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
@@ -100,13 +110,14 @@ class Explorer:
             control.observe(lambda _: self.move(), ["index", "value"])
         self.running.observe(lambda _: self.stop(), "clicks")
         self.play.observe(lambda _: self._open_player(), "clicks")
+        self.pin.observe(lambda _: self._pin_or_unpin(), "clicks")
 
     def move(self) -> None:
         """Look at what the controls say, and plan what more there is to see."""
         if self._is_back:
             return
         self._box.add_class("course-old")
-        self._stage.children = ()
+        self._close_player()
         self.running.begin("Running", self._seconds["look"])
         if self._try(self._look_once):
             self.running.end()
@@ -129,9 +140,23 @@ class Explorer:
         self._fail(f"{self.view.sentences if self.view else ''} Stopped. Move a control to go on.".strip())
 
     def _open_player(self) -> None:
-        """Below the pictures, for the first of the runs that they show."""
+        """For the first of the runs in the pictures, in place of the one below."""
+        self.below.layout.display = "none"
         self._stage.children = [Player(self._timelines[0])]
         self.play.enabled = True
+
+    def _pin_or_unpin(self) -> None:
+        """Keep the first of the runs in the pictures, to compare others with; or forget it."""
+        setting = ", ".join(in_words(control) for control in self.controls)
+        self._pinned = None if self._pinned else (self._timelines[0], setting)
+        self._close_player()
+        if self.view:
+            self._draw(self.view)
+        self.pin.enabled = True
+
+    def _close_player(self) -> None:
+        self.below.layout.display = None
+        self._stage.children = ()
 
     @property
     def _timelines(self) -> list[Timeline]:
@@ -199,19 +224,28 @@ class Explorer:
     def _draw(self, view: View) -> None:
         self.view, self._shown = view, [control.value for control in self.controls]
         self._box.remove_class("course-old")
+        if self._pinned and self._timelines:
+            view = self._with_pinned(view, *self._pinned)
         self._say(view.sentences, "status")
         self.play.label = "Play" if self._timelines else ""
+        self.pin.label = self.play.label and ("Unpin" if self._pinned else "Pin")
         for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
             # Always the same ids, so that a picture that did not change is not sent again.
             place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
+
+    def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
+        """The same with the pinned run, and with how much longer or shorter this one is."""
+        difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
+        pictures = [one.beside(pinned) if one.beside else one for one in view.pictures]
+        return View(f"{view.sentences} {difference} ({setting}).", *pictures)
 
     def _say(self, text: str, role: str) -> None:
         """role: "status" or "alert", so that screen readers speak up."""
         self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
     def _arrange(self, above: int, below: int) -> Any:
-        self.play.layout.order = "-1"  # seen first, but a key comes to Stop before
-        left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play]), self.sentences])
+        self.play.layout.order = self.pin.layout.order = "-1"  # seen first, but a key comes to Stop before
+        left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play, self.pin]), self.sentences])
         left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins of what is beside it
         # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))

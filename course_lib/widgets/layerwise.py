@@ -12,7 +12,7 @@ Memory is measured, by a ledger on every rank. Time is emulated: every block tak
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_lib.experiments.steps import LayerWiseStep, layerwise_step
 from course_lib.figures import gantt, memory_by_part
@@ -99,6 +99,7 @@ class LayerWiseExplorer:
         self.cut = Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS])
         self._alone: dict[LayerWiseSetting, LayerWiseStep] = {}
         self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look, heights=(364, 310))
+        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
 
     @property
     def setting(self) -> LayerWiseSetting:
@@ -110,6 +111,3 @@ class LayerWiseExplorer:
             self._alone[setting.alone] = setting.alone.run()
         alone = self._alone[setting.alone]
         return draw(setting, alone if setting.units == 1 else setting.run(), alone)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self.explorer._repr_mimebundle_()

@@ -14,7 +14,6 @@ counted in the trace, the updated weights are compared with those of one process
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -123,7 +122,7 @@ def draw(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> V
     origin = step.timeline.origin
     return View(
         describe(experiment, step, predicted),
-        mesh_map(experiment.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?"),
+        mesh_map(experiment.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?", step),
         gantt(step.timeline, where_seen(predicted, step.timeline), WIDTH, "What did every rank do?"),
     )
 
@@ -189,6 +188,7 @@ class MeshExplorer:
         self.precision = Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values()))
         controls = [self.mesh, self.micro_batches, self.schedule, self.precision]
         self.explorer = Explorer(controls, self.look, heights=(359, 312))
+        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
 
     @property
     def experiment(self) -> HybridExperiment:
@@ -197,6 +197,3 @@ class MeshExplorer:
     def look(self) -> View:
         experiment = self.experiment
         return draw(experiment, experiment.run(), predict(experiment))
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self.explorer._repr_mimebundle_()

@@ -14,7 +14,7 @@ so a step takes (B / b + p - 1) (h + b c) seconds, and the best b is the square 
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_lib.experiments import pipeline_step
 from course_lib.figures import SizedStep, gantt, micro_batch_sizes
@@ -128,6 +128,7 @@ class MicroBatchExplorer:
         self.measured = Measured()
         controls = [self.size, self.stages, self.overhead, self.memory]
         self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
+        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
 
     @property
     def setting(self) -> MicroBatchSetting:
@@ -144,6 +145,3 @@ class MicroBatchExplorer:
             return None
         self.measured.run(missing[0])
         return self.look()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self.explorer._repr_mimebundle_()

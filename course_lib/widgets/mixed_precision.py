@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -205,6 +205,7 @@ class MixedPrecisionExplorer:
         self._in_32_bits: dict[MixedPrecisionSetting, Training] = {}
         controls = [self.format, self.scale, self.master, self.rate]
         self.explorer = Explorer(controls, self.look, self.more, self.left)
+        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
 
     @property
     def setting(self) -> MixedPrecisionSetting:
@@ -228,6 +229,3 @@ class MixedPrecisionExplorer:
         self.training.go_on()
         self.reference.go_on()
         return draw(self.setting, self.training, self.reference)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self.explorer._repr_mimebundle_()

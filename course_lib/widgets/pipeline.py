@@ -12,7 +12,7 @@ Devices are emulated, so that a laptop can show what eight of them would do.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_lib.experiments import pipeline_step
 from course_lib.figures import gantt, held, in_flight
@@ -100,6 +100,7 @@ class PipelineExplorer:
         self.explorer = Explorer(
             [self.stages, self.micro_batches, self.schedule, self.cut], self.look, heights=(326, 312)
         )
+        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
 
     @property
     def setting(self) -> PipelineSetting:
@@ -108,6 +109,3 @@ class PipelineExplorer:
     def look(self) -> View:
         predicted = self.setting.predict()
         return draw(self.setting, self.setting.run(), predicted)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self.explorer._repr_mimebundle_()

@@ -3,14 +3,16 @@
 //   places: left, width     where its time begins, and how long all of it is
 //           length, unit    the same as it is said
 //           rows, row       where each rank's row begins; heights of its bars and of its background lane
-//           sheet, beside   how wide the picture is, and the room for what ranks hold
-//           bars, messages, held
+//           sheet, beside   how wide the picture is (added here), and the room for what ranks hold
+//           bars, held
 
 const RUN = 8000; // milliseconds that a run takes to play
 const LONG_ENOUGH = 600; // milliseconds on each event where nothing may move
 const NEAR = 0.5; // pixels between two events that are one to the eye
 const EXACT = 1e-6; // two sums of the same pieces may differ by this
 const BOX = 64; // pixels of the fullest rank's box
+
+const COLOR = "#0072b2"; // of what moves and of what is held
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -41,7 +43,7 @@ function microBatches(bars) {
 // What a rank does at x: of bars over each other the one that is seen.
 function doing(bars, x) {
   const now = bars.filter(bar => bar.x <= x + EXACT && x + EXACT < bar.x + bar.width);
-  return (now.find(bar => bar.isWait) ?? now.at(-1))?.does ?? "nothing";
+  return (now.find(bar => bar.kind === "wait") ?? now.at(-1))?.does ?? "nothing";
 }
 
 function holds(steps, x) {
@@ -57,6 +59,43 @@ function size(bytes) {
   return `${Number((bytes / 1000 ** power).toPrecision(3))} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
+function middle({ rows, row }, rank) {
+  return rows[rank] + row.bar / 2;
+}
+
+function messagesAmong(bars) {
+  return bars.filter(bar => bar.isMessage).map(bar => ({ ...bar, source: bar.peer, target: bar.rank }));
+}
+
+// From where each result of a micro-batch was computed and sent to where another rank needed it. Where several ranks
+// have its stage (replicas, tensor ranks), it came from the one that is talked to.
+function waysOf(microBatch, bars) {
+  const next = { forward: 1, backward: -1 };
+  const own = bars.filter(bar => bar.microBatch === microBatch && bar.stage !== null && next[bar.kind]);
+  return own.flatMap(to => {
+    const before = own.filter(one => one.kind === to.kind && one.stage === to.stage - next[to.kind]);
+    const talksTo = rank => bars.some(bar => bar.rank === to.rank && bar.peer === rank);
+    const from = before.filter(one => one.rank !== to.rank && (before.length === 1 || talksTo(one.rank)));
+    return from.map(one => ({ source: one.rank, target: to.rank, x: one.x + one.width, width: to.x - one.x - one.width }));
+  });
+}
+
+// Lines from rank to rank, from where something was sent to where it was needed.
+function arrows(places) {
+  const group = drawn("g", { stroke: "var(--jp-layout-color0, #fff)" });
+  const arrow = ({ source, target, x, width }) => {
+    const [from, to] = [middle(places, source), middle(places, target)];
+    const path = { x1: x, y1: from, x2: x + width, y2: to };
+    const turn = (Math.atan2(to - from, width) * 180) / Math.PI;
+    return [
+      drawn("line", { ...path, "stroke-width": 5 }),
+      drawn("line", { ...path, stroke: "currentColor", "stroke-width": 2, class: "course-arrow" }),
+      drawn("path", { d: "M1,0l-11,-6v12z", fill: "currentColor", transform: `translate(${x + width},${to}) rotate(${turn})` }),
+    ];
+  };
+  return { group, point: chosen => group.replaceChildren(...chosen.flatMap(arrow)) };
+}
+
 // A line over the rows at the time that is shown.
 function cursor({ rows, row }) {
   const ends = { y1: rows[0] - 3, y2: rows.at(-1) + row.bar + row.lane + 3 };
@@ -69,19 +108,19 @@ function cursor({ rows, row }) {
 }
 
 // What is on its way: a dot on the line from the sender's row to the receiver's.
-function flights({ messages, rows, row, color }) {
+function flights(places) {
+  const messages = messagesAmong(places.bars);
   const group = drawn("g", { "font-size": 11, stroke: "var(--jp-layout-color0, #fff)" });
-  const middle = rank => rows[rank] + row.bar / 2;
   const flight = (message, x) => {
-    const [from, to] = [middle(message.source), middle(message.target)];
+    const [from, to] = [middle(places, message.source), middle(places, message.target)];
     const y = from + (to - from) * Math.min(1, (x - message.x) / message.width);
     const path = { x1: message.x, y1: from, x2: message.x + message.width, y2: to };
     const text = drawn("text", { x: x + 9, y: y + 4, fill: "currentColor", "stroke-width": 4, "paint-order": "stroke" });
     text.textContent = size(message.bytes);
     return [
       drawn("line", { ...path, "stroke-width": 5 }),
-      drawn("line", { ...path, stroke: color, "stroke-width": 2 }),
-      drawn("circle", { cx: x, cy: y, r: 6, fill: color, "stroke-width": 2, class: "course-message" }),
+      drawn("line", { ...path, stroke: COLOR, "stroke-width": 2 }),
+      drawn("circle", { cx: x, cy: y, r: 6, fill: COLOR, "stroke-width": 2, class: "course-message" }),
       text,
     ];
   };
@@ -94,7 +133,7 @@ function flights({ messages, rows, row, color }) {
 }
 
 // A box for each rank beside its row, as full as it holds micro-batches.
-function boxes({ held, rows, row, sheet, color }) {
+function boxes({ held, rows, row, sheet }) {
   const group = drawn("g", { "font-size": 11, fill: "currentColor" });
   const most = Math.max(...held.flatMap(steps => steps.map(([, count]) => count)));
   if (!(most > 0)) return { group, move: () => {} };
@@ -104,7 +143,7 @@ function boxes({ held, rows, row, sheet, color }) {
   const parts = held.map((steps, rank) => {
     const top = Math.max(...steps.map(([, count]) => count));
     const place = { x: sheet, y: rows[rank], height: row.bar };
-    const full = drawn("rect", { ...place, fill: color, class: "course-held" });
+    const full = drawn("rect", { ...place, fill: COLOR, class: "course-held" });
     const edge = drawn("rect", { ...place, width: (BOX * top) / most, fill: "none", stroke: "currentColor" });
     const text = drawn("text", { x: sheet + BOX + 6, y: rows[rank] + row.bar / 2 + 4 });
     group.append(full, edge, text);
@@ -160,23 +199,53 @@ function under(event, svg) {
   return new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
 }
 
-// Which micro-batch to light up, by its name or by the mouse on one of its bars.
-function chooser(bars, svg, light) {
+// What follows the time in the pictures around: data-when says in which shares of it something is seen, data-fly how
+// many pixels it goes down meanwhile.
+function followers({ left, width }, el) {
+  const all = () => [...(el.closest(".course-live") ?? el).querySelectorAll("[data-when]")];
+  const look = (part, now) => {
+    const times = part.dataset.when.split(" ").map(Number);
+    const at = times.findIndex((when, i) => i % 2 === 0 && when <= now + EXACT && now + EXACT < times[i + 1]);
+    const isOn = at >= 0;
+    part.classList.toggle("course-on", isOn);
+    part.classList.toggle("course-off", !isOn);
+    if (!isOn || !part.dataset.fly) return;
+    const share = (now - times[at]) / (times[at + 1] - times[at]);
+    part.setAttribute("transform", `translate(0,${part.dataset.fly * share})`);
+  };
+  const move = x => all().forEach(part => look(part, (x - left) / (width || 1)));
+  const rest = () => all().forEach(part => part.classList.remove("course-on", "course-off"));
+  return { move, rest };
+}
+
+// What to light up, by its name or by the mouse: a micro-batch with its arrows, a message, or all messages.
+function chooser({ bars }, svg, light, point) {
+  const messages = messagesAmong(bars);
   const label = document.createElement("label");
   const select = made("select");
   const names = microBatches(bars);
   const option = (text, value) => Object.assign(document.createElement("option"), { textContent: text, value });
   select.append(option("nothing", ""), ...names.map(name => option(`micro-batch ${name}`, name)));
+  if (messages.length) select.append(option("all messages", "messages"));
   label.append("Light up ", select);
-  label.hidden = !names.length;
-  const chosen = () => (select.value === "" ? null : Number(select.value));
-  select.addEventListener("change", () => light(chosen()));
+  label.hidden = select.length === 1;
+  const show = (microBatch, some) => {
+    light(microBatch);
+    point(microBatch === null ? some : waysOf(microBatch, bars));
+  };
+  const showChosen = () => {
+    const name = select.value;
+    Number.isNaN(parseInt(name)) ? show(null, name ? messages : []) : show(Number(name));
+  };
+  select.addEventListener("change", showChosen);
   svg.addEventListener("pointermove", event => {
     const { x, y } = under(event, svg);
     const isThere = bar => bar.x <= x && x < bar.x + bar.width && bar.y <= y && y < bar.y + bar.height;
-    light(bars.findLast(bar => bar.microBatch !== null && isThere(bar))?.microBatch ?? chosen());
+    const received = bar => messages.filter(message => message.target === bar.rank && message.x === bar.x);
+    const bar = bars.findLast(bar => isThere(bar) && (bar.microBatch !== null || received(bar).length));
+    bar ? show(bar.microBatch, received(bar)) : showChosen();
   });
-  svg.addEventListener("pointerleave", () => light(chosen()));
+  svg.addEventListener("pointerleave", showChosen);
   return label;
 }
 
@@ -215,23 +284,24 @@ function clock(places, marks, seek) {
 }
 
 function render({ model, el }) {
-  const places = model.get("places");
+  const picture = document.createElement("div");
+  picture.innerHTML = model.get("picture");
+  const svg = picture.querySelector("svg");
+  const places = { ...model.get("places"), sheet: Number(svg.getAttribute("width")) };
   const marks = events(places);
   const end = places.left + places.width;
   let x = places.left;
 
-  const picture = document.createElement("div");
-  picture.innerHTML = model.get("picture");
-  const svg = picture.querySelector("svg");
   const height = svg.getAttribute("height");
   const over = drawn("g", { class: "course-over" });
-  const [line, sent, full, shade] = [cursor(places), flights(places), boxes(places), veil(places)];
+  const [line, sent, full, shade, way] = [cursor, flights, boxes, veil, arrows].map(part => part(places));
   if (full.group.childElementCount) {
-    svg.setAttribute("width", places.sheet + places.beside);
-    svg.setAttribute("viewBox", `0 0 ${places.sheet + places.beside} ${height}`);
-    svg.style.width = `calc(${places.sheet + places.beside} * var(--course-pixel))`;
+    const width = places.sheet + places.beside;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.style.width = `calc(${width} * var(--course-pixel))`;
   }
-  over.append(shade.group, line.group, sent.group, full.group);
+  const around = followers(places, el);
+  over.append(shade.group, way.group, line.group, sent.group, full.group);
   svg.append(over);
 
   const text = words(places);
@@ -242,7 +312,7 @@ function render({ model, el }) {
     button.textContent = time.isPlaying() ? "Pause" : "Play";
     slider.value = x;
     slider.setAttribute("aria-valuetext", text.when(x));
-    for (const part of [line, sent, full]) part.move(x);
+    for (const part of [line, sent, full, around]) part.move(x);
     text.say(x, time.isPlaying());
   };
   const seek = to => {
@@ -279,7 +349,7 @@ function render({ model, el }) {
 
   const controls = document.createElement("div");
   controls.className = "course-controls";
-  controls.append(button, slider, chooser(places.bars, svg, shade.light));
+  controls.append(button, slider, chooser(places, svg, shade.light, way.point));
   controls.addEventListener("keydown", event => {
     const isNative = event.target.tagName === "SELECT" || (event.key === " " && event.target === button);
     if (isNative || event.altKey || event.ctrlKey || event.metaKey || !keys[event.key]) return;
@@ -287,12 +357,17 @@ function render({ model, el }) {
     keys[event.key]();
   });
   show();
+  // By then it stands on the page, among the pictures around it. In an explorer somebody has just pressed Play.
+  requestAnimationFrame(() => (el.closest(".course-live") ? toggle() : show()));
   el.classList.add("course-player");
   el.setAttribute("role", "group");
   el.setAttribute("aria-label", "Player of a timeline");
   svg.after(controls, text.line);
   el.append(picture);
   requestAnimationFrame(() => el.closest(".course-live") && el.scrollIntoView({ block: "nearest" }));
-  return time.halt;
+  return () => {
+    time.halt();
+    around.rest();
+  };
 }
 export default { render };

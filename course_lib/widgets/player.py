@@ -22,8 +22,7 @@ import traitlets
 
 from course_lib.figures import gantt, held
 from course_lib.figures.axis import time_unit
-from course_lib.figures.gantt_chart import Bar, TimelinePanel
-from course_lib.figures.palette import LINES
+from course_lib.figures.gantt_chart import Bar
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import ROOMY
 from course_lib.figures.words import activity
@@ -70,11 +69,8 @@ def places(picture: Picture) -> dict[str, Any]:
         "unit": name,
         "rows": [panel.row(rank) for rank in range(timeline.world_size)],
         "row": panel.lanes._asdict(),
-        "sheet": picture.sheet.width,
         "beside": BESIDE,
-        "color": LINES[0].color,
         "bars": [_bar(bar) for bar in panel.bars()],
-        "messages": messages(panel),
         "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held(timeline)],
     }
 
@@ -82,14 +78,8 @@ def places(picture: Picture) -> dict[str, Any]:
 def _bar(bar: Bar) -> dict[str, Any]:
     span = bar.span
     place = {"x": bar.x, "y": bar.y, "width": bar.width, "height": bar.height}
-    said = {"rank": span.rank, "does": activity(span), "isWait": span.kind == "wait", "microBatch": span.micro_batch}
-    return {**place, **said, "isBackground": span.background}
-
-
-def messages(panel: TimelinePanel) -> list[dict[str, float]]:
-    """Each message from one rank to another, as its receiver saw it: a sender is done when it has left."""
-    return [
-        {"source": bar.span.peer, "target": bar.span.rank, "x": bar.x, "width": bar.width, "bytes": bar.span.bytes}
-        for bar in panel.bars()
-        if bar.span.kind == "transfer" and bar.span.peer is not None and bar.span.name in RECEIVING
-    ]
+    said = {"rank": span.rank, "does": activity(span), "kind": span.kind, "peer": span.peer, "bytes": span.bytes}
+    # A message is as its receiver saw it: a sender is done when it has left.
+    is_message = span.kind == "transfer" and span.peer is not None and span.name in RECEIVING
+    part = {"microBatch": span.micro_batch, "stage": span.stage, "isMessage": is_message}
+    return {**place, **said, **part, "isBackground": span.background}

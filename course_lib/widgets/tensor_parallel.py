@@ -13,7 +13,7 @@ those of one process.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, Operation, run_cut
 from course_lib.figures import gantt, who_holds_what
@@ -119,6 +119,7 @@ class TensorParallelExplorer:
         self.sequence_parallel = Switch("sequence", sequence_parallel, "parallel")
         controls = [self.ranks, self.hidden, self.way, self.sequence_parallel]
         self.explorer = Explorer(controls, self.look, heights=(316, 0))
+        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
 
     @property
     def setting(self) -> TensorParallelSetting:
@@ -126,6 +127,3 @@ class TensorParallelExplorer:
 
     def look(self) -> View:
         return draw(self.setting, self.setting.run())
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self.explorer._repr_mimebundle_()

@@ -309,7 +309,18 @@ print(f"sent by each rank in one step: {last.bytes_sent(0):,} bytes")
 Card("bytes_sent")
 
 # %% [markdown]
-# Here is a ring made of nothing but sends and receives, so that you can count for any number of ranks:
+# Here is a ring made of nothing but sends and receives. A row is a rank, a column is a piece of its gradients, and a
+# number in a piece is a rank that is in the sum. Choose *Play*: the pieces go from neighbor to neighbor, and the sums
+# grow. The space bar stops them, and arrows go on step by step. Half way, each rank has one piece with all eight in it.
+# (What you see was sent: each number says whose it is.)
+
+# %%
+from course_lib.widgets import collectives
+
+collectives.explorer("ring all-reduce", ranks=8)
+
+# %% [markdown]
+# Now count what each rank sends, for other numbers of ranks and for your gradients:
 
 # %%
 from course_lib.mechanisms.collectives import ring_all_reduce

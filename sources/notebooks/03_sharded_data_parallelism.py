@@ -63,18 +63,23 @@ def four_collectives(rank):
 
 results = launch(four_collectives, world_size=4).results
 mine, from_0, part, gathered, total, copy = zip(*results, strict=True)
-print("rank 1 after the reduce-scatter:", part[1], "  after the all-reduce:", total[1])
+for name, after in {"broadcast": copy, "reduce-scatter": part, "all-gather": gathered, "all-reduce": total}.items():
+    print(f"rank 1 after the {name:15}", after[1])
 
 # %% [markdown]
-# In the picture, a row is a rank and a column is one of the four pieces. A color is a rank: where a piece has four
-# colors, it is the sum over all four. Two of the collectives stand in one line. *Predict* before you look: what do you
-# have when an all-gather comes after a reduce-scatter?
+# (The all-gather had the result of the reduce-scatter to begin with.) Each of them can be made of sends and receives,
+# between neighbors in a ring or between the branches of a tree. Here you can watch every piece on its way: a row is a
+# rank, a column is a piece, and a number in a piece is a rank that is in the sum. *Predict* before you choose *Play*:
+# what do you have when an all-gather comes after a reduce-scatter?
+#
+# 1. Play the ring reduce-scatter, and then the ring all-gather.
+# 2. Play the ring all-reduce, and stop half way. What has just ended, and what begins?
+# 3. Take eight ranks. *Pin* the ring all-reduce and go on to the tree all-reduce. Which takes longer, and who waits?
 
 # %%
-from course_lib.figures import before_and_after
+from course_lib.widgets import collectives
 
-in_two = [mine, "reduce-scatter", part, "all-gather", gathered]
-before_and_after([in_two, [mine, "all-reduce", total], [from_0, "broadcast", copy]], title="Who has what?")
+collectives.explorer("ring reduce-scatter", ranks=4)
 
 # %% [markdown]
 # - A **broadcast** gives everyone what one rank has.

@@ -204,11 +204,19 @@ for samples in (64, 256):
 # Replicas send as many bytes as there are gradients and parameters, once in a step, *however many samples there are*:
 # with more samples, the other two grow, and this one does not.
 #
+# Here is the block of the second run. Lines are as wide as what is sent over them:
+
+# %%
+from course_lib.figures import mesh_map
+
+mesh_map((2, 2, 2), step.sent, origin=step.timeline.origin, title="Who talks to whom, with 256 samples?")
+
+# %% [markdown]
 # ## 5. Arrange them yourself
 #
 # Now you choose. Each move trains one step on eight real ranks, which stand for eight devices in two machines of four.
-# Inside a machine links are fast, between the two there is a slow one. The lines on the map are as wide as what is sent
-# over them, and under it stands what the planner (the last lesson) said beforehand.
+# Inside a machine links are fast, between the two there is a slow one. Under the map stands what the planner (the last
+# lesson) said beforehand. Choose *Play*, and dots run along a line while something is on its way there.
 #
 # 1. Walk through all arrangements. Which sends the most bytes, and which the fewest? Is it the fewest bytes that make
 #    the shortest step?

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import Notebook
 from tests.browser.hands import (
@@ -19,6 +19,7 @@ from tests.browser.hands import (
     pictures,
     press,
     says,
+    slider,
     smallest_label,
     unrun,
     violations,
@@ -67,12 +68,46 @@ def test_data_parallelism(lab: Any) -> None:
         before = step.inner_html()
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
+    a_step_is_pinned(explorer)
+    pieces_go_around_a_ring(cell(page, "collectives.explorer("))
     lesson_is_whole_the_next_day(lab, page)
+
+
+def a_step_is_pinned(explorer: Locator) -> None:
+    """With the keyboard, and unpinned with the mouse."""
+    explorer.get_by_role("button", name="Pin", exact=True).press("Enter")
+    says(explorer, "It takes exactly as long as the pinned one (ranks 2,")
+    press(explorer, "ranks", "ArrowRight")
+    says(explorer, "than the pinned one, ")
+    expect(pictures(explorer).last).to_contain_text("pinned, emulated")
+    explorer.get_by_role("button", name="Unpin").click()
+    expect(pictures(explorer).last).not_to_contain_text("pinned", timeout=MOVE)
+
+
+def pieces_go_around_a_ring(explorer: Locator) -> None:
+    """Played with the mouse, then step by step with the keyboard."""
+    complete = explorer.locator("g[data-when]:not([data-fly])").filter(has_text="01234567").locator("visible=true")
+    flying = explorer.locator("g[data-fly]").locator("visible=true")
+    assert (complete.count(), flying.count()) == (8, 0)  # half way
+    explorer.get_by_role("button", name="Play", exact=True).click()
+    time = slider(explorer, "Time")
+    expect(time).to_be_visible(timeout=MOVE)
+    time.press("End")
+    expect(complete).to_have_count(64)
+    time.press("Home")
+    expect(complete).to_have_count(0)
+    time.press("ArrowRight")
+    expect(flying).to_have_count(8)
+    drag(explorer, "Time", 1.0)
+    expect(flying).to_have_count(0)
+    press(explorer, "ranks", "ArrowLeft")
+    says(explorer, "7 ranks")
+    expect(slider(explorer, "Time")).to_have_count(0)
 
 
 def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
     notebook, number = Notebook(page), page.locator(".course-live").count()
-    assert number == 10
+    assert number == 11
     notebook.save()
     notebook.restart()
     ended = page.locator(".course-live.jupyter-widgets-disconnected")

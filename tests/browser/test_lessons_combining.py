@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, expect
 
-from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, pictures, press, says
+from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, pictures, press, says, slider
 
 
 def test_mixed_precision(lab: Any) -> None:
@@ -40,6 +40,7 @@ def points(losses: Locator) -> int:
 def test_combining_mechanisms(lab: Any) -> None:
     page = go_through(lab, "08_combining_mechanisms")
     ranks_are_arranged_anew(cell(page, "MeshExplorer()"))
+    lines_on_the_map_show_what_is_on_its_way(cell(page, "MeshExplorer()"))
 
 
 def ranks_are_arranged_anew(explorer: Locator) -> None:
@@ -50,6 +51,26 @@ def ranks_are_arranged_anew(explorer: Locator) -> None:
     says(explorer, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, emulated")
     says(explorer, "Every rank sent what was predicted, to the byte.")
     fits_one_screen(explorer)
+
+
+def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
+    """Opened and moved with the mouse; step by step, and with arrows, with the keyboard."""
+    dots = explorer.locator(".course-pulse.course-on")
+    assert dots.count() == 0
+    explorer.get_by_role("button", name="Play", exact=True).click()
+    time = slider(explorer, "Time")
+    expect(time).to_be_visible(timeout=MOVE)
+    time.press("Home")
+    expect(dots).to_have_count(0)
+    for _ in range(12):  # until the first forward pass is done
+        if not dots.count():
+            time.press("ArrowRight")
+    expect(dots).to_have_count(2)  # in both replicas the first stage sends to the second
+    drag(explorer, "Time", 0.99)
+    expect(dots).not_to_have_count(0)
+    explorer.get_by_label("Light up").focus()
+    explorer.page.keyboard.type("micro-batch 1")
+    expect(explorer.locator(".course-arrow")).to_have_count(2 * (3 + 3))  # down four stages, and up again
 
 
 def shows_mesh(explorer: Locator, words: str) -> None:

@@ -142,12 +142,24 @@ def a_micro_batch_lights_up(page: Page, player: Locator) -> None:
     holes = player.locator("mask rect[fill=black]")
     player.get_by_text(re.compile("^2$")).first.hover(force=True)
     expect(holes).to_have_count(of_it)
+    arrows = player.locator(".course-arrow")
+    expect(arrows).to_have_count(2 * 2)  # down two ranks, and up again
     page.mouse.move(0, 0)
     expect(player.locator(".course-veil")).to_have_count(0)
+    expect(arrows).to_have_count(0)
     player.get_by_label("Light up").focus()
     page.keyboard.type("micro-batch 3")
     expect(holes).to_have_count(of_it)
     expect(player.locator(".course-veil")).to_have_count(1)
+    expect(arrows).to_have_count(2 * 2)
+    messages = sum(span.kind == "transfer" for span in shown().spans)
+    page.keyboard.type("all")
+    expect(arrows).to_have_count(messages)
+    player.get_by_label("Light up").select_option("nothing")
+    player.locator("rect").filter(has_text="transfer, recv").first.hover(force=True)
+    expect(arrows).to_have_count(1)
+    page.mouse.move(0, 0)
+    expect(arrows).to_have_count(0)
 
 
 def a_presenter_plays_the_selected_cell(page: Page, player: Locator) -> None:

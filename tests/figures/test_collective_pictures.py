@@ -2,70 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+import re
 
-import pytest
+from course_lib.experiments.chunks import Sum
+from course_lib.figures import collective_times
+from course_lib.figures.chunk_table import chunk_table
+from course_lib.timeline import Span, Timeline
+from tests.figures.drawn import texts
 
-from course_lib.figures import before_and_after, collective_times
-from tests.figures.drawn import boxes, kind_of, parsed, texts
-
-OWN = [[1, 1], [2, 2]]
-SUMS = [[3, 0], [0, 3]]
-ALL = [[3, 3], [3, 3]]
 TIMES = {"1 kB": {"ring": {2: 0.001, 8: 0.02}, "tree": {2: 0.002, 8: 0.004}}}
-
-
-def test_each_piece_says_whose_numbers_are_in_it() -> None:
-    tips = [box.tip for box in boxes(before_and_after([[OWN, "reduce-scatter", SUMS]]).svg)]
-    before, after = tips[:4], tips[4:]
-    assert before == [f"rank {rank}, piece {piece}: of rank {rank}" for rank in (0, 1) for piece in (0, 1)]
-    assert after == [
-        "rank 0, piece 0: of ranks 0 and 1",
-        "rank 0, piece 1: nothing",
-        "rank 1, piece 0: nothing",
-        "rank 1, piece 1: of ranks 0 and 1",
-    ]
-
-
-def test_a_sum_has_a_stripe_for_each_rank_and_fills_its_piece() -> None:
-    svg = before_and_after([[OWN, "all-reduce", ALL]]).svg
-    places = {(box.x, box.y): box for box in boxes(svg)}
-    stripes: dict[tuple[float, float], list[tuple[str, float]]] = {place: [] for place in places}
-    for element in parsed(svg).iter("{http://www.w3.org/2000/svg}rect"):
-        fill = element.attrib["fill"]
-        if "url" not in fill and not fill.startswith("#8bcbf1"):
-            continue
-        x, y, width, height = (float(element.get(name, 0)) for name in ("x", "y", "width", "height"))
-        for (left, top), box in places.items():
-            if x == left and top <= y < top + box.height and width == box.width:
-                stripes[left, top].append((kind_of(fill), height))
-    for place, box in places.items():
-        assert sum(height for _, height in stripes[place]) == pytest.approx(box.height)
-        assert len(stripes[place]) == (2 if "and" in box.tip else 1)
-
-
-def test_what_does_not_fit_in_a_line_goes_to_the_next_one_and_nothing_leaves_the_sheet() -> None:
-    picture = before_and_after([[OWN, "all-reduce", ALL]] * 5, width=600)
-    tops = sorted({box.y for box in boxes(picture.svg)})
-    assert len(tops) == 2 * 3
-    assert all(box.x >= 0 and box.x + box.width <= 600 for box in boxes(picture.svg))
-    assert all(box.y + box.height <= picture.sheet.height for box in boxes(picture.svg))
-    for one, other in pairwise(tops):
-        assert other - one >= 24
-
-
-def test_the_sentence_says_what_each_collective_leaves() -> None:
-    picture = before_and_after([[OWN, "reduce-scatter", SUMS, "all-gather", ALL]])
-    assert picture.summary == (
-        "after the reduce-scatter each rank has 1 piece, a sum over 2 ranks; "
-        "after the all-gather each rank has 2 pieces, a sum over 2 ranks."
-    )
-    assert {"reduce-scatter", "all-gather", "measured (in a real run)"} <= set(texts(picture.svg))
-
-
-def test_more_ranks_than_can_be_told_apart_are_refused() -> None:
-    with pytest.raises(ValueError, match="9 ranks cannot be drawn"):
-        before_and_after([[[[1]] * 9]])
 
 
 def test_a_line_for_each_algorithm_and_a_panel_for_each_size() -> None:
@@ -80,3 +26,34 @@ def test_a_line_for_each_algorithm_and_a_panel_for_each_size() -> None:
     assert [(point.x, point.y) for point in ring.points] == [(2, 1.0), (8, 20.0)]
     assert picture.rows[1] == {"what": "1 kB", "ranks": 8, "ring": "20 ms", "tree": "4 ms"}
     assert len(picture.to_plotly().data) >= 4
+
+
+# Rank 0 sends its only piece, which is added up: from 5 s to 6 s it is on its way.
+TIMELINE = Timeline([Span(1, "transfer", "recv", 5.0, 6.0, peer=0), Span(0, "other", "", 5.0, 9.0)], 2, "emulated")
+SUMS = [
+    Sum(0, 0, 0, (0,), 0.0, math.inf),
+    Sum(1, 1, 0, (1,), 0.0, 6.0),
+    Sum(1, 1, 0, (0, 1), 6.0, math.inf),
+    Sum(0, 1, 0, (0,), 5.0, 6.0),
+]
+
+
+def test_each_sum_is_seen_while_it_is_there_and_moves_while_it_is_sent() -> None:
+    groups = re.findall(r'<g data-when="([^"]+)"(.*?)>(.*?)</g>', chunk_table(TIMELINE, SUMS).inline(), re.DOTALL)
+    shown = {
+        (when.split()[1][:6], "".join(re.findall(r"<text[^>]*>(\d)", inside))): look for when, look, inside in groups
+    }
+    assert set(shown) == {("2.0000", "0"), ("0.2500", "1"), ("2.0000", "01"), ("0.2500", "0")}
+    assert [members for (_, members), look in shown.items() if "hidden" not in look] == ["0", "01"]  # half way
+    assert "data-fly" in shown["0.2500", "0"]
+
+
+def test_an_image_has_what_is_there_half_way_and_nothing_that_only_a_player_shows() -> None:
+    picture = chunk_table(TIMELINE, SUMS, title="Who has what?")
+    assert "hidden" not in picture.svg
+    written = texts(picture.svg)
+    assert written.count("0") == 2 and written.count("1") == 1 + 1  # a piece has that number, too
+    assert "Half way, after 2 s:" in written
+    assert picture.summary == "2 ranks, emulated: in the end each has 0 pieces complete, the sum over 2 ranks."
+    row = {"received (ms)": 1000.0, "from rank": 0, "to rank": 1, "piece": 0, "ranks in the sum": "0"}
+    assert picture.rows == [row]

@@ -285,3 +285,14 @@ def test_a_fill_is_the_pattern_of_its_kind() -> None:
         label = box.tip.split(": ")[1].split(",")[0].split(";")[0]
         kind = next(kind for kind, style in STYLES.items() if style.label == label)
         assert box.fill in (kind, kind_of(STYLES[kind].fill))
+
+
+def test_a_pinned_timeline_lies_below_on_the_same_axis_and_is_smaller() -> None:
+    picture = gantt(gpipe(8, 4)).beside(gpipe(4, 8))
+    shown, pinned = picture.timelines
+    assert (pinned.timeline.world_size, pinned.scale) == (4, shown.scale)
+    assert pinned.top > shown.bottom
+    assert pinned.lanes.pitch < shown.lanes.pitch < gantt(gpipe(8, 4)).timelines[0].lanes.pitch
+    assert texts(picture.svg).count("pinned, modelled (calculated, not run): 4 ranks, 340 ms") == 1
+    assert {row["rank"] for row in picture.rows} == set(range(8))
+    assert max(bar.x + bar.width for bar in pinned.bars()) == pytest.approx(shown.scale.right)

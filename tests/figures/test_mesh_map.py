@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from course_lib.experiments.meshes import MeshStep
 from course_lib.figures import mesh_map
 from course_lib.figures.mesh_map import MACHINES, between
 from course_lib.figures.palette import INK
+from course_lib.timeline import Span, Timeline
 from tests.figures.drawn import SVG, boxes, parsed, texts
 from tests.figures.test_palette import contrast
 
@@ -96,3 +100,16 @@ def test_a_ring_of_several_is_closed_by_a_curve() -> None:
 
 def test_both_ways_count_for_a_line() -> None:
     assert between({(0, 1): 5, (1, 0): 7, (2, 1): 1, (3, 2): 0}) == {(0, 1): 12, (1, 2): 1}
+
+
+def test_a_player_shows_lines_while_they_are_in_use_and_long_enough_to_be_seen() -> None:
+    spans = [
+        Span(0, "transfer", "all_reduce", 2.0, 3.0, bytes=8),
+        Span(0, "transfer", "all_reduce", 7.0, 7.001, bytes=8),
+    ]
+    step = MeshStep(Timeline([Span(1, "other", "", 0.0, 10.0), *spans], 2), {}, 0.0, {"tp": {(1, 0): spans}})
+    markup = mesh_map((1, 1, 2), {"tp": {(1, 0): 16}}, step=step).inline()
+    ((when, look),) = re.findall(r'<g data-when="([^"]+)"(.*?)>', markup)
+    assert when == "0.2000 0.3000 0.7000 0.7200"
+    assert "hidden" in look
+    assert "data-when" not in mesh_map((1, 1, 2), {"tp": {(1, 0): 16}}).inline()

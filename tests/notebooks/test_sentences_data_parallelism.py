@@ -14,6 +14,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 
 from course_lib import Link, Pace, data, launch, questions
 from course_lib.experiments import training_step
+from course_lib.experiments.chunks import follow
 from course_lib.experiments.training import flat
 from course_lib.mechanisms import batches
 from course_lib.model import TinyGPT
@@ -52,6 +53,14 @@ def commonest_sum() -> tuple[int, float]:
     sums = Counter(a + b for a, b in [*problems, *unseen])
     ((most, count),) = sums.most_common(1)
     return most, sums.total() / count
+
+
+def complete_half_way() -> set[int]:
+    """How many pieces with all eight ranks in it each rank has, in the middle of a ring all-reduce."""
+    timeline, sums = follow("ring all-reduce", 8)
+    middle = timeline.makespan / 2 + min(span.start for span in timeline.spans)
+    there = [one for one in sums if one.source == one.target and one.start <= middle < one.end]
+    return set(Counter(one.target for one in there if len(one.members) == 8).values())
 
 
 def q3(option: str) -> bool:
@@ -144,6 +153,7 @@ PROOFS: Proofs = {
     "Forward, backward, then the gradients travel, then everyone updates its weights.": (
         gradients_travel_after_the_backward_pass
     ),
+    "Half way, each rank has one piece with all eight in it.": lambda: complete_half_way() == {1},
     "One and a half times the gradients, although each rank needs something from three others.": lambda: (
         times_the_gradients()[4] == 1.5
     ),

@@ -175,3 +175,50 @@ def test_without_a_timeline_there_is_nothing_to_play() -> None:
     chart = in_flight(Timeline([Span(0, "forward", "", 0.0, 1.0, 0)], 1, "modelled"), 420)
     explorer = Explorer([], lambda: View("a chart", chart, chart))
     assert explorer.play.label == ""
+
+
+class Steps:
+    """An explorer of steps that take as many seconds as its slider says."""
+
+    def __init__(self) -> None:
+        self.seconds = Slider("seconds", (5, 10, 20), 10)
+        self.explorer = Explorer([self.seconds, Switch("overlap", True)], self.look)
+
+    def look(self) -> View:
+        step = Timeline([Span(0, "forward", "", 0.0, float(self.seconds.value))], 1, "modelled")
+        return View("Done.", gantt(step, width=420), in_flight(step, 420))
+
+
+def test_a_pinned_step_stays_below_the_next_one_and_the_difference_is_said() -> None:
+    steps = Steps()
+    explorer = steps.explorer
+    assert explorer.pin.label == "Pin"
+    explorer.pin.clicks += 1
+    assert "It takes exactly as long as the pinned one (seconds 10, overlap on)." in explorer.sentences.value
+    for seconds, words in (
+        (5, "It is 5 s shorter than the pinned one, 50%"),
+        (20, "It is 10 s longer than the pinned"),
+    ):
+        steps.seconds.value = seconds
+        assert words in explorer.sentences.value
+        assert "pinned, modelled (calculated, not run): 1 rank, 10 s" in explorer.beside.value
+    explorer.pin.clicks += 1
+    assert explorer.pin.label == "Pin" and explorer.pin.enabled
+    assert "pinned" not in explorer.beside.value + explorer.sentences.value
+
+
+def test_a_pinned_step_survives_a_stop_and_can_still_be_played_beside() -> None:
+    steps = Steps()
+    explorer = steps.explorer
+    explorer.play.clicks += 1
+    assert explorer.below.layout.display == "none"
+    explorer.pin.clicks += 1
+    assert explorer._stage.children == () and explorer.below.layout.display is None
+    steps.seconds.value = 20
+    explorer.running.clicks += 1
+    assert "Stopped." in explorer.sentences.value and explorer.pin.label == "Unpin"
+    steps.seconds.value = 5
+    assert "shorter than the pinned one" in explorer.sentences.value
+    explorer.play.clicks += 1
+    (player,) = explorer._stage.children
+    assert player.places["length"] == 5

@@ -27,7 +27,7 @@ def as_predicted(experiment: HybridExperiment, off: float = 0.0) -> MeshStep:
         for axis, count in experiment.predicted.sent(rank).items():
             group = list(range(8)) if axis == "all" else experiment.group(rank, axis)
             sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
-    return MeshStep(Timeline(predict(experiment).spans, 8, "emulated"), sent, off)
+    return MeshStep(Timeline(predict(experiment).spans, 8, "emulated"), sent, off, {})
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
         shown = MeshExplorer()
     assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, emulated: " in sentences(shown)
     before = shown.explorer.beside.value
-    shown.mesh.value = (4, 1, 2)
+    shown.mesh.value = (2, 4, 1)
     assert shown.explorer.beside.value != before
     for words in (
-        "dp 4 x pp 1 x tp 2",
+        "dp 2 x pp 4 x tp 1",
         "Every rank sent what was predicted, to the byte.",
         "The updated weights are those of one process.",
     ):

@@ -45,8 +45,8 @@ def test_each_message_flies_once_from_its_sender_to_its_receiver() -> None:
         Span(0, "transfer", "all_reduce", 2.0, 3.0, bytes=8),
     ]
     where = places(gantt(Timeline(spans, 2)))
-    (message,) = where["messages"]
-    assert (message["source"], message["target"], message["bytes"]) == (0, 1, 8)
+    (message,) = (bar for bar in where["bars"] if bar["isMessage"])
+    assert (message["peer"], message["rank"], message["bytes"]) == (0, 1, 8)
     assert message["x"] == pytest.approx(where["left"] + where["width"] / 3)
     assert message["width"] == pytest.approx(where["width"] / 3)
 
@@ -62,7 +62,7 @@ def test_what_a_rank_holds_changes_where_its_first_forward_begins_and_its_last_b
 
 def test_there_is_room_beside_the_picture_only_where_something_is_held() -> None:
     without = replace(every_kind(), spans=[span._replace(micro_batch=None) for span in every_kind().spans])
-    assert play(every_kind()).places["sheet"] < play(without).places["sheet"] == WIDTH
+    assert play(every_kind())._still.sheet.width < play(without)._still.sheet.width == WIDTH
 
 
 def test_a_stored_notebook_shows_the_still_picture() -> None:
