@@ -288,11 +288,13 @@ def test_a_fill_is_the_pattern_of_its_kind() -> None:
 
 
 def test_a_pinned_timeline_lies_below_on_the_same_axis_and_is_smaller() -> None:
-    picture = gantt(gpipe(8, 4)).beside(gpipe(4, 8))
+    still = gantt(gpipe(8, 4))
+    assert still.beside
+    picture = still.beside(gpipe(4, 8))
     shown, pinned = picture.timelines
     assert (pinned.timeline.world_size, pinned.scale) == (4, shown.scale)
     assert pinned.top > shown.bottom
-    assert pinned.lanes.pitch < shown.lanes.pitch < gantt(gpipe(8, 4)).timelines[0].lanes.pitch
+    assert pinned.lanes.pitch < shown.lanes.pitch < still.timelines[0].lanes.pitch
     assert texts(picture.svg).count("pinned, modelled (calculated, not run): 4 ranks, 340 ms") == 1
     assert {row["rank"] for row in picture.rows} == set(range(8))
     assert max(bar.x + bar.width for bar in pinned.bars()) == pytest.approx(shown.scale.right)
