@@ -10,8 +10,10 @@ from course_lib.checks.averaging import average_gradients
 from course_lib.checks.exercise import Case, Exercise
 from course_lib.checks.ring import ring_all_reduce
 from course_lib.checks.splitting import split_batch
+from course_lib.checks.tensor_parallel import column_parallel, cross_entropy, cut_heads, row_parallel
 from course_lib.checks.verdict import Cost, Idle, NotPassed, Verdict
 
-PARTS = (split_batch, average_gradients, ring_all_reduce)
+PARTS = (split_batch, average_gradients, ring_all_reduce, column_parallel, row_parallel, cut_heads, cross_entropy)
 __all__ = ["PARTS", "Case", "Cost", "Exercise", "Idle", "NotPassed", "Verdict"]
 __all__ += ["average_gradients", "ring_all_reduce", "split_batch"]
+__all__ += ["column_parallel", "cross_entropy", "cut_heads", "row_parallel"]
