@@ -8,6 +8,7 @@ cross_entropy(logits, targets, first) loss and gradient from a share of the logi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
 PACE = Pace(device={"forward": 0.02, "backward": 0.04}, link=Link(latency=0.002, bandwidth=1e6))
-EXACT = 1e-12  # everything is float64; wrong ideas are off by far more
+exact = partial(Exercise, pace=PACE, rounding=1e-12)  # everything is float64; wrong ideas are off by far more
 
 
 def _random(*shapes: tuple[int, ...], seed: int) -> list[Tensor]:
@@ -69,25 +70,28 @@ def side_by_side(tensor: Tensor) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def _linear(cut: str, n: int, samples: int, inputs: int, outputs: int, new: str = "") -> Case:
+def _linear(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, new: str = "") -> Case:
     """A layer, cut for n ranks along its "inputs" or its "outputs"."""
-    text = f"{n} ranks, {samples} samples, and a layer from {inputs} to {outputs}"
+    text = f"{n} ranks, {' x '.join(map(str, samples))} samples, and a layer from {inputs} to {outputs}"
     return Case(text, n, partial(_linear_arguments, cut, n, samples, inputs, outputs), new)
 
 
-def _linear_arguments(cut: str, n: int, samples: int, inputs: int, outputs: int, rank: int) -> tuple[Tensor, ...]:
+def _linear_arguments(
+    cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, rank: int
+) -> tuple[Tensor, ...]:
     """This rank's x, weight and bias, and the gradient of what it puts out."""
-    shapes = (samples, inputs), (outputs, inputs), (outputs,), (samples, outputs)
-    cut_along = {"outputs": (None, 0, 0, 1), "inputs": (1, 1, None, None)}[cut]
+    shapes = (*samples, inputs), (outputs, inputs), (outputs,), (*samples, outputs)
+    cut_along = {"outputs": (None, 0, 0, -1), "inputs": (-1, 1, None, None)}[cut]
     whole = _random(*shapes, seed=sum(map(sum, shapes)))
     pairs = zip(whole, cut_along, strict=True)
     return tuple(tensor if dim is None else _share(tensor, dim, n, rank) for tensor, dim in pairs)
 
 
 def _linear_cases(cut: str, seed: int) -> list[Case]:
-    uneven, s = f"the ranks do not divide the {cut}", seed
-    small = [_linear(cut, 2, 3, 4, 4 + 2 * s), _linear(cut, 2, 3 + s, 5, 7, uneven), _linear(cut, 3, 2, 6 + 3 * s, 9)]
-    return [*small, _linear(cut, 3, 4, 5 + 3 * s, 7, uneven), _linear(cut, 4, 1 + s, 7, 5, uneven)]
+    uneven, batches, s = f"the ranks do not divide the {cut}", "x has a dimension more, as for batch and sequence", seed
+    two = [_linear(cut, 2, (3,), 4, 4 + 2 * s), _linear(cut, 2, (3 + s,), 5, 7, uneven)]
+    three = [_linear(cut, 3, (2,), 6 + 3 * s, 9), _linear(cut, 3, (2, 2 + s), 6, 6, batches)]
+    return [*two, *three, _linear(cut, 3, (4,), 5 + 3 * s, 7, uneven), _linear(cut, 4, (1 + s,), 7, 5, uneven)]
 
 
 def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> dict[str, Any]:
@@ -103,14 +107,12 @@ def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -
     return {"y": y, **{f"{name}.grad": leaf.grad for name, leaf in zip(("x", "weight", "bias"), leaves, strict=True)}}
 
 
-column_parallel = Exercise(
+column_parallel = exact(
     "column_parallel",
     column,
     _play_linear,
     partial(_linear_cases, "outputs"),
-    priced=_linear("outputs", 4, 16, 32, 64),
-    pace=PACE,
-    rounding=EXACT,
+    priced=_linear("outputs", 4, (16,), 32, 64),
 )
 mistake = column_parallel.mistake
 one_way = "On which of the two ways does each rank hold an addend, and not yet the sum?"
@@ -146,14 +148,8 @@ def input_cut(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return column(x.tensor_split(dist.get_world_size(), -1)[dist.get_rank()], weight, bias)
 
 
-row_parallel = Exercise(
-    "row_parallel",
-    row,
-    _play_linear,
-    partial(_linear_cases, "inputs"),
-    priced=_linear("inputs", 4, 16, 64, 32),
-    pace=PACE,
-    rounding=EXACT,
+row_parallel = exact(
+    "row_parallel", row, _play_linear, partial(_linear_cases, "inputs"), priced=_linear("inputs", 4, (16,), 64, 32)
 )
 mistake = row_parallel.mistake
 
@@ -208,8 +204,9 @@ def heads_cut(qkv: Tensor, bias: Tensor, out: Tensor, heads: int) -> tuple[Tenso
     return qkv[rows], bias[rows], out[:, own]
 
 
-def attention(x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, width: int) -> Tensor:
-    """What the heads of some rows and columns add to y: [batch, sequence, hidden], before g."""
+def attention(x: Tensor, shares: Sequence[Tensor], width: int) -> Tensor:
+    """What some heads add to y: [batch, sequence, hidden], before g."""
+    qkv, bias, out = shares
     query, key, value = F.linear(x, qkv, bias).unflatten(-1, (3, -1, width)).permute(2, 0, 3, 1, 4)
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return F.linear(mixed.transpose(1, 2).flatten(2), out)
@@ -238,7 +235,7 @@ def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, head
     with compute("forward"):
         if not _are_heads(shares, width, len(out)):
             return {"shares": shares}
-        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "addend": attention(x, *shares, width)}
+        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "addend": attention(x, shares, width)}
 
 
 def _are_heads(shares: Any, width: int, hidden: int) -> bool:
@@ -257,60 +254,54 @@ def _view_heads(lefts: list[Left]) -> list[Values]:
     counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
     if len(addends) < len(lefts):
         return [left.values for left in lefts]
-    of_all = {"how many heads ranks have": torch.stack(counts).sort()[0], "the attention of all": sum(addends)}
+    of_all: Values = {
+        "how many heads ranks have": torch.stack(counts).sort()[0],
+        "the attention of all": torch.stack(addends).sum(0),
+    }
     return [{k: v for k, v in left.values.items() if "result" not in k} | of_all for left in lefts]
 
 
-cut_heads = Exercise(
-    "cut_heads",
-    heads_cut,
-    _play_heads,
-    _heads_cases,
-    priced=_heads(4, 8, 4),
-    pace=PACE,
-    rounding=EXACT,
-    view=_view_heads,
-)
-heads_change = cut_heads.change
+cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, priced=_heads(4, 8, 4), view=_view_heads)
+change = cut_heads.change
 make_rows, cut_them = "torch.cat([own, own + hidden, own + 2 * hidden])", ".tensor_split(n)[rank].flatten()"
-heads_change(
+change(
     "qkv_cut_as_one",
     make_rows,
     "torch.arange(3 * hidden).tensor_split(n)[rank]",
     "You cut the rows of qkv as if they were one matrix.",
-    ask="Whose rows come first in qkv: those of the first head, or the queries of all heads?",
+    ask="Which rows come first in qkv: all that a head needs, or the queries of all heads?",
 )
-heads_change(
+change(
     "through_the_heads",
     cut_them,
     ".tensor_split(n, 1)[rank].flatten()",
     "You cut through the middle of the heads.",
     ask="Which numbers of a query does a score need?",
 )
-heads_change(
+change(
     "heads_interleaved",
     ".view(heads, -1)",
     ".view(-1, heads).T",
     "You take a head's rows to lie far apart.",
-    ask="In which order does a matrix with rows for heads times width list them?",
+    ask="What comes after the first row of the first head?",
 )
-heads_change(
+change(
     "out_cut_by_rows",
     "out[:, own]",
     "out[own]",
-    "You cut the outputs of `out`, and what a rank has are its inputs.",
+    "You cut the outputs of `out`, and what a rank has are inputs.",
     ask="In which dimension of PyTorch's weight do the inputs lie?",
 )
-heads_change(
+change(
     "other_columns_of_out",
     "out[:, own]",
-    "out.roll(own.numel(), 1)[:, own]",
+    "out.roll(len(own), 1)[:, own]",
     "The columns of `out` belong to other heads than the rows of `qkv`.",
     ask="Which columns meet the numbers that a head puts out?",
 )
-heads_change("all_heads", cut_them, ".flatten()", "Every rank has all heads.", ask="What is there to add up then?")
-heads_change("same_heads", "[rank]", "[0]", "All ranks have the same heads.", ask="What differs on each rank?")
-heads_change(
+change("all_heads", cut_them, ".flatten()", "Every rank has all heads.", ask="What is there to add up then?")
+change("same_heads", "[rank]", "[0]", "All ranks have the same heads.", ask="What differs on each rank?")
+change(
     "heads_left_out",
     cut_them,
     ".split(heads // n)[rank].flatten()",
@@ -325,15 +316,16 @@ heads_change(
 def entropy(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor]:
     largest = logits.amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    logits = logits - largest[:, None]
-    samples, own = len(targets), targets - first
-    is_mine = (own >= 0) & (own < logits.shape[-1])
-    place = own.clamp(0, logits.shape[-1] - 1)[:, None]
-    hit = torch.zeros_like(logits).scatter(-1, place, is_mine[:, None].double())
-    total, logit = both = torch.stack([logits.exp().sum(-1), (logits * hit).sum(-1)])
-    dist.all_reduce(both)
-    probabilities = logits.exp() / total[:, None]
-    return (total.log() - logit).mean(), (probabilities - hit) / samples
+    exponentials = logits - largest[:, None]
+    place = targets - first
+    rows = ((place >= 0) & (place < logits.shape[-1])).nonzero().flatten()
+    total, logit = sums = logits.new_zeros(2, len(targets))
+    logit[rows] = exponentials[rows, place[rows]]
+    total += exponentials.exp_().sum(-1)
+    dist.all_reduce(sums)
+    gradient = exponentials.div_(total[:, None])
+    gradient[rows, place[rows]] -= 1
+    return (total.log() - logit).mean(), gradient.div_(len(targets))
 
 
 def _tokens(n: int, samples: int, vocab: int, size: float = 1.0, shift: float = 0.0, new: str = "") -> Case:
@@ -381,81 +373,62 @@ def _three_numbers(lefts: list[Left]) -> str:
     )
 
 
-cross_entropy = Exercise(
-    "cross_entropy",
-    entropy,
-    _play_entropy,
-    _tokens_cases,
-    priced=_tokens(4, 16, 64),
-    pace=PACE,
-    rounding=EXACT,
-    contract=_three_numbers,
+cross_entropy = exact(
+    "cross_entropy", entropy, _play_entropy, _tokens_cases, priced=_tokens(4, 16, 64), contract=_three_numbers
 )
-loss_change = cross_entropy.change
-share_alone = "Who has the exponentials of the other tokens?"
-loss_change(
-    "own_softmax",
-    "    dist.all_reduce(both)\n",
-    "    dist.all_reduce(logit)\n",
-    "Each rank's softmax is over its own tokens.",
-    ask=share_alone,
-)
-loss_change(
+change, add_up = cross_entropy.change, "dist.all_reduce(sums)"
+others = "Who has the exponentials of all other tokens?"
+change("own_softmax", add_up, "dist.all_reduce(logit)", "Each rank's softmax is over its own tokens.", others)
+change(
     "own_softmax_in_the_gradient",
-    "/ total[:, None]",
-    "/ logits.exp().sum(-1)[:, None]",
-    "The loss is right, and the gradient's softmax is over this rank's own tokens.",
-    ask=share_alone,
+    "div_(total[:, None])",
+    "div_(exponentials.sum(-1, keepdim=True))",
+    "The loss is right, and the gradient has a softmax over this rank's own tokens.",
+    others,
 )
-loss_change(
-    "logs_added",
-    "    dist.all_reduce(both)\n",
-    "    both[0] = total.log()\n    dist.all_reduce(both)\n    both[0] = total.exp()\n",
+change(
+    "logarithms_added",
+    add_up,
+    f"total.log_(); {add_up}; total.exp_()",
     "You add up logarithms of sums.",
     ask="Is the logarithm of a sum the sum of logarithms?",
 )
-loss_change(
+change(
     "own_largest",
-    "    dist.all_reduce(largest, dist.ReduceOp.MAX)\n",
-    "",
+    "dist.all_reduce(largest, dist.ReduceOp.MAX)",
+    "pass",
     "Each rank subtracts the largest of its own logits.",
-    ask="Can exponentials be added up if a different number was subtracted from each?",
+    ask="Can exponentials be added up if something else was subtracted from each?",
 )
-loss_change(
+change(
     "nothing_subtracted",
-    "logits = logits - largest[:, None]",
-    "logits = logits.clone()",
+    "logits - largest[:, None]",
+    "logits.clone()",
     "Exponentials overflow, or all of them are zero.",
     ask="What may be subtracted from all logits without changing the softmax?",
 )
-loss_change(
+change(
     "target_on_every_rank",
-    "(own >= 0) & (own < logits.shape[-1])",
-    "own == own",
+    "place = targets - first",
+    "place = (targets - first).clamp(0, logits.shape[-1] - 1)",
     "Every rank takes one of its own logits for the target's.",
-    ask="How many ranks have the token that the target is?",
+    ask="How many ranks have the target's token?",
 )
-loss_change(
+change(
     "place_not_moved",
     "targets - first",
     "targets.clone()",
     "You look for a target at its number in the whole vocabulary.",
     ask="Which token is this rank's logit 0?",
 )
-loss_change(
+change(
     "target_not_in_the_gradient",
-    "probabilities - hit",
-    "probabilities",
+    "gradient[rows, place[rows]] -= 1",
+    "pass",
     "The gradient is the softmax alone.",
     ask="In which direction should the target's logit go?",
 )
-loss_change(
-    "gradient_of_the_sum",
-    "hit) / samples",
-    "hit)",
-    "This is the gradient of the sum over targets.",
-    ask="The loss is their mean. What is its gradient?",
-)
+change("gradient_of_a_sum", ".div_(len(targets))", "", "This is the gradient of a sum.", ask="What is the loss?")
 
 
 @cross_entropy.mistake(

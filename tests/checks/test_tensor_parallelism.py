@@ -41,8 +41,8 @@ def whole(exercise: Exercise, case: Case, dims: dict[str, int]) -> dict[str, Ten
     ids=["columns", "rows"],
 )
 def test_a_layer_in_shares_is_the_layer(exercise: Exercise, cut: str, dims: dict[str, int]) -> None:
-    found = whole(exercise, t._linear(cut, N, 3, 6, 7), dims)
-    x, weight, bias, dy = t._linear_arguments("outputs", 1, 3, 6, 7, 0)
+    found = whole(exercise, t._linear(cut, N, (3,), 6, 7), dims)
+    x, weight, bias, dy = t._linear_arguments("outputs", 1, (3,), 6, 7, 0)
     layer = nn.Linear(6, 7, dtype=torch.float64)
     layer.weight.data, layer.bias.data = weight, bias
     x.requires_grad_()
@@ -116,3 +116,10 @@ def test_three_operations_where_two_would_do_get_a_remark() -> None:
 def test_all_logits_are_a_price_and_told_as_the_idea_that_they_are() -> None:
     verdict = checks.cross_entropy(checks.cross_entropy.mistakes[-1].program)
     assert (verdict.outcome, verdict.idea) == ("price", "logits_gathered")
+
+
+def test_one_all_gather_is_enough_for_the_loss_and_sends_more() -> None:
+    price = costs(checks.cross_entropy, s.loss_by_logsumexp)
+    assert price["operations they take"] == ("1", "2")
+    sent, best = (int(one.replace(",", "")) for one in price["bytes a rank sends"])
+    assert sent == (N - 1) * 2 * 16 * 8 > best

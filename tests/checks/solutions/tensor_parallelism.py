@@ -46,7 +46,7 @@ def column_with_conjugate(x: Any, weight: Any, bias: Any) -> Any:
         return gradient
 
     x = conjugate(x, lambda x: x, f_backward)
-    return torch.einsum("si,oi->so", x, weight) + bias
+    return torch.einsum("...i,oi->...o", x, weight) + bias
 
 
 def column_with_a_hook(x: Any, weight: Any, bias: Any) -> Any:
@@ -56,7 +56,7 @@ def column_with_a_hook(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def column_of_the_mechanism(x: Any, weight: Any, bias: Any) -> Any:
-    return torch.addmm(bias, copy_to_ranks(x), weight.T)
+    return torch.matmul(copy_to_ranks(x), weight.T).add(bias)
 
 
 def column_by_gathering(x: Any, weight: Any, bias: Any) -> Any:
@@ -132,7 +132,7 @@ def row_with_conjugate(x: Any, weight: Any, bias: Any) -> Any:
         dist.all_reduce(total)
         return total
 
-    return bias + conjugate(torch.einsum("si,oi->so", x, weight), g_forward, lambda gradient: gradient)
+    return bias + conjugate(torch.einsum("...i,oi->...o", x, weight), g_forward, lambda gradient: gradient)
 
 
 def row_in_place(x: Any, weight: Any, bias: Any) -> Any:
