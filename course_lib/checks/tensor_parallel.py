@@ -143,9 +143,15 @@ def outputs_gathered(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return side_by_side(column(x, weight, bias))
 
 
-@mistake("You cut x, as for a layer that is cut by rows.", ask="How many inputs does one output need?", fails=True)
-def input_cut(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return column(x.tensor_split(dist.get_world_size(), -1)[dist.get_rank()], weight, bias)
+@mistake("You add up what the ranks put out.", ask="Are these addends of the same outputs, or different outputs?")
+def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    own = len(bias)
+    return conjugate(F.linear(x, weight, bias), lambda y: summed(F.pad(y, (0, 64 - own)))[..., :own], unchanged)
+
+
+@mistake("On the way back, nothing goes on to x.", ask="Which line detaches it, or returns nothing?")
+def nothing_goes_on(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(conjugate(x, unchanged, dist.all_reduce), weight, bias)
 
 
 row_parallel = exact(
@@ -329,7 +335,8 @@ def entropy(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor
 
 
 def _tokens(n: int, samples: int, vocab: int, size: float = 1.0, shift: float = 0.0, new: str = "") -> Case:
-    text = f"{n} ranks, {samples} targets and {vocab} tokens" + f", logits around {shift:g}" * bool(shift)
+    """size: of the logits.  shift: how much higher those of a target are than those of the next one."""
+    text = f"{n} ranks, {samples} targets and {vocab} tokens"
     return Case(text, n, partial(_tokens_arguments, n, samples, vocab, size, shift), new)
 
 
@@ -338,20 +345,18 @@ def _tokens_arguments(n: int, samples: int, vocab: int, size: float, shift: floa
     targets = torch.randint(vocab, (samples,), generator=torch.Generator().manual_seed(samples))
     first = sum(len(part) for part in torch.arange(vocab).tensor_split(n)[:rank])
     with compute("forward"):
-        return _share(size * logits + shift, 1, n, rank), targets, first
+        return _share(size * logits - shift * torch.arange(samples)[:, None], 1, n, rank), targets, first
 
 
 def _tokens_cases(seed: int) -> list[Case]:
     uneven, s = "the ranks do not divide the tokens", seed
-    large, low = "logits so large that no number can hold their exponentials", "logits that are all far below zero"
+    large, low = (
+        "logits whose exponentials no number can hold",
+        "targets whose logits are all far below those of others",
+    )
     small = [_tokens(2, 4 + s, 6), _tokens(2, 5 + s, 7, new=uneven), _tokens(2, 4 + s, 6, 1e3, new=large)]
-    return [
-        *small,
-        _tokens(2, 4, 6 + s, 1, -2e3, low),
-        _tokens(3, 7 + s, 8),
-        _tokens(4, 6, 9 + s, 1e3),
-        _tokens(4, 1, 4),
-    ]
+    more = [_tokens(2, 4, 6 + s, 1, 2e3, low), _tokens(3, 7 + s, 8), _tokens(4, 6, 9 + s, 1e3, 2e3), _tokens(4, 1, 4)]
+    return [*small, *more]
 
 
 def _play_entropy(fn: Any, logits: Tensor, targets: Tensor, first: int) -> Any:
@@ -399,6 +404,13 @@ change(
     "pass",
     "Each rank subtracts the largest of its own logits.",
     ask="Can exponentials be added up if something else was subtracted from each?",
+)
+change(
+    "one_number_for_all_targets",
+    "logits.amax(-1)",
+    "logits.amax().repeat(len(targets))",
+    "You subtract the same number from the logits of all targets.",
+    ask="What becomes of a target whose logits are all far below it?",
 )
 change(
     "nothing_subtracted",

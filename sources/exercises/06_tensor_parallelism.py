@@ -181,6 +181,9 @@ checks.row_parallel(row_parallel, seed=1).require()
 # what lies between them, the wide part of an MLP, never travels. In this course g is `sum_over_ranks`, and the layers
 # are `ColumnParallelLinear` and `RowParallelLinear`.
 #
+# You may have called `dist.all_reduce` on the addend itself, and got a warning for it. The gradient then goes on as it
+# is, as if nothing had been summed, which is what g wants. For f it would be wrong.
+#
 # Beware of `torch.distributed.nn.functional.all_reduce`, which PyTorch calls differentiable. It sums on the way back as
 # well. That is right if each rank goes on to a loss of its own, and the losses are added up. Here all ranks have the
 # same loss, and the gradient would come out as many times too large as there are ranks.

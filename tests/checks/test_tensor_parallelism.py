@@ -123,3 +123,8 @@ def test_one_all_gather_is_enough_for_the_loss_and_sends_more() -> None:
     assert price["operations they take"] == ("1", "2")
     sent, best = (int(one.replace(",", "")) for one in price["bytes a rank sends"])
     assert sent == (N - 1) * 2 * 16 * 8 > best
+
+
+def test_a_forgotten_transpose_is_not_called_an_idea() -> None:
+    verdict = checks.column_parallel(lambda x, weight, bias: x @ weight + bias)
+    assert (verdict.outcome, verdict.idea) == ("error", "")
