@@ -153,7 +153,7 @@ def _updates_cases(seed: int) -> list[Case]:
 def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr: float) -> dict[str, Any]:
     weights = [weight.clone() for weight in weights]
     masters = [nn.Parameter(weight.float()) for weight in weights]
-    optimizer = torch.optim.SGD(masters, lr=lr)
+    optimizer = torch.optim.SGD(masters, lr=lr, momentum=0.5)
     for of_step in gradients:
         with compute("optimizer"):
             fn(weights, masters, of_step, optimizer)
@@ -229,8 +229,8 @@ def mean_of_all(micro_batches: list[Tensor]) -> Tensor:
     return message.float()
 
 
-def _sums(n: int, micro_batches: int, kind: str, size: int = 6, new: str = "") -> Case:
-    text = f"{n} ranks with {micro_batches} micro-batches of {kind} gradients"
+def _sums(n: int, micro_batches: int, kind: str, size: int = 20, new: str = "") -> Case:
+    text = f"{n} ranks with {micro_batches} micro-batch{'es' * (micro_batches > 1)} of {kind} gradients"
     return Case(text, n, partial(_sums_arguments, micro_batches, kind, size), new)
 
 
@@ -248,7 +248,7 @@ def _sums_arguments(micro_batches: int, kind: str, size: int, rank: int) -> tupl
 def _sums_cases(seed: int) -> list[Case]:
     s, small = seed, "gradients so small that a part of one is zero"
     long, large = "a sum of one large gradient and many small ones", "gradients close to the largest number of float16"
-    two = [_sums(2, 3 + s, "usual"), _sums(2, 100 + s, "very different", new=long), _sums(2, 1, "large", 6 + s, large)]
+    two = [_sums(2, 3 + s, "usual"), _sums(2, 100 + s, "very different", new=long), _sums(2, 1, "large", 20 + s, large)]
     more = [_sums(n, m + s, "usual") for n, m in ((3, 2), (4, 5))]
     return [*two, _sums(2, 64, "tiny", new=small), more[0], _sums(3, 1, "large"), more[1], _sums(4, 1, "large")]
 
@@ -258,14 +258,12 @@ def _play_sums(fn: Any, micro_batches: list[Tensor]) -> Any:
 
 
 def _two_bytes(lefts: list[Left]) -> str:
-    """A word about what travels besides the gradient is free."""
+    """An all-reduce may be taken apart, which gives a half more to operations, and a word on the side is free."""
     most = max(sum(sent.content.nbytes for sent in left.sent) for left in lefts)
-    allowed = 2 * lefts[0].values["the result"].numel() + 16  # type: ignore[union-attr]
-    return (
-        ""
-        if most <= allowed
-        else f"The mean is right, but a rank sends {most} bytes, where {allowed - 16} would do: two a number."
-    )
+    n = lefts[0].values["the result"].numel()  # type: ignore[union-attr]
+    if most <= 3 * n + 16:
+        return ""
+    return f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
 
 
 sum_gradients = Exercise(

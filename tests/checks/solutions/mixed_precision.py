@@ -179,6 +179,12 @@ def masters_clear_gradients(weights: Any, masters: Any, gradients: Any, optimize
             gradient.zero_()
 
 
+def masters_with_zeros_for_none(weights: Any, masters: Any, gradients: Any, optimizer: Any) -> None:
+    """A gradient of zero is not the same as none: momentum goes on."""
+    zeros = [torch.zeros_like(master) for master in masters]
+    updated(weights, masters, [zero if g is None else g for zero, g in zip(zeros, gradients, strict=True)], optimizer)
+
+
 def masters_rounded_down(weights: Any, masters: Any, gradients: Any, optimizer: Any) -> None:
     updated(weights, masters, gradients, optimizer)
     for weight, master in zip(weights, masters, strict=True):
@@ -194,6 +200,13 @@ def sum_by_stack(micro_batches: Any) -> Any:
     message = (mean / dist.get_world_size()).to(torch.float16)
     dist.all_reduce(message)
     return message.to(torch.float32)
+
+
+def sum_by_a_mean_that_is_wide_inside(micro_batches: Any) -> Any:
+    """One operation of PyTorch adds up in 32 bits, and rounds once."""
+    message = torch.stack(micro_batches).mean(0) / dist.get_world_size()
+    dist.all_reduce(message)
+    return message.float()
 
 
 def sum_in_float64(micro_batches: Any) -> Any:
@@ -359,7 +372,13 @@ def clip_the_square(gradients: Any, scale: Any, max_norm: Any) -> Any:
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.update_scale: [scale_by_a_flag, scale_by_gathering, scale_by_the_largest, scale_in_tensors],
     checks.master_step: [masters_in_order, masters_cleared_after, masters_by_data, masters_all_at_once],
-    checks.sum_gradients: [sum_by_stack, sum_in_float64, sum_divided_as_it_goes, sum_by_scatter],
+    checks.sum_gradients: [
+        sum_by_stack,
+        sum_by_a_mean_that_is_wide_inside,
+        sum_in_float64,
+        sum_divided_as_it_goes,
+        sum_by_scatter,
+    ],
     checks.unscale_and_clip: [clip_by_norms, clip_as_pytorch_does, clip_and_unscale_at_once, clip_with_a_flag],
 }
 
@@ -379,6 +398,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         masters_uphill: "not what one process would have",
         masters_averaged: "changes `gradients[0][0]`",
         masters_clear_gradients: "changes `gradients[0][0]`",
+        masters_with_zeros_for_none: "All ranks agree, and this is not what one process would have",
         masters_rounded_down: "not what one process would have",
     },
     checks.sum_gradients: {
