@@ -224,9 +224,9 @@ checks.sum_gradients(sum_gradients, seed=1).require()
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Half the bytes of float32, and one all-reduce for all micro-batches. (If you wrote `torch.stack(micro_batches).mean(0)`,
-# you never left float16, and it is right all the same: within one operation, PyTorch adds up in 32 bits.) The additions inside of that all-reduce are still
-# in 16 bits. A few ranks do no harm. With hundreds, the ring can add up in 32 bits and send in 16, as
+# Half the bytes of float32, and one all-reduce for all micro-batches. (`torch.stack(micro_batches).mean(0)` is right as
+# well, though it returns 16 bits: within one operation, PyTorch adds up in 32.) The additions inside of the all-reduce
+# are still in 16 bits. A few ranks do no harm. With hundreds, the ring can add up in 32 bits and send in 16, as
 # `all_reduce_in(torch.float16, accumulate=torch.float32)` in `course_lib/mechanisms/collectives.py` does. In this
 # course, `MasterWeights.collect` adds up micro-batches.
 #
