@@ -97,12 +97,12 @@ class Evidence:
         wrong, sends = self.differences, [any(left.sent for left in lefts) for lefts in (self.left, self.right)]
         if any(left.ended_group for left in self.left):
             return "Your function ends the process group: nothing that comes after it could communicate."
-        if sends == [False, True]:
-            return "Your function sends nothing, so no rank can know what the others hold."
         if changed := [one for one in wrong if is_same(one.before, one.expected) and one.before != "nothing"]:
             return f"Your function changes `{changed[0].name}`, which has to stay as it was."
         if other := [one for one in wrong if kind(one.expected) != kind(one.got)]:
             return f"On rank {other[0].rank}, `{other[0].name}` is not even of the right type, dtype and shape."
+        if sends == [False, True]:
+            return "Your function sends nothing, so no rank can know what the others hold."
         if rule := self.exercise.rule(self.left):
             return rule
         if wrong and all(is_same(one.before, one.got) for one in wrong):

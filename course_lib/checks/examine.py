@@ -106,7 +106,8 @@ def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
     if found.is_right and not breach:
         return None
     facts = found.differences[0].facts() if found.differences else ()
-    mistakes = [one for one in found.mistakes() if all(before.would_pass(one) for before in passed)]
+    failing = [one for one in found.mistakes() if not found.would_pass(one)]
+    mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
     verdict = Verdict(exercise.name, "price" if breach else "idea", breach or found.sentence(), facts=facts)
     return _named(verdict, mistakes)
 

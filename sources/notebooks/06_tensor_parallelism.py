@@ -413,4 +413,6 @@ Card("choose_strategy")
 # - Wang et al. 2023, *Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 #   Models*, ASPLOS: hiding a part of what travels.
 #
-# **Next:** [mixed precision](07_mixed_precision.ipynb), which makes each number smaller.
+# **Next:** the [exercise](../exercises/06_tensor_parallelism/06_tensor_parallelism.ipynb), in which you write f and g,
+# cut heads and take the loss from shares; or [mixed precision](07_mixed_precision.ipynb), which makes each number
+# smaller.

@@ -483,4 +483,5 @@ Card("optimize_training")
 # - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC20: the 16 bytes
 #   for each weight, and how to shard them.
 #
-# **Next:** [combining mechanisms](08_combining_mechanisms.ipynb).
+# **Next:** the [exercise](../exercises/07_mixed_precision/07_mixed_precision.ipynb), in which you write the loss scale,
+# the masters and the sums; or [combining mechanisms](08_combining_mechanisms.ipynb).

@@ -326,6 +326,26 @@ def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> N
     assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
 
 
+def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
+    """Where the result is right, a mistake that is right as well in this case says nothing about it."""
+
+    def breach(lefts: list[Any]) -> str:
+        return "Too many bytes." if lefts[0].sent[0].content.dtype == torch.float64 else ""
+
+    part = make(contract=breach)
+    part.mistake("It is right here.", ask="Is it?")(sends(torch.float32))
+    verdict = part(sends(torch.float64))
+    assert (verdict.outcome, verdict.message, verdict.idea) == ("price", "Too many bytes.", "")
+
+
+def sends(dtype: torch.dtype) -> Any:
+    def doubled_and_sent(tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor.to(dtype))
+        return 2 * tensor
+
+    return doubled_and_sent
+
+
 def test_what_may_be_rounding_is_right() -> None:
     assert make(rounding=1e-6)(lambda tensor: tensor * (2 + 1e-7)).passed
     assert not make()(lambda tensor: tensor * (2 + 3e-7)).passed

@@ -43,12 +43,12 @@ SEQUENCE = 1  # the dimension of the positions, in hidden states [batch, sequenc
 
 def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     """Megatron's f: x, the same on all ranks, goes into a layer that is cut; its gradients are summed."""
-    return _conjugate(x, forward=lambda x: x, backward=lambda gradient: _all_reduce(gradient, group))
+    return conjugate(x, forward=lambda x: x, backward=lambda gradient: _all_reduce(gradient, group))
 
 
 def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
     """Megatron's g: the sum of the ranks' addends; its gradient, the same on all ranks, is that of each addend."""
-    return _conjugate(x, forward=lambda x: _all_reduce(x, group), backward=lambda gradient: gradient)
+    return conjugate(x, forward=lambda x: _all_reduce(x, group), backward=lambda gradient: gradient)
 
 
 class ColumnParallelLinear(nn.Module):
@@ -118,12 +118,12 @@ def leave(x: Tensor, group: Group, sequence_parallel: bool) -> Tensor:
 
 def gather_sequence(x: Tensor, group: Group = None) -> Tensor:
     """f with sequence parallelism: [batch, sequence / ranks, hidden] -> [batch, sequence, hidden]."""
-    return _conjugate(x, lambda x: _all_gather(x, group), lambda gradient: _reduce_scatter(gradient, group))
+    return conjugate(x, lambda x: _all_gather(x, group), lambda gradient: _reduce_scatter(gradient, group))
 
 
 def reduce_scatter_sequence(x: Tensor, group: Group = None) -> Tensor:
     """g with sequence parallelism: addends [batch, sequence, hidden] -> the sum, [batch, sequence / ranks, hidden]."""
-    return _conjugate(x, lambda x: _reduce_scatter(x, group), lambda gradient: _all_gather(gradient, group))
+    return conjugate(x, lambda x: _reduce_scatter(x, group), lambda gradient: _all_gather(gradient, group))
 
 
 def scatter_sequence(x: Tensor, group: Group = None) -> Tensor:
@@ -144,16 +144,16 @@ def scatter_to_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
     """This rank's shard of x, which is the same on all ranks, along one dimension; its gradients are gathered."""
     length = x.shape[dim]
     # A view would keep all of x in memory.
-    return _conjugate(x, lambda x: shard(x, dim, group).contiguous(), lambda own: gather(own, dim, length, group))
+    return conjugate(x, lambda x: shard(x, dim, group).contiguous(), lambda own: gather(own, dim, length, group))
 
 
 def gather_from_ranks(x: Tensor, dim: int, length: int, group: Group = None) -> Tensor:
     """The whole, `length` long along one dimension, from the ranks' shards x, on every rank."""
-    return _conjugate(x, lambda x: gather(x, dim, length, group), lambda gradient: shard(gradient, dim, group))
+    return conjugate(x, lambda x: gather(x, dim, length, group), lambda gradient: shard(gradient, dim, group))
 
 
-def _conjugate(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
-    """Do one thing with x on the way forward, and another with the gradient on the way back."""
+def conjugate(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+    """forward(x); on the way back, backward of the gradient is what goes on to x."""
     return _Conjugate.apply(x, forward, backward)
 
 
