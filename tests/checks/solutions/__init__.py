@@ -1,6 +1,10 @@
-"""Solutions as students write them, by exercise: right ones in many ways, and wrong ones with what has to be said."""
+"""Solutions as students write them, by exercise.
 
-from tests.checks.solutions import data_parallelism
+RIGHT: in many ways.  WRONG: with what has to be said.  ACCIDENTS: wrong ones whose runs do not come to their end.
+"""
 
-RIGHT = {**data_parallelism.RIGHT}
-WRONG = {**data_parallelism.WRONG}
+from tests.checks.solutions import data_parallelism, sharding
+
+RIGHT = {**data_parallelism.RIGHT, **sharding.RIGHT}
+WRONG = {**data_parallelism.WRONG, **sharding.WRONG}
+ACCIDENTS = {**sharding.ACCIDENTS}
