@@ -15,7 +15,8 @@ import pytest
 from traitlets.config import Config
 
 ROOT = Path(__file__).parents[2]
-NAME = "02_data_parallelism"
+NAME = "02_data_parallelism"  # the one that a student hands in
+EXERCISES = sorted(source.stem for source in ROOT.glob("sources/exercises/*.py"))
 
 # Right for every size that the visible check tries, and for no other.
 SPLIT_FOR_THE_VISIBLE_CHECK = """
@@ -33,13 +34,13 @@ def average_gradients(model, samples):
 ANSWERS = {"split_batch": SPLIT_FOR_THE_VISIBLE_CHECK, "average_gradients": PLAIN_MEAN}  # the rest is right
 
 
-def notebook(folder: str) -> Any:
-    return nbformat.read(ROOT / folder / NAME / f"{NAME}.ipynb", as_version=4)
+def notebook(folder: str, name: str = NAME) -> Any:
+    return nbformat.read(ROOT / folder / name / f"{name}.ipynb", as_version=4)
 
 
-def solutions() -> dict[str, str]:
+def solutions(name: str = NAME) -> dict[str, str]:
     """What stands in the cells that students fill in, by grade_id."""
-    cells = (cell for cell in notebook("solutions").cells if "nbgrader" in cell.metadata)
+    cells = (cell for cell in notebook("solutions", name).cells if "nbgrader" in cell.metadata)
     return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells if cell.metadata.nbgrader.solution}
 
 
@@ -54,24 +55,24 @@ def filled_in(answers: dict[str, str]) -> Any:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course in which the exercise was released, handed in by a student, and graded."""
+    """A course in which all exercises were released, and one was handed in by a student, and graded."""
     from nbgrader.apps import NbGraderAPI  # seconds, which every worker that only collects tests would spend
 
     course = tmp_path_factory.mktemp("course")
-    shutil.copytree(ROOT / "solutions" / NAME, course / "source" / NAME)
+    shutil.copytree(ROOT / "solutions", course / "source")
     folder = course / "submitted" / "student" / NAME
     folder.mkdir(parents=True)
     nbformat.write(filled_in(solutions() | ANSWERS), folder / f"{NAME}.ipynb")
     nbgrader = NbGraderAPI(config=Config({"CourseDirectory": {"root": str(course)}, "Execute": {"timeout": 300}}))
-    for done in (nbgrader.generate_assignment(NAME), nbgrader.autograde(NAME, "student")):
+    for done in (*map(nbgrader.generate_assignment, EXERCISES), nbgrader.autograde(NAME, "student")):
         assert done["success"], done
     return course
 
 
-def test_what_nbgrader_releases_is_the_exercise(course: Path) -> None:
-    assert [source.stem for source in ROOT.glob("sources/exercises/*.py")] == [NAME]  # a new one has to come here too
-    released = course / "release" / NAME / f"{NAME}.ipynb"
-    assert filecmp.cmp(released, ROOT / "exercises" / NAME / f"{NAME}.ipynb", shallow=False)
+@pytest.mark.parametrize("name", EXERCISES)
+def test_what_nbgrader_releases_is_the_exercise(name: str, course: Path) -> None:
+    released = course / "release" / name / f"{name}.ipynb"
+    assert filecmp.cmp(released, ROOT / "exercises" / name / f"{name}.ipynb", shallow=False)
 
 
 def test_a_submission_gets_what_it_earned(course: Path) -> None:
@@ -95,9 +96,10 @@ def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path) -> None
     assert len(error.traceback) == 1
 
 
-def test_an_exercise_shows_no_solution_and_no_hidden_test() -> None:
-    text = "".join(cell.source for cell in notebook("exercises").cells)
-    assert text.count("raise NotImplementedError()") == 3
+@pytest.mark.parametrize("name", EXERCISES)
+def test_an_exercise_shows_no_solution_and_no_hidden_test(name: str) -> None:
+    text = "".join(cell.source for cell in notebook("exercises", name).cells)
+    assert text.count("raise NotImplementedError()") == len(solutions(name)) >= 3
     assert "seed=1" not in text and "HIDDEN" not in text and "SOLUTION" not in text
-    for answer in solutions().values():
+    for answer in solutions(name).values():
         assert answer not in text
