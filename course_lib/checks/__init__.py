@@ -8,6 +8,7 @@ Each is an `Exercise`: a right solution, cases to try, and the wrong solutions t
 
 from course_lib.checks.averaging import average_gradients
 from course_lib.checks.exercise import Case, Exercise
+from course_lib.checks.pipeline import best_micro_batches, bubble, pipeline_actions, run_actions
 from course_lib.checks.ring import ring_all_reduce
 from course_lib.checks.sharding import all_gather, reduce_scatter, sharded_linear, train_sharded
 from course_lib.checks.splitting import split_batch
@@ -15,6 +16,8 @@ from course_lib.checks.verdict import Cost, Idle, NotPassed, Verdict
 
 PARTS = [split_batch, average_gradients, ring_all_reduce]
 PARTS += [reduce_scatter, all_gather, train_sharded, sharded_linear]
+PARTS += [pipeline_actions, run_actions, bubble, best_micro_batches]
 __all__ = ["PARTS", "Case", "Cost", "Exercise", "Idle", "NotPassed", "Verdict"]
 __all__ += ["average_gradients", "ring_all_reduce", "split_batch"]
 __all__ += ["all_gather", "reduce_scatter", "sharded_linear", "train_sharded"]
+__all__ += ["best_micro_batches", "bubble", "pipeline_actions", "run_actions"]

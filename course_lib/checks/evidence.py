@@ -106,6 +106,8 @@ class Evidence:
             return "Your function sends nothing, so no rank can know what the others hold."
         if changed := [one for one in wrong if is_same(one.before, one.expected) and one.before != "nothing"]:
             return f"Your function changes `{changed[0].name}`, which has to stay as it was."
+        if wrong and all(isinstance(value, str) for one in wrong for value in (one.expected, one.got)):
+            return self.exercise.rule(self.left) or f"On rank {wrong[0].rank}, `{wrong[0].name}` should be another."
         if other := [one for one in wrong if kind(one.expected) != kind(one.got)]:
             return f"On rank {other[0].rank}, `{other[0].name}` is not even of the right type, dtype and shape."
         if rule := self.exercise.rule(self.left):
