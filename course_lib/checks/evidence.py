@@ -107,7 +107,7 @@ class Evidence:
         if changed := [one for one in wrong if is_same(one.before, one.expected) and one.before != "nothing"]:
             return f"Your function changes `{changed[0].name}`, which has to stay as it was."
         if wrong and all(isinstance(value, str) for one in wrong for value in (one.expected, one.got)):
-            return self.exercise.rule(self.left) or f"On rank {wrong[0].rank}, `{wrong[0].name}` should be another."
+            return self.exercise.rule(self.left) or f"`{wrong[0].name}` is not what it should be."
         if other := [one for one in wrong if kind(one.expected) != kind(one.got)]:
             return f"On rank {other[0].rank}, `{other[0].name}` is not even of the right type, dtype and shape."
         if rule := self.exercise.rule(self.left):
@@ -126,6 +126,8 @@ class Evidence:
         if self.disagreeing:
             digits = "" if wrong else " in their last digits, because they add up in different orders"
             return f"Ranks 0 and {self.disagreeing[0]} end with different numbers{digits}: replicas would drift apart."
+        if not any(sends):
+            return "This is not what was asked for."
         agree = "All ranks agree, and this" if any(one.name in self.common for one in wrong) else "This"
         return f"{agree} is not what one process would have."
 

@@ -312,9 +312,9 @@ def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: 
 def _minibatches(kind: str, seed: int, rank: int) -> list[tuple]:
     """Several minibatches, so that no two ideas are right in the same ones. A tight room, or one that never ends."""
     rooms = {"roomy": (1000, 1000, 1000), "tight": (4, 16, 12), "few": (64, 48, 40)}[kind]
-    plans = [(48, 4, 4, 1), (96, 2, 6 + rank, 1), (120, 3 + rank, 10, 2 + seed)]
+    plans = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
     if kind == "few":
-        plans = [(64, 6 + seed, 200 + rank, 1), (96, 4, 150 + seed, 1), (80, 8, 300 + rank, 1)]
+        plans = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
     return [(*plan, room) for plan, room in zip(plans, rooms, strict=True)]
 
 

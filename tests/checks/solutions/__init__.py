@@ -3,8 +3,8 @@
 RIGHT: in many ways.  WRONG: with what has to be said.  ACCIDENTS: wrong ones whose runs do not come to their end.
 """
 
-from tests.checks.solutions import data_parallelism, sharding
+from tests.checks.solutions import data_parallelism, pipeline, sharding
 
-RIGHT = {**data_parallelism.RIGHT, **sharding.RIGHT}
-WRONG = {**data_parallelism.WRONG, **sharding.WRONG}
-ACCIDENTS = {**sharding.ACCIDENTS}
+RIGHT = {**data_parallelism.RIGHT, **sharding.RIGHT, **pipeline.RIGHT}
+WRONG = {**data_parallelism.WRONG, **sharding.WRONG, **pipeline.WRONG}
+ACCIDENTS = {**sharding.ACCIDENTS, **pipeline.ACCIDENTS}
