@@ -354,8 +354,8 @@ choice.idle
 
 # %%
 SAMPLES, STAGES = 32, 4
-m = best_micro_batches(SAMPLES, STAGES, overhead=8, per_sample=3, room=16)
-seconds = 8 + 3 * SAMPLES / m
+m = best_micro_batches(SAMPLES, STAGES, overhead=0.008, per_sample=0.003, room=16)
+seconds = 0.008 + 0.003 * SAMPLES / m
 lists = Schedule([pipeline_actions("1f1b", stage, STAGES, m) for stage in range(STAGES)])
 step = simulate(lists, seconds, seconds)
 print(f"{m} micro-batches; by your formula idle {bubble([seconds] * STAGES, [seconds] * STAGES, m):.1%}, "
