@@ -9,17 +9,17 @@ Each is an `Exercise`: a right solution, cases to try, and the wrong solutions t
 from course_lib.checks.averaging import average_gradients
 from course_lib.checks.exercise import Case, Exercise
 from course_lib.checks.mixed_precision import master_step, sum_gradients, unscale_and_clip, update_scale
+from course_lib.checks.pipeline import best_micro_batches, bubble, pipeline_actions, run_actions
 from course_lib.checks.ring import ring_all_reduce
+from course_lib.checks.sharding import all_gather, reduce_scatter, sharded_linear, train_sharded
 from course_lib.checks.splitting import split_batch
 from course_lib.checks.tensor_parallel import column_parallel, cross_entropy, cut_heads, row_parallel
 from course_lib.checks.verdict import Cost, Idle, NotPassed, Verdict
 
 PARTS = (
     *(split_batch, average_gradients, ring_all_reduce),
+    *(reduce_scatter, all_gather, train_sharded, sharded_linear),
+    *(pipeline_actions, run_actions, bubble, best_micro_batches),
     *(column_parallel, row_parallel, cut_heads, cross_entropy),
     *(update_scale, master_step, sum_gradients, unscale_and_clip),
 )
-__all__ = ["PARTS", "Case", "Cost", "Exercise", "Idle", "NotPassed", "Verdict"]
-__all__ += ["average_gradients", "ring_all_reduce", "split_batch"]
-__all__ += ["column_parallel", "cross_entropy", "cut_heads", "row_parallel"]
-__all__ += ["master_step", "sum_gradients", "unscale_and_clip", "update_scale"]

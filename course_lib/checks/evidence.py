@@ -67,9 +67,14 @@ class Evidence:
     @cached_property
     def disagreeing(self) -> list[int]:
         """Ranks that differ by a bit or more from rank 0, where the right solution leaves one and the same."""
-        right, got = self.exercise.view(self.right), self.exercise.view(self.left)
-        same = [name for name in right[0] if all(is_same(one.get(name, ""), right[0][name]) for one in right)]
+        got, same = self.exercise.view(self.left), self.common
         return [r for r, one in enumerate(got) if not all(is_same(one.get(n, ""), got[0].get(n, "")) for n in same)]
+
+    @cached_property
+    def common(self) -> list[str]:
+        """The names of what the right solution leaves the same on all ranks."""
+        right = self.exercise.view(self.right)
+        return [name for name in right[0] if all(is_same(one.get(name, ""), right[0][name]) for one in right)]
 
     @cached_property
     def is_right(self) -> bool:
@@ -99,6 +104,8 @@ class Evidence:
             return "Your function ends the process group: nothing that comes after it could communicate."
         if changed := [one for one in wrong if is_same(one.before, one.expected) and one.before != "nothing"]:
             return f"Your function changes `{changed[0].name}`, which has to stay as it was."
+        if wrong and all(isinstance(value, str) for one in wrong for value in (one.expected, one.got)):
+            return self.exercise.rule(self.left) or f"`{wrong[0].name}` is not what it should be."
         if other := [one for one in wrong if kind(one.expected) != kind(one.got)]:
             return f"On rank {other[0].rank}, `{other[0].name}` is not even of the right type, dtype and shape."
         if sends == [False, True]:
@@ -119,7 +126,10 @@ class Evidence:
         if self.disagreeing:
             digits = "" if wrong else " in their last digits, because they add up in different orders"
             return f"Ranks 0 and {self.disagreeing[0]} end with different numbers{digits}: replicas would drift apart."
-        return "All ranks agree, and this is not what one process would have."
+        if not any(sends):
+            return "This is not what was asked for."
+        agree = "All ranks agree, and this" if any(one.name in self.common for one in wrong) else "This"
+        return f"{agree} is not what one process would have."
 
     def _factor(self) -> float:
         """By how much all that is wrong is too large; 0 if there is no one factor."""

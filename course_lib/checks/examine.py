@@ -177,9 +177,9 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:
-    """The price of a right function beside the best: that of the right solution on the same emulated clock."""
-    (sent, calls, held), (least_sent, least_calls, least_held) = map(_price, (run, right))
-    idle, least_idle = run.timeline.idle_fraction(), right.timeline.idle_fraction()
+    """The price of a right function beside the best: that of the right solution, unless this one has done better."""
+    price = sent, calls, held, idle = _price(run)
+    least_sent, least_calls, least_held, least_idle = map(min, price, _price(right))
     costs = (
         Cost("bytes a rank sends", f"{sent:,}", f"{least_sent:,}"),
         Cost("operations they take", f"{calls:,}", f"{least_calls:,}"),
@@ -196,9 +196,10 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
     return replace(verdict, costs=costs, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
 
 
-def _price(run: Run) -> tuple[int, int, int]:
-    """Of the rank that has most of it: bytes sent, operations, bytes of extra memory."""
+def _price(run: Run) -> tuple[int, int, int, float]:
+    """Of the rank that has most of it: bytes sent, operations, bytes of extra memory. And the share of idle time."""
     left: list[Left] = [programs[0] for programs in run.results]
     timeline: Timeline = run.timeline
     sent = max(map(timeline.bytes_sent, range(run.world_size)))
-    return sent, max(len(one.sent) for one in left), max(one.memory for one in left)
+    calls, held = max(len(one.sent) for one in left), max(one.memory for one in left)
+    return sent, calls, held, timeline.idle_fraction()

@@ -86,8 +86,8 @@ def _contract(lefts: list[Left]) -> str:
     """What the exercise asks for besides the sum: only messages, only to neighbors, and no more than needed."""
     n, tensor = len(lefts), lefts[0].values["tensor"]
     messages = [(rank, sent) for rank, left in enumerate(lefts) for sent in left.sent]
-    if other := [sent.operation for _, sent in messages if sent.operation != "send"]:
-        return f"That is `{other[0]}` at work. Here you build what is inside it, out of messages alone."
+    if other := collective_at_work(lefts):
+        return other
     if beyond := [(rank, sent.peer) for rank, sent in messages if (sent.peer - rank) % n not in (1, n - 1)]:
         return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
     counts, numbers = zip(
@@ -100,6 +100,12 @@ def _contract(lefts: list[Left]) -> str:
         f"{count} messages with {many} numbers" for count, many in ((max(counts), max(numbers)), (2 * n - 2, allowed))
     )
     return f"The sum is right, but a rank sends {yours} in all, where {best} would do."
+
+
+def collective_at_work(lefts: list[Left]) -> str:
+    """What to say if there is anything but messages; "" if there is not."""
+    other = [sent.operation for left in lefts for sent in left.sent if sent.operation != "send"]
+    return f"That is `{other[0]}` at work. Here you build what is inside it, out of messages alone." if other else ""
 
 
 # Which round went wrong

@@ -481,4 +481,6 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 # - Thakur et al. 2005, *Optimization of Collective Communication Operations in MPICH*, International Journal of High
 #   Performance Computing Applications 19(1): rings, trees, and when each is best.
 #
-# **Next:** [layer-wise model parallelism](04_layerwise_model_parallelism.ipynb), which cuts the model itself.
+# **Next:** the [exercise](../exercises/03_sharded_data_parallelism/03_sharded_data_parallelism.ipynb). Build a
+# reduce-scatter, ZeRO-1, and a layer that comes and goes, with a check that tells you what your solution costs. Then
+# [layer-wise model parallelism](04_layerwise_model_parallelism.ipynb), which cuts the model itself.

@@ -450,4 +450,6 @@ for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
 #   that drains, interleaving, and how to choose the size of a micro-batch.
 # - Qi et al. 2024, *Zero Bubble Pipeline Parallelism*, ICLR.
 #
-# **Next:** [tensor parallelism](06_tensor_parallelism.ipynb), where all ranks work on the same layer at the same time.
+# **Next:** the [exercise](../exercises/05_pipeline_parallelism/05_pipeline_parallelism.ipynb). Write GPipe and 1F1B
+# yourself, and the ranks that run them. Then [tensor parallelism](06_tensor_parallelism.ipynb), where all ranks work on
+# the same layer at the same time.

@@ -18,7 +18,7 @@ from course_lib.checks.evidence import Evidence
 from course_lib.checks.examine import _judge
 from course_lib.checks.exercise import Case, Exercise, Left, Mistake
 from course_lib.checks.verdict import Verdict
-from tests.checks.solutions import RIGHT, WRONG
+from tests.checks.solutions import ACCIDENTS, RIGHT, WRONG
 from tests.checks.solutions import data_parallelism as s
 
 Program = Callable[..., object]
@@ -104,6 +104,13 @@ def wrong_verdicts(exercise: Exercise) -> dict[Program, Verdict]:
 )
 def test_a_wrong_result_without_an_idea_is_told_what_is_certain(exercise: Exercise, program: Program) -> None:
     assert WRONG[exercise][program] in wrong_verdicts(exercise)[program].message
+
+
+@pytest.mark.parametrize(
+    ("exercise", "program"), [pytest.param(one, p, id=p.__name__) for one in ACCIDENTS for p in ACCIDENTS[one]]
+)
+def test_a_run_that_does_not_end_says_why(exercise: Exercise, program: Program) -> None:
+    assert ACCIDENTS[exercise][program] in str(exercise(program)).replace("\n", " ")
 
 
 def test_what_was_expected_and_what_is_there_are_shown() -> None:

@@ -1,6 +1,11 @@
-"""Solutions as students write them, by exercise: right ones in many ways, and wrong ones with what has to be said."""
+"""Solutions as students write them, by exercise.
 
-from tests.checks.solutions import data_parallelism, mixed_precision, tensor_parallelism
+RIGHT: in many ways.  WRONG: with what has to be said.  ACCIDENTS: wrong ones whose runs do not come to their end.
+"""
 
-RIGHT = {**data_parallelism.RIGHT, **tensor_parallelism.RIGHT, **mixed_precision.RIGHT}
-WRONG = {**data_parallelism.WRONG, **tensor_parallelism.WRONG, **mixed_precision.WRONG}
+from tests.checks.solutions import data_parallelism, mixed_precision, pipeline, sharding, tensor_parallelism
+
+EXERCISES = (data_parallelism, sharding, pipeline, tensor_parallelism, mixed_precision)
+RIGHT = {part: programs for exercise in EXERCISES for part, programs in exercise.RIGHT.items()}
+WRONG = {part: programs for exercise in EXERCISES for part, programs in exercise.WRONG.items()}
+ACCIDENTS = {**sharding.ACCIDENTS, **pipeline.ACCIDENTS}

@@ -1,0 +1,359 @@
+"""The checks for pipeline parallelism: a rank's list of actions, a rank that runs it, the bubble, the best micro-batch.
+
+Lists and numbers come out of the function alone: each rank asks for the list of its own stage, or for other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from course_lib.checks.exercise import Case, Exercise, Left, Values, on_the_clock
+from course_lib.ranks import Pace
+from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, peak_in_flight, validate
+from course_lib.timeline import compute
+
+KEPT = 1_000  # bytes that stand for the activations of a micro-batch
+
+
+# A schedule as data
+
+
+def listed(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Action]:
+    ahead = n_micro_batches if name == "gpipe" else min(n_stages - 1 - stage, n_micro_batches)
+    actions = [Action("F", stage, k) for k in range(ahead)]
+    for k in range(ahead, n_micro_batches):
+        actions += [Action("F", stage, k), Action("B", stage, k - ahead)]
+    return actions + [Action("B", stage, k) for k in range(n_micro_batches - ahead, n_micro_batches)]
+
+
+def perform(actions: Sequence[Action], n_stages: int, forward: float = 1, backward: float = 1) -> None:
+    """Run a rank's list on the emulated clock, with messages of one number, holding what a backward pass needs."""
+    held, sending = {}, []
+    for op, stage, k in actions:
+        source, to = (stage - 1, stage + 1) if op == "F" else (stage + 1, stage - 1)
+        if 0 <= source < n_stages:
+            dist.recv(torch.empty(1), source)
+        kind, work = ("forward", forward) if op == "F" else ("backward", backward)
+        with compute(kind, micro_batch=k, stage=stage, work=work):
+            held[k] = torch.empty(KEPT // 4) if op == "F" else None
+        if 0 <= to < n_stages:
+            sending.append(dist.isend(torch.empty(1), to))
+    for handle in sending:
+        handle.wait()  # type: ignore[union-attr]
+
+
+def _schedule(n: int, name: str, n_stages: int, m: int, new: str = "other sizes", runs: bool = False) -> Case:
+    text = f"{name}, {n_stages} stages, {m} micro-batch{'es' * (m > 1)}"
+    return Case(text, n, lambda rank: (name, range(rank, n_stages, n), n_stages, m, runs), new)
+
+
+def _schedules(seed: int) -> list[Case]:
+    first = [_schedule(2, "gpipe", 3, 2 + seed), _schedule(2, "1f1b", 3, 5 + seed, "1F1B in place of GPipe")]
+    sizes = [(3, "gpipe", 4, 3), (3, "1f1b", 5, 7), (4, "1f1b", 4, 9)]
+    few = [_schedule(4, "1f1b", 4, m, "fewer micro-batches than stages") for m in (2, 1)]
+    return [*first, *(_schedule(n, name, n_stages, m + seed) for n, name, n_stages, m in sizes), *few]
+
+
+def _play_schedule(fn: Callable, name: str, stages: range, n_stages: int, n_micro_batches: int, runs: bool) -> Any:
+    lists = {stage: fn(name, stage, n_stages, n_micro_batches) for stage in stages}
+    if runs:
+        perform(lists[dist.get_rank()], n_stages)
+    return {f"stage {stage}": _as_text(actions, stage) for stage, actions in lists.items()}
+
+
+def _as_text(actions: Any, stage: int) -> Any:
+    if not isinstance(actions, list) or not all(isinstance(one, tuple) and len(one) == 3 for one in actions):
+        return actions
+    return " ".join(f"{op}{k}" if of == stage else f"{op}{k} of stage {of}" for op, of, k in actions)
+
+
+def _what_it_would_do(lefts: list[Left]) -> str:
+    """Why these lists would hang, or what is worse about them."""
+    texts = {name: str(text).strip("'") for left in lefts for name, text in left.values.items() if "stage " in name}
+    rows = [texts[f"the result[stage {stage}]"].split() for stage in range(len(texts))]
+    if not all(word[0] in "FB" and word[1:].isdigit() for row in rows for word in row):
+        return ""
+    schedule = Schedule([[Action(word[0], r, int(word[1:])) for word in row] for r, row in enumerate(rows)])
+    try:
+        validate(schedule)
+    except ScheduleError as error:
+        return f"With one stage on each rank this could not run: {error}."
+    name = str(lefts[0].values["name"]).strip("'")
+    peaks = map(peak_in_flight, (schedule, SCHEDULES[name](schedule.n_stages, schedule.n_micro_batches)))
+    more = [(stage, *pair) for stage, pair in enumerate(zip(*peaks, strict=True)) if pair[0] > pair[1]]
+    holds = "It would run, and stage {} would hold up to {} micro-batches, where {} would do."
+    return holds.format(*more[0]) if more else "It would run, and it is another schedule."
+
+
+pipeline_actions = Exercise(
+    "pipeline_actions",
+    listed,
+    _play_schedule,
+    _schedules,
+    priced=_schedule(4, "1f1b", 4, 8, runs=True),
+    pace=Pace({"forward": 0.05, "backward": 0.1}),
+    rule=_what_it_would_do,
+)
+change = pipeline_actions.change
+ahead, wait = "min(n_stages - 1 - stage, n_micro_batches)", "What does a stage do until the first gradient arrives?"
+held, behind = "How many does the last stage have to hold?", "How many stages lie behind the first, and the last?"
+less, last = "min(max(n_stages - 2 - stage, 0), n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
+change("always_gpipe", ahead, "n_micro_batches", "1F1B does all forward passes first.", held)
+change("one_by_one", ahead, "0", "Each micro-batch comes back before the next one starts.", wait)
+change("all_alike", ahead, "min(n_stages - 1, n_micro_batches)", "All stages run ahead by the same number.", held)
+change("other_end", ahead, "min(stage, n_micro_batches)", "The last stage runs ahead most.", behind)
+change("one_less", ahead, less, "A stage begins with one forward too few.", wait)
+change("one_more", ahead, "min(n_stages - stage, n_micro_batches)", "A stage runs ahead by one too many.", held)
+change(
+    "last_first", last, f"reversed({last})", "The last micro-batch comes back first.", ask="Which one has left first?"
+)
+
+
+# A rank that runs its list
+
+
+def ran(
+    actions: Sequence[Action], module: nn.Module, inputs: list, targets: list, loss_fn: Callable, width: int
+) -> None:
+    rank, last, samples = dist.get_rank(), dist.get_world_size() - 1, sum(map(len, targets))
+    in_flight, sending = {}, []
+    for op, _, k in actions:
+        if op == "F":
+            x = inputs[k]
+            if rank > 0:
+                x = x.new_empty(len(x), width)
+                dist.recv(x, rank - 1)
+                x.requires_grad_()
+            y = module(x)
+            if rank == last:
+                y = loss_fn(y, targets[k]) * len(targets[k]) / samples
+            else:
+                sending.append(dist.isend(y.detach(), rank + 1))
+            in_flight[k] = x, y
+        else:
+            x, y = in_flight.pop(k)
+            dy = None
+            if rank < last:
+                dist.recv(dy := torch.empty_like(y), rank + 1)
+            y.backward(dy)
+            if rank > 0:
+                sending.append(dist.isend(x.grad, rank - 1))
+    for handle in sending:
+        handle.wait()  # type: ignore[union-attr]
+
+
+def _step(n: int, name: str, sizes: Sequence[int], seed: int, new: str = "") -> Case:
+    text = f"{name}, {n} stages, micro-batches of {', '.join(map(str, sizes))}"
+    return Case(text, n, partial(_one_stage_each, name, sizes, seed), new)
+
+
+def _one_stage_each(name: str, sizes: Sequence[int], seed: int, rank: int) -> tuple:
+    """A stage of its own on each rank, and the whole minibatch, in micro-batches, on all of them."""
+    n, (own, common) = dist.get_world_size(), (torch.Generator().manual_seed(10 * seed + i) for i in (rank, 9))
+    module = nn.Sequential(nn.Linear(4 if rank else 3, 4 if rank < n - 1 else 2), nn.Tanh()).double()
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=own, dtype=torch.float64)
+    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
+    inputs, targets = (torch.randn(sum(sizes), w, generator=common, dtype=torch.float64) for w in (3, 2))
+    return (
+        SCHEDULES[name](n, len(sizes)).actions[rank],
+        module,
+        *(t.split(sizes) for t in (inputs, targets)),
+        mse_loss,
+        4,
+    )
+
+
+def _steps(seed: int) -> list[Case]:
+    uneven = "micro-batches of different size"
+    first = [(2, "gpipe", (3,), ""), (2, "gpipe", (3, 3), "a second micro-batch"), (2, "1f1b", (3, 3, 3), "1F1B")]
+    more = [(3, "gpipe", (2, 2), ""), (3, "1f1b", (2,) * 4, "1F1B"), (2, "gpipe", (3, 1), uneven)]
+    return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, (4, "1f1b", (3, 1, 2), "")]]
+
+
+def _play_step(fn: Callable, actions: Any, module: Any, inputs: Any, targets: Any, loss_fn: Any, width: int) -> None:
+    fn(actions, module, inputs, targets, loss_fn, width)
+
+
+def _without_result(lefts: list[Left]) -> list[Values]:
+    return [{name: value for name, value in left.values.items() if not name.startswith("the result")} for left in lefts]
+
+
+run_actions = Exercise(
+    "run_actions",
+    ran,
+    _play_step,
+    _steps,
+    priced=_step(4, "1f1b", (2,) * 6, 0),
+    pace=Pace({"forward": 0.05, "backward": 0.1}),
+    rounding=1e-12,
+    view=_without_result,
+)
+change = run_actions.change
+share, send, own = " * len(targets[k]) / samples", "dist.isend(x.grad,", "in_flight.pop(k)"
+other = "in_flight.pop(max(j for j in in_flight if len(targets[j]) == len(targets[k])))"
+wait, once = "dist.isend(x.grad if dy is None else dy,", "in_flight = dict.fromkeys(range(99), (x, y))"
+mixed, leaf = (
+    "A gradient meets the activations of another micro-batch.",
+    "Nobody asks for the gradient of what has arrived.",
+)
+change("losses_summed", share, "", "Losses are added up, and the minibatch's is a mean.", ask="Do more make it larger?")
+change("all_alike", share, " / len(targets)", "Large and small micro-batches count alike.", ask="And their samples?")
+change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(targets))", "Every stage divides.", ask="Who has to?")
+change(
+    "last_alone", "y.backward", "module.zero_grad(), y.backward", "One micro-batch alone is left.", ask="Who clears?"
+)
+change("dy_passed_on", send, wait, "A stage passes on the gradient that it got.", ask="What is it the gradient of?")
+change("newest_first", own, other, mixed, ask="How do you find what belongs to micro-batch `k`?")
+change("overwritten", "in_flight[k] = x, y", once, mixed, ask="How many are in flight at a time?", fails=True)
+change("no_leaf", "x.requires_grad_()", "pass", leaf, ask="How does autograd know that you want it?", fails=True)
+
+
+# Numbers
+
+
+def _table(
+    n: int, text: str, plans: Callable[[int], list[tuple]], new: str = "other sizes", runs: bool = False
+) -> Case:
+    return Case(text, n, lambda rank: (plans(rank), runs), new)
+
+
+def _play_numbers(name: str, run: Callable, fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
+    found = [fn(*plan) for plan in plans]
+    if runs:
+        run(plans[0], found[0])
+    numbers = [torch.tensor(float(one)) if isinstance(one, int | float | Tensor) else one for one in found]
+    return {f"{name}{plan}": number for plan, number in zip(plans, numbers, strict=True)}
+
+
+def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batches: int) -> float:
+    n, m = len(forward), n_micro_batches
+
+    def seconds(each: Sequence[float]) -> float:
+        return sum(each) + (m - 1) * max(each)
+
+    step = seconds(forward) + seconds(backward)
+    busy = m * (sum(forward) + sum(backward))
+    return 1 - busy / (n * step)
+
+
+def _stages(kind: str, seed: int, rank: int) -> list[tuple]:
+    """Two pipelines: 2 to 5 stages, with equal stages, a slow one, or another one slow in each direction."""
+    plans = []
+    for n, m in ((2 + rank % 2 + seed, 3 + rank), (4 + seed, 2 + rank)):
+        forward, slow, slower = [2] * n, (rank + seed) % n, (rank + seed + 1) % n
+        forward[slow] += 3 * (kind != "equal")
+        backward = [2 * each for each in forward]
+        backward[slower] += 9 * (kind == "two slow")
+        plans.append((forward, backward, m))
+    return plans
+
+
+def _pipelines(seed: int) -> list[Case]:
+    news = {"equal": "other sizes", "slow": "one stage is slow", "two slow": "another stage is slow on the way back"}
+    kinds = [(2, "equal"), (2, "slow"), (2, "two slow"), (3, "equal"), (3, "two slow"), (4, "equal"), (4, "two slow")]
+    words = {"equal": "equal stages", "slow": "a slow stage", "two slow": "two slow stages"}
+    return [_table(n, f"pipelines with {words[k]}", partial(_stages, k, seed), news[k]) for n, k in kinds]
+
+
+def _run_gpipe(plan: tuple, _: Any) -> None:
+    (forward, backward, m), rank = plan, dist.get_rank()
+    perform(SCHEDULES["gpipe"](len(forward), m).actions[rank], len(forward), forward[rank], backward[rank])
+
+
+bubble = Exercise(
+    "bubble",
+    idle_share,
+    partial(_play_numbers, "bubble", _run_gpipe),
+    _pipelines,
+    priced=_table(4, "GPipe on 4 ranks", lambda rank: [([2, 2, 5, 2], [4, 4, 4, 8], 6)], runs=True),
+    pace=Pace(0.01),
+    rounding=1e-6,
+)
+change = bubble.change
+idle, what, both = "1 - busy / (n * step)", "What is it a share of?", "seconds([*map(sum, zip(forward, backward))])"
+change("of_computing", idle, "n * step / busy - 1", "This is idle time for each second of computing.", what)
+change("seconds_idle", idle, "n * step - busy", "These are seconds, of all stages together.", what)
+change(
+    "one_turn_more", "(m - 1)", "m", "There is a turn too many each way.", ask="In which turn does the first one leave?"
+)
+change(
+    "never_filled",
+    "sum(each)",
+    "max(each)",
+    "The pipeline is full from the start.",
+    ask="When does the last stage begin?",
+)
+change(
+    "equal_stages", idle, "(n - 1) / (m + n - 1)", "This holds for equal stages.", ask="For whom do the others wait?"
+)
+change(
+    "one_slowest", "seconds(forward) + seconds(backward)", both, "One stage is slowest both ways.", ask="Must it be?"
+)
+
+
+def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: float) -> int:
+    def seconds(m: int) -> float:
+        return (m + n_stages - 1) * (overhead + per_sample * samples / m)
+
+    def held(m: int) -> float:
+        return min(n_stages, m) * samples / m
+
+    fitting = [m for m in range(1, samples + 1) if samples % m == 0 and held(m) <= room]
+    return min(fitting, key=seconds)
+
+
+def _minibatches(kind: str, seed: int, rank: int) -> list[tuple]:
+    """Several minibatches, so that no two ideas are right in the same ones. A tight room, or one that never ends."""
+    rooms = {"roomy": (1000, 1000, 1000), "tight": (4, 16, 12), "few": (64, 48, 40)}[kind]
+    plans = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
+    if kind == "few":
+        plans = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
+    return [(*plan, room) for plan, room in zip(plans, rooms, strict=True)]
+
+
+def _choices(seed: int) -> list[Case]:
+    news = {"roomy": "other sizes", "tight": "memory is short", "few": "an overhead so large that few are best"}
+    kinds = [(n, kind) for n in (2, 3, 4) for kind in news if n < 4 or kind != "few"]
+    return [_table(n, f"{kind} minibatches", partial(_minibatches, kind, seed), news[kind]) for n, kind in kinds]
+
+
+def _run_1f1b(plan: tuple, m: Any) -> None:
+    samples, n, overhead, per_sample, _ = plan
+    seconds = overhead + per_sample * samples / max(1, int(m))
+    perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
+
+
+best_micro_batches = Exercise(
+    "best_micro_batches",
+    best,
+    partial(_play_numbers, "best_micro_batches", _run_1f1b),
+    _choices,
+    priced=_table(4, "1F1B on 4 ranks", lambda rank: [(32, 4, 8, 3, 16)], runs=True),
+    pace=Pace(0.001),
+)
+change = best_micro_batches.change
+most, each = "How many does stage 0 hold at most?", "What does each cost, however small it is?"
+idle = "What do the others do while one is in stage 0?"
+change("memory_forgotten", " and held(m) <= room", "", "This does not look at the memory.", most)
+change("no_overhead", "overhead +", "0 +", "Micro-batches are as small as can be.", each)
+change("no_bubble", "(m + n_stages - 1)", "m", "Micro-batches are as large as can be.", idle)
+change("holds_one", "min(n_stages, m) *", "", "Room for one micro-batch is not enough.", most)
+change("holds_all", "min(n_stages, m)", "n_stages", "Room is kept for more than there are.", most)
+change(
+    "left_over",
+    "samples % m == 0 and",
+    "",
+    "The samples cannot be divided by this.",
+    ask="How large is each micro-batch?",
+)
+change(
+    "the_size", "min(fitting", "samples // min(fitting", "This is the size of a micro-batch.", ask="What is asked for?"
+)

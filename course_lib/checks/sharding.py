@@ -1,0 +1,395 @@
+"""The checks for sharded data parallelism: pieces that travel, training with ZeRO-1, a layer that comes and goes.
+
+A tensor of any size is cut into pieces as `tensor.tensor_split(world_size)` cuts it, and piece r is that of rank r.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from course_lib.checks.exercise import Case, Exercise, Left, Values, on_the_clock
+from course_lib.checks.ring import collective_at_work
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute
+
+PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.005, bandwidth=6e5))
+UNEVEN = "pieces of different length"
+SIZES = [(2, 6, ""), (2, 7, UNEVEN), (3, 9, ""), (3, 11, UNEVEN), (4, 8, ""), (4, 9, UNEVEN), (4, 6, "few numbers")]
+
+
+def place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+# Two collectives, out of messages
+
+
+def scattered(tensor: Tensor) -> Tensor:
+    """Each piece goes straight to the rank that adds it up."""
+    rank, n = place()
+    pieces = tensor.tensor_split(n)
+    total = pieces[rank].clone()
+    arriving = torch.empty_like(total)
+    for distance in range(1, n):
+        to, source = (rank + distance) % n, (rank - distance) % n
+        sending: Any = dist.isend(pieces[to], to)
+        dist.recv(arriving, source)
+        sending.wait()
+        total += arriving
+    return total
+
+
+def gathered(piece: Tensor, size: int) -> Tensor:
+    rank, n = place()
+    whole = piece.new_zeros(size)
+    pieces = whole.tensor_split(n)
+    pieces[rank].copy_(piece)
+    handles: list[Any] = []
+    for distance in range(1, n):
+        to, source = (rank + distance) % n, (rank - distance) % n
+        handles += [dist.isend(piece, to), dist.irecv(pieces[source], source)]
+    for handle in handles:
+        handle.wait()
+    return whole
+
+
+def _case(arguments: Callable, n: int, size: int, seed: int = 0, new: str = "") -> Case:
+    return Case(f"{n} ranks and {size:,} numbers", n, functools.partial(arguments, size, seed), new)
+
+
+def _cases(arguments: Callable, seed: int) -> list[Case]:
+    return [_case(arguments, n, size + n * seed, seed, new) for n, size, new in SIZES]
+
+
+def _tensor(size: int, seed: int, rank: int) -> tuple[Tensor]:
+    """Whole numbers, so that their sum is the same in every order."""
+    with compute("backward"):
+        random = torch.Generator().manual_seed(10 * seed + rank)
+        return (torch.randint(1, 100, (size,), generator=random).double(),)
+
+
+def _piece(size: int, seed: int, rank: int) -> tuple[Tensor, int]:
+    (whole,) = _tensor(size, seed, rank=0)
+    return whole.tensor_split(dist.get_world_size())[rank].clone(), size
+
+
+def _sent_too_much(lefts: list[Left]) -> str:
+    """What is asked for besides the result: messages alone, and of each piece no more than the others need."""
+    n = len(lefts)
+    size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
+    numbers, allowed = max(sum(one.content.numel() for one in left.sent) for left in lefts), (n - 1) * -(-size // n)
+    too_much = f"The result is right, but a rank sends {numbers} numbers in all, where {allowed} would do."
+    return collective_at_work(lefts) or too_much * (numbers > allowed)
+
+
+def _fit(tensor: Tensor, like: Tensor) -> Tensor:
+    """Cut off, or filled up with zeros: what a mistake does that only works with equal pieces."""
+    return nn.functional.pad(tensor, (0, len(like) - len(tensor)))
+
+
+def _scatter(fn: Callable, tensor: Tensor) -> Any:
+    return fn(tensor)
+
+
+def _gather(fn: Callable, piece: Tensor, size: int) -> Any:
+    return fn(piece, size)
+
+
+priced = _case(_tensor, 4, 3_000)
+reduce_scatter = Exercise(
+    "reduce_scatter", scattered, _scatter, functools.partial(_cases, _tensor), priced, PACE, contract=_sent_too_much
+)
+change = reduce_scatter.change
+who = "From how many other ranks does a rank have to hear?"
+left_out, what = "torch.zeros_like(pieces[rank])", "Which piece does the receiver add up?"
+change("own_missing", "pieces[rank].clone()", left_out, "This sums the others alone.", ask="Who adds your own numbers?")
+change("divided", "return total", "return total / n", "This is the mean over ranks.", ask="Who asks for a mean here?")
+change("rank_left_out", "range(1, n)", "range(1, n - 1)", "One rank's numbers are not in the sum.", who)
+change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])", "All ranks send the piece they keep.", what)
+change(
+    "last_alone", "total +=", "total = pieces[rank] +", "Each message begins a new sum.", ask="What becomes of the old?"
+)
+change(
+    "next_piece",
+    "tensor.tensor_split(n)",
+    "(2 * tensor.tensor_split(n))[1 : n + 1]",
+    "Each rank returns the piece after its own.",
+    ask="With which chunk does a ring end its first half, and with which should you?",
+)
+
+
+@reduce_scatter.mistake("Every message carries the whole tensor.", ask="How much of it does the receiver use?")
+def whole_tensor_sent(tensor: Tensor) -> Tensor:
+    rank, n = place()
+    everyone = [_piece_of_whole(tensor, distance) for distance in range(1, n)]
+    return (tensor + sum(everyone)).tensor_split(n)[rank]
+
+
+def _piece_of_whole(tensor: Tensor, distance: int) -> Tensor:
+    """The tensor of the rank so far to the left."""
+    rank, n = place()
+    sending: Any = dist.isend(tensor, (rank + distance) % n)
+    dist.recv(arriving := torch.empty_like(tensor), (rank - distance) % n)
+    sending.wait()
+    return arriving
+
+
+priced = _case(_piece, 4, 3_000)
+all_gather = Exercise(
+    "all_gather", gathered, _gather, functools.partial(_cases, _piece), priced, PACE, contract=_sent_too_much
+)
+change = all_gather.change
+arrived, early = "torch.cat([pieces[(rank - i) % n] for i in range(n)])", "torch.cat([*pieces[1:], pieces[0]])"
+change(
+    "own_not_kept", "pieces[rank].copy_(piece)", "pass", "Your own piece is missing.", ask="Who puts it into its place?"
+)
+change("rank_missing", "range(1, n)", "range(1, n - 1)", "The piece of one rank never arrives.", who)
+change("as_they_come", "return whole", f"return {arrived}", "Pieces stand as they arrive.", ask="From whom is each?")
+change("one_too_early", "return whole", f"return {early}", "Pieces stand a place too early.", ask="Whose come first?")
+change(
+    "same_neighbor",
+    "(rank + distance) % n, (rank - distance) % n",
+    "(rank + 1) % n, (rank - 1) % n",
+    "The same neighbor's piece comes in every round.",
+    ask="Which piece is your right neighbor missing in the second round?",
+)
+
+
+# Training with ZeRO-1
+
+
+def trained(model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> None:
+    rank, n = place()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = parameters_to_vector(parameters).detach()
+    shard = weights.tensor_split(n)[rank].clone()
+    optimizer = make_optimizer([shard])
+    for inputs, targets in batches:
+        loss_fn(model(inputs), targets).backward()
+        gradient = parameters_to_vector([parameter.grad for parameter in parameters])  # type: ignore[misc]
+        shard.grad = scattered(gradient) / n
+        optimizer.step()
+        whole = gathered(shard, len(weights))
+        vector_to_parameters(whole, parameters)
+        model.zero_grad()
+
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def _training(
+    n: int,
+    hidden: int,
+    steps: int,
+    seed: int,
+    new: str = "",
+    has_frozen: bool = False,
+    optimizer: Callable = SGD,
+) -> Case:
+    text = f"{n} ranks, {5 * hidden + 1} parameters and {steps} step{'s' * (steps > 1)}"
+    arguments = functools.partial(_one_share_each, hidden, steps, seed, has_frozen, optimizer)
+    return Case(text + ", one bias frozen" * has_frozen, n, arguments, new)
+
+
+def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimizer: Callable, rank: int) -> tuple:
+    """The same model on all ranks, and a share of each minibatch, three samples."""
+    common, own = (torch.Generator().manual_seed(number) for number in (seed, 100 + 10 * seed + rank))
+    model = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1)).double()
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=common, dtype=torch.float64)
+    model[0].bias.requires_grad_(not has_frozen)
+    model.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
+    batches = [tuple(torch.randn(3, w, generator=own, dtype=torch.float64) for w in (3, 1)) for _ in range(steps)]
+    return model, batches, mse_loss, optimizer
+
+
+def _trainings(seed: int) -> list[Case]:
+    return [
+        _training(2, 3, 1, seed),
+        _training(2, 3, 3, seed, "the optimizer has a momentum, and now there is more than one step"),
+        _training(2, 4, 3, seed, UNEVEN),
+        _training(3, 4, 3, seed + 1),
+        _training(3, 4, 3, seed + 1, "a parameter that is not trained, and has no gradient", has_frozen=True),
+        _training(4, 5, 3, seed + 2, optimizer=functools.partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1)),
+    ]
+
+
+def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> str:
+    """Returns of how many parameters this rank's optimizers have a state, and how many are trained."""
+    made: list[torch.optim.Optimizer] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made.append(make_optimizer(parameters))
+        return made[-1]
+
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    fn(model, batches, loss_fn, make)
+    return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(trained)}"
+
+
+def _weights_alone(lefts: list[Left]) -> list[Values]:
+    free = ("the result", ".grad")
+    return [{name: value for name, value in left.values.items() if not name.endswith(free)} for left in lefts]
+
+
+def _state_is_sharded(lefts: list[Left]) -> str:
+    """A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four."""
+    states = [[int(number) for number in str(left.values["the result"]).strip("'").split(" of ")] for left in lefts]
+    most, total = max(states)
+    share = -(-total // len(lefts))
+    too_much = f"The result is right, but a rank keeps the optimizer's state of {most} parameters, not of {share}."
+    return too_much * (most > share + 4)
+
+
+train_sharded = Exercise(
+    "train_sharded",
+    trained,
+    _play_training,
+    _trainings,
+    priced=_training(4, 64, 3, 0),
+    pace=PACE,
+    rounding=1e-9,
+    view=_weights_alone,
+    contract=_state_is_sharded,
+)
+change = train_sharded.change
+add, size = "scattered(gradient) / n", "How large is the gradient with twice the ranks?"
+stale = "torch.cat([*weights.tensor_split(n)[:rank], shard, *weights.tensor_split(n)[rank + 1 :]])"
+forgets, kept = "The optimizer forgets: each step makes a new one.", "Where is its momentum between two steps?"
+into = "With which parameters does the model compute in the next step?"
+tells, anew = (
+    "A rank updates its shard, and the others keep the old one.",
+    "shard.copy_(weights.tensor_split(n)[rank]); ",
+)
+alone, who = "A shard follows the samples of its own rank alone.", "Whose samples matter to it as well?"
+change("gradients_summed", add, "scattered(gradient)", "Gradients are added up, and the loss is a mean.", size)
+change("own_gradient_alone", add, "gradient.tensor_split(n)[rank].clone()", alone, who)
+change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()", forgets, kept)
+change(
+    "old_gradients_stay", "model.zero_grad()", "pass", "Gradients of earlier steps are still there.", ask="Who clears?"
+)
+change("others_stale", "gathered(shard, len(weights))", stale, tells, ask="Who tells the others?")
+change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass", "The model stays as it was.", into)
+change(
+    "shard_starts_anew",
+    "shard.grad =",
+    f"{anew}shard.grad =",
+    "Each step starts from the first weights.",
+    ask="Where are the last?",
+)
+
+
+@train_sharded.mistake("Every rank keeps the whole optimizer.", ask="Of which parameters does a rank need the state?")
+def whole_optimizer(model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(parameters)
+    for inputs, targets in batches:
+        loss_fn(model(inputs), targets).backward()
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()  # type: ignore[assignment, operator]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# A layer that is gathered, used and freed
+
+
+def linear(x: Tensor, shard: Tensor, shape: tuple[int, int]) -> Tensor:
+    n = dist.get_world_size()
+
+    def whole() -> Tensor:
+        return gathered(shard.detach(), shape[0] * shape[1]).view(shape)
+
+    class ShardedLinear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, shard: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x @ whole().T
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            dx = dy @ whole()
+            gradient = scattered((dy.T @ x).flatten()) / n
+            return dx, gradient
+
+    return ShardedLinear.apply(x, shard)
+
+
+Shapes = tuple[tuple[int, int], ...]
+MANY = ((16, 16),) * 6
+
+
+def _layers(n: int, shapes: Shapes, seed: int, new: str = "") -> Case:
+    listed = "6 layers of 16 x 16" if shapes == MANY else " and ".join(f"{out} x {into}" for out, into in shapes)
+    return Case(f"{n} ranks, weights of {listed}", n, functools.partial(_one_shard_each, shapes, seed), new)
+
+
+def _one_shard_each(shapes: Shapes, seed: int, rank: int) -> tuple[Tensor, list[Tensor], Shapes, Tensor]:
+    common, own = (torch.Generator().manual_seed(number) for number in (seed, 100 + 10 * seed + rank))
+    weights = [torch.randn(out * into, generator=common, dtype=torch.float64) / into for out, into in shapes]
+    shards = [one.tensor_split(dist.get_world_size())[rank].clone().requires_grad_() for one in weights]
+    x, dy = (torch.randn(2, w, generator=own, dtype=torch.float64) for w in (shapes[0][1], shapes[-1][0]))
+    return x.requires_grad_(), shards, shapes, dy
+
+
+def _all_layers(seed: int) -> list[Case]:
+    freed = "six layers: whoever keeps the whole weight of each holds the whole model"
+    one, two = [(2, ((2, 3),), ""), (2, ((3, 5),), UNEVEN)], [(3, ((3, 3), (4, 3)), "two layers")]
+    last: list[tuple[int, Shapes, str]] = [(4, ((5, 3), (3, 5)), UNEVEN), (3, MANY, freed)]
+    return [_layers(n, shapes, seed, new) for n, shapes, new in [*one, *two, *last]]
+
+
+def _play_layers(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, dy: Tensor) -> Any:
+    y = x
+    for shard, shape in zip(shards, shapes, strict=True):
+        y = on_the_clock(fn(y, shard, shape))
+    y.backward(dy)
+    return {"y": y, "dx": x.grad, **{f"gradient of shards[{i}]": shard.grad for i, shard in enumerate(shards)}}
+
+
+def _one_layer_at_a_time(lefts: list[Left]) -> str:
+    """With few layers, one whole layer, its gradient and some copies are as much as all layers, and nobody can tell."""
+    shards = [[value for name, value in left.before.items() if name.startswith("shards[")] for left in lefts]
+    model = 8 * sum(shard.numel() for of_rank in shards for shard in of_rank if isinstance(shard, Tensor))
+    most = max(left.memory for left in lefts)
+    too_much = f"The result is right, but a rank holds {most:,} bytes at a time. The whole model takes {model:,}."
+    return too_much * (len(shards[0]) == len(MANY) and most >= model)
+
+
+sharded_linear = Exercise(
+    "sharded_linear",
+    linear,
+    _play_layers,
+    _all_layers,
+    priced=_layers(4, MANY, 0),
+    pace=PACE,
+    rounding=1e-12,
+    contract=_one_layer_at_a_time,
+)
+change = sharded_linear.change
+add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
+whose, reduced = (
+    "The weights are everybody's. Whose are the samples in `x`?",
+    "dist.all_reduce(dx)\n            return dx",
+)
+change("own_samples", f"{add} / n", f"{own}.clone()", alone, who)
+change("summed", f"{add} / n", add, "A shard's gradient is a sum over ranks, and the loss is a mean.", size)
+change("dx_reduced", "return dx", reduced, "You add up `dx` over the ranks.", whose)
+change("dx_divided", "return dx", "return dx / n", "You divide `dx` by the number of ranks.", whose)
+change(
+    "never_freed",
+    "def whole()",
+    "@functools.cache\n    def whole()",
+    "The whole weight is kept from the forward to the backward pass.",
+    ask="How much does a rank hold after the last of 100 layers?",
+)

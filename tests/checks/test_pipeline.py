@@ -1,0 +1,113 @@
+"""The checks of pipeline parallelism: right solutions beside one process and the simulator, and their prices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from course_lib import checks
+from course_lib.checks import pipeline
+from course_lib.checks.exercise import Case, Exercise
+from course_lib.planner import simulate
+from course_lib.schedules import SCHEDULES
+from tests.checks.solutions import pipeline as s
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_the_right_lists_are_the_course_s_schedules(name: str) -> None:
+    for n_stages in range(1, 7):
+        for m in range(1, 12):
+            lists = [pipeline.listed(name, stage, n_stages, m) for stage in range(n_stages)]
+            assert lists == SCHEDULES[name](n_stages, m).actions
+
+
+@pytest.mark.parametrize("case", checks.run_actions.cases(3), ids=lambda case: case.text)
+def test_the_right_gradients_are_those_of_one_process_with_the_whole_minibatch(case: Case) -> None:
+    ranks = [in_this_process(case, rank) for rank in range(case.world_size)]
+    whole = nn.Sequential(*(module for _, module, *_ in ranks))
+    _, _, inputs, targets, loss_fn, _ = ranks[0]
+    loss_fn(whole(torch.cat(inputs)), torch.cat(targets)).backward()
+    for (_, module, *_), programs in zip(ranks, checks.run_actions.run_right(case).results, strict=True):
+        for name, parameter in module.named_parameters():
+            mine = programs[0].values[f"{name}.grad"]
+            torch.testing.assert_close(mine, parameter.grad, rtol=1e-12, atol=1e-14)
+
+
+def in_this_process(case: Case, rank: int) -> Any:
+    """The arguments of a rank, which asks how many there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "get_world_size", lambda: case.world_size)
+        return case.arguments(rank)
+
+
+def plans(exercise: Exercise, seed: int) -> list[Any]:
+    return [
+        plan for case in exercise.ladder(seed) for rank in range(case.world_size) for plan in case.arguments(rank)[0]
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_right_bubble_is_the_simulator_s(seed: int) -> None:
+    for forward, backward, m in plans(checks.bubble, seed):
+        simulated = simulate(SCHEDULES["gpipe"](len(forward), m), forward, backward).idle_fraction()
+        assert pipeline.idle_share(forward, backward, m) == pytest.approx(simulated, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_right_number_is_the_best_of_all_that_were_simulated_and_no_other_is_as_good(seed: int) -> None:
+    for samples, n_stages, overhead, per_sample, room in plans(checks.best_micro_batches, seed):
+        steps = {}
+        for m in (m for m in range(1, samples + 1) if samples % m == 0):
+            schedule, seconds = SCHEDULES["1f1b"](n_stages, m), overhead + per_sample * samples / m
+            if pipeline.peak_in_flight(schedule)[0] * samples / m <= room:
+                steps[m] = simulate(schedule, seconds, seconds).makespan
+        shortest, *others = sorted(steps, key=lambda m: steps[m])
+        assert pipeline.best(samples, n_stages, overhead, per_sample, room) == shortest
+        assert not others or steps[others[0]] > steps[shortest] * (1 + 1e-9)
+
+
+# The price
+
+
+def costs(exercise: Exercise, program: Any) -> dict[str, tuple[int, int]]:
+    return {
+        one.what: (int(one.yours.replace(",", "").rstrip("%")), int(one.best.replace(",", "").rstrip("%")))
+        for one in exercise(program).costs
+    }
+
+
+HELD, IDLE, CALLS = "bytes of extra memory on a rank", "idle time (emulated)", "operations they take"
+
+
+def test_1f1b_holds_four_of_eight_micro_batches_and_is_idle_for_3_turns_of_11() -> None:
+    price = costs(checks.pipeline_actions, s.with_a_limit)
+    assert price[IDLE] == (round(100 * 3 / 11),) * 2
+    assert 4 * pipeline.KEPT <= price[HELD][0] < 5 * pipeline.KEPT
+    gpipe = SCHEDULES["gpipe"](4, 8)
+    assert pipeline.peak_in_flight(gpipe)[0] == 8
+    assert simulate(gpipe, 1, 2).idle_fraction() == pytest.approx(3 / 11)
+
+
+def test_a_stage_sends_a_message_each_way_and_is_idle_no_longer_than_the_bubble() -> None:
+    price = costs(checks.run_actions, s.with_handles_in_a_list)
+    assert price[CALLS] == (12, 12)
+    assert price[IDLE] == (round(100 * 3 / 9),) * 2
+
+
+def test_the_emulated_step_is_idle_as_long_as_the_formula_says() -> None:
+    verdict = checks.bubble(s.simulated)
+    ((forward, backward, m),) = checks.bubble.priced.arguments(0)[0]
+    assert verdict.idle.timeline.idle_fraction() == pytest.approx(pipeline.idle_share(forward, backward, m), rel=1e-9)
+
+
+def test_the_best_number_of_micro_batches_is_run() -> None:
+    ((samples, n_stages, overhead, per_sample, _),) = checks.best_micro_batches.priced.arguments(0)[0]
+    timeline = checks.best_micro_batches(
+        s.by_size
+    ).idle.timeline  # and 16 would make a smaller bubble, in a longer step
+    assert 2 * (16 + 3) * (overhead + per_sample * samples / 16) > timeline.makespan / 0.001
+    assert timeline.makespan == pytest.approx(0.001 * 2 * (8 + 3) * (overhead + per_sample * samples / 8), rel=1e-9)
+    assert timeline.idle_fraction() == pytest.approx((n_stages - 1) / (8 + n_stages - 1), rel=1e-9)
