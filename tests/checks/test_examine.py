@@ -315,8 +315,8 @@ def times(factor: float) -> Any:
         (lambda tensor: (2 * tensor)[:, None], "not even of the right type, dtype and shape"),
         (lambda tensor: tensor.mul_(2), "changes `tensor`"),
         (lambda tensor: 2 * tensor + dist.get_rank(), "Only rank 0 has what it should have"),
-        (lambda tensor: tensor + 0.5, "not what one process would have"),
-        (lambda tensor: tensor * float("nan"), "not what one process would have"),
+        (lambda tensor: tensor + 0.5, "not what was asked for"),
+        (lambda tensor: tensor * float("nan"), "not what was asked for"),
         (lambda tensor: (one for one in tensor), "not even of the right type"),
     ],
 )
