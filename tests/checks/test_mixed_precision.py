@@ -62,7 +62,7 @@ def test_masters_are_what_float64_has_and_weights_are_these_rounded(dtype: torch
         for i, parameter in enumerate(exact):
             master = one.values[f"the result[masters][{i}]"]
             torch.testing.assert_close(master.double(), parameter.detach(), rtol=1e-6, atol=0)
-            assert torch.equal(one.values[f"the result[weights][{i}]"], master.to(dtype))
+            assert torch.equal(one.values[f"the result[weights][{i}]"], master.to(dtype))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("micro_batches", "kind"), [(5, "usual"), (100, "very different"), (1, "large")])

@@ -80,7 +80,7 @@ def test_the_right_layers_are_those_of_one_process_with_all_samples(case: Case) 
         torch.testing.assert_close(values["the result[y]"], y.chunk(n)[rank].detach(), rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(values["the result[dx]"], xs[rank].grad, rtol=1e-12, atol=1e-14)
         for i, weight in enumerate(weights):
-            own = weight.grad.flatten().tensor_split(n)[rank] / n  # type: ignore[union-attr]
+            own = weight.grad.flatten().tensor_split(n)[rank] / n
             gradient = values[f"the result[gradient of shards[{i}]]"]
             torch.testing.assert_close(gradient, own, rtol=1e-12, atol=1e-14)
 

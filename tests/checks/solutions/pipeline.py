@@ -132,9 +132,9 @@ def with_handles_in_a_list(
             dist.recv(dy, rank + 1)
             torch.autograd.backward(ys.pop(k), dy)
         if action.op == "B" and rank:
-            handles.append(dist.isend(xs.pop(k).grad, rank - 1))
+            handles.append(dist.isend(xs.pop(k).grad, rank - 1))  # type: ignore[arg-type]
     for handle in handles:
-        handle.wait()  # type: ignore[union-attr]
+        handle.wait()
 
 
 def weighted_at_the_end(actions: Any, module: Any, inputs: Any, targets: Any, loss_fn: Any, width: int) -> None:
@@ -171,10 +171,10 @@ def in_functions(actions: Any, module: Any, inputs: Any, targets: Any, loss_fn: 
             (share * loss_fn(y, targets[k])).backward()
         else:
             gradient = torch.empty_like(y)
-            dist.irecv(gradient, rank + 1).wait()  # type: ignore[union-attr]
+            dist.irecv(gradient, rank + 1).wait()
             y.backward(gradient)
         if rank != 0:
-            sent.append(dist.isend(x.grad, rank - 1))
+            sent.append(dist.isend(x.grad, rank - 1))  # type: ignore[arg-type]
 
     for op, _, k in actions:
         {"F": forward, "B": backward}[op](k)
@@ -208,7 +208,7 @@ def gradients_by_hand(actions: Any, module: Any, inputs: Any, targets: Any, loss
         if rank:
             handles.append(dist.isend(dx, rank - 1))
     for handle in handles:
-        handle.wait()  # type: ignore[union-attr]
+        handle.wait()
 
 
 # run_actions, wrong
@@ -283,7 +283,7 @@ def simulated(forward: list[float], backward: list[float], n_micro_batches: int)
     return simulate(SCHEDULES["gpipe"](len(forward), n_micro_batches), forward, backward).idle_fraction()
 
 
-def exactly(forward: list[float], backward: list[float], n_micro_batches: int) -> Any:
+def exactly(forward: Any, backward: Any, n_micro_batches: int) -> Any:
     p, m = len(forward), n_micro_batches
     step = sum(forward) + sum(backward) + (m - 1) * (max(forward) + max(backward))
     return float(1 - Fraction(m * (sum(forward) + sum(backward)), p * step))

@@ -285,7 +285,7 @@ def with_padding(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer: A
     for inputs, targets in batches:
         loss_fn(model(inputs), targets).backward()
         gradient = torch.zeros_like(padded)
-        torch.cat([p.grad.flatten() for p in parameters], out=gradient[: len(weights)])  # type: ignore[union-attr]
+        torch.cat([p.grad.flatten() for p in parameters], out=gradient[: len(weights)])
         shard.grad = torch.empty_like(shard)
         dist.reduce_scatter_single(shard.grad, gradient)
         shard.grad /= n
@@ -306,7 +306,7 @@ def a_piece_of_each_parameter(model: nn.Module, batches: Any, loss_fn: Any, make
         loss_fn(model(inputs), targets).backward()
         for parameter, shard in zip(parameters, shards, strict=True):
             dist.all_reduce(parameter.grad)
-            shard.grad = parameter.grad.flatten().tensor_split(n)[rank] / n  # type: ignore[union-attr]
+            shard.grad = parameter.grad.flatten().tensor_split(n)[rank] / n
         optimizer.step()
         for parameter, shard in zip(parameters, shards, strict=True):
             whole = torch.zeros(parameter.numel(), dtype=parameter.dtype)
@@ -324,7 +324,7 @@ def updates_a_view(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer:
     optimizer = make_optimizer([shard])
     for inputs, targets in batches:
         loss_fn(model(inputs), targets).backward()
-        gradient = torch.cat([parameter.grad.flatten() for parameter in parameters])  # type: ignore[union-attr]
+        gradient = torch.cat([parameter.grad.flatten() for parameter in parameters])
         shard.grad = ring_reduce_scatter(gradient) / dist.get_world_size()
         optimizer.step()
         ring_all_gather(weights)
@@ -417,7 +417,7 @@ def trains_in_single_precision(model: nn.Module, batches: Any, loss_fn: Any, mak
 def stumbles_over_what_is_frozen(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer: Any) -> None:
     for inputs, targets in batches:
         loss_fn(model(inputs), targets).backward()
-        torch.cat([parameter.grad.flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
+        torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     model.zero_grad()
     trained(model, batches, loss_fn, make_optimizer)
 
