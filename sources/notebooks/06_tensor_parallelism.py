@@ -151,7 +151,7 @@ for way in WAYS:
 #    with the square of the hidden size, and what with the hidden size itself?
 # 3. Are 8 ranks faster than 4 with hidden size 64?
 # 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
-#    need this in part 8.
+#    need this in section 8.
 
 # %%
 from course_lib.widgets.tensor_parallel import TensorParallelExplorer
@@ -276,7 +276,7 @@ difference = max((four[name] - one[name]).abs().max().item() for name in one)
 print("the same as one process, up to rounding:", difference < 1e-9)
 
 # %% [markdown]
-# Now to the end, which takes up to a minute. Two ranks are enough: with more ranks than your computer
+# Now to the end, which takes a while. Two ranks are enough: with more ranks than your computer
 # has cores, most of them would just wait for their turn.
 
 # %%
