@@ -392,9 +392,9 @@ Card("one_overflow")
 #
 # ## 6. Turn the knobs
 #
-# Now mix it yourself. Every move begins a real training, like the one in part 4, and its loss grows while it goes on,
-# beside the same training in float32. Move on whenever you have seen enough: the old run ends where it is, and a new
-# one begins. Above it are the gradients of the first step, where the loss scale has put them. Try these:
+# Now mix it yourself. Every move begins a real training, like the one in section 4. You see the curve of its loss as it
+# goes on, beside the same training in float32. Move on whenever you have seen enough: the old run ends where it is, and
+# a new one begins. Above it are the gradients of the first step, where the loss scale has put them. Try these:
 #
 # 1. It begins with float16, which learns nothing. Which is the smallest loss scale that helps? What happens at the
 #    largest?
@@ -524,9 +524,9 @@ for scaler in (torch.amp.GradScaler, ShardedGradScaler):
 # Under `torchrun --nproc-per-node 4` the same functions run after `dist.init_process_group()`. What PyTorch does
 # differently:
 #
-# - Autocast rounds a weight when a pass first needs it, and keeps the copy until the `with` ends. `MasterWeights` rounds
-#   once after each step. With autocast there is no model in 16 bits, so gradients have 32 bits in the end, and these are
-#   what DistributedDataParallel sends.
+# - Autocast rounds a weight when a pass first needs it, and keeps the copy until the `with` ends. `MasterWeights`
+#   rounds once after each step. With autocast there is no model in 16 bits, so gradients have 32 bits in the end, and
+#   these are what DistributedDataParallel sends.
 # - Autocast chooses by operation. Matrix products take 16 bits, and a sum of numbers of 16 and of 32 bits takes 32. So
 #   in a whole model what goes from block to block has 32 bits, where ours has 16 everywhere.
 # - On a CPU autocast takes bfloat16, on a GPU float16, unless you name another format.

@@ -221,8 +221,8 @@ from course_lib.widgets.mesh import MeshExplorer
 MeshExplorer()
 
 # %% [markdown]
-# No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains, and
-# replicas, which wait for nobody until the end, share out no memory but the optimizer's. (In 16 bits only the bytes
+# No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains. Replicas
+# wait for nobody until the end, but of all memory they share out the optimizer's alone. (In 16 bits only the bytes
 # change here; on a GPU the computing would be faster too.) Whatever you choose, the updated weights are those of one
 # process.
 #
@@ -294,9 +294,9 @@ Card("evaluate_strategy")
 # %% [markdown]
 # ## 8. The same in PyTorch
 #
-# `init_device_mesh` makes the groups, and the mechanisms of the earlier lessons each take an axis of the mesh. Here four
-# replicas of two tensor ranks: `parallelize_module` on the axis "tp", `fully_shard` on the axis "dp". It is compared
-# with our ranks on the same mesh, both without clipping:
+# `init_device_mesh` makes the groups, and each mechanism of the earlier lessons takes an axis of the mesh. Here are
+# four replicas of two tensor ranks: `parallelize_module` on the axis "tp", `fully_shard` on the axis "dp". They are
+# compared with our ranks on the same mesh, both without clipping:
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -318,9 +318,10 @@ def in_pytorch(rank):
     return training.train(model, shares, data.answer_loss, adam)
 
 by_replica = launch(in_pytorch, world_size=8).results[::2]  # of each, the first of its tensor ranks
-theirs = torch.tensor(by_replica).mean(0)
-ours = torch.tensor(launch(train, world_size=8, args=((4, 1, 2), "1f1b", 5, None)).results[0])
-print("losses of five steps, the same as ours up to rounding:", bool((theirs - ours).abs().max() < 1e-9))
+theirs = torch.tensor(by_replica, dtype=torch.float64).mean(0)
+ours = launch(train, world_size=8, args=((4, 1, 2), "1f1b", 5, None)).results[0]
+off = (theirs - torch.tensor(ours, dtype=torch.float64)).abs().max()
+print("losses of five steps, the same as ours up to rounding:", bool(off < 1e-9))
 
 # %% [markdown]
 # The same functions run under `torchrun --nproc-per-node 8`, with `dist.init_process_group()` before them. What PyTorch

@@ -328,8 +328,8 @@ carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, B
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
-# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. Is that always so?
-# An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:* is
+# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. Is that always
+# so? An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:* is
 # the old plan nearly the best there, too?
 
 # %%
@@ -427,14 +427,14 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 # To the last parameter, FLOP and byte, but for Adam's 37 counters of steps, one for each parameter, with 4 bytes each.
 # What these tools do differently:
 #
-# - They count what is run, so somebody has to write the model first. The planner begins with five numbers: layers, hidden
-#   size, heads, sequence and vocabulary. And they say nothing of time, links, or other plans.
+# - They count what is run, so somebody has to write the model first. The planner begins with five numbers: layers,
+#   hidden size, heads, sequence and vocabulary. And they say nothing of time, links, or other plans.
 # - `FlopCounterMode` counts matrix products, attention included, and nothing else. So does the planner's MFU.
 # - The tracker counts tensors. What a device needs beyond these, the planner's margin, nobody sees from inside Python.
 # - The function `tracked` runs under `torchrun --nproc-per-node 4` after `dist.init_process_group()`.
 #
-# The files to read are `torch/utils/flop_counter.py` and `torch/distributed/_tools/mem_tracker.py`. (The underscore says
-# that `_tools` may change with any version.)
+# The files to read are `torch/utils/flop_counter.py` and `torch/distributed/_tools/mem_tracker.py`. (The underscore
+# says that `_tools` may change with any version.)
 #
 # ## What you know now
 #
