@@ -142,7 +142,7 @@ PROOFS: Proofs = {
         for name in DEVICES
     ),
     "half as fast as in 16 bits": lambda: (
-        (A100_TF32, H100_TF32) == tuple(Cluster(name).spec.peak["fp16"] / 2e12 for name in DEVICES[1:])
+        tuple(Cluster(name).spec.peak["fp16"] / 2e12 for name in DEVICES[1:]) == (A100_TF32, H100_TF32)
     ),
     "Begin at 0 and add 1, a thousand times, in bfloat16.": lambda: (
         "(torch.bfloat16, 1000)" in lesson(NAME).code("ones add up to")
