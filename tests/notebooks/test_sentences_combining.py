@@ -135,9 +135,8 @@ PROOFS: Proofs = {
             {dp * pp * tp for dp, pp, tp in MESHES} == {8} and "float16" in lesson(NAME).code("def train_with_an_over")
         )
     ),
-    "Think of eight ranks as a block, 2 x 2 x 2: two **replicas**, each a pipeline of two **stages**": lambda: (
-        "Mesh(dp=2, pp=2, tp=2)" in lesson(NAME).code(GROUPS)
-    ),
+    "Think of eight ranks as a block, 2 x 2 x 2: two **replicas**, each a pipeline of two **stages**, each stage "
+    "on two **tensor ranks**.": lambda: "Mesh(dp=2, pp=2, tp=2)" in lesson(NAME).code(GROUPS),
     "Replicas wait for nobody until the end, but of all memory they share out the optimizer's alone.": lambda: (
         replicas_wait_at_the_end() and memory_of_replicas()
     ),

@@ -95,6 +95,13 @@ def a_weight_is_rounded_once_in_a_context() -> bool:
     return roundings.count == 1
 
 
+def autocast_chooses_by_operation() -> bool:
+    x = torch.eye(8)
+    with torch.autocast("cpu", BF16):
+        product = x @ x
+        return (product.dtype, (product + x).dtype) == (BF16, torch.float32)
+
+
 def between_blocks(autocast: bool) -> set[torch.dtype]:
     """What a block of a whole model hands to the next."""
     model, tokens = TinyGPT(dtype=torch.float32 if autocast else BF16), torch.zeros(2, 8, dtype=torch.long)
@@ -184,7 +191,8 @@ PROOFS: Proofs = {
         hops(0)[-1] == hops(1)[-1] == 256 and shows("def total(", "[260.0, 260.0, 260.0, 256.0, 256.0]")
     ),
     "Where it comes last, the ones have added up to 4, and 256 + 4 is 260.": lambda: hops(4)[-2:] == [4, 260],
-    "on their way they come to 259, which lies halfway between 258 and 260, and 260 is the even one": lambda: (
+    "(The other two get to 260 by luck: on their way they come to 259, which lies halfway between 258 and 260, and 260 "
+    "is the even one": lambda: (
         all(hops(place)[-1] == 260 and 259 in exact_hop(place) for place in (2, 3)) and 259 not in exact_hop(4)
     ),
     "That costs not a byte more.": lambda: (
@@ -194,7 +202,8 @@ PROOFS: Proofs = {
     "Each step of that training was right, and most of it was forgotten at once.": lambda: shows(
         'progress["bfloat16"] < ', "less than a quarter as far: True", "it is like float32: True"
     ),
-    "2 bytes in 16 bits make **16**; 4 bytes in 32 bits, in which micro-batches are added up, make **18**; and both "
+    "You will read of 16, 18 and 20 bytes. They differ in the gradients: 2 bytes in 16 bits make **16**; 4 bytes in 32 "
+    "bits, in which micro-batches are added up, make **18**; and both "
     "side by side, as here while micro-batches are being collected, make **20**.": lambda: (
         sum(memory.recipe(Plan())) == 2 + 2 + 12 == 16
         and sum(memory.recipe(Plan(fp32_gradients=True))) == 2 + 4 + 12 == 18
@@ -215,6 +224,11 @@ PROOFS: Proofs = {
         "master weights and scaling: like float32: True",
     ),
     "above 65504 there is only `inf`": lambda: rounded(65520, FP16) == float("inf") != rounded(65519, FP16),
+    "This course says 16 unless it says more.": lambda: sum(memory.recipe(Plan())) == 16,
+    "The same training four times: in float32, and in float16 without and with what you now know.": lambda: (
+        lesson(NAME).code("everything = ").count("losses_of_micro_batches(") == 4
+    ),
+    "Matrix products take 16 bits, and a sum of numbers of 16 and of 32 bits takes 32.": autocast_chooses_by_operation,
     "Three things go wrong in 16 bits: a long sum stalls, a small update rounds away, a small gradient becomes zero.": (
         lambda: rounded(257, BF16) == 256 and rounded(1 + 2**-9, BF16) == 1 and rounded(2.0**-26, FP16) == 0
     ),
