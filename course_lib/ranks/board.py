@@ -9,6 +9,7 @@ C code or has been killed. A slot is a header and a ring of the rank's last oper
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from dataclasses import dataclass, fields
@@ -74,9 +75,7 @@ class Operation:
     @property
     def family(self) -> str:
         """Only operations of one family can belong together: "message", "collective" or "new_group"."""
-        if self.name.endswith(("send", "recv")) or self.name == "recv_any_source":
-            return "message"
-        return "new_group" if self.name == "new_group" else "collective"
+        return _family(self.name)
 
     @property
     def is_message(self) -> bool:
@@ -92,6 +91,13 @@ class Operation:
 
     def member_ranks(self) -> list[int]:
         return [rank for rank in range(MAX_WORLD_SIZE) if self.members >> rank & 1]
+
+
+@functools.cache  # a run of a thousand operations asks ten thousand times
+def _family(name: str) -> str:
+    if name.endswith(("send", "recv")) or name == "recv_any_source":
+        return "message"
+    return "new_group" if name == "new_group" else "collective"
 
 
 def group_hash(name: str) -> int:

@@ -19,7 +19,7 @@ from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
     """All spans of a run; time zero is when the first rank began."""
     zero = 0.0 if is_emulated else min(outcome.started for outcome in outcomes)
-    arrivals = _arrivals(outcomes)
+    arrivals = {} if is_emulated else _arrivals(outcomes)
     spans = []
     for rank, outcome in enumerate(outcomes):
         spans += [_compute_span(rank, mark, zero) for mark in outcome.marks]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
-from course_lib.experiments.meshes import CONFIG, PER_MACHINE, UPDATE, HybridExperiment, MeshStep
+from course_lib.experiments.meshes import CONFIG, PER_MACHINE, UPDATE, HybridExperiment, MeshStep, predicted_to_send
 from course_lib.figures import gantt, mesh_map
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.figures.mesh_map import total
@@ -102,7 +102,7 @@ def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[S
     """Replicas share out the gradients' sums, each updates its part, and hands it to the others."""
     group, size = experiment.group(rank, "dp"), experiment.dtype.itemsize
     link, *_ = [*experiment.pace.links_among(group), Link()]
-    sent = experiment.predicted.sent(rank)["dp"]
+    sent = predicted_to_send(experiment)[rank]["dp"]
     gradients = sent * 4 / (4 + size)  # added up in 32 bits, whatever the weights have
     latency = BUCKETS * (len(group) - 1) * link.latency
     summed = start + latency + gradients / link.bandwidth
@@ -117,8 +117,7 @@ def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[S
 
 
 def draw(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> View:
-    by_rank = [experiment.predicted.sent(rank) for rank in range(RANKS)]
-    in_all = {axis: sum(sent[axis] for sent in by_rank) for axis in exact_bytes.AXES}
+    in_all = {axis: sum(sent[axis] for sent in predicted_to_send(experiment)) for axis in exact_bytes.AXES}
     origin = step.timeline.origin
     return View(
         describe(experiment, step, predicted),
@@ -161,7 +160,7 @@ def _as_predicted(experiment: HybridExperiment, step: MeshStep) -> str:
 
 def _agree(experiment: HybridExperiment, step: MeshStep, rank: int, axis: str) -> bool:
     sent = sum(count for (source, _), count in step.sent[axis].items() if source == rank)
-    return sent == experiment.predicted.sent(rank)[axis]
+    return sent == predicted_to_send(experiment)[rank][axis]
 
 
 def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:

@@ -7,8 +7,9 @@
     | what came of it, in words             |                             |
     | what every rank did with the size chosen                            |
 
-A micro-batch of b samples takes h + b c seconds, whatever h is for. The minibatch has B samples and p stages run 1f1b,
-so a step takes (B / b + p - 1) (h + b c) seconds, and the best b is the square root of B h / ((p - 1) c).
+A micro-batch of b samples takes h + b c seconds on a stage, whatever h is for. The minibatch has B samples and p stages
+run 1f1b, so a step takes (B / b + p - 1) (h + b c) seconds, and the best b is the square root of B h / ((p - 1) c). The
+model stays the same: with p stages, c is its time for a sample divided by p.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from course_lib.experiments import pipeline_step
 from course_lib.figures import SizedStep, gantt, micro_batch_sizes
 from course_lib.figures.axis import counted, duration, number
 from course_lib.figures.micro_batch_chart import best
-from course_lib.planner import simulate
 from course_lib.ranks import Pace
-from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
+from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
@@ -31,8 +31,8 @@ MINIBATCH = 32  # samples
 SIZES = (1, 2, 4, 8, 16, 32)
 STAGES = (2, 3, 4, 6, 8)
 OVERHEADS = (0.0, 0.002, 0.008, 0.016)  # seconds for each micro-batch on each stage, forward and backward together
-MEMORIES = (4, 8, 16, 32)  # samples whose activations a device has room for
-FORWARD, BACKWARD = 0.001, 0.002  # seconds for a sample on a stage
+MEMORIES = (4, 8, 16, 32)  # samples whose activations, in its own layers, a device has room for
+FORWARD, BACKWARD = 0.004, 0.008  # seconds for a sample in the whole model
 
 
 class MicroBatchSetting(NamedTuple):
@@ -44,25 +44,29 @@ class MicroBatchSetting(NamedTuple):
     memory: int
 
     @property
-    def schedule(self) -> Schedule:
-        return SCHEDULES["1f1b"](self.stages, MINIBATCH // self.size)
+    def micro_batches(self) -> int:
+        return MINIBATCH // self.size
 
     @property
     def seconds(self) -> dict[str, float]:
         """Of one micro-batch on one stage."""
-        half = self.overhead / 2
-        return {"forward": half + self.size * FORWARD, "backward": half + self.size * BACKWARD}
+        half, samples = self.overhead / 2, self.size / self.stages
+        return {"forward": half + samples * FORWARD, "backward": half + samples * BACKWARD}
+
+    @property
+    def ideal(self) -> float:
+        """The best size by the formula, which knows nothing of memory."""
+        return sqrt(MINIBATCH * self.overhead * self.stages / ((self.stages - 1) * (FORWARD + BACKWARD)))
 
     def run(self) -> Timeline:
-        return pipeline_step(self.schedule, Pace(self.seconds))
+        return pipeline_step(SCHEDULES["1f1b"](self.stages, self.micro_batches), Pace(self.seconds))
 
     def predict(self, measured: float | None = None) -> SizedStep:
-        """What a step should cost, beside what it did where it was run."""
-        whole = simulate(self.schedule, self.seconds["forward"], self.seconds["backward"]).makespan
-        overhead = self.overhead * self.schedule.n_micro_batches
-        computing = (FORWARD + BACKWARD) * MINIBATCH
-        held = max(peak_in_flight(self.schedule)) * self.size
-        idle = whole - computing - overhead
+        """What a step should cost by the formula, beside what it did where it was run."""
+        overhead = self.overhead * self.micro_batches
+        computing = (FORWARD + BACKWARD) * MINIBATCH / self.stages
+        idle = (self.stages - 1) * sum(self.seconds.values())
+        held = min(self.stages, self.micro_batches) * self.size
         return SizedStep(self.size, computing, overhead, idle, held, held <= self.memory, measured)
 
 
@@ -101,7 +105,7 @@ def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep])
     """What came of a step, and where the shortest one is."""
     (own,) = (one for one in curve if one.size == setting.size)
     text = (
-        f"Micro-batches of {counted(setting.size, 'sample')}, {setting.schedule.n_micro_batches} of them on "
+        f"Micro-batches of {counted(setting.size, 'sample')}, {setting.micro_batches} of them on "
         f"{setting.stages} stages, {step.origin}: {duration(step.makespan)} for a step, "
         f"{compared(step.makespan, own.modelled)}. "
     )
@@ -113,8 +117,7 @@ def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep])
     text += f"The best size that fits is {counted(fastest.size, 'sample')}"
     if not setting.overhead:
         return text + "; without overhead, smaller is always faster."
-    ideal = sqrt(MINIBATCH * setting.overhead / ((setting.stages - 1) * (FORWARD + BACKWARD)))
-    return text + f"; the formula, which knows nothing of memory, says {number(ideal)}."
+    return text + f"; the formula, which knows nothing of memory, says {number(setting.ideal)}."
 
 
 class MicroBatchExplorer:

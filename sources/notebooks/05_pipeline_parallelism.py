@@ -356,8 +356,8 @@ print(f"best size by the formula: {(B * h / ((p - 1) * c)) ** 0.5:.1f} samples")
 
 # %% [markdown]
 # Memory matters here, too: 1F1B holds up to $p$ micro-batches, so large ones need more room. Each move runs the size
-# you chose on real ranks, and then the other sizes one by one. (A stage takes as long for a sample however many stages
-# there are, so more stages stand for a larger model.) Try these:
+# you chose on real ranks, and then the other sizes one by one. The model and the minibatch stay the same, so with more
+# stages each has less to compute. (Memory counts samples of a device's own layers.) Try these:
 #
 # 1. Is the best size where the formula says?
 # 2. Take the overhead away. Which size is best now, and why is that no contradiction?

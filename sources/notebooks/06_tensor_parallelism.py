@@ -2,7 +2,7 @@
 # # Tensor parallelism
 #
 # **What you do:** cut the matrices of a transformer so that all ranks work on every layer at the same time, find the
-# places where they have to talk, and see why they had better be close to each other.<br>
+# places where they have to talk, and see what it costs when they are far apart.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** [Data parallelism](02_data_parallelism.ipynb), and to know what a matrix product is.
 #
@@ -12,8 +12,8 @@
 #
 # ## 1. One matrix, two workers
 #
-# A replica needs the whole model, and whole layers on different ranks leave all but one of them idle. Can two ranks
-# work on *one* layer at the same time, each holding half of it? Take its matrix, and a pair of scissors:
+# A replica needs the whole model, and whole layers on different ranks take turns, unless micro-batches fill the gaps.
+# Can two ranks work on *one* layer at the same time, each holding half of it? Take its matrix, and a pair of scissors:
 
 # %%
 import torch
@@ -77,20 +77,17 @@ import torch.nn.functional as F
 from course_lib import launch
 from course_lib.mechanisms.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from course_lib.model import MLP, GPTConfig
-from course_lib.timeline import compute
 
 
 def cut_mlp(rank):
     torch.manual_seed(0)
-    mlp, x = MLP(GPTConfig(hidden=64)), torch.randn(32, 16, 64)
+    mlp, x = MLP(GPTConfig(hidden=64)), torch.randn(32, 16, 64, requires_grad=True)
     up, down = ColumnParallelLinear(mlp.up), RowParallelLinear(mlp.down)
-    x.requires_grad_()
-    with compute("forward"):
-        y = down(F.gelu(up(x)))
-    with compute("backward"):
-        y.sum().backward()
+    y = down(F.gelu(up(x)))
+    y.sum().backward()
     return y.detach(), mlp(x).detach(), list(up.weight.shape), list(down.weight.shape)
 
+# %%
 run = launch(cut_mlp, world_size=4)
 y, whole, shape_of_up, shape_of_down = run.results[0]
 compare("four ranks and one process", y, whole)
@@ -154,7 +151,7 @@ for way in WAYS:
 #    with the square of the hidden size, and what with the hidden size itself?
 # 3. Are 8 ranks faster than 4 with hidden size 64?
 # 4. Switch *sequence parallel* on. What becomes of the two all-reduces, and how many bytes does it save? You will
-#    need this in part 8.
+#    need this in section 8.
 
 # %%
 from course_lib.widgets.tensor_parallel import TensorParallelExplorer
@@ -227,6 +224,7 @@ tokens = torch.arange(4 * 9).view(4, 9)
 def of_all_logits(logits, targets, vocab):
     return F.cross_entropy(gather_logits(logits, vocab).flatten(0, 1), targets.flatten())
 
+# %%
 def evaluate(rank, loss_of):
     logits = parallelize(TinyGPT(wide))(tokens[:, :-1])
     dist.barrier()  # what travels from here on travels for the loss
@@ -256,14 +254,20 @@ from course_lib.mechanisms.tensor_parallel import full_state
 
 problems, unseen = data.train_test_split()
 
-def train(rank, steps, dtype=torch.float32):
-    model = parallelize(TinyGPT(dtype=dtype))
+def learn(model, loss_of, steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for inputs, targets in islice(data.minibatches(problems, 256), steps):
-        loss = vocab_parallel_cross_entropy(model(inputs), targets, vocab=12)
-        loss.backward()
+        loss_of(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+# %%
+def loss_of_shares(logits, targets):
+    return vocab_parallel_cross_entropy(logits, targets, vocab=12)
+
+def train(rank, steps, dtype=torch.float32):
+    model = parallelize(TinyGPT(dtype=dtype))
+    learn(model, loss_of_shares, steps)
     return full_state(model), sum(parameter.numel() for parameter in model.parameters())
 
 four, _ = launch(train, world_size=4, args=(20, torch.float64)).results[0]
@@ -272,7 +276,7 @@ difference = max((four[name] - one[name]).abs().max().item() for name in one)
 print("the same as one process, up to rounding:", difference < 1e-9)
 
 # %% [markdown]
-# Now to the end, which takes up to a minute. Two ranks are enough: with more ranks than your computer
+# Now to the end, which takes a while. Two ranks are enough: with more ranks than your computer
 # has cores, most of them would just wait for their turn.
 
 # %%
@@ -381,6 +385,45 @@ for tp in (1, 2, 4, 8, 16, 32, 64):
 Card("choose_strategy")
 
 # %% [markdown]
+# ## 10. The same in PyTorch
+#
+# `parallelize_module` is PyTorch's tensor parallelism. You tell it which layers are cut, and how. Here it cuts the same
+# model on our ranks, for the same twenty steps as in section 7:
+
+# %%
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+by_columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
+cuts = dict.fromkeys(by_columns, ColwiseParallel()) | dict.fromkeys(["attention.out", "mlp.down"], RowwiseParallel())
+
+# %%
+def in_pytorch(rank):
+    model, mesh = TinyGPT(dtype=torch.float64), init_device_mesh("cpu", (4,))  # the same seed on every rank
+    for block in model.blocks[1:-1]:
+        parallelize_module(block, mesh, cuts)
+    learn(model, data.answer_loss, steps=20)
+    return {name: p.full_tensor() if isinstance(p, DTensor) else p.detach() for name, p in model.named_parameters()}
+
+theirs = launch(in_pytorch, world_size=4).results[0]
+difference = max((theirs[name] - four[name]).abs().max().item() for name in four)
+print("the same as ours, up to rounding:", difference < 1e-9)
+
+# %% [markdown]
+# The same function runs under `torchrun --nproc-per-node 4`, with `dist.init_process_group()` before it. What
+# `parallelize_module` does differently:
+#
+# - The cut weights are `DTensor`s, which know what the other ranks hold. f and g come from that: a plain input of a
+#   column-parallel layer counts as copied to all ranks, so its gradient is added up.
+# - Query, key and value get an f each, where ours share one. So a block has six all-reduces, and not four.
+# - It cuts what you name, and nothing else: here embedding and head are whole on all ranks. `RowwiseParallel` cuts an
+#   embedding as well, `ColwiseParallel` a head, and inside `loss_parallel()` the loss is found as in section 6.
+# - What it cuts is rank 0's. What it leaves whole stays as each rank has made it, so give all of them the same seed.
+# - `SequenceParallel` for the norms is section 8.
+#
+# The file to read is `torch/distributed/tensor/parallel/style.py`, from `ColwiseParallel` on.
+#
 # ## What you know now
 #
 # - Two matrices with a function between them that works on each number alone: the first by columns, the second by

@@ -41,23 +41,19 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 # How fast are 16 bits on your computer? *Predict* an order, from the fastest format to the slowest:
 
 # %% tags=["nbval-ignore-output"]
-import time
+from torch.utils.benchmark import Timer
 
 from course_lib import data
 from course_lib.model import GPTConfig, TinyGPT
 
 problems, unseen = data.train_test_split()
 device = "cuda" if torch.cuda.is_available() else "cpu"
+inputs, targets = (tensor.to(device) for tensor in next(data.minibatches(problems, 64)))
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     model = TinyGPT(GPTConfig(hidden=256), dtype=dtype, device=device)
-    inputs, targets = (tensor.to(device) for tensor in next(data.minibatches(problems, 64)))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        data.answer_loss(model(inputs).float(), targets).backward()
-        model.blocks[0].token.weight.grad.sum().item()  # a GPU is not done before it is asked for a number
-        seconds.append(time.perf_counter() - began)
-    print(f"{str(dtype)[6:]:10} {1000 * min(seconds):6.1f} ms forward and backward on this {device} (measured)")
+    step = Timer("data.answer_loss(model(inputs).float(), targets).backward()", globals=globals())
+    seconds = min(step.timeit(1).mean for _ in range(5))
+    print(f"{str(dtype)[6:]:10} {1000 * seconds:6.1f} ms forward and backward on this {device} (measured)")
 
 # %% [markdown]
 # On a CPU 16 bits can be faster or many times slower: it depends on whether it has circuits for a format, or must
@@ -144,7 +140,7 @@ for accumulate_in in (torch.bfloat16, torch.float32):
 # the numbers *travel* in 16 bits all the same, and are *added* in 32 by one rank, which rounds once. That costs not a
 # byte more.
 #
-# ## 3. Small updates
+# ## 3. From step to step
 #
 # ### Question: fast, and then it ends badly
 #
@@ -195,6 +191,7 @@ def losses(dtype, has_master_weights, steps=300, lr=1e-5):
     optimizer = MasterWeights(model.parameters(), make) if has_master_weights else make(model.parameters())
     return train(model, islice(data.minibatches(problems, 64), steps), data.answer_loss, optimizer)
 
+# %%
 bfloat16_master = "bfloat16 with master weights"
 curves = {
     "float32": losses(torch.float32, False),
@@ -326,6 +323,7 @@ def losses_of_micro_batches(dtype, has_master_weights, scaler=None, steps=150):
     curve = train(model, islice(data.minibatches(problems, 64), steps), micro_batch_loss, optimizer, scaler)
     return [loss * MICRO_BATCHES for loss in curve]
 
+# %%
 everything = "float16, master weights and scaling"
 curves = {
     "float32": losses_of_micro_batches(torch.float32, False),
@@ -389,9 +387,9 @@ Card("one_overflow")
 # %% [markdown]
 # ## 6. Turn the knobs
 #
-# Now mix it yourself. Every move begins a real training, like the one in part 4, and its loss grows while it goes on,
-# beside the same training in float32. Move on whenever you have seen enough: the old run ends where it is, and a new
-# one begins. Above it are the gradients of the first step, where the loss scale has put them. Try these:
+# Now mix it yourself. Every move begins a real training, like the one in section 4. You see the curve of its loss as it
+# goes on, beside the same training in float32. Move on whenever you have seen enough: the old run ends where it is, and
+# a new one begins. Above it are the gradients of the first step, where the loss scale has put them. Try these:
 #
 # 1. It begins with float16, which learns nothing. Which is the smallest loss scale that helps? What happens at the
 #    largest?
@@ -433,6 +431,7 @@ def whole_training(rank, dtype, steps=200):
         skipped += not master.step()
     return curve[0] - loss_at_end(curve), skipped
 
+# %%
 runs = {dtype: launch(whole_training, world_size=4, args=(dtype,)) for dtype in (torch.float32, torch.float16)}
 for dtype, run in runs.items():
     print(f"{str(dtype)[6:]}: {run.timeline.bytes_sent(0):,} bytes sent")
@@ -461,6 +460,75 @@ Card("diagnose_efficiency")
 Card("optimize_training")
 
 # %% [markdown]
+# ## 9. The same in PyTorch
+#
+# `torch.autocast` computes in 16 bits what is safe there, while the model keeps its weights in 32 bits: they are their
+# own masters. `torch.amp.GradScaler` is the dynamic loss scale. Here each of four ranks trains an MLP of its own, first
+# with what you know from this lesson. Rank 3 has inputs that are eight times as large, so that its gradients overflow
+# earlier than those of the others:
+
+# %%
+import torch.nn.functional as F
+
+from course_lib.model import MLP
+
+
+def own_data(rank):
+    torch.manual_seed(rank)
+    return torch.randn(20, 2, 64, small.hidden) * (8 if rank == 3 else 1)
+
+def ours(rank):
+    torch.manual_seed(0)
+    mlp, scaler = MLP(small).to(torch.float16), LossScaler(2.0**16, growth_interval=5)
+    master = MasterWeights(mlp.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
+    train(mlp, own_data(rank).to(torch.float16), F.mse_loss, master, scaler)
+    return scaler.scale_factor, [weight.detach() for weight in master.parameters]
+
+# %%
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+
+def in_pytorch(rank, make_scaler):
+    torch.manual_seed(0)
+    mlp = MLP(small).to(torch.float16).float()  # ours have begun with rounded weights, too
+    optimizer = torch.optim.AdamW(mlp.parameters(), lr=1e-3)
+    scaler = make_scaler(device="cpu", init_scale=2.0**16, growth_interval=5)
+    for x, y in own_data(rank).to(torch.float16):
+        with torch.autocast("cpu", dtype=torch.float16):
+            output = mlp(x)
+        scaler.scale(F.mse_loss(output.float(), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return scaler.get_scale(), [weight.detach() for weight in mlp.parameters()]
+
+# %%
+def compare(run, others):
+    is_equal = [all(map(torch.equal, own[1], other[1])) for own, other in zip(run, others, strict=True)]
+    return f"loss scales {[f'{scale:,.0f}' for scale, _ in run]}, the same weights as ours: {is_equal}"
+
+by_hand = launch(ours, world_size=4).results
+print("ours             ", compare(by_hand, by_hand))
+for scaler in (torch.amp.GradScaler, ShardedGradScaler):
+    print(f"{scaler.__name__:17}", compare(launch(in_pytorch, world_size=4, args=(scaler,)).results, by_hand))
+
+# %% [markdown]
+# With `ShardedGradScaler` the ranks end with our scale and, to the last bit, with our weights. `GradScaler` asks no
+# other rank: where rank 3 skips, the others go on, and soon they have another scale.
+#
+# Under `torchrun --nproc-per-node 4` the same functions run after `dist.init_process_group()`. What PyTorch does
+# differently:
+#
+# - Autocast rounds a weight when a pass first needs it, and keeps the copy until the `with` ends. `MasterWeights`
+#   rounds once after each step. With autocast there is no model in 16 bits, so gradients have 32 bits in the end, and
+#   these are what DistributedDataParallel sends.
+# - Autocast chooses by operation. Matrix products take 16 bits, and a sum of numbers of 16 and of 32 bits takes 32. So
+#   in a whole model what goes from block to block has 32 bits, where ours has 16 everywhere.
+# - On a CPU autocast takes bfloat16, on a GPU float16, unless you name another format.
+#
+# The files to read are `torch/amp/autocast_mode.py` and `torch/amp/grad_scaler.py`, from `unscale_` to `update`; and
+# `torch/distributed/fsdp/sharded_grad_scaler.py` for the all-reduce in between.
+#
 # ## What you know now
 #
 # - Compute and send in 16 bits; remember and add up in 32.

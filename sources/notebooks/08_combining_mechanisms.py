@@ -57,6 +57,7 @@ problems, unseen = data.train_test_split()
 config = GPTConfig(layers=4, tied_embeddings=True)
 whole = sum(parameter.numel() for parameter in TinyGPT(config).parameters())
 
+# %%
 def make_part(sizes, schedule="1f1b", micro_batches=4, dtype=torch.float32, sequence_parallel=False):
     mesh = Mesh(*sizes)
     model = TinyGPT(config, dtype=dtype)
@@ -95,24 +96,21 @@ from itertools import islice
 def minibatches(steps):
     return islice(data.minibatches(problems, 64), steps)
 
-def train(rank, sizes, schedule="1f1b", steps=5):
+def train(rank, sizes, schedule="1f1b", steps=5, max_norm=1.0):
     part = make_part(sizes, schedule, dtype=torch.float64)
     optimizer = make_optimizer(part, torch.optim.Adam, lr=3e-3)
-    return [train_step(part, optimizer, *minibatch, max_norm=1.0) for minibatch in minibatches(steps)]
+    return [train_step(part, optimizer, *minibatch, max_norm=max_norm) for minibatch in minibatches(steps)]
 
-def train_alone(steps=5):
-    model, losses = TinyGPT(config, dtype=torch.float64), []
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for inputs, targets in minibatches(steps):
-        loss = data.answer_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+# %%
+from course_lib.experiments import training
 
-alone = train_alone()
+model = TinyGPT(config, dtype=torch.float64)
+
+def clip():
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+alone = training.train(model, minibatches(5), data.answer_loss, adam, combine=clip)
 for sizes in ((2, 2, 2), (4, 2, 1), (1, 4, 2)):
     losses = launch(train, world_size=8, args=(sizes,)).results[0]
     off = max(abs(loss - other) for loss, other in zip(losses, alone, strict=True))
@@ -231,8 +229,8 @@ from course_lib.widgets.mesh import MeshExplorer
 MeshExplorer()
 
 # %% [markdown]
-# No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains, and
-# replicas, which wait for nobody until the end, share out no memory but the optimizer's. (In 16 bits only the bytes
+# No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains. Replicas
+# wait for nobody until the end, but of all memory they share out the optimizer's alone. (In 16 bits only the bytes
 # change here; on a GPU the computing would be faster too.) Whatever you choose, the updated weights are those of one
 # process.
 #
@@ -254,19 +252,18 @@ def train_with_an_overflow(rank):
     part = make_part((2, 2, 2), dtype=torch.float16)
     optimizer = make_optimizer(part, torch.optim.Adam, lr=3e-3)
     scaler, before, story = LossScaler(2.0**10), full_state(part), []
-    for step, (inputs, targets) in enumerate(minibatches(4), start=1):
-        if rank == 5 and step == 3:
-            parameter = next(part.parameters())
-            overflow = parameter.register_hook(lambda gradient: gradient * float("inf"))
-        loss = train_step(part, optimizer, inputs, targets, scaler)
-        if rank == 5 and step == 3:
-            overflow.remove()
+    for step, minibatch in enumerate(minibatches(4), start=1):
+        factor = float("inf") if rank == 5 and step == 3 else 1.0
+        hook = next(part.parameters()).register_hook(lambda gradient, factor=factor: gradient * factor)
+        loss = train_step(part, optimizer, *minibatch, scaler)
+        hook.remove()
         state = full_state(part)
         is_updated = any(not torch.equal(state[name], before[name]) for name in state)
         story.append(f"step {step}: loss {loss:.1f}, {'updated' if is_updated else 'skipped'}")
         before = state
     return story, scaler.scale_factor
 
+# %%
 results = launch(train_with_an_overflow, world_size=8).results
 print("\n".join(results[0][0]))
 print("loss scale afterwards, by rank:", [scale for _, scale in results])
@@ -297,6 +294,52 @@ Card("which_axis_across")
 Card("evaluate_strategy")
 
 # %% [markdown]
+# ## 8. The same in PyTorch
+#
+# `init_device_mesh` makes the groups, and each mechanism of the earlier lessons takes an axis of the mesh. Here are
+# four replicas of two tensor ranks: `parallelize_module` on the axis "tp", `fully_shard` on the axis "dp". They are
+# compared with our ranks on the same mesh, both without clipping:
+
+# %%
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+by_columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
+cuts = dict.fromkeys(by_columns, ColwiseParallel()) | dict.fromkeys(["attention.out", "mlp.down"], RowwiseParallel())
+
+# %%
+def in_pytorch(rank):
+    mesh, model = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp")), TinyGPT(config, dtype=torch.float64)
+    for block in model.blocks[1:-1]:
+        parallelize_module(block, mesh["tp"], cuts)
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    replica, adam = mesh.get_local_rank("dp"), torch.optim.Adam(model.parameters(), lr=3e-3)
+    shares = [[tensor.chunk(4)[replica] for tensor in minibatch] for minibatch in minibatches(5)]
+    return training.train(model, shares, data.answer_loss, adam)
+
+by_replica = launch(in_pytorch, world_size=8).results[::2]  # of each, the first of its tensor ranks
+theirs = torch.tensor(by_replica, dtype=torch.float64).mean(0)
+ours = launch(train, world_size=8, args=((4, 1, 2), "1f1b", 5, None)).results[0]
+off = (theirs - torch.tensor(ours, dtype=torch.float64)).abs().max()
+print("losses of five steps, the same as ours up to rounding:", bool(off < 1e-9))
+
+# %% [markdown]
+# The same functions run under `torchrun --nproc-per-node 8`, with `dist.init_process_group()` before them. What PyTorch
+# does differently:
+#
+# - The order matters: first cut a block among tensor ranks, then shard what is left. A weight is then a `DTensor` on
+#   both axes.
+# - With `fully_shard` the replicas share out parameters and gradients, too (ZeRO-3), where ours share out the
+#   optimizer's state alone (ZeRO-1).
+# - `clip_grad_norm_` does not work here: some parameters are on both axes, others on "dp" alone, and it refuses to put
+#   their norms together. You would add up the squares by yourself, as in section 3, or put every parameter on both.
+# - Pipelines are a third axis, with `torch.distributed.pipelining`. You cut the model into stages by hand and give each
+#   of them its place.
+#
+# The file to read is `torch/distributed/device_mesh.py`, at `init_device_mesh` and `DeviceMesh`.
+#
 # ## What you know now
 #
 # - Data, pipeline and tensor parallelism cut three different things, so one mesh has an axis for each.

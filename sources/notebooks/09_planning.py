@@ -185,6 +185,7 @@ def one_exchange(rank):
         parameter.grad = torch.ones_like(parameter)
         dist.all_reduce(parameter.grad)
 
+# %%
 tiny = ModelSpec(layers=2, hidden=64, heads=4, sequence=8, vocab=12, tied_embeddings=False)
 laptop = Cluster("laptop-CPU", devices_per_node=4)
 predicted = estimate(tiny, laptop, Plan(dp=4, precision="fp32"), global_batch=4).flows["data"].bytes
@@ -202,6 +203,8 @@ mtnlg = ModelSpec(layers=105, hidden=20480, heads=128, sequence=2048, vocab=5120
 bloom = ModelSpec(70, 14336, 112, sequence=2048, vocab=250880, learned_positions=False, dropout=False)
 jean_zay = Cluster(nodes=48, between="Omni-Path 100", nics_per_node=4)
 bloom_plan = Plan(8, 4, 12, micro_batch=2, zero=1, recompute="full", fp32_gradients=True)
+
+# %%
 published = {
     "39B": (narayanan, Cluster(nodes=64), Plan(32, 8, 2, micro_batch=4, recompute="full"), 1536, 14.45),
     "MT-NLG": (mtnlg, Cluster(nodes=280), Plan(8, 8, 35, recompute="full"), 1920, 60.1),
@@ -232,6 +235,8 @@ trials = [  # layers, plan, published seconds
     (72, Plan(8, 2, 24, **half), 122.75),
     (70, replace(bloom_plan, dp=4, tp=8), 121.63),
 ]
+
+# %%
 all_four = jean_zay
 for layers, plan, seconds in trials:
     trial = replace(bloom, layers=layers, heads=64)
@@ -321,10 +326,9 @@ carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, B
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
-# Devices got faster by more than their memory and links did, so everything that is not a matrix product takes a larger
-# share. On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. That is
-# luck. An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:*
-# is the old plan nearly the best there, too?
+# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. Is that always
+# so? An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:* is
+# the old plan nearly the best there, too?
 
 # %%
 h200 = Cluster("H200-141GB", nodes=8, between="InfiniBand HDR")
@@ -370,6 +374,63 @@ refresh.explorer()
 Card("infrastructure")
 
 # %% [markdown]
+# ## 8. The same in PyTorch
+#
+# Nothing in PyTorch plans for you, but two of its tools count what a planner has to know. `FlopCounterMode` counts the
+# FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the 39 billion
+# parameters of section 4 run on your computer:
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+with torch.device("meta"):
+    shape = GPTConfig(layers=48, hidden=8192, heads=64, sequence=2048, vocab=51200, tied_embeddings=True)
+    large, tokens = TinyGPT(shape), torch.zeros(1, 2048, dtype=torch.long)
+with FlopCounterMode(display=False) as counter:
+    large(tokens).sum().backward()
+print(f"parameters: {sum(p.numel() for p in large.parameters()):,}; planner: {narayanan.parameters:,}")
+print(f"FLOPs for a sample: {counter.get_total_flops():,}; planner: {narayanan.step_flops(1):,.0f}")
+
+# %% [markdown]
+# `FSDPMemTracker` watches a real step, here of four ranks with `fully_shard`, and says what each byte was for:
+
+# %%
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import fully_shard
+
+from course_lib import data
+
+
+def tracked(rank):
+    model = TinyGPT(GPTConfig(vocab=12, sequence=8, layers=2, hidden=64, heads=4))
+    for block in (*model.blocks, model):
+        fully_shard(block)
+    adam = torch.optim.Adam(model.parameters())
+    inputs, targets = data.fixed_examples(4)
+    with FSDPMemTracker(model, adam) as tracker:
+        data.answer_loss(model(inputs), targets).backward()
+        adam.step()
+        (held,) = tracker.get_tracker_snapshot().values()
+        return {kind.value: n_bytes for kind, n_bytes in held.items() if n_bytes and hasattr(kind, "value")}
+
+# %%
+ours = estimate(spec, Cluster(nodes=1, devices_per_node=4), Plan(dp=4, zero=3, precision="fp32"), 4).memory
+print("tracked:", launch(tracked, world_size=4).results[0])
+print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, optimizer {ours.optimizer:,}")
+
+# %% [markdown]
+# To the last parameter, FLOP and byte, but for Adam's 37 counters of steps, one for each parameter, with 4 bytes each.
+# What these tools do differently:
+#
+# - They count what is run, so somebody has to write the model first. The planner begins with five numbers: layers,
+#   hidden size, heads, sequence and vocabulary. And they say nothing of time, links, or other plans.
+# - `FlopCounterMode` counts matrix products, attention included, and nothing else. So does the planner's MFU.
+# - The tracker counts tensors. What a device needs beyond these, the planner's margin, nobody sees from inside Python.
+# - The function `tracked` runs under `torchrun --nproc-per-node 4` after `dist.init_process_group()`.
+#
+# The files to read are `torch/utils/flop_counter.py` and `torch/distributed/_tools/mem_tracker.py`. (The underscore
+# says that `_tools` may change with any version.)
+#
 # ## What you know now
 #
 # - A plan fits if its fullest device does. Who talks most sits closest: tensor ranks inside a node, pipelines and

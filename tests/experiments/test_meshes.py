@@ -8,6 +8,7 @@ import torch
 from course_lib.experiments import meshes
 from course_lib.experiments.meshes import CONFIG, SAMPLES, HybridExperiment
 from course_lib.mechanisms import hybrid
+from course_lib.model import TinyGPT
 from course_lib.ranks import pool
 
 HIDDEN = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of the hidden states of all samples
@@ -82,7 +83,7 @@ def test_the_same_update_in_16_bits_is_off_by_rounding_alone() -> None:
 
 
 def test_the_rate_makes_an_update_far_larger_than_the_weights() -> None:
-    before, after = meshes._one_process(SAMPLES)
+    before, (after, _) = TinyGPT(CONFIG).state_dict(), meshes._one_process(SAMPLES)
     assert hybrid.AXES == meshes.AXES
     assert max((after[name] - before[name]).abs().max() for name in after) > 10 * max(
         weight.abs().max() for weight in before.values()

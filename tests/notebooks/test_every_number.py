@@ -13,12 +13,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.notebooks import (
+    test_sentences_combining,
     test_sentences_data_parallelism,
     test_sentences_layerwise,
+    test_sentences_mixed_precision,
     test_sentences_one_machine,
     test_sentences_pipeline,
+    test_sentences_planning,
     test_sentences_sharded,
     test_sentences_start,
+    test_sentences_tensor_parallel,
 )
 from tests.notebooks.lesson import Proofs, lesson
 
@@ -29,10 +33,15 @@ MODULES = [
     test_sentences_sharded,
     test_sentences_layerwise,
     test_sentences_pipeline,
+    test_sentences_tensor_parallel,
+    test_sentences_mixed_precision,
+    test_sentences_combining,
+    test_sentences_planning,
 ]
 PROOFS: dict[str, Proofs] = {module.NAME: module.PROOFS for module in MODULES}
 
 ARITHMETIC = "nothing but arithmetic"
+FORMATS = "bits of a number format"
 NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it needs no proof
     "start_here": {
         "This page takes ten minutes.": "test_teaching_plan compares it with the plan",
@@ -47,6 +56,20 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "half of it for each of two ranks, a quarter for each of four": ARITHMETIC,
         "From 8 to 16 workers every share is halved": ARITHMETIC,
     },
+    "sharded_data_parallelism": {
+        "Play the ring all-reduce, and stop half way.": "a task",
+    },
+    "mixed_precision": {
+        "in 16 bits, remember and add up in 32.": FORMATS,
+        "in 16 bits; remember and add up in 32.": FORMATS,
+    },
+    "combining_mechanisms": {
+        "Pipelines are a third axis": "the third after two that the cell shows",
+    },
+    "planning": {
+        "So half-way through we ask whether you should believe it.": "half of the page",
+        "Not with plans that are a few percent apart": "how much is said, and proved, where intervals are shown",
+    },
 }
 
 WORD = r"two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen|twenty|hundred|thousand|million|billion"
@@ -57,7 +80,7 @@ NUMBER = re.compile(
     rf"{DIGITS}|\b(?:(?:{WORD}) (?:{UNITS})|(?:an?|one|{WORD}) (?:{SHARE})|twice|half|percent|centuries)\b",
     re.IGNORECASE,
 )
-NAMED = r"\b(?:rank|stage|section|number|micro-batch|micro-batche|step|layer|sample)s? \d+(?:(?:,| and| to) \d+)*"
+NAMED = r"\b(?:rank|stage|section|part|number|micro-batch|micro-batche|step|layer|sample)s? \d+(?:(?:,| and| to) \d+)*"
 NOT_PROSE = re.compile(
     rf"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\*\*Time:\*\*[^<]*|ZeRO-\d|\d+[- ]bits?\b|{NAMED}", re.IGNORECASE
 )

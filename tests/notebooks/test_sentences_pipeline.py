@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.schedules import SCHEDULES, as_text, peak_in_flight
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import simulate
-from course_lib.widgets.micro_batches import MicroBatchSetting
+from course_lib.widgets.micro_batches import SIZES, MicroBatchSetting
 from course_lib.widgets.pipeline import LAYERS, MICRO_BATCHES, STAGES, PipelineSetting
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
@@ -56,6 +57,18 @@ def row(schedule: str) -> list[float]:
 
 def seconds(samples: int) -> float:
     return numbers("best size by the formula", f"{samples:2} samples:")[1]
+
+
+def sized(size: int, stages: int, overhead: float = 0.008) -> MicroBatchSetting:
+    return MicroBatchSetting(size, stages, overhead, 32)
+
+
+def _nearest(ideal: float) -> int:
+    return min(SIZES, key=lambda size: abs(size - ideal))
+
+
+def best_size(stages: int, overhead: float = 0.008) -> int:
+    return min(SIZES, key=lambda size: sized(size, stages, overhead).predict().modelled)
 
 
 def gaps(schedule: str, rank: int, micro_batches: int = 8) -> float:
@@ -197,8 +210,26 @@ PROOFS: Proofs = {
     "so there is a best size in between, at": lambda: (
         min((1, 2, 4, 8, 16, 32), key=seconds) == 4 and numbers("best size by", "best size")[-1] == 5.3
     ),
-    "A stage takes as long for a sample however many stages there are, so more stages stand for a larger model.": (
-        lambda: len({tuple(MicroBatchSetting(4, p, 0.008, 32).seconds.values()) for p in STAGES}) == 1
+    "The model and the minibatch stay the same, so with more stages each has less to compute.": lambda: (
+        len({round(p * sum(sized(4, p, 0.0).seconds.values()), 9) for p in STAGES}) == 1
+    ),
+    # The answers to its four tasks.
+    "Is the best size where the formula says?": lambda: (
+        [best_size(p) for p in STAGES] == [_nearest(sized(4, p).ideal) for p in STAGES]
+    ),
+    "Take the overhead away. Which size is best now": lambda: {best_size(p, 0.0) for p in STAGES} == {1},
+    "More stages: does the best size become smaller or larger? Which part of each column grows?": lambda: (
+        all(sized(4, p).ideal > sized(4, q).ideal and best_size(p) >= best_size(q) for p, q in pairwise(STAGES))
+        and all(
+            sized(b, p).predict().idle < sized(b, q).predict().idle
+            and sized(b, p).predict().overhead == sized(b, q).predict().overhead
+            and sized(b, p).predict().computing > sized(b, q).predict().computing
+            for p, q in pairwise(STAGES)
+            for b in SIZES
+        )
+    ),
+    "Leave memory for 8 samples only. What do you pay for it?": lambda: (
+        sized(4, 4).predict().held > 8 and sized(2, 4).predict().modelled > 1.1 * sized(4, 4).predict().modelled
     ),
     "With 64 stages and 64 samples the bubble is half of the time.": lambda: round(63 / (64 + 63), 1) == 0.5,
     "They take 28 of its samples, so that four micro-batches are equal": lambda: (

@@ -18,7 +18,7 @@ IN_WORDS = {"ten": 10}
 
 def sections(text: str) -> list[tuple[str, int]]:
     """The rows of a lesson's table: the section, and its minutes."""
-    rows = re.findall(r"^\| \*?(\d .+?)\*? \| (\d+) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| \*?(\d+ .+?)\*? \| (\d+) \|", text, re.MULTILINE)
     return [(name, int(minutes)) for name, minutes in rows]
 
 
@@ -27,7 +27,7 @@ def test_it_has_every_section_and_adds_up_to_the_lesson_s_minutes(lesson: Path) 
     source = lesson.read_text(encoding="utf-8")
     (part,) = re.findall(rf"^## {lesson.stem[:2]} (.*?)(?=^## )", PLAN, re.MULTILINE | re.DOTALL)
     (minutes,) = re.findall(r"\*\*Time:\*\* (\d+) minutes", source)
-    headings = re.findall(r"^# ## (\d)\. (.+)$", source, re.MULTILINE)
+    headings = re.findall(r"^# ## (\d+)\. (.+)$", source, re.MULTILINE)
     assert [name for name, _ in sections(part)] == [" ".join(heading) for heading in headings]
     assert sum(minutes for _, minutes in sections(part)) == int(minutes)
     assert part.startswith(f"{re.findall('^# # (.+)$', source, re.MULTILINE)[0].split(':')[0]} ({minutes} minutes)")

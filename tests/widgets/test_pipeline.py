@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from course_lib.figures import SizedStep
+from course_lib.planner import simulate
 from course_lib.ranks import Deadlock
+from course_lib.schedules import SCHEDULES, peak_in_flight
 from course_lib.timeline import Timeline
 from course_lib.widgets import micro_batches, pipeline
 from course_lib.widgets.explorer import compared, where_seen
@@ -22,11 +24,9 @@ SETTING = PipelineSetting(ranks=4, micro_batches=8, name="gpipe", moved=0)
 def simulated(setting: Any) -> Timeline:
     """What the simulator has in place of a run."""
     if isinstance(setting, PipelineSetting):
-        spans = setting.predict().spans
-    else:
-        seconds = setting.seconds
-        spans = micro_batches.simulate(setting.schedule, seconds["forward"], seconds["backward"]).spans
-    return Timeline(spans, setting.schedule.n_ranks, "emulated")
+        return replace(setting.predict(), origin="emulated")
+    schedule, seconds = SCHEDULES["1f1b"](setting.stages, setting.micro_batches), setting.seconds
+    return replace(simulate(schedule, seconds["forward"], seconds["backward"]), origin="emulated")
 
 
 @pytest.fixture
@@ -159,6 +159,22 @@ def test_the_size_of_micro_batches_has_a_best_value_where_the_formula_says(calle
         expected = (MINIBATCH / step.size + 3) * (0.008 + 0.003 * step.size)
         assert step.modelled == pytest.approx(expected)
         assert step.measured == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stages", micro_batches.STAGES)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_formula_says_what_the_simulator_and_the_schedule_say(size: int, stages: int) -> None:
+    setting = micro_batches.MicroBatchSetting(size, stages, 0.008, 32)
+    predicted, played = setting.predict(), simulated(setting)
+    assert predicted.modelled == pytest.approx(played.makespan, rel=1e-12)
+    assert predicted.computing + predicted.overhead == pytest.approx(played.busy(0), rel=1e-12)
+    assert predicted.held == size * max(peak_in_flight(SCHEDULES["1f1b"](stages, setting.micro_batches)))
+
+
+def test_with_more_stages_the_model_is_the_same() -> None:
+    without = [micro_batches.MicroBatchSetting(4, stages, 0.0, 32) for stages in micro_batches.STAGES]
+    work = [setting.stages * sum(setting.seconds.values()) for setting in without]
+    assert work == pytest.approx([4 * 0.012] * len(work))
 
 
 def test_memory_rules_sizes_out(called: list[Any]) -> None:
