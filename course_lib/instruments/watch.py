@@ -35,6 +35,7 @@ class Watch(TorchDispatchMode):
         self.peak = 0
         self.sent: list[Sent] = []
         self._held = 0
+        self._given: list[Tensor] = []  # gloo lets go of them at one moment or another; here, always at the end
         self._known: dict[int, object] = {}  # storages: by id, those from before and those still alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,6 +53,7 @@ class Watch(TorchDispatchMode):
         peer = args[2] if operation == "send" else -1
         if not operation.startswith("recv"):  # where there is an output as well, it comes before the input
             given = tensors_in(args[1]) or tensors_in(args[0])
+            self._given += given
             self.sent += [Sent(operation, peer, tensor.clone()) for tensor in given]
 
     def _count(self, storage: torch.UntypedStorage) -> None:

@@ -91,7 +91,9 @@ def test_gradients_are_clipped_as_pytorch_does_with_all_of_them(kind: str) -> No
 
 
 def costs(exercise: Exercise, program: Any) -> dict[str, tuple[str, str]]:
-    return {cost.what: (cost.yours, cost.best) for cost in exercise(program).costs}
+    verdict = exercise(program)
+    assert verdict.passed, verdict
+    return {cost.what: (cost.yours, cost.best) for cost in verdict.costs}
 
 
 def test_the_best_sum_is_one_all_reduce_of_two_bytes_a_number() -> None:

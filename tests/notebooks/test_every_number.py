@@ -80,7 +80,7 @@ NUMBER = re.compile(
     rf"{DIGITS}|\b(?:(?:{WORD}) (?:{UNITS})|(?:an?|one|{WORD}) (?:{SHARE})|twice|half|percent|centuries)\b",
     re.IGNORECASE,
 )
-NAMED = r"\b(?:rank|stage|section|part|number|micro-batch|micro-batche|step|layer|sample)s? \d+(?:(?:,| and| to) \d+)*"
+NAMED = r"\b(?:rank|replica|stage|section|part|number|micro-batch|micro-batche|step|layer|sample)s? \d+(?:(?:,| and| to) \d+)*"
 NOT_PROSE = re.compile(
     rf"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\*\*Time:\*\*[^<]*|ZeRO-\d|\d+[- ]bits?\b|{NAMED}", re.IGNORECASE
 )
