@@ -7,6 +7,7 @@ and come out the same in every run.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,8 @@ class Watch(TorchDispatchMode):
         self.peak = 0
         self.sent: list[Sent] = []
         self._held = 0
-        self._given: list[Tensor] = []  # gloo lets go of them at one moment or another; here, always at the end
+        # Of the last two collectives: gloo lets go of what it was given at one moment or another, a little later.
+        self._given: deque[list[Tensor]] = deque(maxlen=2)
         self._known: dict[int, object] = {}  # storages: by id, those from before and those still alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +55,8 @@ class Watch(TorchDispatchMode):
         peer = args[2] if operation == "send" else -1
         if not operation.startswith("recv"):  # where there is an output as well, it comes before the input
             given = tensors_in(args[1]) or tensors_in(args[0])
-            self._given += given
+            if operation != "send":
+                self._given.append(given)
             self.sent += [Sent(operation, peer, tensor.clone()) for tensor in given]
 
     def _count(self, storage: torch.UntypedStorage) -> None:

@@ -414,7 +414,7 @@ def tracked(rank):
         return {kind.value: n_bytes for kind, n_bytes in held.items() if n_bytes and hasattr(kind, "value")}
 
 # %%
-ours = estimate(spec, Cluster(nodes=1, devices_per_node=4), Plan(dp=4, zero=3, precision="fp32"), 4).memory
+ours = estimate(tiny, Cluster(nodes=1, devices_per_node=4), Plan(dp=4, zero=3, precision="fp32"), 4).memory
 print("tracked:", launch(tracked, world_size=4).results[0])
 print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, optimizer {ours.optimizer:,}")
 

@@ -163,7 +163,7 @@ PROOFS: Proofs = {
     "(The gradients are right only because they were given the right gradient of $y$ here": lambda: shows(
         "for way in WAYS:", "without g              12,288 bytes  wrong: y\n"
     ),
-    "The lower picture is **emulated**, with links of 1 MB per second. (A thousandth or less of what real ones do": (
+    "It is **emulated**, with links of 1 MB per second. (A thousandth or less of what real ones do": (
         lambda: 1000 * BANDWIDTH == 1e9 <= min(link.bandwidth for link in LINKS.values())
     ),
     # The answers to the tasks of the explorer.

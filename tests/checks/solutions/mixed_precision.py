@@ -394,12 +394,12 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     },
     checks.master_step: {
         masters_not_used: "You update the model's weights themselves",
-        masters_stepped_twice: "not what one process would have",
-        masters_uphill: "not what one process would have",
+        masters_stepped_twice: "not what was asked for",
+        masters_uphill: "not what was asked for",
         masters_averaged: "changes `gradients[0][0]`",
         masters_clear_gradients: "changes `gradients[0][0]`",
-        masters_with_zeros_for_none: "All ranks agree, and this is not what one process would have",
-        masters_rounded_down: "not what one process would have",
+        masters_with_zeros_for_none: "not what was asked for",
+        masters_rounded_down: "not what was asked for",
     },
     checks.sum_gradients: {
         sum_alone: "sends nothing",
@@ -411,7 +411,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         sum_for_two_ranks: "1.5 times too large",
     },
     checks.unscale_and_clip: {
-        clip_nothing_returned: "not even of the right type",
+        clip_nothing_returned: "`the result` is not what it should be",
         clip_elsewhere: "Still as before: `gradients[0]`",
         clip_upside_down: "not even of the right type",
         clip_each_tensor: "not what one process would have",

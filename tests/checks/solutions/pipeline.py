@@ -422,7 +422,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         backward_first: "could not run",
     },
     checks.run_actions: {
-        runs_nothing: "sends nothing",
+        runs_nothing: "`0.weight.grad` is not even of the right type",
         forwards_alone: "`0.weight.grad` is not even of the right type",
         five_times_the_loss: "5 times too large",
         updates_as_it_goes: "changes `0.weight`",

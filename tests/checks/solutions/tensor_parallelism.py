@@ -441,8 +441,8 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         cut_in_float32: "not even of the right type",
         cut_and_scaled: "2 times too small",
         cut_in_place: "changes `qkv`",
-        cut_for_two_ranks: "not what one process would have",
-        cut_with_all_left_over_on_one: "not what one process would have",
+        cut_for_two_ranks: "not what was asked for",
+        cut_with_all_left_over_on_one: "not what was asked for",
     },
     checks.cross_entropy: {
         loss_alone: "sends nothing",
