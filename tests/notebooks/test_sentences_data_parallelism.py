@@ -194,7 +194,6 @@ PROOFS: Proofs = {
         and [row[3] for row in terms()] == [2 * (n - 1) for n in (1, 2, 4, 8)]
     ),
     "Here are all four, beside what the emulated clocks say": lambda: all(row[4] == row[5] for row in terms()),
-    "Each step becomes shorter, but the speed-up *worse*": lambda: q3("a"),
     "Computing shrinks with their number, communication and the update do not.": lambda: (
         terms()[0][0] > terms()[-1][0] and terms()[0][1] == terms()[-1][1] and terms()[1][2] < terms()[-1][2]
     ),
