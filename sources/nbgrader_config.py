@@ -1,4 +1,4 @@
-"""How nbgrader grades these exercises. Copy this file into the folder of your class; README.md says what comes then."""
+"""How nbgrader grades these exercises: copy this file into the folder of your class, as notebooks/README.md says."""
 
 from __future__ import annotations
 

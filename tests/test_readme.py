@@ -21,7 +21,7 @@ def test_every_file_it_links_to_exists() -> None:
 
 
 def test_every_command_it_names_works() -> None:
-    commands = re.findall(r"course\.py ([a-z]+(?: (?:--all|[a-z]+\b(?= ?`)|NAME))?)", TEXT)
+    commands = re.findall(r"course\.py ([a-z-]+(?: (?:--all|[a-z]+\b(?= ?`)|NAME|FOLDER|\d))?)", TEXT)
     assert {"lab", "test"} <= set(commands)
     for command in commands:
         course.parse(command.split())

@@ -1,4 +1,4 @@
-"""An exercise goes the whole way through nbgrader, with the commands of README.md, as five students hand it in.
+"""An exercise goes the whole way through nbgrader, with the commands of the teaching plan, as five students hand it in.
 
 That a solution passes every test is seen elsewhere: nbval runs it, with the hidden ones in it.
 """
@@ -100,9 +100,9 @@ def filled_in(answers: dict[str, str]) -> Any:
 
 
 def commands() -> list[list[str]]:
-    """What README.md says to type, in its order."""
+    """What the teaching plan says to type, in its order."""
     lines = re.findall(
-        r"^    nbgrader (.*?) *(?:#.*)?$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^    nbgrader (.*?) *(?:#.*)?$", (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     return [line.split() for line in lines]
 
@@ -126,7 +126,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return course
 
 
-def test_the_way_in_the_readme_is_whole() -> None:
+def test_the_way_in_the_plan_is_whole() -> None:
     assert [command[0] for command in commands()] == [
         "generate_assignment",
         "autograde",

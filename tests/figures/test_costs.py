@@ -110,7 +110,8 @@ def test_a_whisker_reaches_from_where_to_where_nine_in_ten_steps_end() -> None:
         middle = whisker.y + whisker.height / 2
         ends = f"M{whisker.x + 4:.2f},{middle:.2f}L{whisker.x + whisker.width - 4:.2f},{middle:.2f}M"
         assert any(path.startswith(ends) for path in strokes(picture.svg))
-        assert middle == pytest.approx(bars[name][0].y + bars[name][0].height / 2, abs=0.1)
+        bar = bars[name][0]
+        assert bar.y + bar.height / 2 < middle < bar.y + bar.height  # inside, below the number
         assert row["with 90% (s)"] == f"{one.step_time.low:.4g} to {one.step_time.high:.4g}"
     assert LIKELY in texts(picture.svg)
     assert picture.summary.endswith(FAST.interval)
