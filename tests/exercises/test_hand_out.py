@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -42,7 +43,9 @@ def handed_out(course: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(folder / "course.py"), *words], capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "COURSE_STATE"}
+    program = [sys.executable, str(folder / "course.py"), *words]
+    return subprocess.run(program, env=environment, capture_output=True, text=True)
 
 
 def words_of(file: Path) -> str:
