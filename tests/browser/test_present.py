@@ -24,7 +24,7 @@ from tests.browser.hands import MOVE, cell, smallest_label
 def stage(chromium: str, tmp_path: Path) -> Iterator[Server]:
     """JupyterLab with the options that course.py gives it for lesson 02."""
     course = load_course()
-    options = course.stage(tmp_path / "stage", course.chosen_lesson(["2"]))
+    options = course.stage(tmp_path / "stage", "02_data_parallelism")
     started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), tmp_path / "stage")
     words = [*options, "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
     words.append(f"--ServerApp.port={started.url.rsplit(':', 1)[1]}")
