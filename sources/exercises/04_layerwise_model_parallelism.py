@@ -290,8 +290,8 @@ checks.who_holds_what(who_holds_what).points(4)
 # The extra memory in the price is what your function says that the fullest of four ranks holds. Nothing is sent, because
 # nothing has to be.
 #
-# Parameters, gradients and optimizer states of all ranks add up to those of one process. Activations add up to a little
-# more. What is sent is kept twice: as an output on one side of the cut and as an input on the other.
+# Parameters, gradients and optimizer states of all ranks add up to those of one process. Activations add up to more,
+# because what is sent is kept twice: as an output on one side of the cut, and as an input on the other.
 
 # %%
 def total(stages):
@@ -302,9 +302,9 @@ print("one rank:  ", total([range(4)]))
 print("four ranks:", total([range(i, i + 1) for i in range(4)]))
 
 # %% [markdown]
-# PyTorch tells you what a rank holds after the fact, with `torch.cuda.memory_allocated()`. On any device the course's
-# `Ledger` in `course_lib/instruments/ledger.py` counts it, and on a model's blocks `stage_bytes` in
-# `course_lib/mechanisms/layerwise.py`. You will need it below.
+# On a GPU, PyTorch tells you with `torch.cuda.memory_allocated()` what is held now, all kinds together. The course
+# counts each kind: `Ledger` in `course_lib/instruments/ledger.py` watches what autograd saves. It looks after your
+# numbers below.
 #
 # ## Everything together
 #
@@ -383,5 +383,5 @@ print("its loss, to the last bit:", torch.equal(run.results[-1][1], loss), f"({l
 print("each rank holds what you said:", [tuple(held) for _, _, held in run.results] == [tuple(own) for own in planned])
 
 # %% [markdown]
-# To the last bit, because every number comes from the same operation with the same inputs, only on another rank. And no
-# process has ever held more than its part.
+# To the last bit, because every number comes from the same operation with the same inputs, only on another rank. And none
+# of the four ranks has ever held more than its part.

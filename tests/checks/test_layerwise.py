@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -40,9 +40,15 @@ def cheapest_of_all(costs: list[int], n_stages: int) -> int:
 def test_no_split_has_a_cheaper_dearest_stage(program: Callable, seed: int) -> None:
     for costs, n_stages in asked(checks.split_layers, seed):
         stages = [list(stage) for stage in program(list(costs), n_stages)]
-        assert sum(stages, []) == list(range(len(costs)))
+        assert [*chain(*stages)] == list(range(len(costs)))
         assert len(stages) == n_stages and all(stages)
         assert max(sum(costs[i] for i in stage) for stage in stages) == cheapest_of_all(costs, n_stages)
+
+
+def test_the_split_that_the_exercise_draws_is_the_best() -> None:
+    drawn = [2, 2, 3, 3, 4, 8]
+    assert layerwise.split(drawn, 3) == [range(3), range(3, 5), range(5, 6)]
+    assert (cheapest_of_all(drawn, 3), max(2 + 2, 3 + 3, 4 + 8)) == (8, 12)
 
 
 @pytest.mark.parametrize("case", checks.forward_and_backward.ladder(3), ids=lambda case: case.text)
