@@ -89,12 +89,12 @@ change("least_squares", price, squares, "This makes all stages as even as can be
 change("cheapest", price, price.replace("max", "-min"), "The cheapest stage is as dear as can be.", waits)
 
 
-def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int], bool]) -> list[range]:
-    """Stage by stage, each until it is full. is_full: asked with its costs and that of the next layer."""
+def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int, float], bool]) -> list[range]:
+    """Stage by stage, each until it is full. is_full: asked with its costs, the next, and the mean of the rest."""
     stages, first = [], 0
     for left in range(n_stages - 1, 0, -1):
         last = first + 1
-        while last < len(costs) - left and not is_full(costs[first:last], costs[last]):
+        while last < len(costs) - left and not is_full(costs[first:last], costs[last], sum(costs[first:]) / (left + 1)):
             last += 1
         stages.append(range(first, last))
         first = last
@@ -103,12 +103,17 @@ def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int], bool]) 
 
 @split_layers.mistake("No stage but the last goes above the mean.", ask="What is left over for the last?")
 def never_above_the_mean(costs: Costs, n_stages: int) -> list[range]:
-    return _filled(costs, n_stages, lambda own, following: sum(own) + following > sum(costs) / n_stages)
+    return _filled(costs, n_stages, lambda own, following, _: sum(own) + following > sum(costs) / n_stages)
 
 
 @split_layers.mistake("A stage is closed once it has reached the mean.", ask="How far above it may it be?")
 def above_the_mean(costs: Costs, n_stages: int) -> list[range]:
-    return _filled(costs, n_stages, lambda own, following: sum(own) >= sum(costs) / n_stages)
+    return _filled(costs, n_stages, lambda own, following, _: sum(own) >= sum(costs) / n_stages)
+
+
+@split_layers.mistake("No stage goes above the mean of what is left.", ask="Is the mean ever out of reach?")
+def mean_of_the_rest(costs: Costs, n_stages: int) -> list[range]:
+    return _filled(costs, n_stages, lambda own, following, mean: sum(own) + following > mean)
 
 
 @split_layers.mistake("Layers go to the stage that has least.", ask="How often would the hidden states have to travel?")
@@ -230,9 +235,9 @@ def _networks(layers: int, equal: bool, seed: int, rank: int) -> list[tuple]:
 
 
 def _splits_held(seed: int) -> list[Case]:
-    first, more = (2, 1, True, "one layer on each rank"), "more layers on a rank"
-    kinds = [(n, *kind) for n in (2, 3, 4) for kind in ((2, True, more), (3, False, "stages of different length"))]
-    return [table(n, new, functools.partial(_networks, *sizes, seed), new) for n, *sizes, new in [first, *kinds]]
+    first, more = (2, (1, True), "one layer on each rank"), "more layers on a rank"
+    kinds = [(n, *kind) for n in (2, 3, 4) for kind in (((2, True), more), ((3, False), "stages of different length"))]
+    return [table(n, new, functools.partial(_networks, *sizes, seed), new) for n, sizes, new in [first, *kinds]]
 
 
 def _play_held(fn: Callable, networks: list[tuple], runs: bool) -> dict[str, Any]:

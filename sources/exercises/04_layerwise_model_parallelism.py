@@ -287,7 +287,7 @@ from course_lib.checks import grading as checks
 checks.who_holds_what(who_holds_what).points(4)
 
 # %% [markdown]
-# The extra memory in the price is what your function says that the fullest of four ranks holds. Nothing is sent, because
+# The extra memory in the price is what the fullest of four ranks holds, by your function. Nothing is sent, because
 # nothing has to be.
 #
 # Parameters, gradients and optimizer states of all ranks add up to those of one process. Activations add up to more,
@@ -295,7 +295,7 @@ checks.who_holds_what(who_holds_what).points(4)
 
 # %%
 def total(stages):
-    return [sum(kind) for kind in zip(*who_holds_what([72, 64, 64, 64, 36], stages, 32))]
+    return [sum(kind) for kind in zip(*who_holds_what([72, 64, 64, 64, 36], stages, 32), strict=True)]
 
 
 print("one rank:  ", total([range(4)]))
@@ -318,7 +318,7 @@ LAYERS = len(WIDTHS) - 1
 each = who_holds_what(WIDTHS, [range(i, i + 1) for i in range(LAYERS)], SAMPLES)
 stages = split_layers([sum(layer) for layer in each], n_stages=4)
 planned = who_holds_what(WIDTHS, stages, SAMPLES)
-for rank, (stage, own) in enumerate(zip(stages, planned)):
+for rank, (stage, own) in enumerate(zip(stages, planned, strict=True)):
     print(f"rank {rank}: layers {[*stage]}, {sum(own):,} bytes")
 print(f"one process: {sum(sum(own) for own in who_holds_what(WIDTHS, [range(LAYERS)], SAMPLES)):,} bytes")
 
@@ -357,7 +357,7 @@ def train(rank, steps):
         losses.append(loss)
     x = torch.zeros(SAMPLES, WIDTHS[stages[rank].start], requires_grad=rank > 0)
     with Ledger(stage, optimizer) as ledger:
-        y = stage(x)
+        _ = stage(x)  # as long as its output is there, so is what the layers keep
         held = ledger.now
     return list(stage.parameters()), losses[-1], (held.parameters, held.gradients, held.optimizer, held.activations)
 
@@ -383,5 +383,5 @@ print("its loss, to the last bit:", torch.equal(run.results[-1][1], loss), f"({l
 print("each rank holds what you said:", [tuple(held) for _, _, held in run.results] == [tuple(own) for own in planned])
 
 # %% [markdown]
-# To the last bit, because every number comes from the same operation with the same inputs, only on another rank. And none
-# of the four ranks has ever held more than its part.
+# To the last bit, because every number comes from the same operation with the same inputs, only on another rank. And
+# none of the four ranks has ever held more than its part.

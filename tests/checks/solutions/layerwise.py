@@ -42,7 +42,8 @@ def one_stage_at_a_time(costs: Costs, n_stages: int) -> list[list[int]]:
 def by_a_limit(costs: Costs, n_stages: int) -> list[range]:
     """The lowest limit under which the stages, each as full as can be, are not too many."""
     for limit in range(max(costs), sum(costs) + 1):
-        stages, first, own = [], 0, 0
+        stages: list[range] = []
+        first = own = 0
         for i, cost in enumerate(costs):
             left = n_stages - len(stages) - 1  # stages after this one, which need a layer each
             if i > first and (own + cost > limit or len(costs) - i <= left):
@@ -138,7 +139,7 @@ def with_two_functions(stage: Any, inputs: Tensor, targets: Tensor, loss_fn: Any
         return None
     loss = loss_fn(y, targets)
     loss.backward()
-    dist.send(x.grad, rank - 1)
+    dist.send(x.grad, rank - 1)  # type: ignore[arg-type]
     return loss.detach()
 
 
@@ -155,7 +156,7 @@ def with_handles(stage: Any, inputs: Tensor, targets: Tensor, loss_fn: Any, widt
         dist.irecv(dy := torch.empty(y.shape).to(y), rank + 1).wait()
     result.backward(dy)
     if rank:
-        handles.append(dist.isend(x.grad, rank - 1))
+        handles.append(dist.isend(x.grad, rank - 1))  # type: ignore[arg-type]
     for handle in handles:
         handle.wait()
     return result.item() if rank == last else None
@@ -291,7 +292,7 @@ class Constant(nn.Module):
 # who_holds_what, right
 
 
-def layer_by_layer(widths: list[int], stages: list[range], samples: int) -> list[tuple[int, ...]]:
+def layer_by_layer(widths: list[int], stages: list[range], samples: int) -> list[tuple[int, int, int, int]]:
     ranks = []
     for stage in stages:
         weights = biases = outputs = 0
@@ -326,7 +327,7 @@ def network(widths: list[int], stage: range) -> nn.Sequential:
     return nn.Sequential(*(m for i in stage for m in (nn.Linear(widths[i], widths[i + 1]), nn.Tanh())))
 
 
-def on_meta(widths: list[int], stages: list[range], samples: int) -> list[tuple[int, ...]]:
+def on_meta(widths: list[int], stages: list[range], samples: int) -> list[tuple[int, int, int, int]]:
     ranks = []
     for stage in stages:
         with torch.device("meta"):
