@@ -8,6 +8,7 @@ Each is an `Exercise`: a right solution, cases to try, and the wrong solutions t
 
 from course_lib.checks.averaging import average_gradients
 from course_lib.checks.exercise import Case, Exercise
+from course_lib.checks.layerwise import forward_and_backward, split_layers, who_holds_what
 from course_lib.checks.mixed_precision import master_step, sum_gradients, unscale_and_clip, update_scale
 from course_lib.checks.pipeline import best_micro_batches, bubble, pipeline_actions, run_actions
 from course_lib.checks.ring import ring_all_reduce
@@ -19,6 +20,7 @@ from course_lib.checks.verdict import Cost, Idle, NotPassed, Verdict
 PARTS = (
     *(split_batch, average_gradients, ring_all_reduce),
     *(reduce_scatter, all_gather, train_sharded, sharded_linear),
+    *(split_layers, forward_and_backward, who_holds_what),
     *(pipeline_actions, run_actions, bubble, best_micro_batches),
     *(column_parallel, row_parallel, cut_heads, cross_entropy),
     *(update_scale, master_step, sum_gradients, unscale_and_clip),

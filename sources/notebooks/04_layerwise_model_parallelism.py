@@ -289,4 +289,6 @@ print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for nam
 #   two devices, because it did not fit on one. (It was cut *inside* its layers, as in tensor parallelism.)
 # - Dean et al. 2012, *Large Scale Distributed Deep Networks*, NeurIPS: models cut over many machines.
 #
-# **Next:** [pipeline parallelism](05_pipeline_parallelism.ipynb), where all stages work at the same time.
+# **Next:** the [exercise](../exercises/04_layerwise_model_parallelism/04_layerwise_model_parallelism.ipynb). Cut a
+# model, train it over ranks, and work out what each of them holds. Then
+# [pipeline parallelism](05_pipeline_parallelism.ipynb), where all stages work at the same time.
