@@ -261,7 +261,6 @@ whose, total = "Which ranks hold the same part of the model?", "What is the sum 
 mean, once = "1 / dist.get_world_size(groups[axis])", "for one, axes in known if not axes], rep"
 whole = "Which samples are in the sum of addends?"
 change("averaged_over_all", '= groups["dp"]', "= None", "You average over all ranks.", whose)
-change("averaged_on_tp", '= groups["dp"]', '= groups["tp"]', "You average over tensor ranks.", whose)
 change("summed", ", 1 / dist.get_world_size(replicas)", "", "You add up replicas.", "Is the loss of a replica a mean?")
 change("divided_by_all", "size(replicas)", "size()", "You divide by all ranks.", "How many replicas are there?")
 change("addends_left", addends, "()", "Addends stay apart.", total)

@@ -37,7 +37,7 @@ def test_the_norm_is_that_of_all_different_gradients(sizes: c.Sizes, is_frozen: 
     case = c._on_mesh(c._held, sizes, 3, frozen=is_frozen)
     held = [one for rank in range(case.world_size) for one in case.arguments(rank)[0] if one is not None]
     different = {tuple(one.flatten().tolist()): one for one in held}
-    assert len(different) < len(held) or sizes == (1, 1, 4) and is_frozen
+    assert len(different) < len(held) or (sizes == (1, 1, 4) and is_frozen)
     exact = nn.utils.get_total_norm(list(different.values()))
     for programs in checks.gradient_norm.run_right(case).results:
         torch.testing.assert_close(programs[0].values["the result"], exact, rtol=1e-6, atol=0)
