@@ -273,7 +273,7 @@ checks.complete_gradients(complete_gradients).points(3)
 
 # %%
 CONFIG = GPTConfig(layers=2, hidden=32, heads=4, tied_embeddings=True)
-STEPS, LR, MAX_NORM = 10, 0.5, 0.5
+STEPS, LR, MAX_NORM = 10, 0.3, 2.0
 problems, _ = train_test_split()
 
 
