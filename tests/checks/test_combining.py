@@ -30,6 +30,12 @@ def test_groups_are_those_of_a_device_mesh(sizes: c.Sizes) -> None:
         assert c.grouped(rank, *sizes) == groups
 
 
+def test_the_example_of_the_notebook() -> None:
+    assert c.grouped(4, 2, 2, 3) == {"pp": [1, 4], "tp": [3, 4, 5], "dp": [4, 10]}
+    numbers = [members.index(10) for members in c.grouped(10, 2, 2, 3).values()]
+    assert numbers == [1, 1, 1]
+
+
 @pytest.mark.parametrize("sizes", MESHES)
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_the_norm_is_that_of_all_different_gradients(sizes: c.Sizes, is_frozen: bool) -> None:
