@@ -7,6 +7,7 @@ Each is an `Exercise`: a right solution, cases to try, and the wrong solutions t
 """
 
 from course_lib.checks.averaging import average_gradients
+from course_lib.checks.combining import complete_gradients, gradient_norm, mesh_groups
 from course_lib.checks.exercise import Case, Exercise
 from course_lib.checks.layerwise import forward_and_backward, split_layers, who_holds_what
 from course_lib.checks.mixed_precision import master_step, sum_gradients, unscale_and_clip, update_scale
@@ -24,4 +25,5 @@ PARTS = (
     *(pipeline_actions, run_actions, bubble, best_micro_batches),
     *(column_parallel, row_parallel, cut_heads, cross_entropy),
     *(update_scale, master_step, sum_gradients, unscale_and_clip),
+    *(mesh_groups, gradient_norm, complete_gradients),
 )

@@ -367,4 +367,6 @@ print("losses of five steps, the same as ours up to rounding:", bool(off < 1e-9)
 # - Llama Team 2024, *The Llama 3 Herd of Models*, arXiv:2407.21783, section 3.3: four axes on 16,384 GPUs, and why they
 #   stand in this order.
 #
-# **Next:** [planning](09_planning.ipynb), which finds an arrangement for a thousand GPUs before anybody pays for them.
+# **Next:** the [exercise](../exercises/08_combining_mechanisms/08_combining_mechanisms.ipynb), in which you write the
+# groups, the norm and the sums; or [planning](09_planning.ipynb), which finds an arrangement for a thousand GPUs before
+# anybody pays for them.

@@ -3,9 +3,17 @@
 RIGHT: in many ways.  WRONG: with what has to be said.  ACCIDENTS: wrong ones whose runs do not come to their end.
 """
 
-from tests.checks.solutions import data_parallelism, layerwise, mixed_precision, pipeline, sharding, tensor_parallelism
+from tests.checks.solutions import (
+    combining,
+    data_parallelism,
+    layerwise,
+    mixed_precision,
+    pipeline,
+    sharding,
+    tensor_parallelism,
+)
 
-EXERCISES = (data_parallelism, sharding, layerwise, pipeline, tensor_parallelism, mixed_precision)
+EXERCISES = (data_parallelism, sharding, layerwise, pipeline, tensor_parallelism, mixed_precision, combining)
 RIGHT = {part: programs for exercise in EXERCISES for part, programs in exercise.RIGHT.items()}
 WRONG = {part: programs for exercise in EXERCISES for part, programs in exercise.WRONG.items()}
-ACCIDENTS = {**sharding.ACCIDENTS, **layerwise.ACCIDENTS, **pipeline.ACCIDENTS}
+ACCIDENTS = {**sharding.ACCIDENTS, **layerwise.ACCIDENTS, **pipeline.ACCIDENTS, **combining.ACCIDENTS}
