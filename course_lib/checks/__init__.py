@@ -10,6 +10,7 @@ from course_lib.checks.averaging import average_gradients
 from course_lib.checks.exercise import Case, Exercise
 from course_lib.checks.mixed_precision import master_step, sum_gradients, unscale_and_clip, update_scale
 from course_lib.checks.pipeline import best_micro_batches, bubble, pipeline_actions, run_actions
+from course_lib.checks.planning import choose, state_bytes, step_traffic
 from course_lib.checks.ring import ring_all_reduce
 from course_lib.checks.sharding import all_gather, reduce_scatter, sharded_linear, train_sharded
 from course_lib.checks.splitting import split_batch
@@ -22,4 +23,5 @@ PARTS = (
     *(pipeline_actions, run_actions, bubble, best_micro_batches),
     *(column_parallel, row_parallel, cut_heads, cross_entropy),
     *(update_scale, master_step, sum_gradients, unscale_and_clip),
+    *(state_bytes, step_traffic, choose),
 )

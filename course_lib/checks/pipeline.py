@@ -219,18 +219,23 @@ change("no_leaf", "x.requires_grad_()", "pass", leaf, ask="How does autograd kno
 # Numbers
 
 
-def _table(
-    n: int, text: str, plans: Callable[[int], list[tuple]], new: str = "other sizes", runs: bool = False
-) -> Case:
+def table(n: int, text: str, plans: Callable[[int], list[tuple]], new: str = "other sizes", runs: bool = False) -> Case:
     return Case(text, n, lambda rank: (plans(rank), runs), new)
 
 
-def _play_numbers(name: str, run: Callable, fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
+def play_numbers(name: str, run: Callable, fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
     found = [fn(*plan) for plan in plans]
     if runs:
         run(plans[0], found[0])
-    numbers = [torch.tensor(float(one)) if isinstance(one, int | float | Tensor) else one for one in found]
-    return {f"{name}{plan}": number for plan, number in zip(plans, numbers, strict=True)}
+    return {f"{name}{plan}": _as_numbers(one) for plan, one in zip(plans, found, strict=True)}
+
+
+def _as_numbers(found: Any) -> Any:
+    """A number or several as a tensor, so that they are compared as numbers; anything else as it is."""
+    if isinstance(found, int | float | Tensor):
+        return torch.tensor(float(found))
+    is_row = isinstance(found, tuple | list) and all(isinstance(one, int | float | Tensor) for one in found)
+    return torch.tensor([float(one) for one in found], dtype=torch.float64) if is_row else found
 
 
 def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batches: int) -> float:
@@ -260,7 +265,7 @@ def _pipelines(seed: int) -> list[Case]:
     news = {"equal": "other sizes", "slow": "one stage is slow", "two slow": "another stage is slow on the way back"}
     kinds = [(2, "equal"), (2, "slow"), (2, "two slow"), (3, "equal"), (3, "two slow"), (4, "equal"), (4, "two slow")]
     words = {"equal": "equal stages", "slow": "a slow stage", "two slow": "two slow stages"}
-    return [_table(n, f"pipelines with {words[k]}", partial(_stages, k, seed), news[k]) for n, k in kinds]
+    return [table(n, f"pipelines with {words[k]}", partial(_stages, k, seed), news[k]) for n, k in kinds]
 
 
 def _run_gpipe(plan: tuple, _: Any) -> None:
@@ -271,9 +276,9 @@ def _run_gpipe(plan: tuple, _: Any) -> None:
 bubble = Exercise(
     "bubble",
     idle_share,
-    partial(_play_numbers, "bubble", _run_gpipe),
+    partial(play_numbers, "bubble", _run_gpipe),
     _pipelines,
-    priced=_table(4, "GPipe on 4 ranks", lambda rank: [([2, 2, 5, 2], [4, 4, 4, 8], 6)], runs=True),
+    priced=table(4, "GPipe on 4 ranks", lambda rank: [([2, 2, 5, 2], [4, 4, 4, 8], 6)], runs=True),
     pace=Pace(0.01),
     rounding=1e-6,
 )
@@ -322,7 +327,7 @@ def _minibatches(kind: str, seed: int, rank: int) -> list[tuple]:
 def _choices(seed: int) -> list[Case]:
     news = {"roomy": "other sizes", "tight": "memory is short", "few": "an overhead so large that few are best"}
     kinds = [(n, kind) for n in (2, 3, 4) for kind in news if n < 4 or kind != "few"]
-    return [_table(n, f"{kind} minibatches", partial(_minibatches, kind, seed), news[kind]) for n, kind in kinds]
+    return [table(n, f"{kind} minibatches", partial(_minibatches, kind, seed), news[kind]) for n, kind in kinds]
 
 
 def _run_1f1b(plan: tuple, m: Any) -> None:
@@ -334,9 +339,9 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
 best_micro_batches = Exercise(
     "best_micro_batches",
     best,
-    partial(_play_numbers, "best_micro_batches", _run_1f1b),
+    partial(play_numbers, "best_micro_batches", _run_1f1b),
     _choices,
-    priced=_table(4, "1F1B on 4 ranks", lambda rank: [(32, 4, 8, 3, 16)], runs=True),
+    priced=table(4, "1F1B on 4 ranks", lambda rank: [(32, 4, 8, 3, 16)], runs=True),
     pace=Pace(0.001),
 )
 change = best_micro_batches.change
