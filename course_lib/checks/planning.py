@@ -233,7 +233,7 @@ def _given(models: tuple[str, ...], found: list[Estimate], rank: int) -> tuple:
 
 
 def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> Case:
-    tasks = _Tasks(models, cluster, 64 * (1 + seed % 3))
+    tasks = _Tasks(models, cluster, 64 * (1 + seed % 2))
     text = f"{' and '.join(models)} parameters on 32 {cluster}, {tasks.global_batch} samples"
     return Case(text, len(models), tasks, new)
 

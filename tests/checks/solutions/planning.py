@@ -208,8 +208,8 @@ def without_what_never_wins(model: Any, cluster: Any, global_batch: int) -> Plan
 
 def with_more_room(model: Any, cluster: Any, global_batch: int) -> Plan:
     """A plan that leaves more than was asked for is welcome, where it costs nothing."""
-    found = []
-    for plan in [replace(chosen(model, cluster, global_batch), micro_batch=size) for size in (1, 2, 4)]:
+    found, first = [], chosen(model, cluster, global_batch)
+    for plan in [replace(first, micro_batch=size) for size in (1, 2, 4)]:
         try:
             found.append(estimate(model, cluster, plan, global_batch))
         except ValueError:
@@ -235,6 +235,10 @@ def across_nodes(model: Any, cluster: Any, global_batch: int) -> Plan:
 
 def replicas_alone(model: Any, cluster: Any, global_batch: int) -> Plan:
     return Plan(32)
+
+
+def too_large(model: Any, cluster: Any, global_batch: int) -> Plan:
+    return Plan(32, micro_batch=2, zero=1)
 
 
 def too_few_devices(model: Any, cluster: Any, global_batch: int) -> Plan:
@@ -265,14 +269,15 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     },
     checks.step_traffic: {
         all_traffic: "not even of the right type",
-        of_all_replicas: "not what was asked for",
+        of_all_replicas: "A rank sends its gradients to all others, whole",
         in_bits: "8 times too large",
         pipeline_before_tensor: "in the wrong order",
         nothing_of_it: "not what was asked for",
     },
     checks.choose: {
         across_nodes: "Its tensor ranks lie on several nodes",
-        replicas_alone: "Most of it is for",
+        replicas_alone: "1.20 times as long as it could",
+        too_large: "Most of it is for",
         too_few_devices: "makes 16 devices, but the cluster has 32",
         as_a_dictionary: "a Plan is asked for, and this is of type dict",
         long_pipeline: "longer than the best goes into: bubble",
