@@ -114,8 +114,8 @@ def step_traffic(parameters, layers, message, micro_batches, dp, tp, pp, stage, 
 # %% [markdown]
 # <details><summary>Hint 1: a ring</summary>
 #
-# A tensor of B bytes goes round n ranks in n pieces. To scatter or to gather, a rank sends n - 1 of them: B (n - 1) / n.
-# An all-reduce does both.
+# A tensor of B bytes goes round n ranks in n pieces. To scatter or to gather, a rank sends n - 1 of them,
+# B (n - 1) / n bytes. An all-reduce does both.
 # </details>
 # <details><summary>Hint 2: ZeRO-3</summary>
 #

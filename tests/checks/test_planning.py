@@ -54,7 +54,7 @@ def test_the_ledger_finds_the_right_bytes_on_four_ranks() -> None:
         (Plan(8), 0),
         (Plan(4, 2, zero=1), 0),
         (Plan(8, zero=3), 0),
-        (Plan(1, 1, 4), 1),
+        (Plan(1, 2, 4), 1),
         (Plan(1, 4, 2), 0),
         (Plan(1, 2, 4), 2),
     ],
