@@ -238,7 +238,7 @@ def replicas_alone(model: Any, cluster: Any, global_batch: int) -> Plan:
 
 
 def too_large(model: Any, cluster: Any, global_batch: int) -> Plan:
-    return Plan(32, micro_batch=2, zero=1)
+    return Plan(32, micro_batch=2, zero=2)
 
 
 def too_few_devices(model: Any, cluster: Any, global_batch: int) -> Plan:
