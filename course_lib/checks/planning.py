@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -205,7 +206,8 @@ def chosen(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
     return min(fitting, key=lambda one: one.step_time.total).plan
 
 
-class _Tasks(NamedTuple):
+@dataclass(frozen=True)
+class _Tasks:
     """Makes the arguments of a rank, each with its own model; the search is done, once, where tasks are sent from."""
 
     models: tuple[str, ...]

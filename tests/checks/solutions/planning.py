@@ -198,7 +198,7 @@ def without_what_never_wins(model: Any, cluster: Any, global_batch: int) -> Plan
         for micro_batch in (1, 2, 4):
             for recompute in ("none", "selective"):
                 for zero in (1, 3) if pp == 1 else (1,):
-                    how = {"schedule": "zb_h1" if pp > 1 else "1f1b", "sequence_parallel": tp > 1}
+                    how: dict[str, Any] = {"schedule": "zb_h1" if pp > 1 else "1f1b", "sequence_parallel": tp > 1}
                     plan = Plan(32 // (tp * pp), tp, pp, micro_batch, zero=zero, recompute=recompute, **how)
                     if global_batch % (plan.dp * micro_batch) == 0:
                         found.append(estimate(model, cluster, plan, global_batch))
