@@ -232,10 +232,10 @@ def play_numbers(name: str, run: Callable, fn: Callable, plans: list[tuple], run
 
 def _as_numbers(found: Any) -> Any:
     """A number or several as a tensor, so that they are compared as numbers; anything else as it is."""
-    row = found if isinstance(found, tuple | list) else [found]
-    if not row or not all(isinstance(one, int | float | Tensor) for one in row):
-        return found
-    return torch.cat([torch.as_tensor(one, dtype=torch.float64).flatten() for one in row])
+    if isinstance(found, int | float | Tensor):
+        return torch.as_tensor(found, dtype=torch.float64)
+    is_row = isinstance(found, tuple | list) and all(isinstance(one, int | float | Tensor) for one in found)
+    return torch.tensor([float(one) for one in found], dtype=torch.float64) if is_row else found
 
 
 def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batches: int) -> float:
