@@ -12,6 +12,7 @@ from course_lib.checks.exercise import Case, Exercise
 from course_lib.checks.layerwise import forward_and_backward, split_layers, who_holds_what
 from course_lib.checks.mixed_precision import master_step, sum_gradients, unscale_and_clip, update_scale
 from course_lib.checks.pipeline import best_micro_batches, bubble, pipeline_actions, run_actions
+from course_lib.checks.planning import choose, state_bytes, step_traffic
 from course_lib.checks.ring import ring_all_reduce
 from course_lib.checks.sharding import all_gather, reduce_scatter, sharded_linear, train_sharded
 from course_lib.checks.splitting import split_batch
@@ -26,4 +27,5 @@ PARTS = (
     *(column_parallel, row_parallel, cut_heads, cross_entropy),
     *(update_scale, master_step, sum_gradients, unscale_and_clip),
     *(mesh_groups, gradient_norm, complete_gradients),
+    *(state_bytes, step_traffic, choose),
 )

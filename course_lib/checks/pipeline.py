@@ -223,12 +223,19 @@ def table(n: int, text: str, plans: Callable[[int], list[tuple]], new: str = "ot
     return Case(text, n, lambda rank: (plans(rank), runs), new)
 
 
-def _play_numbers(name: str, run: Callable, fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
+def play_numbers(name: str, run: Callable, fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
     found = [fn(*plan) for plan in plans]
     if runs:
         run(plans[0], found[0])
-    numbers = [torch.tensor(float(one)) if isinstance(one, int | float | Tensor) else one for one in found]
-    return {f"{name}{plan}": number for plan, number in zip(plans, numbers, strict=True)}
+    return {f"{name}{plan}": _as_numbers(one) for plan, one in zip(plans, found, strict=True)}
+
+
+def _as_numbers(found: Any) -> Any:
+    """A number or several as a tensor, so that they are compared as numbers; anything else as it is."""
+    if isinstance(found, int | float | Tensor):
+        return torch.as_tensor(found, dtype=torch.float64)
+    is_row = isinstance(found, tuple | list) and all(isinstance(one, int | float | Tensor) for one in found)
+    return torch.tensor([float(one) for one in found], dtype=torch.float64) if is_row else found
 
 
 def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batches: int) -> float:
@@ -269,7 +276,7 @@ def _run_gpipe(plan: tuple, _: Any) -> None:
 bubble = Exercise(
     "bubble",
     idle_share,
-    partial(_play_numbers, "bubble", _run_gpipe),
+    partial(play_numbers, "bubble", _run_gpipe),
     _pipelines,
     priced=table(4, "GPipe on 4 ranks", lambda rank: [([2, 2, 5, 2], [4, 4, 4, 8], 6)], runs=True),
     pace=Pace(0.01),
@@ -332,7 +339,7 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
 best_micro_batches = Exercise(
     "best_micro_batches",
     best,
-    partial(_play_numbers, "best_micro_batches", _run_1f1b),
+    partial(play_numbers, "best_micro_batches", _run_1f1b),
     _choices,
     priced=table(4, "1F1B on 4 ranks", lambda rank: [(32, 4, 8, 3, 16)], runs=True),
     pace=Pace(0.001),

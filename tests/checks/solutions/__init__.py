@@ -9,11 +9,12 @@ from tests.checks.solutions import (
     layerwise,
     mixed_precision,
     pipeline,
+    planning,
     sharding,
     tensor_parallelism,
 )
 
-EXERCISES = (data_parallelism, sharding, layerwise, pipeline, tensor_parallelism, mixed_precision, combining)
+EXERCISES = (data_parallelism, sharding, layerwise, pipeline, tensor_parallelism, mixed_precision, combining, planning)
 RIGHT = {part: programs for exercise in EXERCISES for part, programs in exercise.RIGHT.items()}
 WRONG = {part: programs for exercise in EXERCISES for part, programs in exercise.WRONG.items()}
 ACCIDENTS = {**sharding.ACCIDENTS, **layerwise.ACCIDENTS, **pipeline.ACCIDENTS, **combining.ACCIDENTS}

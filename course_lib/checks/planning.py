@@ -1,0 +1,333 @@
+"""The checks for planning: what a plan holds on a device, what it sends in a step, and which plan to choose.
+
+All three are functions of numbers: each rank asks for other plans. The planner is what they are compared with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from course_lib.checks.exercise import Case, Exercise, Left
+from course_lib.checks.pipeline import play_numbers, table
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+from course_lib.planner.spec import RECOMPUTE
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute
+
+# Memory
+
+
+def held(parameters: int, dp: int, tp: int, pp: int, zero: int, precision: str) -> tuple[int, int, int]:
+    weight, gradient, adam = {"bf16": (2, 2, 12), "fp32": (4, 4, 8)}[precision]
+    mine = -(-parameters // (tp * pp))
+    share = -(-mine // dp)
+    return (
+        weight * (share if zero >= 3 else mine),
+        gradient * (share if zero >= 2 else mine),
+        adam * (share if zero >= 1 else mine),
+    )
+
+
+def _memories(kind: str, seed: int, rank: int) -> list[tuple]:
+    """Two plans: one replica's devices, ZeRO on top, the other precision, and sizes that do not divide."""
+    size, dp, zero = 1_680 * (3 + seed + rank), 4 + 2 * rank, 1 + (rank + seed) % 3
+    plans = {
+        "replicas": [(size, dp, 1, 1, 0, "bf16"), (2 * size, 2, 1, 1, 0, "bf16")],
+        "ZeRO": [(size, dp, 1, 1, zero, "bf16"), (2 * size, 3, 1, 1, zero % 3 + 1, "bf16")],
+        "cut": [(size, 1, 4, 7, 0, "bf16"), (size, 2, 2, 5, 1, "bf16"), (size, 2, 2, 5, 3, "bf16")],
+        "fp32": [(size, dp, 2, 1, zero, "fp32"), (size, 1, 1, 5, 0, "fp32")],
+        "uneven": [(size + 1, dp, 2, 3, zero, "bf16"), (size - 5, 8, 4, 1, 3, "fp32")],
+    }
+    return plans[kind]
+
+
+def _plans(plans: Callable, news: dict[str, str], kinds: list[tuple[int, str]], seed: int) -> list[Case]:
+    return [table(n, f"plans with {news[kind]}", partial(plans, kind, seed), news[kind]) for n, kind in kinds]
+
+
+def _hold(plan: tuple, found: Any) -> None:
+    """Take the memory that was asked for."""
+    assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
+
+
+MEMORIES = {
+    "replicas": "replicas alone",
+    "ZeRO": "ZeRO",
+    "cut": "tensor ranks and stages",
+    "fp32": "all in 32 bits",
+    "uneven": "sizes that do not divide evenly",
+}
+state_bytes = Exercise(
+    "state_bytes",
+    held,
+    partial(play_numbers, "state_bytes", _hold),
+    partial(_plans, _memories, MEMORIES, [*((2, kind) for kind in MEMORIES), (3, "cut"), (3, "ZeRO"), (4, "uneven")]),
+    priced=table(4, "a plan with ZeRO-2", lambda rank: [(40_000, 4, 2, 1, 2, "bf16")], runs=True),
+)
+change = state_bytes.change
+adam, mine, ask = "What does Adam add its small steps to, in mixed precision?", "(tp * pp)", "What does each axis cut?"
+change("no_master_copy", "2, 12", "2, 8", "The 32-bit master copy of the weights is missing.", adam)
+change("master_of_fp32", "4, 8", "4, 12", "Weights in 32 bits get a master copy.", ask="What would it be a copy of?")
+change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)", "Gradients are kept in 32 bits.", ask="In what does backward end?")
+change("no_stages", mine, "tp", "A stage holds all layers.", ask)
+change("no_slices", mine, "pp", "A tensor rank holds whole matrices.", ask)
+change("replicas_cut", mine, "(dp * tp * pp)", "Replicas share out everything, always.", ask="Without ZeRO, too?")
+order, first = "(share if zero >= {} else mine)", "What is the first that ZeRO shares out, and what is the largest?"
+change(
+    "other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}", "ZeRO shares the state out last.", first
+)
+change("state_whole", f"adam * {order.format(1)}", "adam * mine", "The optimizer's state is never shared out.", first)
+change("gradients_late", "zero >= 2", "zero >= 3", "ZeRO-2 shares out no gradients.", ask="What is new in stage 2?")
+change("weights_whole", f"weight * {order.format(3)}", "weight * mine", "Weights stay whole.", ask="Under ZeRO-3, too?")
+change("rounded_down", "-(-mine // dp)", "mine // dp", "Shares are rounded down.", ask="Who holds what is left over?")
+
+
+# Traffic
+
+
+def sent(
+    parameters: int, layers: int, message: int, micro_batches: int, dp: int, tp: int, pp: int, stage: int, zero: int
+) -> tuple[float, float, float]:
+    trips = 3 * micro_batches if zero == 3 else 2
+    data = trips * (dp - 1) / dp * 2 * parameters
+    reductions = 4 * layers * micro_batches
+    tensor = reductions * 2 * (tp - 1) / tp * message
+    neighbors = (stage > 0) + (stage < pp - 1)
+    return data, tensor, neighbors * micro_batches * message / tp
+
+
+def _traffics(kind: str, seed: int, rank: int) -> list[tuple]:
+    size, layers, message, m = 1_000 * (7 + rank), 3 + seed, 4_000 + 480 * rank, 5 + rank
+    plans = {
+        "replicas": [(size, layers, message, 1, 4 + rank, 1, 1, 0, 0), (size, layers, message, m, 3, 1, 1, 0, 1)],
+        "ZeRO-3": [(size, layers, message, 1, 4, 1, 1, 0, 3), (size, layers, message, m, 2 + rank, 1, 1, 0, 3)],
+        "tensor": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
+        "stages": [(size, layers, message, m, 1, 1, 4, stage, 0) for stage in (0, 2, 3)],
+        "all": [(size, layers, message, m, 3, 4, 3, stage, 1) for stage in (0, 1)],
+    }
+    return plans[kind]
+
+
+def _send(plan: tuple, _: Any) -> None:
+    """A step of that plan: messages in 16 bits, and stages that are one."""
+    parameters, layers, message, micro_batches, dp, tp, *_ = plan
+    across, inside = init_device_mesh("cpu", (dp, tp)).get_all_groups()
+    for kind in [kind for _ in range(micro_batches) for kind in ("forward", "backward")]:
+        for _ in range(layers):
+            with compute(kind):
+                hidden = torch.ones(message // 2, dtype=torch.float16)
+            dist.all_reduce(hidden, group=inside)
+            dist.all_reduce(hidden, group=inside)
+    dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
+
+
+TRAFFICS = {
+    "replicas": "replicas alone",
+    "ZeRO-3": "ZeRO-3",
+    "tensor": "tensor ranks",
+    "stages": "stages",
+    "all": "everything together",
+}
+step_traffic = Exercise(
+    "step_traffic",
+    sent,
+    partial(play_numbers, "step_traffic", _send),
+    partial(_plans, _traffics, TRAFFICS, [*((2, kind) for kind in TRAFFICS), (3, "ZeRO-3"), (3, "all"), (4, "all")]),
+    priced=table(
+        4, "2 replicas of 2 tensor ranks, on 4 ranks", lambda rank: [(6_000, 2, 800, 3, 2, 2, 1, 0, 0)], runs=True
+    ),
+    pace=Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6)),
+    rounding=1e-9,
+)
+change = step_traffic.change
+ring, often = "Of n pieces, how many does a rank pass on in each half of a ring?", "When is this sent, and how often?"
+both = "What has a ring done when each rank has one finished piece?"
+change("one_half", "else 2", "else 1", "For gradients a ring goes round once.", both)
+change(
+    "tensor_half",
+    "4 * layers",
+    "2 * layers",
+    "This is half of what tensor ranks send.",
+    ask="How many all-reduces has a layer each way, and how often does a ring go round?",
+)
+change("all_pieces", "(dp - 1) / dp", "(dp > 1)", "A rank passes on every piece of the gradients.", ring)
+change("grows", "(dp - 1) / dp", "(dp - 1)", "A rank sends its gradients to all others, whole.", ring)
+change("wide", "dp * 2 *", "dp * 4 *", "Gradients travel in 32 bits.", ask="In how many bits are they kept?")
+change("every_time", "else 2", "else 2 * micro_batches", "Each micro-batch sends its gradients.", often)
+change("gathered_once", "3 * micro_batches", "2 * micro_batches", "ZeRO-3 gathers the weights once.", often)
+change("for_a_step", "3 * micro_batches", "3", "ZeRO-3 gathers for a whole step.", ask="How long are they kept?")
+change("whole_messages", "message / tp", "message", "Each tensor rank sends all to the next stage.", ask="Who has it?")
+change("downwards", "(stage > 0) + ", "", "Stages send forward alone.", ask="How does the first stage get a gradient?")
+change(
+    "all_alike", "(stage > 0) + (stage < pp - 1)", "2 * (pp > 1)", "Every stage has two neighbors.", ask="All of them?"
+)
+
+
+# A choice
+
+ROOM, SLOWER, TRIES = 0.9, 1.05, 500
+GPT = partial(ModelSpec, vocab=51_200, flash_attention=True)
+MODELS = {
+    "1.3B": GPT(24, 2048, 16, 2048),
+    "13B": GPT(40, 5120, 40, 2048),
+    "30B": GPT(48, 7168, 56, 2048),
+    "70B": GPT(80, 8192, 64, 4096, kv_heads=8, ffn_hidden=28672, gated_mlp=True, tied_embeddings=False),
+}
+CLUSTERS = {
+    "A100": Cluster(nodes=4),
+    "small A100": Cluster("A100-40GB", nodes=4),
+    "A100 on a slow network": Cluster(nodes=4, between="Ethernet 25"),
+}
+GOOD = "a good plan"
+
+
+def chosen(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
+    cuts = itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4), RECOMPUTE, (1, 3))
+    tried = []
+    for tp, pp, micro_batch, recompute, zero in cuts:
+        dp, schedule = cluster.devices // (tp * pp), "zb_h1" if pp > 1 else "1f1b"
+        try:
+            plan = Plan(dp, tp, pp, micro_batch, schedule, 1, zero, tp > 1, recompute)
+            tried.append(estimate(model, cluster, plan, global_batch))
+        except ValueError:
+            continue  # a plan that cannot be
+    fitting = [one for one in tried if one.memory.total <= 0.9 * one.capacity]
+    return min(fitting, key=lambda one: one.step_time.total).plan
+
+
+@dataclass(frozen=True)
+class _Tasks:
+    """Makes the arguments of a rank, each with its own model; the search is done, once, where tasks are sent from."""
+
+    models: tuple[str, ...]
+    cluster: str
+    global_batch: int
+
+    def __call__(self, rank: int) -> tuple:
+        return _given(self.models, self.found(), rank)
+
+    def __reduce__(self) -> tuple:
+        return partial, (_given, self.models, self.found())
+
+    def found(self) -> list[Estimate]:
+        return [_best(model, self.cluster, self.global_batch) for model in self.models]
+
+
+@cache
+def _best(model: str, cluster: str, global_batch: int) -> Estimate:
+    return search(MODELS[model], CLUSTERS[cluster], global_batch, within=ROOM).best
+
+
+def _given(models: tuple[str, ...], found: list[Estimate], rank: int) -> tuple:
+    best = found[rank]
+    return best.model, best.cluster, best.global_batch, models[rank], best
+
+
+def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> Case:
+    tasks = _Tasks(models, cluster, 64 * (1 + seed % 2))
+    text = f"{' and '.join(models)} parameters on 32 {cluster}, {tasks.global_batch} samples"
+    return Case(text, len(models), tasks, new)
+
+
+def _choices(seed: int) -> list[Case]:
+    return [
+        _choice(("1.3B", "13B"), "A100", seed),
+        _choice(("13B", "30B", "70B"), "A100", seed, "larger models"),
+        _choice(("1.3B", "13B", "30B"), "small A100", seed, "devices with half the memory"),
+    ]
+
+
+class _EnoughError(Exception):
+    pass
+
+
+@contextmanager
+def _tries() -> Iterator[None]:
+    """Raises _EnoughError when more plans are estimated than are needed."""
+    module = import_module("course_lib.planner.estimate")  # the package's name for it is that of the function
+    measure, tries = module.memory_of_worst_device, itertools.count(1)
+
+    def counted(*plan: Any) -> Any:
+        if next(tries) > TRIES:
+            raise _EnoughError
+        return measure(*plan)
+
+    with patch.object(module, "memory_of_worst_device", counted):
+        yield
+
+
+def _play_choice(fn: Callable, model: ModelSpec, cluster: Cluster, global_batch: int, name: str, best: Estimate) -> str:
+    """What is to be said of the plan, with the plan itself unless it is good."""
+    try:
+        with _tries():
+            plan = fn(model, cluster, global_batch)
+    except _EnoughError:
+        return f"For {name} parameters it tries more than {TRIES} plans."
+    complaint = _complaint(plan, best)
+    return f"For {name} parameters, {complaint}" if complaint else GOOD
+
+
+def _complaint(plan: Any, best: Estimate) -> str:
+    if not isinstance(plan, Plan):
+        return f"a Plan is asked for, and this is of type {type(plan).__name__}."
+    try:
+        found = estimate(best.model, best.cluster, plan, best.global_batch)
+    except ValueError as error:
+        return f"this plan cannot be: {error}."
+    shape = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.schedule}, micro-batches of {plan.micro_batch}, "
+    shape += f"ZeRO {plan.zero}, recompute {plan.recompute}"
+    need, room = found.memory.total / 2**30, ROOM * found.capacity / 2**30
+    if need > room:
+        largest = max(found.memory.parts, key=lambda part: found.memory.parts[part])
+        return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. Most of it is for {largest}."
+    slower = found.step_time.total / best.step_time.total
+    more = {part: seconds - best.step_time.parts[part] for part, seconds in found.step_time.parts.items()}
+    nodes = "Its tensor ranks lie on several nodes. " * (plan.tp > best.cluster.devices_per_node)
+    where = f"{nodes}Most of what it takes longer than the best goes into: {max(more, key=lambda part: more[part])}."
+    return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > SLOWER)
+
+
+def _said(lefts: list[Left]) -> str:
+    said = [str(left.values["the result"])[1:-1] for left in lefts]
+    return next((one for one in said if one != GOOD), "")
+
+
+choose = Exercise(
+    "choose",
+    chosen,
+    _play_choice,
+    _choices,
+    priced=_choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast"),
+    rule=_said,
+)
+change = choose.change
+room, whole = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
+change("memory_forgotten", f"one.memory.total <= {room}", "True", "The memory is not looked at.", ask="Does it fit?")
+change("no_margin", room, "one.capacity", "The last byte is used.", ask="What if a step needs a little more?")
+change(
+    "smallest", "step_time.total).plan", "memory.total).plan", "This is the smallest plan.", ask="What is asked for?"
+)
+change("always_again", "RECOMPUTE", '("full",)', "Everything is computed again.", ask="Does it fit without?")
+change(
+    "bubble", '"zb_h1"', '"1f1b"', "Stages run 1F1B.", ask="Which schedules have a smaller bubble, for little memory?"
+)
+change("whole_node", whole, "product((8,), (1, 2, 4, 8)", "Tensor ranks fill a node.", ask="What would two send less?")
+change(
+    "no_pipeline", whole, "product((1, 2, 4, 8), (1,)", "There is no pipeline.", ask="What is a slow link enough for?"
+)
+
+
+@choose.mistake(f"`search` tries thousands of plans; {TRIES} are enough.", ask="Which need no trying, by the lessons?")
+def searched(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
+    return search(model, cluster, global_batch, within=ROOM).best.plan
