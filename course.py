@@ -151,7 +151,9 @@ def test(arguments: argparse.Namespace) -> int:
 
 def test_steps() -> dict[str, list[str]]:
     cores = os.cpu_count() or 1
-    few, many = (["-n", str(n), "--dist", "loadfile"] for n in (min(4, cores), min(4, cores + 1)))
+    # The order of files is that of tests/conftest.py, the longest first, and not by their number of tests.
+    in_files = ["--dist", "loadfile", "--no-loadscope-reorder"]
+    few, many = (["-n", str(n), *in_files] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
     nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
@@ -163,10 +165,10 @@ def test_steps() -> dict[str, list[str]]:
         "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
         "build": ["sources/build.py", "--check"],
-        # Ranks wait more than they compute. The order of files is that of tests/conftest.py, not by number of tests.
-        "tests": ["-m", "pytest", "tests", *others, *many, "--no-loadscope-reorder"],
+        # Ranks wait more than they compute.
+        "tests": ["-m", "pytest", "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
-        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/notebooks", "tests/exercises", *notebooks],
+        "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
         "browser": ["-m", "pytest", "tests/browser", *few],
     }
 

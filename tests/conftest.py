@@ -24,6 +24,8 @@ fork_server.PRELOAD += ["torch.distributed.checkpoint", "torch.distributed.optim
 
 # The longest files, which begin first: no worker is then left with one of them when the others have nothing to do.
 LONGEST = (
+    "exercises/test_autograde.py",
+    "checks/test_bank.py",
     "ranks/test_launch.py",
     "scale_out/test_train.py",
     "mechanisms/test_sharding.py",
@@ -35,7 +37,6 @@ LONGEST = (
     "widgets/test_mixed_precision.py",
     "questions/test_step_order.py",
     "mechanisms/test_situations_sharding.py",
-    "checks/test_bank.py",
     "questions/test_precision.py",
     "experiments/test_ablations.py",
     "questions/test_strategies.py",

@@ -1,4 +1,4 @@
-"""An exercise goes the whole way through nbgrader, with the commands of the teaching plan, as five students hand it in.
+"""An exercise goes the whole way through nbgrader, with the commands of the teaching plan, for three students.
 
 That a solution passes every test is seen elsewhere: nbval runs it, with the hidden ones in it.
 """
@@ -73,10 +73,8 @@ def ring_all_reduce(tensor):
 """
 STUDENTS: dict[str, tuple[dict[str, str], tuple[float, float, float]]] = {  # answers that are not right; what they earn
     "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5)),
-    "wrong": ({"split_batch": FOR_THE_VISIBLE_CHECK, "average_gradients": "average_gradients = None"}, (0, 0, 5)),
-    "dying": ({"average_gradients": DEADLY}, (2, 0, 0)),
-    "looping": ({"average_gradients": ENDLESS}, (2, 0, 5)),
-    "cheating": ({"ring_all_reduce": CHEATING, "average_gradients": PLAIN_MEAN}, (2, 1, 0)),
+    "looping_and_dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0)),
+    "cheating": ({"split_batch": FOR_THE_VISIBLE_CHECK, "ring_all_reduce": CHEATING}, (0, 3, 0)),
 }
 
 
@@ -109,7 +107,7 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A class in which the exercise was released, handed in by five students, and graded."""
+    """A class in which the exercise was released, handed in by three students, and graded."""
     course = tmp_path_factory.mktemp("class")
     shutil.copy(ROOT / "sources" / "nbgrader_config.py", course)
     shutil.copytree(ROOT / "solutions", course / "source")
@@ -167,8 +165,8 @@ def outputs(course: Path, student: str, part: str) -> list[Any]:
     ("student", "part", "words"),
     [
         ("half", "average_gradients", "How much does one sample count if it is in a small share?"),
-        ("wrong", "split_batch", "Your function raised an exception, so its idea could not be tried."),
-        ("looping", "average_gradients", "perhaps a loop never ends"),
+        ("cheating", "split_batch", "Your function raised an exception, so its idea could not be tried."),
+        ("looping_and_dying", "average_gradients", "perhaps a loop never ends"),
         ("cheating", "ring_all_reduce", "Your function sends nothing"),
     ],
 )
@@ -181,7 +179,7 @@ def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path, student
 
 
 def test_after_a_kernel_has_died_every_cell_says_so(course: Path) -> None:
-    (error,) = outputs(course, "dying", "ring_all_reduce")
+    (error,) = outputs(course, "looping_and_dying", "ring_all_reduce")
     assert re.fullmatch(r"The kernel died in cell \d+ of this notebook. This cell could not .*", error.evalue)
 
 
