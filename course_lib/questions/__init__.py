@@ -26,5 +26,4 @@ def load(name: str, seed: int = 0) -> Question:
     """
     if name not in CATALOG:
         raise ValueError(f"name={name!r} is not a question; choose one of {', '.join(CATALOG)}")
-    home = importlib.import_module(f"course_lib.questions.{CATALOG[name].home}")
-    return home.QUESTIONS[name].question(name, seed)
+    return importlib.import_module(CATALOG[name].module).QUESTIONS[name].question(name, seed)

@@ -1,7 +1,8 @@
 """What questions say: sources/questions/ has a file for each lesson, and in it a page for each question.
 
     # Q4: What does each worker get?      a page: the question's name and title
-    runs: replicas                        the file of course_lib/questions that runs its answers
+    runs: replicas                        the file of course_lib/questions that runs its answers (runs: scenarios.S2 is
+                                          course_lib/scenarios/S2.py; the ten cases have theirs in sources/scenarios/)
 
     A minibatch has {samples} samples.    the situation, and what is asked
     What does each worker get?
@@ -26,7 +27,8 @@ from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
 
-FOLDER = Path(__file__).parents[2] / "sources" / "questions"
+SOURCES = Path(__file__).parents[2] / "sources"
+FOLDERS = (SOURCES / "questions", SOURCES / "scenarios")
 
 
 class Section(NamedTuple):
@@ -53,6 +55,11 @@ class Page:
     @property
     def text(self) -> str:
         return self.sections[""].text
+
+    @property
+    def module(self) -> str:
+        """The full name of its home."""
+        return f"course_lib.{self.home}" if "." in self.home else f"course_lib.questions.{self.home}"
 
     def fill(self, fields: Mapping[str, object]) -> Page:
         """The page with numbers in it. Raises ValueError for a field without a number and a number without a field."""
@@ -82,18 +89,19 @@ class Page:
         return {heading: section.text for heading, section in self.sections.items() if heading}
 
 
-def read(folder: Path = FOLDER) -> dict[str, Page]:
-    """The pages of all lessons, by name.
+def read(*folders: Path) -> dict[str, Page]:
+    """The pages of these folders, by name; of none, those of all lessons and scenarios.
 
     Raises FileNotFoundError if there are none, and ValueError, with file and line, for what cannot be read.
     """
     pages: dict[str, Page] = {}
-    for page in (page for file in sorted(folder.glob("*.md")) for page in _pages(file)):
+    files = [file for folder in folders or FOLDERS for file in sorted(folder.glob("*.md"))]
+    for page in (page for file in files for page in _pages(file)):
         if page.name in pages:
             raise ValueError(f"{page.place}: {pages[page.name].place} is {page.name}, too; choose another name")
         pages[page.name] = page
     if not pages:
-        raise FileNotFoundError(f"{folder} has no questions; copy the folder sources/ of the course to where it was")
+        raise FileNotFoundError(f"{SOURCES} has no questions; copy the folder sources/ of the course to where it was")
     return pages
 
 
@@ -107,7 +115,7 @@ def _pages(file: Path) -> list[Page]:
     for place, heading, text in _sections(file):
         if title := re.fullmatch(r"# (\w+): (.+)", heading):
             first, _, text = text.partition("\n\n")
-            if not (runs := re.fullmatch(r"runs: (\w+)", first)):
+            if not (runs := re.fullmatch(r"runs: ([\w.]+)", first)):
                 raise ValueError(f"{place}: after the title, say who runs the answers, for instance 'runs: replicas'")
             pages.append(Page(title[1], title[2], file.stem, runs[1], place, {"": Section(place, text)}))
         elif not heading.startswith("## ") or not pages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.timeline import COMPUTE_KINDS
@@ -57,6 +57,8 @@ class Pace:
         kind to number ({"forward": 0.02, "backward": 0.04}). Kinds left out, and what is not marked, take no time.
     link: between devices of one node; None: messages take no time.
     inter_node: between nodes of `devices_per_node` devices each; None means the same as `link`.
+    slow: ranks whose device takes longer, and how many times as long.
+    nodes: how many there are, if ranks are dealt out to them in turn; None: a node is full before the next one begins.
 
     The rules of the clock are in `course_lib.ranks.clock`.
 
@@ -67,6 +69,8 @@ class Pace:
     link: Link | None = None
     inter_node: Link | None = None
     devices_per_node: int = 8
+    slow: Mapping[int, float] = field(default_factory=dict)
+    nodes: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.device, Mapping):
@@ -81,6 +85,8 @@ class Pace:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a Link(latency=..., bandwidth=...)")
         if not isinstance(self.devices_per_node, int) or self.devices_per_node < 1:
             raise ValueError(f"devices_per_node={self.devices_per_node!r} must be a whole number of at least 1")
+        for rank, times in self.slow.items():
+            _require_positive(f"slow[{rank}]", times, zero_is_fine=False)
 
     def compute_seconds(self, kind: str, work: float, includes: str = "") -> float | None:
         """How long the emulated device takes for this work; None if nothing is said of this kind."""
@@ -89,7 +95,7 @@ class Pace:
         return (self.device[kind] + self.device.get(includes, 0.0)) * work if kind in self.device else None
 
     def node(self, rank: int) -> int:
-        return rank // self.devices_per_node
+        return rank // self.devices_per_node if self.nodes is None else rank % self.nodes
 
     def links_among(self, ranks: list[int]) -> list[Link]:
         """The links that these ranks use among themselves: between nodes, inside one, or both; two ranks use one."""

@@ -16,7 +16,7 @@ SEEDS = range(1, 8)
 
 def family(name: str) -> Family:
     """A question for any numbers, of which none has been made yet: some search for a plan when they are."""
-    return importlib.import_module(f"course_lib.questions.{CATALOG[name].home}").QUESTIONS[name]
+    return importlib.import_module(CATALOG[name].module).QUESTIONS[name]
 
 
 @pytest.mark.parametrize("name", CATALOG)

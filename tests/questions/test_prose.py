@@ -11,10 +11,10 @@ from course_lib import questions
 from course_lib.questions.asking import choice, each, number, open_case
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.prose import FOLDER, Page, items, read
+from course_lib.questions.prose import SOURCES, Page, items, read
 from course_lib.questions.units import BYTES
 
-LESSONS = {path.stem for path in (FOLDER.parent / "notebooks").glob("*.py")}
+LESSONS = {path.stem for path in (SOURCES / "notebooks").glob("*.py")}
 PAGE = """\
 # Q4: What does each
 runs: replicas

@@ -1,0 +1,87 @@
+"""What there is to know of a training job: what its engineers have set, and what is wrong with its machines.
+
+Eight devices in two machines of four. A case starts from a healthy job; a culprit is what differs from it, and a repair
+is what is set otherwise, so all three are the same kind of thing:
+
+    healthy                     Situation(dp=8)
+    a culprit                   replace(healthy, slow={5: 1.6})
+    somebody's repair of it     replace(that, buckets=1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+
+from course_lib.ranks import Link, Pace
+
+DEVICES, PER_MACHINE = 8, 4
+LAYERS = 16
+FORWARD, BACKWARD, UPDATE = 0.001, 0.002, 0.01  # seconds of a device: for a layer and a sample; for the optimizer
+ACTIVATIONS, GRADIENTS = 4_000, 160_000  # bytes: between two layers for a sample; of a layer
+INSIDE, BETWEEN = Link(1e-5, 400e6), Link(5e-5, 50e6)
+
+
+class Recipe(NamedTuple):
+    """The half of a job that decides what it learns.
+
+    master_weights: whether the optimizer keeps weights in 32 bits.  scale: what the loss is multiplied by at first.
+    dynamic: whether that number adapts.  sums: what the replicas' gradients are added up in.
+    together: whether replicas agree on their gradients.  rate: the learning rate.
+    bad_rank: a replica whose samples make gradients overflow.
+    """
+
+    master_weights: bool = True
+    scale: float = 2.0**16
+    dynamic: bool = True
+    sums: torch.dtype = torch.float32
+    together: bool = True
+    rate: float = 3e-3
+    bad_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A job as it is. Everything is set as one should, as long as nothing else is said.
+
+    dp, pp, tp: how the devices share the work, 8 in all.  samples: of a minibatch.  micro_batches: of each replica.
+    layers: how many each stage has; () for equal numbers.
+    buckets: messages that a replica's gradients leave in, each as soon as its layers are done; 1: all at the end.
+    in_turn: ranks 0, 2, 4 and 6 are on machine 0, in place of 0, 1, 2 and 3.
+    slow: devices that take longer, and how many times as long.  between: the link between the machines.
+    recipe: the other half.
+    """
+
+    dp: int = 8
+    pp: int = 1
+    tp: int = 1
+    samples: int = 64
+    micro_batches: int = 2
+    layers: tuple[int, ...] = ()
+    buckets: int = 8
+    in_turn: bool = False
+    slow: Mapping[int, float] = field(default_factory=dict)
+    between: Link = BETWEEN
+    recipe: Recipe = Recipe()
+
+    def but(self, **changes: object) -> Situation:
+        """The same with some things otherwise, of either half."""
+        own = {name: changes.pop(name) for name in list(changes) if name not in Recipe._fields}
+        return replace(self, recipe=self.recipe._replace(**changes), **own)  # type: ignore[arg-type]
+
+    @property
+    def of_stages(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        return self.layers or (LAYERS // self.pp,) * self.pp
+
+    @property
+    def pace(self) -> Pace:
+        device = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE}
+        nodes = DEVICES // PER_MACHINE if self.in_turn else None
+        return Pace(device, INSIDE, self.between, PER_MACHINE, self.slow, nodes)
+
+    def machine(self, rank: int) -> int:
+        return self.pace.node(rank)
