@@ -7,7 +7,8 @@ What a student decides, step by step, is four questions. None has a key: each op
     NAME_measure    which measurement would tell them apart?     read with each suspect that is left: does it differ?
     NAME_change     what do you change?                          the job with that set otherwise: is it as it was?
 
-Between them measurements are made, which cost minutes of the cluster. A seed draws another culprit.
+A case has those of them that it has pages for, and its pages say which options. Between them measurements are made,
+which cost minutes of the cluster. A seed draws another culprit.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from random import Random
 from typing import Any
 
 from course_lib import journal
 from course_lib.figures import Picture, loss_curves, lost_time, time_breakdown
-from course_lib.figures.axis import counted, listed
+from course_lib.figures.axis import counted
 from course_lib.questions.asking import choice, each
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.outcome import Feedback, Outcome
-from course_lib.questions.prose import items
+from course_lib.questions.prose import Page, items
 from course_lib.questions.question import Question
 from course_lib.scenarios.instruments import INSTRUMENTS, signals
 from course_lib.scenarios.replay import replay
@@ -32,9 +34,16 @@ from course_lib.scenarios.situation import Situation
 from course_lib.scenarios.training import train
 
 Changes = Mapping[str, Any]
-SYMPTOMS = {"slower": (True, False), "worse": (False, True), "both": (True, True), "neither": (False, False)}
-SLOWER, WORSE = 0.97, 0.1  # less than this share of the samples; more than so much loss
+SLOWER, LESS = 0.97, 0.1  # less than this share of the samples; more than so much loss
+SLIGHTLY = 0.9  # of the first loss
 A_CHANGE = 30  # minutes of the cluster: stop, change, start again from the checkpoint
+SYMPTOMS = {
+    "slower": (True, "well"),
+    "less": (False, "less"),
+    "nothing": (False, "nothing"),
+    "broken": (False, "broken"),
+    "neither": (False, "well"),
+}
 LINES, SETTINGS = 5, 3  # of the log and of changed settings that a student sees
 
 
@@ -58,7 +67,8 @@ class Fault:
             "measure": (_plan_to_measure, INSTRUMENTS),
             "change": (_change, self.repairs),
         }
-        return {f"{self.name}_{step}": Step(self, run, tuple(names)) for step, (run, names) in tried.items()}
+        steps = {f"{self.name}_{step}": Step(self, run, tuple(names)) for step, (run, names) in tried.items()}
+        return {name: step for name, step in steps.items() if name in CATALOG}
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,8 @@ class Step:
     def question(self, name: str, seed: int = 0) -> Question:
         page, variant = CATALOG[name], Variant(self.case, seed)
         asked = {heading: section for heading, section in page.sections.items() if heading.startswith("option: ")}
-        form = choice(each(self.run, self.names))(replace(page, sections=asked), variant)
+        names = [name for name in self.names if f"option: {name}" in asked]
+        form = choice(each(self.run, names))(replace(page, sections=asked), variant)
         return Question(name, seed, page.text, form, varies=False)  # else one card would change, and the others not
 
 
@@ -108,13 +119,13 @@ class Variant:
 
     def _settings(self) -> list[str]:
         """Harmless ones, and the culprit's, if it is one that somebody has set."""
-        pages, random = CATALOG[f"{self.case.name}_symptom"].sections, Random(self.seed)
+        pages, random = self._page("measure").sections, Random(self.seed)
         own = [pages[key].text for key in [f"setting: {self.culprit}"] if key in pages]
         lines = [*own, *random.sample(items(pages["settings"].text), SETTINGS)][:SETTINGS]
         return random.sample(lines, SETTINGS)
 
     def _log(self) -> list[str]:
-        return sorted(Random(self.seed).sample(items(CATALOG[f"{self.case.name}_symptom"].sections["log"].text), LINES))
+        return sorted(Random(self.seed).sample(items(self._page("measure").sections["log"].text), LINES))
 
     def measure(self, name: str) -> Feedback:
         """Use an instrument; it costs its minutes the first time.
@@ -145,23 +156,37 @@ class Variant:
         name = f"{self.case.name}_change"
         if not anyway and not any(note.right for note in self._notes("ran", name)):
             return Feedback("", Outcome(None, "There is no debrief yet. First find a change that helps."))
-        led_to = [f"{option(name, repair)}: {signals(self.repaired(repair))}" for repair in self.case.repairs]
-        pages = CATALOG[name].sections
-        said = f"Your bill: {self.bill()}\n\n{pages[f'culprit: {self.culprit}'].text}\n\nWhat each change leads to:"
-        return Feedback("", Outcome(None, f"{said}\n\n{_listed(led_to)}", pages["incident"].text))
+        led_to = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
+        what, _, how = self._page("change").sections[f"culprit: {self.culprit}"].text.partition("\n\n")
+        said = f"It was {what}. {how}\n\nYour bill: {self.bill()}\n\nWhat each change leads to:\n\n{_listed(led_to)}"
+        return Feedback("", Outcome(None, said, self._page("change").sections["incident"].text))
+
+    def called(self, step: str, heading: str) -> str:
+        """The first line of a section."""
+        return self._page(step).sections[heading].text.partition("\n\n")[0]
 
     def repaired(self, name: str) -> Situation:
         return self.job.but(**self.case.repairs[name])
 
-    def symptoms(self, job: Situation) -> tuple[bool, bool]:
-        """Whether a job is slower than the healthy one, and whether it learns less."""
+    def symptoms(self, job: Situation) -> tuple[bool, str]:
+        """Whether a job is slower than the healthy one, and how it learns."""
         now, before = signals(job), signals(self.case.healthy)
-        return now.samples_per_second < SLOWER * before.samples_per_second, not now.loss <= before.loss + WORSE
+        learns = {
+            "broken": isnan(now.loss),
+            "nothing": now.loss > SLIGHTLY * train(job.recipe)[0].losses[0],
+            "less": now.loss > before.loss + LESS,
+            "well": True,
+        }
+        slower = now.samples_per_second < SLOWER * before.samples_per_second
+        return slower, next(how for how, is_so in learns.items() if is_so)
 
     def left(self) -> list[str]:
         """The culprits that look like what is seen."""
         seen = self.symptoms(self.job)
         return [culprit for culprit in self.case.culprits if self.symptoms(self.suspected(culprit)) == seen]
+
+    def _page(self, step: str) -> Page:
+        return CATALOG[f"{self.case.name}_{step}"]
 
     def _notes(self, what: str, name: str) -> list[journal.Note]:
         return [note for note in journal.notes() if (note.what, note.question, note.seed) == (what, name, self.seed)]
@@ -187,13 +212,14 @@ def _suspect(culprit: str, variant: Variant) -> Outcome:
 
 
 def _plan_to_measure(name: str, variant: Variant) -> Outcome:
+    """One suspect alone is told from a healthy job."""
     one, left = INSTRUMENTS[name], variant.left()
-    read = {culprit: one.read(variant.suspected(culprit)).facts for culprit in left}
-    different = len({tuple(facts.items()) for facts in read.values()})
-    texts = listed([option(f"{variant.case.name}_suspect", culprit) for culprit in left])
+    jobs = {variant.called("change", f"culprit: {culprit}"): variant.suspected(culprit) for culprit in left}
+    jobs |= {"nothing at all": variant.case.healthy} if len(left) == 1 else {}
+    different = len({tuple(one.read(job).facts.items()) for job in jobs.values()})
     said = (
-        f"{counted(len(left), 'suspect')} would look like what is seen: {texts}. Tried with each of them wrong, "
-        f"this measurement gives {counted(different, 'different reading')}, and costs {counted(one.minutes, 'minute')}."
+        f"It could be {' or '.join(jobs)}. Tried with each of them, this measurement gives "
+        f"{counted(different, 'different reading')}, and costs {counted(one.minutes, 'minute')}."
     )
     return Outcome(different > 1, said)
 
@@ -203,15 +229,10 @@ def _change(repair: str, variant: Variant) -> Outcome:
     said = " ".join(f"{name.capitalize()}: {signals(job)}." for name, job in jobs.items())
     shares = {name: time_breakdown(replay(job)) for name, job in jobs.items()}
     pictures = lost_time(shares, title="Where the time goes"), _losses(jobs)
-    return Outcome(not any(variant.symptoms(jobs["changed"])), said, pictures=pictures)
+    return Outcome(variant.symptoms(jobs["changed"]) == SYMPTOMS["neither"], said, pictures=pictures)
 
 
 # What is seen
-
-
-def option(question: str, name: str) -> str:
-    """The text of an option, without what it leads to."""
-    return CATALOG[question].sections[f"option: {name}"].text.partition("\n\n")[0]
 
 
 def _listed(lines: Iterable[str]) -> str:

@@ -1,0 +1,60 @@
+"""S6. A run that diverged, on devices that were half idle: what went wrong with it, and how to run it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from course_lib.figures import gantt, lost_time, time_breakdown
+from course_lib.figures.axis import percent
+from course_lib.questions.asking import choice, each
+from course_lib.questions.outcome import Outcome
+from course_lib.questions.question import Family
+from course_lib.scenarios.faults import Fault
+from course_lib.scenarios.replay import replay
+from course_lib.scenarios.situation import Situation
+
+CASE = Fault(
+    "S6",
+    Situation(dp=2, pp=4, micro_batches=4).but(dynamic=False),
+    culprits={
+        "kept": lambda random: {"master_weights": False},
+        "sums": lambda random: {"sums": torch.float16},
+        "rate": lambda random: {"rate": random.choice([0.03, 0.04])},
+        "apart": lambda random: {"together": False},
+    },
+    repairs={
+        "kept": {"master_weights": True},
+        "sums": {"sums": torch.float32},
+        "rate": {"rate": 3e-3},
+        "together": {"together": True},
+        "dynamic": {"dynamic": True},
+        "smaller": {"scale": 2.0**10},
+    },
+)
+
+# How to run it again: the same work, without the idle time
+
+REDESIGNS = {
+    "more": {"micro_batches": 16},
+    "shorter": {"dp": 4, "pp": 2, "micro_batches": 8},
+    "buckets": {"buckets": 1},
+    "uneven": {"layers": (5, 4, 4, 3)},
+    "one": {"micro_batches": 1},
+}
+BUSY = 0.75
+
+
+def _redesign(name: str) -> Outcome:
+    before, after = (replay(job) for job in (CASE.healthy, replace(CASE.healthy, **REDESIGNS[name])))
+    busy = [1 - step.idle_fraction() for step in (before, after)]
+    said = (
+        f"Devices compute for {percent(busy[0])} of a step as it was, and for {percent(busy[1])} of the new one, which is "
+        f"{before.makespan / after.makespan:.2f} times as fast (emulated)."
+    )
+    shares = {"as it was": time_breakdown(before), "the new one": time_breakdown(after)}
+    return Outcome(busy[1] > BUSY, said, pictures=(lost_time(shares), gantt(after, before, title="The new one, and below it how it was")))
+
+
+QUESTIONS = {**CASE.questions(), "S6_redesign": Family(None, choice(each(_redesign, REDESIGNS)))}

@@ -1,0 +1,31 @@
+"""S7. Two machines train no faster than one did: which mechanism of a hybrid job has regressed?"""
+
+from __future__ import annotations
+
+from course_lib.ranks import Link
+from course_lib.scenarios.faults import Fault
+from course_lib.scenarios.situation import BETWEEN, DEVICES, Situation
+
+THIN = Link(BETWEEN.latency, 10e6)
+
+CASE = Fault(
+    "S7",
+    Situation(dp=2, pp=2, tp=2, micro_batches=8, between=THIN),
+    culprits={
+        "in_turn": lambda random: {"in_turn": True},
+        "few": lambda random: {"micro_batches": random.choice([1, 2])},
+        "uneven": lambda random: {"layers": random.choice([(10, 6), (11, 5), (6, 10)])},
+        "link": lambda random: {"between": Link(THIN.latency, random.choice([1e6, 2e6]))},
+        "device": lambda random: {"slow": (random.randrange(DEVICES), random.choice([1.4, 1.6]))},
+    },
+    repairs={
+        "in_turn": {"in_turn": False},
+        "few": {"micro_batches": 8},
+        "even": {"layers": ()},
+        "link": {"between": THIN},
+        "device": {"slow": None},
+        "buckets": {"buckets": 16},
+        "sixteen": {"micro_batches": 16},
+    },
+)
+QUESTIONS = CASE.questions()
