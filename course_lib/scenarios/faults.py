@@ -34,7 +34,7 @@ from course_lib.scenarios.situation import Situation
 from course_lib.scenarios.training import train
 
 Changes = Mapping[str, Any]
-SLOWER, LESS = 0.97, 0.1  # less than this share of the samples; more than so much loss
+SLOWER, LESS = 0.97, 0.07  # less than this share of the samples; more than so much loss
 SLIGHTLY = 0.9  # of the first loss
 A_CHANGE = 30  # minutes of the cluster: stop, change, start again from the checkpoint
 SYMPTOMS = {

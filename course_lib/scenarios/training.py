@@ -1,6 +1,6 @@
 """The other half of a job: what it learns. A small model is really trained in mixed precision, as its recipe has it.
 
-It stands for the large one, and each of its ranks for a pair of devices.
+It stands for the large one, and its four ranks for the replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from course_lib.model import TinyGPT
 from course_lib.ranks import launch
 from course_lib.scenarios.situation import Recipe
 
-RANKS, BATCH, STEPS = 4, 32, 80
+RANKS, BATCH, STEPS = 4, 32, 60
 GROWTH = 20  # steps after which the scale may grow: a short training stands for a long one
 
 

@@ -1,0 +1,162 @@
+"""Cases with a fault: each culprit is what it claims to be, can be told from the others, and is mended by its repair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from course_lib import journal, questions, scenarios
+from course_lib.questions.catalog import CATALOG
+from course_lib.scenarios.faults import SYMPTOMS, Variant
+from course_lib.scenarios.instruments import INSTRUMENTS
+
+WELL = SYMPTOMS["neither"]
+VARIANTS = [(name, seed) for name in scenarios.FAULTS for seed in range(2 * len(scenarios.load(name).case.culprits))]
+# What mends what, as the debriefs say it; beside it, what mends it as well.
+REPAIRS = {"one_bucket": "buckets", "small_buckets": "buckets", "apart": "together", "uneven": "even"}
+AS_WELL = {"sums": {"dynamic", "smaller"}, "few": {"sixteen"}}
+
+
+@pytest.fixture(autouse=True)
+def own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_STATE", str(tmp_path))
+
+
+def facts(variant: Variant, name: str) -> list[str]:
+    return list(INSTRUMENTS[name].read(variant.job).facts.values())
+
+
+def number(text: str) -> float:
+    return float(text.split()[0].rstrip("%").replace("computes", ""))
+
+
+def diagnose(variant: Variant) -> str:
+    """What it must be, from what the debriefs say of measurements, and from nothing else."""
+    slower, learns = variant.symptoms(variant.job)
+    return of_time(variant) if slower else of_numbers(variant, learns)
+
+
+def of_time(variant: Variant) -> str:
+    ranks, machines = facts(variant, "placement"), variant.case.healthy.tp
+    seconds = sorted(map(number, facts(variant, "devices")))
+    healthy = INSTRUMENTS["links"].read(variant.case.healthy).facts
+    if machines > 1 and ranks[0] != ranks[1]:
+        return "in_turn"
+    if seconds[-1] > seconds[0]:
+        return "device"
+    if facts(variant, "links") != list(healthy.values()):
+        return "link"
+    shares = [number(fact.removeprefix("computes ")) for fact in facts(variant, "profile")]
+    if max(shares) - min(shares) > 5:
+        return "uneven"
+    before = [
+        number(fact.removeprefix("computes ")) for fact in INSTRUMENTS["profile"].read(variant.case.healthy).facts.values()
+    ]
+    known = set(variant.case.culprits)
+    if "few" in known:
+        return "few"
+    if "batch" in known and max(shares) < max(before) / 2:
+        return "batch"
+    return next(name for name in ("one_bucket", "small_buckets") if name in known)
+
+
+def of_numbers(variant: Variant, learns: str) -> str:
+    if learns == "broken":
+        return "kept"
+    if len(set(facts(variant, "replicas"))) > 1:
+        return "apart"
+    overflows = [int(fact.split(" in ")[1].split(" of ")[0]) for fact in facts(variant, "gradients")]
+    if max(overflows) > 10:
+        return "data"
+    skipped, of = facts(variant, "scale")[-1].split(" of ")
+    return "sums" if skipped == of else "rate"
+
+
+@pytest.mark.parametrize(("name", "seed"), VARIANTS)
+def test_the_evidence_tells_what_it_is(name: str, seed: int) -> None:
+    variant = scenarios.load(name, seed)
+    assert variant.symptoms(variant.job) != WELL
+    assert diagnose(variant) == variant.culprit
+
+
+@pytest.mark.parametrize("name", scenarios.FAULTS)
+def test_every_culprit_comes_as_seeds_go_on(name: str) -> None:
+    case = scenarios.load(name).case
+    assert len(case.culprits) >= 3
+    for first in (0, len(case.culprits)):
+        drawn = {case.variant(first + number).culprit for number in range(len(case.culprits))}
+        assert drawn == set(case.culprits)
+
+
+@pytest.mark.parametrize("name", scenarios.FAULTS)
+def test_what_repairs_it_is_right_and_nothing_else_is(name: str) -> None:
+    case = scenarios.load(name).case
+    for culprit in case.culprits:
+        variant = next(v for v in map(case.variant, range(9)) if v.culprit == culprit)
+        mends = {repair for repair in case.repairs if variant.symptoms(variant.repaired(repair)) == WELL}
+        assert mends == {REPAIRS.get(culprit, culprit), *AS_WELL.get(culprit, ())}
+
+
+@pytest.mark.parametrize("name", scenarios.FAULTS)
+def test_evidence_has_the_same_form_for_every_culprit(name: str) -> None:
+    forms = set()
+    for seed in range(len(scenarios.load(name).case.culprits)):
+        variant = scenarios.load(name, seed)
+        said = variant.evidence().outcome.happened
+        readings = tuple(tuple(INSTRUMENTS[one].read(variant.job).facts) for one in INSTRUMENTS)
+        forms.add((said.count("\n- "), said.count("\n\n"), readings))
+    assert len(forms) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if name[:2] in ("S2", "S6", "S7", "S8")])
+def test_right_answers_and_wrong_ones_are_told_apart_by_runs(name: str) -> None:
+    question = questions.load(name, 0)
+    found = [question.form.run(letter) for letter in question.form.letters]
+    assert 0 < sum(outcome.right for outcome in found) < len(found)
+    assert all(outcome.happened and outcome.why for outcome in found)
+
+
+def test_measurements_are_paid_for_once_and_changes_each_time() -> None:
+    variant = scenarios.load("S07_regression", 1)
+    assert variant.bill().startswith("0 minutes")
+    for name in ("placement", "links", "placement"):
+        variant.measure(name)
+    assert variant.bill() == "11 minutes of the cluster, for 2 measurements and 0 changes."
+    question = questions.load("S7_change", 1)
+    for letter in "aa":
+        question.answer(letter)
+    assert variant.bill() == "71 minutes of the cluster, for 2 measurements and 2 changes."
+    assert scenarios.load("S07_regression", 2).bill().startswith("0 minutes")
+
+
+def test_there_is_no_debrief_before_a_change_has_helped() -> None:
+    variant = scenarios.load("S07_regression")
+    question = questions.load("S7_change")
+    repair = REPAIRS.get(variant.culprit, variant.culprit)
+    names = [heading.removeprefix("option: ") for heading in CATALOG["S7_change"].sections if "option" in heading]
+    question.answer(question.form.letters[names.index("buckets")])
+    assert "no debrief yet" in str(variant.debrief())
+    question.answer(question.form.letters[names.index(repair)])
+    said = str(variant.debrief())
+    assert variant.called("change", f"culprit: {variant.culprit}") in said
+    assert "60 minutes of the cluster" in said
+
+
+@pytest.mark.parametrize("name", scenarios.FAULTS)
+def test_every_culprit_has_its_words(name: str) -> None:
+    case = scenarios.load(name).case
+    sections = CATALOG[f"{case.name}_change"].sections
+    assert {heading.removeprefix("culprit: ") for heading in sections if heading.startswith("culprit: ")} == set(case.culprits)
+    settings = CATALOG[f"{case.name}_measure"].sections
+    assert {h.removeprefix("setting: ") for h in settings if h.startswith("setting: ")} <= set(case.culprits)
+    if suspects := CATALOG.get(f"{case.name}_suspect"):
+        assert {h.removeprefix("option: ") for h in suspects.sections if h} == set(case.culprits)
+
+
+def test_what_does_not_exist_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="no case with a fault; choose one of S02_night_call"):
+        scenarios.load("S99")
+    with pytest.raises(ValueError, match="no instrument; choose one of placement"):
+        scenarios.load("S02_night_call").measure("thermometer")
+    assert journal.notes() == []
