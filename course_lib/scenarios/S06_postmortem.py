@@ -50,11 +50,15 @@ def _redesign(name: str) -> Outcome:
     before, after = (replay(job) for job in (CASE.healthy, replace(CASE.healthy, **REDESIGNS[name])))
     busy = [1 - step.idle_fraction() for step in (before, after)]
     said = (
-        f"Devices compute for {percent(busy[0])} of a step as it was, and for {percent(busy[1])} of the new one, which is "
-        f"{before.makespan / after.makespan:.2f} times as fast (emulated)."
+        f"Devices compute for {percent(busy[0])} of a step as it was, and for {percent(busy[1])} of the new one, which "
+        f"is {before.makespan / after.makespan:.2f} times as fast (emulated)."
     )
     shares = {"as it was": time_breakdown(before), "the new one": time_breakdown(after)}
-    return Outcome(busy[1] > BUSY, said, pictures=(lost_time(shares), gantt(after, before, title="The new one, and below it how it was")))
+    return Outcome(
+        busy[1] > BUSY,
+        said,
+        pictures=(lost_time(shares), gantt(after, before, title="The new one, and below it how it was")),
+    )
 
 
 QUESTIONS = {**CASE.questions(), "S6_redesign": Family(None, choice(each(_redesign, REDESIGNS)))}

@@ -1,4 +1,4 @@
-"""Cases with a fault: each culprit is what it claims to be, can be told from the others, and is mended by its repair."""
+"""Cases with a fault: a culprit is what it claims to be, can be told from the others, and is mended by its repair."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import course
 from course_lib import journal, questions, scenarios
 from course_lib.questions.catalog import CATALOG
 from course_lib.scenarios.faults import SYMPTOMS, Variant
@@ -51,7 +52,8 @@ def of_time(variant: Variant) -> str:
     if max(shares) - min(shares) > 5:
         return "uneven"
     before = [
-        number(fact.removeprefix("computes ")) for fact in INSTRUMENTS["profile"].read(variant.case.healthy).facts.values()
+        number(fact.removeprefix("computes "))
+        for fact in INSTRUMENTS["profile"].read(variant.case.healthy).facts.values()
     ]
     known = set(variant.case.culprits)
     if "few" in known:
@@ -147,7 +149,9 @@ def test_there_is_no_debrief_before_a_change_has_helped() -> None:
 def test_every_culprit_has_its_words(name: str) -> None:
     case = scenarios.load(name).case
     sections = CATALOG[f"{case.name}_change"].sections
-    assert {heading.removeprefix("culprit: ") for heading in sections if heading.startswith("culprit: ")} == set(case.culprits)
+    assert {heading.removeprefix("culprit: ") for heading in sections if heading.startswith("culprit: ")} == set(
+        case.culprits
+    )
     settings = CATALOG[f"{case.name}_measure"].sections
     assert {h.removeprefix("setting: ") for h in settings if h.startswith("setting: ")} <= set(case.culprits)
     if suspects := CATALOG.get(f"{case.name}_suspect"):
@@ -160,3 +164,12 @@ def test_what_does_not_exist_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="no instrument; choose one of placement"):
         scenarios.load("S02_night_call").measure("thermometer")
     assert journal.notes() == []
+
+
+def test_instructors_have_the_answers_and_students_do_not() -> None:
+    page = (Path(__file__).parents[2] / "sources" / "instructors" / "variants.md").read_text(encoding="utf-8")
+    for seed in range(12):
+        variants = [scenarios.load(name, seed) for name in scenarios.FAULTS]
+        causes = [variant.called("change", f"culprit: {variant.culprit}") for variant in variants]
+        assert f"| {seed} | {' | '.join(causes)} |" in page
+    assert not any("instructors" in name for name in course.HANDED_OUT)

@@ -11,8 +11,8 @@
 # dynamic loss scale. It is booked for six weeks. Last week it was healthy. Every minute in which the cluster does not
 # train costs as much as any other minute, so you would rather think than measure, and rather measure than try.
 #
-# The job's devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. What it
-# learns is **measured**: a small model is really trained in the same way, on four ranks that stand for the eight.
+# The job's devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. What
+# it learns is **measured**: a small model is really trained in the same way, on four ranks that stand for the eight.
 #
 # ## 1. What everybody sees
 #
@@ -65,5 +65,5 @@ Card("S2_change", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `scenarios.load("S02_night_call", seed=1)`. Then run the page again. The
-# reports will look alike, and the cause will be another one.
+# Go back to the first cell and give it a seed: `scenarios.load("S02_night_call", seed=1)`. Then run the page again.
+# The reports will look alike, and the cause will be another one.

@@ -6,13 +6,13 @@
 # **You need:** the lessons on [mixed precision](../07_mixed_precision.ipynb) and
 # [pipeline parallelism](../05_pipeline_parallelism.ipynb).
 #
-# A run of six days is lost. It had eight devices, two replicas of four stages, float16, and a fixed loss scale of 65,536.
-# The one before it, with the same data and the same model, had gone well. There is a last checkpoint, and you have the
-# cluster for an afternoon. Your manager has two questions. Why was it lost? And why were the devices idle for nearly half
-# of the time, in the good run, too?
+# A run of six days is lost. It had eight devices, two replicas of four stages, float16, and a fixed loss scale of
+# 65,536. The one before it, with the same data and the same model, had gone well. There is a last checkpoint, and you
+# have the cluster for an afternoon. Your manager has two questions. Why was it lost? And why were the devices idle
+# for nearly half of the time, in the good run, too?
 #
-# What the run learns is **measured**: a small model is really trained as the large one was, on four ranks that stand for
-# its replicas. Its devices and links are **emulated**.
+# What the run learns is **measured**: a small model is really trained as the large one was, on four ranks that stand
+# for its replicas. Its devices and links are **emulated**.
 #
 # ## 1. What is left of it
 
@@ -65,5 +65,5 @@ Card("S6_redesign")
 case.debrief()
 
 # %% [markdown]
-# A postmortem asks what let the mistake through, not who made it. Write three sentences: what was seen too late, which
-# check would have seen it on the first day, and who would have to be told by it.
+# A postmortem asks what let the mistake through, not who made it. Write three sentences: what was seen too late,
+# which check would have seen it on the first day, and who would have to be told by it.

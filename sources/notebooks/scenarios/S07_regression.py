@@ -5,9 +5,9 @@
 # **Time:** 25 minutes.<br>
 # **You need:** the lesson on [combining mechanisms](../08_combining_mechanisms.ipynb).
 #
-# After the cluster's upgrade, a job that trained well on one machine was moved to two. It has two replicas of two stages of
-# two tensor ranks, and eight micro-batches for each replica. Before the upgrade it ran on two machines as well, and it was
-# faster. Several people have changed several things since. All of them say that theirs cannot be it.
+# After the cluster's upgrade, a job that trained well on one machine was moved to two. It has two replicas of two
+# stages of two tensor ranks, and eight micro-batches for each replica. Before the upgrade it ran on two machines as
+# well, and it was faster. Several people have changed several things since. All of them say that theirs cannot be it.
 #
 # The job's devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand.
 #
@@ -22,8 +22,8 @@ case = scenarios.load("S07_regression")  # seed=1, 2, 3: another cause
 case.evidence()
 
 # %% [markdown]
-# Five things could be behind it: tensor ranks on two machines, too few micro-batches, stages of different size, a slow link
-# between the machines, or one slow device. Before you measure: draw for each of them how a step would look.
+# Five things could be behind it: tensor ranks on two machines, too few micro-batches, stages of different size, a
+# slow link between the machines, or one slow device. Before you measure: draw for each of them how a step would look.
 #
 # ## 2. Measure
 

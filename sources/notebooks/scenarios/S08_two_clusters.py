@@ -6,14 +6,14 @@
 # **You need:** the lessons on [data parallelism](../02_data_parallelism.ipynb) and
 # [mixed precision](../07_mixed_precision.ipynb).
 #
-# One cluster is too small for the next model, and so is the other. They are two hundred kilometers apart. A message takes
-# two milliseconds on the way, forty times as long as between two machines of one cluster. The plan: four replicas in each,
-# a minibatch of 64 samples, gradients in two large messages, so that the way is paid for twice and not twenty times. The
-# job has begun this morning, and it is not as planned.
+# One cluster is too small for the next model, and so is the other. They are two hundred kilometers apart. A message
+# takes two milliseconds on the way, forty times as long as between two machines of one cluster. The plan: four
+# replicas in each, a minibatch of 64 samples, and gradients in two large messages, since every message pays for the
+# way. The job has begun this morning, and it is not as planned.
 #
-# Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. What it learns
-# is **measured**, on a small model that is trained in the same way. (Where the measurements say *machine*, they mean one
-# of the two clusters.)
+# Its devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand. What it
+# learns is **measured**, on a small model that is trained in the same way. (Where the measurements say *machine*,
+# they mean one of the two clusters.)
 #
 # ## 1. What everybody sees
 #
