@@ -18,7 +18,7 @@
 #
 # This is what the job reports without being asked. Nobody knows yet whether any of it matters.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 from course_lib.widgets.measuring import Measuring

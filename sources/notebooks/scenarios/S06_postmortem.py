@@ -16,7 +16,7 @@
 #
 # ## 1. What is left of it
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 from course_lib.widgets.measuring import Measuring

@@ -13,7 +13,7 @@
 #
 # ## 1. What everybody sees
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 from course_lib.widgets.measuring import Measuring

@@ -19,7 +19,7 @@
 #
 # *Last week* is the rehearsal of the plan.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 from course_lib.widgets.measuring import Measuring
