@@ -308,7 +308,7 @@ SITUATIONS: dict[str, Situation] = {
     "no finish, sharded optimizer": replicas(
         functools.partial(
             never_finish,
-            optimize=lambda parameters, lr: ShardedOptimizer(parameters, torch.optim.SGD, gradients="averaged", lr=lr),
+            optimize=lambda parameters, lr: ShardedOptimizer(parameters, torch.optim.SGD, lr=lr),
         ),
         they=[[-2.0]] * 2,
         we=FORGOTTEN,
