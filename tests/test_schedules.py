@@ -436,7 +436,7 @@ def as_text(schedule: Schedule) -> str:
     return "\n".join(f"rank {rank}  {' '.join(row)}" for rank, row in enumerate(rows))
 
 
-def test_a_schedule_is_drawn_with_a_column_for_each_unit_of_time() -> None:
+def test_the_picture_of_1f1b_has_a_column_for_each_unit_of_time() -> None:
     assert as_text(SCHEDULES["1f1b"](3, 4)).splitlines() == [
         "rank 0  F0 F1 F2       B0 F3 B1    B2    B3",
         "rank 1     F0 F1    B0 F2 B1 F3 B2    B3",
