@@ -10,6 +10,7 @@ close a circle, the circle is the culprit; otherwise it is the rank where they e
 
 from __future__ import annotations
 
+import graphlib
 import re
 import signal
 import time
@@ -129,21 +130,12 @@ def _takes_anybody(status: RankStatus) -> bool:
 
 def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
     """Ranks that wait for each other in a circle, lowest first; empty if there is none."""
-    harmless: set[int] = set()
-
-    def walk(path: list[int]) -> list[int]:
-        for onward in waits.get(path[-1], []):
-            if onward in path:
-                return path[path.index(onward) :]
-            if onward not in harmless and (found := walk([*path, onward])):
-                return found
-        harmless.add(path[-1])
-        return []
-
-    for start in sorted(waits):
-        if circle := walk([start]):
-            lowest = circle.index(min(circle))
-            return circle[lowest:] + circle[:lowest]
+    try:
+        graphlib.TopologicalSorter(waits).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1][:0:-1]  # in which each waited for the one before it
+        lowest = circle.index(min(circle))
+        return circle[lowest:] + circle[:lowest]
     return []
 
 
