@@ -100,16 +100,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.defaults = self.inner.defaults
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on all ranks; returns what the closure, if any, returned.
+    def step(self) -> None:  # type: ignore[override]  (closures are for optimizers that need whole tensors)
+        """Update the parameters on all ranks.
 
         Raises RuntimeError if a parameter has another dtype than before, or is no longer frozen, and for gradients
         that a `DataParallel` has yet to average.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         self.finish()
         self._check_frozen()
         for bucket in self._buckets:
@@ -120,7 +116,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._begin_step()
         if self.gradients != "sharded":  # shards of gradients that are still there as a whole
             self.inner.zero_grad()
-        return loss
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -801,22 +801,6 @@ def test_parameters_in_bfloat16_get_a_master_in_float32_that_survives_small_upda
         assert again == 260.0  # 259.5, rounded
 
 
-def test_a_closure_is_run_with_gradients_and_its_loss_is_returned() -> None:
-    def losses(rank: int) -> list[float]:
-        weight = nn.Parameter(torch.tensor([3.0]))
-        optimizer = ShardedOptimizer([weight], torch.optim.SGD, lr=0.5)
-
-        def closure() -> float:
-            optimizer.zero_grad()
-            loss = (rank + 1) * weight.sum()
-            loss.backward()
-            return float(loss)
-
-        return [optimizer.step(closure), float(weight)]
-
-    assert launch(losses, 2, device="cpu").results == [[3.0, 2.25], [6.0, 2.25]]
-
-
 def test_the_gradients_norm_is_that_of_the_whole_model_and_can_be_clipped() -> None:
     def on_a_rank(rank: int, way: str, max_norm: float) -> tuple[float, State]:
         model: nn.Module = build("tied frozen", torch.float64)
