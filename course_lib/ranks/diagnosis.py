@@ -272,12 +272,14 @@ def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTi
     """Who has not returned when the time is over."""
     busy = [status for status in statuses if status.state in ("computing", "starting")]
     waiting = [status.rank for status in statuses if status.state == "waiting"]
-    text, rank = f"{listing(waiting)} had not finished an operation on all sides", None
     if busy:
-        where, rank = describe_line(busy[0].line), busy[0].rank
+        where = describe_line(busy[0].line)
         text = f"{listing([status.rank for status in busy])} had not returned" + (f" ({where})" if where else "")
         text += f", and {listing(waiting)} waited" if waiting else ""
+    else:
+        text = f"{listing(waiting)} had not finished an operation on all sides"
     advice = "If it is right but slow, give launch a longer timeout."
+    rank = busy[0].rank if busy else None
     return errors.RankTimeout(f"Time limit: after {timeout:g} s {text}.", rank, details=advice)
 
 
