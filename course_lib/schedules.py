@@ -212,7 +212,7 @@ def _holder(rank: int | None) -> str:
     return "the schedule" if rank is None else f"rank {rank}"
 
 
-# Counting
+# Counting and showing
 
 
 def peak_in_flight(schedule: Schedule) -> list[int]:
@@ -228,6 +228,27 @@ def peak_in_flight(schedule: Schedule) -> list[int]:
             peak = max(peak, held)
         peaks.append(peak)
     return peaks
+
+
+def as_text(schedule: Schedule) -> str:
+    """One line for each rank, one column for each unit of time, if every action took one.
+
+    A stage is written behind the micro-batch where a rank holds several: F2.5 is micro-batch 2 on stage 5.
+
+    Raises ScheduleError if the schedule cannot run.
+    """
+    several = schedule.n_stages > schedule.n_ranks
+    ends: dict[Action, int] = {}
+    rows: list[list[str]] = [[] for _ in schedule.actions]
+    for rank, action in in_order(schedule):
+        needed = [ends[one] for any_of in inputs_of(schedule, action) for one in any_of if one in ends]
+        start = max([len(rows[rank]), *needed])
+        rows[rank] += [""] * (start - len(rows[rank]))
+        rows[rank].append(f"{action.op}{action.micro_batch}" + (f".{action.stage}" if several else ""))
+        ends[action] = start + 1
+    width = max(len(cell) for row in rows for cell in row)
+    lines = (" ".join(f"{cell:<{width}}" for cell in row).rstrip() for row in rows)
+    return "\n".join(f"rank {rank}  {line}" for rank, line in enumerate(lines))
 
 
 # Building

@@ -26,6 +26,7 @@ from course_lib.schedules import (
     Action,
     Schedule,
     ScheduleError,
+    as_text,
     in_order,
     inputs_of,
     messages_from,
@@ -418,23 +419,15 @@ def test_everything_that_is_passed_on_is_needed_once_by_the_rank_it_goes_to() ->
             assert {Action(op, stage, k), *half} & set(schedule.actions[to])
 
 
-def as_text(schedule: Schedule) -> str:
-    """One line for each rank, one column for each unit of time, if every action took one."""
-    ends: dict[Action, int] = {}
-    rows: list[list[str]] = [[] for _ in schedule.actions]
-    for rank, action in in_order(schedule):
-        needed = [ends[one] for any_of in inputs_of(schedule, action) for one in any_of if one in ends]
-        start = max([len(rows[rank]), *needed])
-        rows[rank] += ["  "] * (start - len(rows[rank])) + [f"{action.op}{action.micro_batch}"]
-        ends[action] = start + 1
-    return "\n".join(f"rank {rank}  {' '.join(row)}" for rank, row in enumerate(rows))
-
-
-def test_the_picture_of_1f1b_has_a_column_for_each_unit_of_time() -> None:
+def test_a_schedule_is_drawn_with_a_column_for_each_unit_of_time() -> None:
     assert as_text(SCHEDULES["1f1b"](3, 4)).splitlines() == [
         "rank 0  F0 F1 F2       B0 F3 B1    B2    B3",
         "rank 1     F0 F1    B0 F2 B1 F3 B2    B3",
         "rank 2        F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+    assert as_text(SCHEDULES["interleaved_1f1b"](4, 1)).splitlines() == [
+        "rank 0  F0.0      F0.2           B0.2      B0.0",
+        "rank 1       F0.1      F0.3 B0.3      B0.1",
     ]
 
 
