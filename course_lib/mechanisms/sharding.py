@@ -100,7 +100,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.defaults = self.inner.defaults
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]  (closures are for optimizers that need whole tensors)
+    def step(self) -> None:  # type: ignore[override]  # closures are for optimizers that need whole tensors
         """Update the parameters on all ranks.
 
         Raises RuntimeError if a parameter has another dtype than before, or is no longer frozen, and for gradients
