@@ -215,8 +215,8 @@ class RunMonitor:
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         histories = [outcome.operations for outcome in outcomes]
         unfinished = [outcome.unfinished for outcome in outcomes]
-        error = mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished)
-        self._raise(error, self.statuses())
+        if error := mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished):
+            self._raise(error, self.statuses())  # which takes longer than a short run
 
     def is_clean(self, may_keep_groups: bool) -> bool:
         """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
