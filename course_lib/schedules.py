@@ -78,15 +78,7 @@ class Schedule:
 
 
 class ScheduleError(ValueError):
-    """A schedule that would hang or compute something wrong.
-
-    rank, action: where it first goes wrong.  missing: what would have to be computed before, or at all; None where
-    there is something too much.
-    """
-
-    def __init__(self, message: str, rank: int | None, action: Action | None, missing: Action | None = None) -> None:
-        super().__init__(message)
-        self.rank, self.action, self.missing = rank, action, missing
+    """A schedule that would hang or compute something wrong: names the rank, the action and what is missing."""
 
 
 # Checking
@@ -164,24 +156,23 @@ def _check_actions(schedule: Schedule) -> None:
     seen: set[Action] = set()
     for rank, row in enumerate(schedule.actions):
         if not row:
-            raise ScheduleError(f"rank {rank} has nothing to do; give each rank a stage", rank, None)
+            raise ScheduleError(f"rank {rank} has nothing to do; give each rank a stage")
         for action in row:
             if action.op not in OPS or action.stage < 0 or action.micro_batch < 0:
                 known = f"an op is one of {', '.join(OPS)}; stages and micro-batches count from 0"
-                raise ScheduleError(f"rank {rank}: {action!r} is no action; {known}", rank, action)
+                raise ScheduleError(f"rank {rank}: {action!r} is no action; {known}")
             if action in seen:
-                raise ScheduleError(f"rank {rank}: {action} is there twice; run it once", rank, action)
+                raise ScheduleError(f"rank {rank}: {action} is there twice; run it once")
             if schedule.rank_of[action.stage] != rank:
-                first = Action("F", action.stage, action.micro_batch)
                 home = f"rank {schedule.rank_of[action.stage]} holds stage {action.stage}, so its actions belong there"
-                raise ScheduleError(f"rank {rank} cannot run {action}: {home}", rank, action, first)
+                raise ScheduleError(f"rank {rank} cannot run {action}: {home}")
             seen.add(action)
 
 
 def _check_completeness(schedule: Schedule) -> None:
     """Every stage computes F and B, or F, I and W, for every micro-batch."""
     if not schedule.actions:
-        raise ScheduleError("the schedule has no ranks; give actions for at least one", None, None)
+        raise ScheduleError("the schedule has no ranks; give actions for at least one")
     there = {action for row in schedule.actions for action in row}
     for stage in range(schedule.n_stages):
         rank = schedule.rank_of.get(stage)
@@ -191,10 +182,10 @@ def _check_completeness(schedule: Schedule) -> None:
             needed = [forward, *([half, weights] if halves else [whole])]
             for action in needed:
                 if action not in there:
-                    raise ScheduleError(f"{_holder(rank)} never runs {action}; add it", rank, None, action)
+                    raise ScheduleError(f"{_holder(rank)} never runs {action}; add it")
             if halves and whole in there:
-                twice = f"{_holder(rank)} runs {whole}, the whole backward, and a half of it; keep one of the two"
-                raise ScheduleError(twice, rank, whole)
+                halved = "the whole backward, and a half of it; keep one of the two"
+                raise ScheduleError(f"{_holder(rank)} runs {whole}, {halved}")
 
 
 def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Action]) -> ScheduleError:
@@ -210,7 +201,7 @@ def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Acti
     else:
         blocked = dict(waiting).get(holder)
         why = f"which rank {holder} cannot reach: it waits in {blocked}"
-    return ScheduleError(f"rank {rank} waits forever in {action}: it needs {lacking}, {why}", rank, action, lacking)
+    return ScheduleError(f"rank {rank} waits forever in {action}: it needs {lacking}, {why}")
 
 
 def _home(schedule: Schedule, action: Action | None) -> int:

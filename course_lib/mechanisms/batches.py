@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 
 def split(batch: Any, n: int) -> list[Any]:
@@ -33,7 +34,13 @@ def micro_batches(batch: Any, m: int) -> list[Any]:
 
 def size(batch: Any) -> int:
     """The number of samples in a batch. Raises ValueError if its tensors disagree."""
-    lengths = _lengths(batch)
+    lengths = set()
+    for part in tree_leaves(batch):
+        if not isinstance(part, Tensor):
+            raise TypeError(f"batch holds a {type(part).__name__}; give a tensor, or tuples, lists or dicts of tensors")
+        if part.dim() == 0:
+            raise ValueError("batch holds a tensor without dimensions; its samples have to lie along dimension 0")
+        lengths.add(len(part))
     if len(lengths) != 1:
         raise ValueError(
             f"batch holds tensors of {sorted(lengths) or 'no'} samples; dimension 0 has to be the same in all of them"
@@ -47,24 +54,6 @@ def _cut(batch: Any, pieces: int, argument: str) -> list[Any]:
         raise ValueError(
             f"{argument}={pieces} pieces cannot be cut from a batch of {samples} samples; choose from 1 to {samples}"
         )
-    return _pieces(batch, pieces)
-
-
-def _pieces(batch: Any, pieces: int) -> list[Any]:
-    if isinstance(batch, Tensor):
-        return list(batch.tensor_split(pieces))
-    if isinstance(batch, dict):
-        columns = [_pieces(part, pieces) for part in batch.values()]
-        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
-    return [type(batch)(row) for row in zip(*(_pieces(part, pieces) for part in batch), strict=True)]
-
-
-def _lengths(batch: Any) -> set[int]:
-    if isinstance(batch, Tensor):
-        if batch.dim() == 0:
-            raise ValueError("batch holds a tensor without dimensions; its samples have to lie along dimension 0")
-        return {len(batch)}
-    if isinstance(batch, (tuple, list, dict)):
-        parts = batch.values() if isinstance(batch, dict) else batch
-        return set().union(*(_lengths(part) for part in parts))
-    raise TypeError(f"batch holds a {type(batch).__name__}; give a tensor, or tuples, lists or dicts of tensors")
+    tensors, structure = tree_flatten(batch)
+    rows = zip(*(tensor.tensor_split(pieces) for tensor in tensors), strict=True)
+    return [tree_unflatten(row, structure) for row in rows]

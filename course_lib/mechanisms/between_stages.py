@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_lib.mechanisms.groups import Group
 from course_lib.schedules import Action, Schedule, messages_from, messages_of, validate
 
 
@@ -36,9 +37,7 @@ class StageMessages:
     formats: of each stage's inputs, as far as they are known from an earlier pass; they are added to. None: no stage's.
     """
 
-    def __init__(
-        self, own: RankSchedule, group: dist.ProcessGroup | None, device: torch.device, formats: Formats | None = None
-    ) -> None:
+    def __init__(self, own: RankSchedule, group: Group, device: torch.device, formats: Formats | None = None) -> None:
         self.own, self.group, self.device = own, group, device
         self.formats: Formats = {} if formats is None else formats
         self.samples = 0  # of the whole minibatch, as soon as it is known

@@ -37,12 +37,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.mechanisms.groups import rank_in
+from course_lib.mechanisms.groups import Group, rank_in
 from course_lib.timeline import compute
 
 
 @torch.no_grad()
-def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def ring_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
     """Replace the tensor on every rank by its sum over the group, in place, and return it.
 
     tensor: any shape and any dtype that torch can add, the same on all ranks. The ranks' results are equal bit
@@ -55,7 +55,7 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
 
 
 @torch.no_grad()
-def ring_reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def ring_reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
     """Sum the tensor over the group; rank r gets chunk r of the sum, flat.
 
     The chunks are those of `tensor.flatten().tensor_split(world_size)`: where the ranks do not divide the
@@ -79,7 +79,7 @@ def ring_reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) 
 
 
 @torch.no_grad()
-def ring_all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def ring_all_gather(tensor: Tensor, group: Group = None) -> Tensor:
     """Fill the tensor with chunk r of rank r, for every rank r of the group, in place, and return it.
 
     Only this rank's own chunk (as `ring_reduce_scatter` cuts them) is read; what the others hold is overwritten.
@@ -97,7 +97,7 @@ def ring_all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
 
 
 @torch.no_grad()
-def tree_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def tree_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
     """Replace the tensor on every rank by its sum over the group, in place, and return it: up a tree, and down again.
 
     Raises ValueError on a rank that is not in the group.
@@ -117,7 +117,7 @@ def tree_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
 
 
 @torch.no_grad()
-def tree_broadcast(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def tree_broadcast(tensor: Tensor, group: Group = None) -> Tensor:
     """Fill the tensor on every rank with that of the group's first rank, in place, and return it: down a tree.
 
     Raises ValueError on a rank that is not in the group.
@@ -169,7 +169,7 @@ def all_reduce_in(dtype: torch.dtype, accumulate: torch.dtype | None = None) -> 
         )
 
     @torch.no_grad()
-    def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    def all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
         lowered = tensor.to(dtype).flatten()
         if accumulate == dtype:
             ring_all_reduce(lowered, group)
@@ -181,7 +181,7 @@ def all_reduce_in(dtype: torch.dtype, accumulate: torch.dtype | None = None) -> 
     return all_reduce
 
 
-def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: dist.ProcessGroup | None) -> None:
+def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: Group) -> None:
     """Reduce-scatter: chunk r of rank r becomes the sum of everyone's, added up from rank 0 on, rounded once."""
     chunks = flat.tensor_split(dist.get_world_size(group))
     own = chunks[dist.get_rank(group)]
@@ -196,7 +196,7 @@ def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: dist.ProcessGro
         own.copy_(total)
 
 
-def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: dist.ProcessGroup | None) -> None:
+def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
     rank, world_size = _rank_and_size(group)
     sending = None
     # A blocking send returns only once its recv is there. If every rank sent first, none would ever receive.
@@ -208,7 +208,7 @@ def _send_right_receive_left(outgoing: Tensor, incoming: Tensor, group: dist.Pro
         sending.wait()
 
 
-def _tree(group: dist.ProcessGroup | None) -> list[tuple[int | None, int | None]]:
+def _tree(group: Group) -> list[tuple[int | None, int | None]]:
     """This rank's children, level by level from the leaves, each as (None, child), and at last (parent, None)."""
     rank, world_size = _rank_and_size(group)
     distances = [2**level for level in range((world_size - 1).bit_length())]
@@ -216,7 +216,7 @@ def _tree(group: dist.ProcessGroup | None) -> list[tuple[int | None, int | None]
     return children + [(rank - far, None) for far in distances if rank % (2 * far) == far]
 
 
-def _rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
+def _rank_and_size(group: Group) -> tuple[int, int]:
     return rank_in(group), dist.get_world_size(group)
 
 

@@ -182,8 +182,7 @@ class ModelPart(nn.Module):
         _check_schedule(schedule, mesh, len(model.blocks))
         self.mesh, self.schedule, self.config = mesh, schedule, model.config
         from_first_rank(model)
-        seed = mesh.rank("dp") * mesh.size("pp") + mesh.rank("pp")  # of dropout
-        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel, seed)
+        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel)
         is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]
         layers = split_layers(len(model.blocks), schedule.n_stages, costs=is_layer)
         of_rank = [

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms import tied_weights
 from course_lib.mechanisms.between_stages import Formats, StageMessages, rank_schedule
-from course_lib.mechanisms.groups import rank_in
+from course_lib.mechanisms.groups import Group, rank_in
 from course_lib.mechanisms.pipeline import StageRunner
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.schedules import SCHEDULES
@@ -61,9 +61,7 @@ class LayerWise(nn.Module):
     Raises ValueError if there are fewer blocks than ranks, for wrong costs, and on a rank outside of the group.
     """
 
-    def __init__(
-        self, blocks: nn.Sequential, group: dist.ProcessGroup | None = None, costs: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, blocks: nn.Sequential, group: Group = None, costs: Sequence[float] | None = None) -> None:
         super().__init__()
         self.group = group
         self.stage, self.n_stages = rank_in(group), dist.get_world_size(group)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.between_stages import RankSchedule, StageMessages, rank_schedule
-from course_lib.mechanisms.groups import rank_in
+from course_lib.mechanisms.groups import Group, rank_in
 from course_lib.mechanisms.schedules import Action, Schedule
 from course_lib.mechanisms.split_backward import WeightGradients, accumulators, input_gradients
 from course_lib.timeline import compute
@@ -44,7 +44,7 @@ def run_schedule(
     inputs: Any,
     targets: Any,
     loss_fn: Callable[[Any, Any], Tensor],
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     work: Mapping[int, float] | None = None,
 ) -> Tensor | None:
     """One forward and backward pass over a minibatch; gradients are added to the parameters' `.grad`.
@@ -206,7 +206,7 @@ def _call(module: nn.Module, inputs: Any) -> Any:
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
 
-def _rank_in(group: dist.ProcessGroup | None, schedule: Schedule) -> int:
+def _rank_in(group: Group, schedule: Schedule) -> int:
     """This rank's number in the group, which has to be as large as the schedule."""
     rank, world_size = rank_in(group), dist.get_world_size(group)
     if world_size != schedule.n_ranks:

@@ -38,19 +38,10 @@ from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients
 from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import check_same_parameters, from_first_rank
-from course_lib.mechanisms.shards import (
-    Bucket,
-    Layout,
-    accumulate,
-    cut_state,
-    gather_state,
-    join_gradients,
-    master_dtype,
-    take_back,
-)
+from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
 from course_lib.timeline import compute
 
-GRADIENTS = ("local", "averaged", "sharded")
+GRADIENTS = ("local", "sharded")
 _NEEDS_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
 
@@ -66,12 +57,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
     The model is a plain one. Construction gives every rank the parameters of the group's first. `step()` averages the
     gradients over the group, updates this rank's shard, and gathers the parameters.
 
-    gradients: "local", each rank's `.grad` is its own until `step()` averages them with a reduce-scatter; "averaged",
-        they are the mean already (`average_gradients`, `DataParallel`) and do not travel again; "sharded", each bucket
-        is reduce-scattered within backward() as soon as it is complete, and NaNs without memory take the place of its
-        `.grad`s, so that nobody reads the gradient where it no longer is. (If several backward passes add up,
-        all ranks have to use the same parameters in each.)
-        Every rank's gradient counts the same: average shares of different size yourself, and say "averaged".
+    gradients: "local", each rank's `.grad` is its own until `step()` averages them with a reduce-scatter; "sharded",
+        each bucket is reduce-scattered within backward() as soon as it is complete, and NaNs without memory take the
+        place of its `.grad`s, so that nobody reads the gradient where it no longer is. (If several backward passes
+        add up, all ranks have to use the same parameters in each.)
+        Every rank's gradient counts the same. With shares of different size say "local", and call
+        `average_gradients` before `step()`: the mean of what is the same on all ranks is the same again.
     bucket_mb: parameters are laid end to end in buckets of up to this many MiB (None: in one), from last to first.
     kwargs: for `optimizer_cls`, which sees this rank's part of each parameter, flat. `param_groups` hold the whole
         parameters, and what a scheduler changes there is used. As usual, a parameter without gradient, on all ranks
@@ -93,7 +84,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         optimizer_cls: type[torch.optim.Optimizer],
         group: Group = None,
         *,
-        gradients: Literal["local", "averaged", "sharded"] = "local",
+        gradients: Literal["local", "sharded"] = "local",
         bucket_mb: float | None = 10,
         **kwargs: Any,
     ) -> None:
@@ -109,16 +100,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.defaults = self.inner.defaults
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on all ranks; returns what the closure, if any, returned.
+    def step(self) -> None:  # type: ignore[override]  # closures are for optimizers that need whole tensors
+        """Update the parameters on all ranks.
 
         Raises RuntimeError if a parameter has another dtype than before, or is no longer frozen, and for gradients
         that a `DataParallel` has yet to average.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         self.finish()
         self._check_frozen()
         for bucket in self._buckets:
@@ -129,7 +116,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._begin_step()
         if self.gradients != "sharded":  # shards of gradients that are still there as a whole
             self.inner.zero_grad()
-        return loss
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -142,13 +128,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return
         for bucket in self._buckets:
             _forget_zeroed(bucket)
-        if self.gradients == "averaged":
-            for bucket in self._buckets:
-                _cut_gradients(bucket)
-        else:
-            while self._in_order.next or not self._is_sent or self._has_more():
-                self._in_order.send(rest=True)
-                self._in_order.begin()
+        while self._in_order.next or not self._is_sent or self._has_more():
+            self._in_order.send(rest=True)
+            self._in_order.begin()
         for bucket in self._buckets:
             bucket.receive()
         self._room.clear()
@@ -343,12 +325,6 @@ def _forget_zeroed(bucket: Bucket) -> None:
     for parameter, piece in zip(bucket.parameters, bucket.updated, strict=True):
         if parameter.grad is None:
             piece.grad = None
-
-
-def _cut_gradients(bucket: Bucket) -> None:
-    """Take this rank's part of gradients that are averaged already."""
-    joined = join_gradients(bucket.layout, [parameter.grad for parameter in bucket.parameters], bucket.flat)
-    accumulate(bucket.updated, bucket.layout.pieces(bucket.layout.shard(joined).clone()), n=1)
 
 
 @torch.no_grad()

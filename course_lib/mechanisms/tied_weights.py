@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.mechanisms.groups import Group
+
 
 @torch.no_grad()
-def sum_gradients(parameter: nn.Parameter, ranks: Sequence[int], group: dist.ProcessGroup | None = None) -> Tensor:
+def sum_gradients(parameter: nn.Parameter, ranks: Sequence[int], group: Group = None) -> Tensor:
     """The sum of a parameter's gradients over the ranks of the group that hold a copy. All of these call it.
 
     They add up in the order in which one process adds up the uses of a parameter: the last one first.
@@ -35,7 +37,7 @@ def sum_gradients(parameter: nn.Parameter, ranks: Sequence[int], group: dist.Pro
 
 
 @contextlib.contextmanager
-def summed(tied: Mapping[nn.Parameter, Sequence[int]], group: dist.ProcessGroup | None = None) -> Iterator[None]:
+def summed(tied: Mapping[nn.Parameter, Sequence[int]], group: Group = None) -> Iterator[None]:
     """Sum over the ranks what backward passes in this block find of these gradients; add it to what was there before.
 
     tied: what `holders` says of this rank's parameters.

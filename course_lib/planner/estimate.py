@@ -88,7 +88,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan costs. `flows` has every kind of traffic; `slowest` is the work of the slowest pipeline rank."""
+    """What a plan costs. `flows` has every kind of traffic."""
 
     model: ModelSpec
     cluster: Cluster
@@ -97,7 +97,6 @@ class Estimate:
     memory: Memory
     step_time: StepTime
     flows: dict[str, Flow]
-    slowest: Work
 
     @property
     def fits(self) -> bool:
@@ -137,11 +136,6 @@ class Estimate:
         return self.step_time.around(self.tokens_per_second)
 
     @property
-    def mfu_range(self) -> tuple[float, float]:
-        """Where 90% of runs lie."""
-        return self.step_time.around(self.mfu)
-
-    @property
     def interval(self) -> str:
         """The interval in words: where it is from, and what of this plan no published step stands behind."""
         return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster)
@@ -149,12 +143,8 @@ class Estimate:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilization: what a step needs, by what the devices could do in its time."""
-        return self.model.step_flops(self.global_batch) / self._available_flops
-
-    @property
-    def hfu(self) -> float:
-        """Hardware FLOPs utilization: what is computed twice counts twice."""
-        return self.flops / self._available_flops
+        available = self.step_time.total * self.cluster.devices * self.cluster.spec.peak[self.plan.precision]
+        return self.model.step_flops(self.global_batch) / available
 
     @property
     def flops(self) -> float:
@@ -174,10 +164,6 @@ class Estimate:
         message = _message_seconds(model, self.cluster, plan) if plan.pp > 1 else 0.0
         forward, backward, weight_grad = map(list, zip(*works, strict=True))
         return simulate(plan.depth.schedule_of(m), forward, backward, weight_grad, message)
-
-    @property
-    def _available_flops(self) -> float:
-        return self.step_time.total * self.cluster.devices * self.cluster.spec.peak[self.plan.precision]
 
 
 def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
@@ -216,7 +202,7 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
         **{name: flow.exposed for name, flow in flows.items()},
     )
     flows = {name: flow for name, flow in flows.items() if flow.seconds}
-    return Estimate(model, cluster, plan, global_batch, memory_of_worst_device(model, plan, m), time, flows, slowest)
+    return Estimate(model, cluster, plan, global_batch, memory_of_worst_device(model, plan, m), time, flows)
 
 
 class LayerCost(NamedTuple):

@@ -17,24 +17,18 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from course_lib.schedules import Action, Schedule, validate
+from course_lib.schedules import Schedule, validate
 from course_lib.timeline import Span, Timeline
 
-KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad", "f": "forward", "b": "backward"}
+KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad"}
 Seconds: TypeAlias = "float | Sequence[float]"
 _NOT_YET = -1.0
 
 
 def simulate(
-    schedule: Schedule,
-    forward: Seconds,
-    backward: Seconds,
-    weight_grad: Seconds = 0,
-    transfer: Seconds = 0,
-    overlapped: Seconds | None = None,
+    schedule: Schedule, forward: Seconds, backward: Seconds, weight_grad: Seconds = 0, transfer: Seconds = 0
 ) -> Timeline:
     """When every rank does what, if each action takes as long as said.
 
@@ -42,9 +36,6 @@ def simulate(
         takes backward + weight_grad.
     transfer: seconds from the end of a computation to its result's arrival on another rank; one for each stage means
         the link from it to the next, both ways. A device computes while its results travel.
-    overlapped: seconds of an F and the B of another stage right behind it, for hardware that runs such a pair at once
-        (DualPipe's F&B); both start when the inputs of both are there. On the rank where the pipeline turns, the first
-        F goes ahead of its B, which is still on its way (as in PyTorch). None: one after the other.
 
     Like a measured timeline it has spans where a rank is held up: "wait" until the other rank has finished, then
     "transfer" until the data are there.
@@ -53,11 +44,8 @@ def simulate(
     """
     given = {"forward": forward, "backward": backward, "weight_grad": weight_grad, "transfer": transfer}
     costs = {name: _per_stage(name, seconds, schedule.n_stages) for name, seconds in given.items()}
-    if overlapped is not None:
-        costs["overlapped"] = _per_stage("overlapped", overlapped, schedule.n_stages)
-        schedule = Schedule([_with_pairs(row) for row in schedule.actions])
     with _no_collection():
-        spans = _play(schedule, _steps(schedule, costs), overlapped is not None)
+        spans = _play(schedule, _steps(schedule, costs))
     return Timeline(spans, schedule.n_ranks, "modelled")
 
 
@@ -71,16 +59,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _with_pairs(row: list[Action]) -> list[Action]:
-    """The same list, with small letters for each F that runs at once with the B behind it."""
-    row = list(row)
-    pairs = [i for i, (a, b) in enumerate(pairwise(row)) if a.op == "F" and b.op == "B" and a.stage != b.stage]
-    is_turn = any(abs(row[i].stage - row[i + 1].stage) == 1 for i in pairs)  # of the V, at the last rank
-    for i in pairs[is_turn:]:
-        row[i : i + 2] = row[i]._replace(op="f"), row[i + 1]._replace(op="b")
-    return row
 
 
 def _per_stage(name: str, seconds: Seconds, n_stages: int) -> list[float]:
@@ -99,7 +77,6 @@ class _Step(NamedTuple):
     """
 
     kind: str
-    name: str
     seconds: float
     needs: int
     lag: float
@@ -117,13 +94,12 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
     nothing, nobody = 2 * n_stages * m, (2 * n_stages + 1) * m
     whole = [i + w for i, w in zip(costs["backward"], costs["weight_grad"], strict=True)]
     seconds = {"F": costs["forward"], "B": whole, "I": costs["backward"], "W": costs["weight_grad"]}
-    seconds["f"] = seconds["b"] = costs.get("overlapped", whole)
     steps: dict[str, dict[int, _Step]] = {op: {} for op in KINDS}
     for op, kind in KINDS.items():
         for stage, rank in home.items():
             forward, backward, source = stage * m, (n_stages + stage) * m, stage
             needs, gives = backward, nobody
-            if op in "Ff":
+            if op == "F":
                 source, gives = max(stage - 1, 0), forward
                 needs = forward - m if stage else nothing
             elif op != "W":
@@ -131,13 +107,11 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
                 needs = backward + m if stage < n_stages - 1 else forward
             peer = home.get(source, rank)
             lag = costs["transfer"][min(stage, source)] if peer != rank else 0.0
-            steps[op][stage] = _Step(
-                kind, op.upper(), seconds[op][stage], needs, lag, peer if peer != rank else None, gives
-            )
+            steps[op][stage] = _Step(kind, seconds[op][stage], needs, lag, peer if peer != rank else None, gives)
     return steps
 
 
-def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) -> list[Span]:
+def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
     """Let each rank go on until it needs what is not there yet, and call it again when it is."""
     times = [_NOT_YET] * (2 * schedule.n_stages * schedule.n_micro_batches) + [0.0] * (2 * schedule.n_micro_batches)
     free, position = [0.0] * schedule.n_ranks, [0] * schedule.n_ranks
@@ -151,13 +125,9 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) 
         now, actions = free[rank], schedule.actions[rank]
         for index in range(position[rank], len(actions)):
             op, stage, micro_batch = actions[index]
-            kind, name, seconds, needs, lag, peer, gives = steps[op][stage]
+            kind, seconds, needs, lag, peer, gives = steps[op][stage]
             needs += micro_batch
             sent = times[needs]
-            if paired and sent >= 0:
-                now -= seconds * (op == "b")  # it started with its F
-                if op == "f":
-                    sent, needs, lag, peer = _later(times, needs, lag, peer, steps["b"], actions[index + 1])
             if sent > now:
                 add(new(Span, (rank, "wait", "recv", now, sent, None, None, 0, peer, False)))
                 now = sent
@@ -168,7 +138,7 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) 
                 add(new(Span, (rank, "transfer", "recv", now, sent + lag, None, None, 0, peer, False)))
                 now = sent + lag
             end = now + seconds
-            add(new(Span, (rank, kind, name, now, end, micro_batch, stage, 0, None, False)))
+            add(new(Span, (rank, kind, op, now, end, micro_batch, stage, 0, None, False)))
             gives += micro_batch
             times[gives] = now = end
             if gives in waiting:
@@ -177,14 +147,3 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]], paired: bool) 
     if waiting:
         validate(schedule)  # names who waits for what
     return spans
-
-
-def _later(
-    times: list[float], needs: int, lag: float, peer: int | None, steps: dict[int, _Step], partner: Action
-) -> tuple[float, int, float, int | None]:
-    """Of the inputs of a pair the one that is there later: when it was sent, its place, its lag and its peer."""
-    step = steps[partner.stage]
-    place = step.needs + partner.micro_batch
-    if times[place] < 0 or times[place] + step.lag > times[needs] + lag:
-        return times[place], place, step.lag, step.peer
-    return times[needs], needs, lag, peer

@@ -15,7 +15,7 @@ Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -114,16 +114,6 @@ class ModelSpec:
         return Parameters(self.hidden * (columns + rows) + columns, 2 * self.hidden + 4 * self.hidden)
 
     @cached_property
-    def embedding_parameters(self) -> Parameters:
-        """Token vectors, which are cut by vocabulary, and learned positions."""
-        return Parameters(self.vocab * self.hidden, self.sequence * self.hidden if self.learned_positions else 0)
-
-    @cached_property
-    def norm_parameters(self) -> Parameters:
-        """The last norm, before the logits."""
-        return Parameters(0, self.hidden * (2 if self.biases else 1))
-
-    @cached_property
     def parameters(self) -> int:
         """All parameters of the model; tied ones count once."""
         return self.parameters_of([0], 1).total
@@ -132,10 +122,10 @@ class ModelSpec:
         """What a device holds that has these of `n_stages`. A tied matrix is there once if both its uses are."""
         counts = layers_of_stages(self.layers, n_stages)
         held = self.layer_parameters.times(sum(counts[stage] for stage in stages))
-        if 0 in stages:
-            held += self.embedding_parameters
-        if n_stages - 1 in stages:
-            held += self.norm_parameters
+        if 0 in stages:  # token vectors, which are cut by vocabulary, and learned positions
+            held += Parameters(self.vocab * self.hidden, self.sequence * self.hidden if self.learned_positions else 0)
+        if n_stages - 1 in stages:  # the last norm, before the logits
+            held += Parameters(0, self.hidden * (2 if self.biases else 1))
             if not self.tied_embeddings or 0 not in stages:
                 held += Parameters(self.vocab * self.hidden, 0)
         return held
@@ -247,7 +237,7 @@ class Plan:
 
     recomputed: the share of every rank's layers that recompute is for; 0.5 for every other one.
 
-    What it does not have: offload to the host, which is refused, and experts.
+    What it does not have: offload to the host, and experts.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -268,13 +258,8 @@ class Plan:
     fused: bool = True
     shards: int | None = None
     recomputed: float = 1.0
-    offload: InitVar[bool] = False
 
-    def __post_init__(self, offload: bool) -> None:
-        if offload:
-            raise ValueError(
-                "offload=True is not modelled; recompute='full', a larger tp or pp and zero=1 to 3 save memory, too"
-            )
+    def __post_init__(self) -> None:
         if not 0 < self.recomputed <= 1 or (self.recomputed < 1 and self.recompute == "none"):
             raise ValueError(
                 f"recomputed={self.recomputed} with recompute={self.recompute!r}: give the share of the layers that "

@@ -10,10 +10,13 @@ close a circle, the circle is the culprit; otherwise it is the rank where they e
 
 from __future__ import annotations
 
+import graphlib
 import re
 import signal
+import time
 from dataclasses import dataclass, field, replace
 
+from course_lib.ranks import errors
 from course_lib.ranks.board import Board, Operation, belong
 from course_lib.ranks.errors import Report, Row, describe_line, listing, sentence
 from course_lib.ranks.messages import Failure, Outcome
@@ -64,8 +67,8 @@ def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None
     return status
 
 
-def make_report(statuses: list[RankStatus], now: float) -> Report:
-    return Report(tuple(_row(status, now) for status in statuses))
+def make_report(statuses: list[RankStatus]) -> Report:
+    return Report(tuple(_row(status, time.perf_counter()) for status in statuses))
 
 
 def _row(status: RankStatus, now: float) -> Row:
@@ -98,8 +101,8 @@ def _unreceived(op: Operation, status: RankStatus, other: RankStatus) -> bool:
     return any(o.is_send and not o.ended and belong(op, status.rank, o, other.rank) for o in other.operations)
 
 
-def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> tuple[str, int | None, str] | None:
-    """(sentence, rank at fault, advice) if some rank can never move again; None if all still might.
+def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> errors.Deadlock | None:
+    """Why some rank can never move again; None if all still might.
 
     still: the ranks that have not moved for a while; only of these is a deadlock believed.
     """
@@ -114,7 +117,8 @@ def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> tuple[str,
     cycle = _find_cycle(certain)
     if cycle:
         text = ", ".join(_wait_phrase(statuses[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
-        return f"Nobody can move: {text}.", None, _cycle_advice([statuses[rank] for rank in cycle], statuses)
+        advice = _cycle_advice([statuses[rank] for rank in cycle], statuses)
+        return errors.Deadlock(f"Nobody can move: {text}.", details=advice)
     absent = {rank: [other for other in others if statuses[other].has_ended] for rank, others in certain.items()}
     absent = {rank: others for rank, others in absent.items() if others}
     return _explain_absence(statuses, absent) if absent else None
@@ -126,21 +130,12 @@ def _takes_anybody(status: RankStatus) -> bool:
 
 def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
     """Ranks that wait for each other in a circle, lowest first; empty if there is none."""
-    harmless: set[int] = set()
-
-    def walk(path: list[int]) -> list[int]:
-        for onward in waits.get(path[-1], []):
-            if onward in path:
-                return path[path.index(onward) :]
-            if onward not in harmless and (found := walk([*path, onward])):
-                return found
-        harmless.add(path[-1])
-        return []
-
-    for start in sorted(waits):
-        if circle := walk([start]):
-            lowest = circle.index(min(circle))
-            return circle[lowest:] + circle[:lowest]
+    try:
+        graphlib.TopologicalSorter(waits).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1][:0:-1]  # in which each waited for the one before it
+        lowest = circle.index(min(circle))
+        return circle[lowest:] + circle[:lowest]
     return []
 
 
@@ -179,7 +174,7 @@ def _what_came_instead(status: RankStatus, statuses: list[RankStatus]) -> str:
     return f"{text}: compare rounds."
 
 
-def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -> tuple[str, int | None, str]:
+def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -> errors.Deadlock:
     """Somebody waits for a rank that has ended and will never come."""
     waiting = min(absent)
     gone = absent[waiting][0]
@@ -194,7 +189,7 @@ def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -
     text = f"{sentence(who)}, but rank {gone} has already returned without {what}."
     where = describe_line(op.line)
     advice = [_what_came_instead(statuses[waiting], statuses), f"The call that waits: {where}." if where else ""]
-    return text, gone, "\n".join(filter(None, advice))
+    return errors.Deadlock(text, gone, details="\n".join(filter(None, advice)))
 
 
 def _same_call(op: Operation | None, other: Operation) -> bool:
@@ -204,22 +199,24 @@ def _same_call(op: Operation | None, other: Operation) -> bool:
 # Failures, deaths, time
 
 
-def explain_failures(statuses: list[RankStatus]) -> tuple[str, int, str]:
-    """(sentence, rank, details) for ranks that raised, exited or returned something unsendable."""
-    failed = sorted((status for status in statuses if status.failure), key=lambda status: status.since)
-    first = failed[0]
-    text = _failure_sentence(first)
-    same = [status for status in failed if status.failure.message == first.failure.message]  # type: ignore[union-attr]
-    if len(same) == len(statuses) > 1:
-        text = text.replace(f"Rank {first.rank}", "Every rank", 1)
-    others = [status for status in failed[1:] if status.failure.message != first.failure.message]  # type: ignore[union-attr]
+def explain_failures(statuses: list[RankStatus]) -> errors.RunError:
+    """What ranks raised, or returned although it cannot be sent; the first of them counts."""
+    by_time = sorted(statuses, key=lambda status: status.since)
+    failed = [(status.rank, status.failure) for status in by_time if status.failure]
+    rank, first = failed[0]
+    text = _failure_sentence(rank, first)
+    others = [f"rank {rank} {_raised(failure)}" for rank, failure in failed if failure.message != first.message]
+    if not others and len(failed) == len(statuses) > 1:
+        text = text.replace(f"Rank {rank}", "Every rank", 1)
     if others:
-        also = "; ".join(f"rank {status.rank} {_raised(status.failure)}" for status in others)  # type: ignore[arg-type]
-        text += f" Also: {also}."
+        text += f" Also: {'; '.join(others)}."
     waiting = [status.rank for status in statuses if status.state == "waiting"]
     if waiting:
         text += f" {sentence(listing(waiting))} waited for it."
-    return text, first.rank, first.failure.traceback  # type: ignore[union-attr]
+    kind = errors.RankDied if first.kind == "exited" else errors.RankFailed
+    error = kind(text, rank, details=first.traceback)
+    error.__cause__ = first.original
+    return error
 
 
 def _raised(failure: Failure) -> str:
@@ -229,18 +226,15 @@ def _raised(failure: Failure) -> str:
     return f"raised {failure.type}: {first_line}" if first_line else f"raised {failure.type}"
 
 
-def _failure_sentence(status: RankStatus) -> str:
-    failure = status.failure
-    assert failure is not None
-    where = describe_line(failure.line)
-    at = f" ({where})" if where else ""
+def _failure_sentence(rank: int, failure: Failure) -> str:
     if failure.kind == "result":
-        return f"Rank {status.rank} returned a {failure.type} {failure.message}."
+        return f"Rank {rank} returned a {failure.type} {failure.message}."
     if failure.kind == "arrival":
-        return f"Rank {status.rank} could not rebuild the function or its args, which {_raised(failure)} there."
+        return f"Rank {rank} could not rebuild the function or its args, which {_raised(failure)} there."
     if failure.kind == "leftover":
-        return f"Rank {status.rank} returned but left {failure.type} behind; {failure.message}."
-    return f"Rank {status.rank} {_raised(failure)}{at}."
+        return f"Rank {rank} returned but left {failure.type} behind; {failure.message}."
+    where = describe_line(failure.line)
+    return f"Rank {rank} {_raised(failure)}{f' ({where})' if where else ''}."
 
 
 def is_cut_off(status: RankStatus) -> bool:
@@ -256,37 +250,37 @@ def forgive_cut_off(statuses: list[RankStatus]) -> None:
             status.state = "waiting"
 
 
-def explain_death(status: RankStatus) -> str:
+def explain_death(status: RankStatus) -> errors.RankDied:
     """Why a rank's process ended, as far as its exit code tells."""
     code = status.exit_code or 0
     where = describe_line(status.line)
     last = f" The last line it reached in a process group call: {where}." if where else ""
     if code >= 0:
-        return f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
+        text = f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
+        return errors.RankDied(text, status.rank)
     reason = {
         signal.SIGKILL: "was killed (SIGKILL), by somebody or because memory ran out",
         signal.SIGSEGV: "crashed with a segmentation fault: compiled code touched memory that is not its own",
         signal.SIGABRT: "was aborted by compiled code (SIGABRT)",
         signal.SIGTERM: "was asked to end (SIGTERM)",
     }
-    return f"Rank {status.rank} {reason.get(signal.Signals(-code), f'was ended by signal {-code}')}.{last}"
+    why = reason.get(signal.Signals(-code), f"was ended by signal {-code}")
+    return errors.RankDied(f"Rank {status.rank} {why}.{last}", status.rank)
 
 
-def explain_timeout(statuses: list[RankStatus], timeout: float) -> tuple[str, int | None, str]:
-    """(sentence, rank at fault, advice) when the time is over."""
+def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTimeout:
+    """Who has not returned when the time is over."""
     busy = [status for status in statuses if status.state in ("computing", "starting")]
     waiting = [status.rank for status in statuses if status.state == "waiting"]
-    text = f"Time limit: after {timeout:g} s "
-    if not busy:
-        return f"{text}{listing(waiting)} had not finished an operation on all sides.", None, _TIMEOUT_ADVICE
-    where = describe_line(busy[0].line)
-    text += f"{listing([status.rank for status in busy])} had not returned" + (f" ({where})" if where else "")
-    if waiting:
-        text += f", and {listing(waiting)} waited"
-    return f"{text}.", busy[0].rank, _TIMEOUT_ADVICE
-
-
-_TIMEOUT_ADVICE = "If it is right but slow, give launch a longer timeout."
+    if busy:
+        where = describe_line(busy[0].line)
+        text = f"{listing([status.rank for status in busy])} had not returned" + (f" ({where})" if where else "")
+        text += f", and {listing(waiting)} waited" if waiting else ""
+    else:
+        text = f"{listing(waiting)} had not finished an operation on all sides"
+    advice = "If it is right but slow, give launch a longer timeout."
+    rank = busy[0].rank if busy else None
+    return errors.RankTimeout(f"Time limit: after {timeout:g} s {text}.", rank, details=advice)
 
 
 def line_in(stacks: str) -> str:

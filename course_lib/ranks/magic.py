@@ -10,7 +10,6 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from course_lib.ranks import errors, pool
 from course_lib.ranks.cells import remember_source, run_cell
-from course_lib.ranks.output import make_display
 from course_lib.ranks.run import check_arguments, run_on
 
 _PURPOSE = "cells"
@@ -47,9 +46,7 @@ class RanksMagic(Magics):
                 print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
         arguments = (source, filename)
         try:
-            run = run_on(
-                _PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, False, make_display(fold=True)
-            )
+            run = run_on(_PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, uses_gpu=False)
         except errors.RunError as error:
             error.details += _advice(error, self.shell.user_ns)
             if self.held and pool.size_of(_PURPOSE) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,6 +74,14 @@ class Failure:
     line: str = ""
     at: float = 0.0
     exception: bytes | None = None  # by cloudpickle, if that works
+
+    @property
+    def original(self) -> BaseException | None:
+        """The exception as it was raised on the rank, if it could travel."""
+        try:
+            return pickle.loads(self.exception) if self.exception else None
+        except Exception:
+            return None
 
 
 @dataclass

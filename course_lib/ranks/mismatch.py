@@ -11,18 +11,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from course_lib.ranks.board import Operation
-from course_lib.ranks.errors import describe_line
+from course_lib.ranks.errors import Mismatch, RankFailed, describe_line
 
 _SAME_EVERYWHERE = frozenset({"all_reduce", "reduce", "reduce_scatter", "all_gather"})
 
 
-def explain_mismatch(histories: list[list[Operation]]) -> tuple[str, int | None, str] | None:
-    """(sentence, rank at fault, advice) for the first operations that do not fit; None if all do."""
+def explain_mismatch(histories: list[list[Operation]]) -> Mismatch | None:
+    """Why the first operations that do not fit do not; None if all do."""
     for first, second in _pairs(histories):
         difference = _difference(first[1], second[1])
         if difference:
             lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
-            return difference.format(a=first[0], b=second[0]), None, "\n".join([*lines, _advice(first[1], second[1])])
+            advice = "\n".join([*lines, _advice(first[1], second[1])])
+            return Mismatch(difference.format(a=first[0], b=second[0]), details=advice)
     return _explain_crossing(histories)
 
 
@@ -80,7 +81,7 @@ def _data(op: Operation) -> str:
     return f"{op.shape or 'a single number'} {op.dtype}"
 
 
-def _explain_crossing(histories: list[list[Operation]]) -> tuple[str, int | None, str] | None:
+def _explain_crossing(histories: list[list[Operation]]) -> Mismatch | None:
     """Same-shaped tensors in another order on another rank: legal for gloo, and never meant."""
     sequences: dict[int, dict[int, list[Operation]]] = defaultdict(dict)
     for rank, history in enumerate(histories):
@@ -95,7 +96,7 @@ def _explain_crossing(histories: list[list[Operation]]) -> tuple[str, int | None
                 mine, theirs = crossed
                 text = f"Ranks {first} and {rank} call {mine.name} on the same tensors in a different order."
                 advice = f"rank {first}: {describe_line(mine.line)}\nrank {rank}: {describe_line(theirs.line)}"
-                return text, None, f"{advice}\nThe tensors would be mixed up without an error."
+                return Mismatch(text, details=f"{advice}\nThe tensors would be mixed up without an error.")
     return None
 
 
@@ -114,14 +115,15 @@ def _first_crossing(a: list[Operation], b: list[Operation]) -> tuple[Operation, 
     return None
 
 
-def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[int]]) -> tuple[str, int, str] | None:
-    """(sentence, rank, advice) for the first operation that nobody waited for."""
+def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[int]]) -> RankFailed | None:
+    """The first operation that nobody waited for."""
     for rank, numbers in enumerate(unfinished):
         for op in histories[rank]:
             if op.number in numbers:
                 to = f" {'to' if op.is_send else 'from'} rank {op.peer}" if op.is_message and op.peer >= 0 else ""
                 text = f"Rank {rank} began {op.name}{to} and returned without waiting for it."
-                return text, rank, f"{describe_line(op.line)}\nKeep the handle that it returns and call its wait()."
+                advice = f"{describe_line(op.line)}\nKeep the handle that it returns and call its wait()."
+                return RankFailed(text, rank, details=advice)
     return None
 
 

@@ -17,7 +17,6 @@ from multiprocessing import connection
 import psutil
 
 from course_lib.ranks import diagnosis, errors, messages, mismatch
-from course_lib.ranks.board import Operation
 from course_lib.ranks.output import Display
 from course_lib.ranks.pool import Pool
 
@@ -135,9 +134,6 @@ class RunMonitor:
             status.since = status.since or self.began or 0.0
         return statuses
 
-    def report(self, statuses: list[diagnosis.RankStatus]) -> errors.Report:
-        return diagnosis.make_report(statuses, time.perf_counter())
-
     def _judge(self, asked: float) -> None:
         now = time.perf_counter()
         if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
@@ -165,11 +161,8 @@ class RunMonitor:
             return
         self.looked = now
         statuses = self.statuses()
-        self._raise_mismatch([status.operations for status in statuses])
-        verdict = diagnosis.explain_deadlock(self._settled(statuses), still)
-        if verdict:
-            text, culprit, advice = verdict
-            raise errors.Deadlock(text, culprit, self.report(statuses), advice)
+        self._raise(_mismatch(statuses), statuses)
+        self._raise(diagnosis.explain_deadlock(self._settled(statuses), still), statuses)
 
     def _settled(self, statuses: list[diagnosis.RankStatus]) -> list[diagnosis.RankStatus]:
         """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
@@ -190,35 +183,30 @@ class RunMonitor:
             return 0.0
         return times.user + times.system
 
-    def _raise_mismatch(self, histories: list[list[Operation]]) -> None:
-        verdict = mismatch.explain_mismatch(histories)
-        if verdict:
-            text, rank, advice = verdict
-            raise errors.Mismatch(text, rank, self.report(self.statuses()), advice)
+    def _raise(self, error: errors.RunError | None, statuses: list[diagnosis.RankStatus]) -> None:
+        """Raise an error, if there is one, with a report of what every rank was doing."""
+        if error is not None:
+            error.report = diagnosis.make_report(statuses)
+            raise error
 
     def _raise_failure(self) -> None:
         statuses = self.statuses()
-        self._raise_mismatch([status.operations for status in statuses])
+        self._raise(_mismatch(statuses), statuses)
         if any(status.state == "died" for status in statuses):
             diagnosis.forgive_cut_off(statuses)
-        report = self.report(statuses)
         for status in statuses:
             if status.state == "died":
                 status.line = diagnosis.line_in(self.pool.log(status.rank)) or status.line
-                raise errors.RankDied(diagnosis.explain_death(status), status.rank, self.report(statuses))
-        text, rank, details = diagnosis.explain_failures(statuses)
-        failure = statuses[rank].failure
-        kind = errors.RankDied if failure and failure.kind == "exited" else errors.RankFailed
-        raise kind(text, rank, report, details) from _original(failure)
+                self._raise(diagnosis.explain_death(status), statuses)
+        self._raise(diagnosis.explain_failures(statuses), statuses)
 
     def _raise_timeout(self) -> None:
         statuses = self.statuses()
-        self._raise_mismatch([status.operations for status in statuses])
+        self._raise(_mismatch(statuses), statuses)
         for status in statuses:
             if status.state == "computing":
                 status.line = self.pool.stack_line(status.rank) or status.line
-        text, rank, advice = diagnosis.explain_timeout(statuses, self.timeout)
-        raise errors.RankTimeout(text, rank, self.report(statuses), advice)
+        self._raise(diagnosis.explain_timeout(statuses, self.timeout), statuses)
 
     def _judge_result(self) -> None:
         """Everybody has ended; look for what went wrong without stopping anybody."""
@@ -226,11 +214,9 @@ class RunMonitor:
             self._raise_failure()
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         histories = [outcome.operations for outcome in outcomes]
-        self._raise_mismatch(histories)
-        verdict = mismatch.explain_unfinished(histories, [outcome.unfinished for outcome in outcomes])
-        if verdict:
-            text, rank, advice = verdict
-            raise errors.RankFailed(text, rank, self.report(self.statuses()), advice)
+        unfinished = [outcome.unfinished for outcome in outcomes]
+        if error := mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished):
+            self._raise(error, self.statuses())  # which takes longer than a short run
 
     def is_clean(self, may_keep_groups: bool) -> bool:
         """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
@@ -243,9 +229,5 @@ class RunMonitor:
         return done and mismatch.all_matched([outcome.operations for outcome in outcomes])
 
 
-def _original(failure: messages.Failure | None) -> BaseException | None:
-    """The exception as it was raised on the rank, if it could travel."""
-    try:
-        return pickle.loads(failure.exception) if failure and failure.exception else None
-    except Exception:
-        return None
+def _mismatch(statuses: list[diagnosis.RankStatus]) -> errors.Mismatch | None:
+    return mismatch.explain_mismatch([status.operations for status in statuses])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from course_lib.ranks.errors import listing
-from course_lib.ranks.tracer import is_torch
+from course_lib.ranks.tracer import torch_calls
 
 if TYPE_CHECKING:
     from course_lib.ranks.traced_group import TracedGroup
@@ -27,23 +27,13 @@ def check(group: TracedGroup, operation: str, rank: Any = None, group_rank: Any 
     is_own = named == choices[group.place]
     if named in choices and not (is_own and operation in _MESSAGES):
         return
-    operation = _called() or operation
+    called = [operation, *torch_calls()][-1]  # recv calls irecv
+    operation = "P2POp" if called == "__init__" else called
     kind = "rank" if choices is ranks or _is_world(ranks) else "group rank"
     why = f"but {_there_are(ranks, choices)}"
     if is_own:
         why = "the one that calls it. A message needs two ranks" + ", and there is only one here" * (len(ranks) == 1)
     raise ValueError(f"{operation} names {kind} {named!r}, {why}. {_advice(operation, ranks)}.")
-
-
-def _called() -> str:
-    """The function of torch.distributed that the student called: recv calls irecv."""
-    frame: Any = sys._getframe(2)
-    function = ""
-    while frame is not None and (is_torch(frame.f_code) or frame.f_code.co_filename == __file__):
-        if frame.f_code.co_filename == c10d.__file__:
-            function = frame.f_code.co_name
-        frame = frame.f_back
-    return "P2POp" if function == "__init__" else function
 
 
 def _is_world(ranks: list[int]) -> bool:

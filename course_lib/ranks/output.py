@@ -89,7 +89,7 @@ class Notebook:
 Display = Notebook | Terminal
 
 
-def make_display(fold: bool = False) -> Display:
+def make_display(fold: bool) -> Display:
     """A panel in a notebook, lines elsewhere."""
     if "ipykernel" in sys.modules:
         from IPython import get_ipython

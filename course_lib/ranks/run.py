@@ -20,10 +20,10 @@ from typing import Any
 
 import cloudpickle
 
-from course_lib.ranks import errors, fork_server, messages, pool
+from course_lib.ranks import diagnosis, errors, fork_server, messages, pool
 from course_lib.ranks.board import MAX_WORLD_SIZE
 from course_lib.ranks.monitor import RunMonitor
-from course_lib.ranks.output import Display, make_display
+from course_lib.ranks.output import make_display
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.spans import make_timeline
 from course_lib.timeline import Timeline
@@ -75,22 +75,15 @@ def launch(
     The next launch works in any case.
     """
     check_arguments(fn, world_size, args, timeout, pace, device)
-    return run_on("launch", fn, world_size, args, timeout, pace, _uses_gpu(world_size, device), make_display())
+    return run_on("launch", fn, world_size, args, timeout, pace, _uses_gpu(world_size, device))
 
 
 def run_on(
-    purpose: str,
-    fn: Callable[..., Any],
-    world_size: int,
-    args: tuple,
-    timeout: float,
-    pace: Pace | None,
-    uses_gpu: bool,
-    display: Display,
+    purpose: str, fn: Callable, world_size: int, args: tuple, timeout: float, pace: Pace | None, uses_gpu: bool
 ) -> Run:
     """Run on the pool kept for this purpose, and keep the pool if nothing was left on it."""
     started = time.perf_counter()
-    task = _pack(fn, args, pace)
+    task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
     try:
         with pool.borrowed(purpose, world_size, uses_gpu) as workers:
             monitor = RunMonitor(workers, timeout, display)
@@ -169,7 +162,7 @@ def _unpack(outcome: messages.Outcome, rank: int, monitor: RunMonitor) -> Any:
     except Exception as error:
         text = f"Rank {rank} returned something that cannot be rebuilt here ({type(error).__name__}: {error})."
         advice = "Return tensors, numbers, strings, lists or dictionaries."
-        raise errors.RankFailed(text, rank, monitor.report(monitor.statuses()), advice) from error
+        raise errors.RankFailed(text, rank, diagnosis.make_report(monitor.statuses()), advice) from error
 
 
 def _stopped(monitor: RunMonitor) -> errors.Stopped:
@@ -181,7 +174,7 @@ def _stopped(monitor: RunMonitor) -> errors.Stopped:
     parts = [f"{errors.listing(busy)} computed"] if busy else []
     parts += [f"{errors.listing(waiting)} waited"] if waiting else []
     text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
-    return errors.Stopped(text, None, monitor.report(statuses), "The next launch starts fresh.")
+    return errors.Stopped(text, None, diagnosis.make_report(statuses), "The next launch starts fresh.")
 
 
 def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from course_lib.ranks import layouts, named_ranks
 from course_lib.ranks.board import Operation, group_hash
-from course_lib.ranks.tracer import Tracer, clock, is_torch
+from course_lib.ranks.tracer import Tracer, clock, torch_calls
 
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
 
@@ -264,12 +264,7 @@ def _is_by_hand() -> bool:
 
 def _called(direction: str) -> str:
     """Whether the caller used send or isend (recv or irecv); a batch consists of the latter."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and is_torch(frame.f_code):
-        if frame.f_code.co_name == direction:
-            return direction
-        frame = frame.f_back
-    return "i" + direction
+    return direction if direction in torch_calls() else "i" + direction
 
 
 def register(tracer: Tracer) -> None:

@@ -282,12 +282,10 @@ def _pickle_result(value: Any) -> tuple[bytes | None, messages.Failure | None]:
 
 def _tensor_bytes(value: Any) -> int:
     """Size of the tensors in a result, to refuse a huge one before it is copied."""
+    if isinstance(value, dict | list | tuple):
+        return sum(map(_tensor_bytes, value.values() if isinstance(value, dict) else value))
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(map(_tensor_bytes, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_tensor_bytes, value))
     return len(value) if isinstance(value, bytes | bytearray | str) else getattr(value, "nbytes", 0)
 
 

@@ -193,7 +193,8 @@ def test_steps_and_times_and_speeds_have_their_interval() -> None:
         low, high = (2e10 / speed for speed in reversed(one.tokens_per_second_range))
         assert y == pytest.approx([low / 86_400, high / 86_400])
         assert f"{long_time(low)} to {long_time(high)}" in tip
-    speeds = [speed for one in PLANS.values() for speed in [[312 * share for share in one.mfu_range]] * 2]
+    ranges = [one.step_time.around(one.mfu) for one in PLANS.values()]
+    speeds = [speed for mfu in ranges for speed in [[312 * share for share in mfu]] * 2]
     assert [list(y) for _, y, _ in whiskers("roofline")] == [pytest.approx(pair) for pair in speeds]
 
 

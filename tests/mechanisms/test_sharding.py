@@ -128,7 +128,13 @@ def train_sharded(rank: int, case: str, dtype: torch.dtype, optimizer_name: str)
 
 
 def train_with_sharded_optimizer(
-    rank: int, case: str, dtype: torch.dtype, optimizer_name: str, bucket_mb: float = 0.004, gradients: Any = None
+    rank: int,
+    case: str,
+    dtype: torch.dtype,
+    optimizer_name: str,
+    bucket_mb: float = 0.004,
+    gradients: Any = None,
+    is_averaged: bool = False,
 ) -> State:
     model = build(case, dtype, seed=rank)
     kind, options = OPTIMIZERS[optimizer_name]
@@ -136,7 +142,7 @@ def train_with_sharded_optimizer(
     for step in range(STEPS):
         share = shares(step, case)[rank]
         optimizer.zero_grad()
-        if gradients == "averaged":
+        if is_averaged:
             data.answer_loss(model(share[0]), share[1]).backward()
             average_gradients(model, samples=len(share[0]))
         else:
@@ -150,7 +156,7 @@ def train_local(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -
 
 
 def train_averaged(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> State:
-    return train_with_sharded_optimizer(rank, case, dtype, optimizer_name, gradients="averaged")
+    return train_with_sharded_optimizer(rank, case, dtype, optimizer_name, gradients="local", is_averaged=True)
 
 
 def train_sharded_gradients(rank: int, case: str, dtype: torch.dtype, optimizer_name: str) -> State:
@@ -253,7 +259,7 @@ def test_ranks_hold_the_same_bits_after_training() -> None:
 @pytest.mark.parametrize("bucket_mb", [1e-9, 25])
 def test_the_size_of_buckets_does_not_change_what_is_learned(bucket_mb: float) -> None:
     reference = alone(EVERYTHING, torch.float64, "SGD")
-    for gradients in ("local", "averaged", "sharded"):
+    for gradients in ("local", "sharded"):
         args = (EVERYTHING, torch.float64, "SGD", bucket_mb, gradients)
         for state in on_ranks(train_with_sharded_optimizer, 4, *args):
             close(state, reference)
@@ -329,7 +335,6 @@ def held_by_fully_sharded(rank: int, compute_dtype: torch.dtype | None) -> tuple
     ("way", "args", "parts"),
     [  # Rajbhandari et al. 2020, section 5: bytes for each parameter on every rank, and bytes divided by N
         (held_by_sharded_optimizer, ("local", torch.float32), ((4, 0), (4, 0), (0, 8))),
-        (held_by_sharded_optimizer, ("averaged", torch.float32), ((4, 0), (4, 0), (0, 8))),
         (held_by_sharded_optimizer, ("sharded", torch.float32), ((4, 0), (0, 4), (0, 8))),
         (held_by_fully_sharded, (None,), ((0, 4), (0, 4), (0, 8))),
         # In mixed precision with Adam, K = 12: the two averages and the master, which is there from the start.
@@ -337,7 +342,7 @@ def held_by_fully_sharded(rank: int, compute_dtype: torch.dtype | None) -> tuple
         # Gradients add up in float32, but no 16-bit shard is kept next to the master: 16 bytes as in the paper.
         (held_by_fully_sharded, (torch.bfloat16,), ((0, 4), (0, 4), (0, 8))),
     ],
-    ids=["ZeRO-1", "ZeRO-1 averaged", "ZeRO-2", "ZeRO-3", "ZeRO-1 bfloat16", "ZeRO-3 bfloat16"],
+    ids=["ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-1 bfloat16", "ZeRO-3 bfloat16"],
 )
 def test_a_rank_holds_what_the_zero_paper_says(way: Any, args: tuple, parts: tuple, n: int) -> None:
     sizes = [parameter.numel() for parameter in build("plain", torch.float32).parameters()]
@@ -796,22 +801,6 @@ def test_parameters_in_bfloat16_get_a_master_in_float32_that_survives_small_upda
         assert again == 260.0  # 259.5, rounded
 
 
-def test_a_closure_is_run_with_gradients_and_its_loss_is_returned() -> None:
-    def losses(rank: int) -> list[float]:
-        weight = nn.Parameter(torch.tensor([3.0]))
-        optimizer = ShardedOptimizer([weight], torch.optim.SGD, lr=0.5)
-
-        def closure() -> float:
-            optimizer.zero_grad()
-            loss = (rank + 1) * weight.sum()
-            loss.backward()
-            return float(loss)
-
-        return [optimizer.step(closure), float(weight)]
-
-    assert launch(losses, 2, device="cpu").results == [[3.0, 2.25], [6.0, 2.25]]
-
-
 def test_the_gradients_norm_is_that_of_the_whole_model_and_can_be_clipped() -> None:
     def on_a_rank(rank: int, way: str, max_norm: float) -> tuple[float, State]:
         model: nn.Module = build("tied frozen", torch.float64)
@@ -872,7 +861,7 @@ def test_a_group_of_some_ranks_shards_among_itself() -> None:
         ({"optimizer_cls": "Adam"}, "optimizer_cls='Adam' is no optimizer class"),
         ({"optimizer_cls": nn.Linear}, "is no optimizer class; give one such as torch.optim.Adam"),
         ({"optimizer_cls": torch.optim.LBFGS}, "optimizer_cls=LBFGS needs whole tensors"),
-        ({"gradients": "some"}, "gradients='some' is unknown; choose one of local, averaged, sharded"),
+        ({"gradients": "some"}, "gradients='some' is unknown; choose one of local, sharded"),
         ({"bucket_mb": 0}, "bucket_mb=0 holds nothing"),
     ],
 )

@@ -6,7 +6,6 @@ Where PyTorch trains on with numbers that nobody meant, ours has to say a senten
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from course_lib.mechanisms.schedules import SCHEDULES
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.mechanisms.tensor_parallel import VocabParallelEmbedding, parallelize
 from course_lib.model import TinyGPT
-from course_lib.planner import simulate
 from tests.mechanisms.training import gradient_of
 
 Make = Callable[..., Any]
@@ -242,26 +240,6 @@ def pipeline_gradient(rank: int, run: Make, loss_fn: Any, scale_grads: bool) -> 
     return gradient(stage)
 
 
-def their_pairs(p: int, m: int) -> list[list[tuple[Any, ...]]]:
-    """On each rank the (stage, micro-batch) of each forward and of the backward that runs at the same time."""
-    schedule = object.__new__(pipelining.ScheduleDualPipeV)
-    vars(schedule).update(pp_group_size=p, _n_microbatches=m)
-    rows = [schedule._calculate_single_rank_operations(rank) for rank in range(p)]
-    both = [[step.sub_actions for step in row if step is not None and step.sub_actions] for row in rows]
-    return [[tuple((a.stage_index, a.microbatch_index) for a in pair) for pair in row] for row in both]
-
-
-def our_pairs(p: int, m: int) -> list[list[tuple[Any, ...]]]:
-    timeline = simulate(SCHEDULES["dualpipev"](2 * p, m), 1.0, 1.0, 1.0, overlapped=2.0)
-    rows = [[span for span in timeline.of(rank) if span.stage is not None] for rank in range(p)]
-    both = [[(a, b) for a, b in itertools.pairwise(row) if a.start == b.start] for row in rows]
-    return [[tuple((span.stage, span.micro_batch) for span in pair) for pair in row] for row in both]
-
-
-def pairs(rank: int, find: Make) -> Any:
-    return [find(p, m) for p in (1, 2, 4) for m in (2 * p, 3 * p)]
-
-
 # What cannot be passed on, and what cannot be trained
 
 
@@ -330,7 +308,7 @@ SITUATIONS: dict[str, Situation] = {
     "no finish, sharded optimizer": replicas(
         functools.partial(
             never_finish,
-            optimize=lambda parameters, lr: ShardedOptimizer(parameters, torch.optim.SGD, gradients="averaged", lr=lr),
+            optimize=lambda parameters, lr: ShardedOptimizer(parameters, torch.optim.SGD, lr=lr),
         ),
         they=[[-2.0]] * 2,
         we=FORGOTTEN,
@@ -404,9 +382,6 @@ SITUATIONS: dict[str, Situation] = {
         theirs_in_a_pipeline,
         ours_in_a_pipeline,
         [[12.0]] * 2,
-    ),
-    "pairs of DualPipeV": Situation(
-        pairs, their_pairs, our_pairs, [[their_pairs(p, m) for p in (1, 2, 4) for m in (2 * p, 3 * p)]] * 2
     ),
     "a dataclass": Situation(
         pass_a_dataclass_on,

@@ -54,16 +54,10 @@ def _parameters(model: ModelSpec, block: int, tp: int, rank: int) -> list[tuple[
         return [(mine(model.vocab) * h, True), (model.sequence * h, False)]
     if block == model.layers + 1:
         return [(h, False)] * 2 + ([] if model.tied_embeddings else [(mine(model.vocab) * h, True)])
-    keys = (kv, False) if _shares_keys(model, tp) else (mine(kv), True)
-    queries, hidden_units, norm = mine(h), mine(f), [(h, False)] * 2
-    attention = [(queries * h, True), (queries, True), *[(keys[0] * h, keys[1]), keys] * 2, (h * queries, True)]
+    queries, keys, hidden_units, norm = mine(h), mine(kv), mine(f), [(h, False)] * 2
+    attention = [(queries * h, True), (queries, True), *[(keys * h, True), (keys, True)] * 2, (h * queries, True)]
     mlp = [(hidden_units * h, True), (hidden_units, True), (h * hidden_units, True)]
     return [*norm, *attention, (h, False), *norm, *mlp, (h, False)]
-
-
-def _shares_keys(model: ModelSpec, tp: int) -> bool:
-    """Whether there are too few heads of keys and values to deal out: all tensor ranks then have all of them."""
-    return model.key_value_heads % tp > 0
 
 
 def all_parameter_sizes(model: ModelSpec, tp: int = 1, rank: int = 0) -> list[int]:
@@ -130,7 +124,7 @@ def tensor_parallel(
 ) -> int:
     """What f and g send for these blocks, forward and backward, and the loss if the head is among them."""
     flow = _tensor_flow(model, blocks, samples, tp, sequence_parallel, size)
-    return flow + all_reduce(_partial_gradients(model, blocks, tp, sequence_parallel) * size, tp)
+    return flow + all_reduce(_partial_gradients(model, blocks, sequence_parallel) * size, tp)
 
 
 def _tensor_flow(
@@ -149,16 +143,9 @@ def _tensor_flow(
     return total
 
 
-def _partial_gradients(model: ModelSpec, blocks: Sequence[int], tp: int, sequence_parallel: bool) -> int:
-    """Numbers of which each rank has an addend: keys and values that all have, and if each has seen its own positions
-    only, norms and biases that are added after a sum.
-    """
-    layers, total = _layers(model, blocks), 0
-    if sequence_parallel:
-        total += (6 * layers + 2 * (model.layers + 1 in blocks)) * model.hidden
-    if _shares_keys(model, tp):
-        total += 2 * layers * model.key_value_width * (model.hidden + 1)
-    return total
+def _partial_gradients(model: ModelSpec, blocks: Sequence[int], sequence_parallel: bool) -> int:
+    """Numbers of which each rank has an addend: norms and biases after a sum, if it has seen its own positions only."""
+    return (6 * _layers(model, blocks) + 2 * (model.layers + 1 in blocks)) * model.hidden * sequence_parallel
 
 
 def _layers(model: ModelSpec, blocks: Sequence[int]) -> int:
@@ -314,7 +301,7 @@ class Hybrid:
             _tensor_flow(self.model, blocks, samples, tp, self.sequence_parallel, self.size)
             for samples in _dealt(of_replica, self.schedule.n_micro_batches)
         )
-        partial = _partial_gradients(self.model, blocks, tp, self.sequence_parallel)
+        partial = _partial_gradients(self.model, blocks, self.sequence_parallel)
         return sum(flow) + all_reduce(partial * self._sum_size, tp)
 
 

@@ -263,19 +263,19 @@ COMBINATIONS: dict[int, list[Case]] = {
         ((2, 1, 2), "1f1b", F16, "tied scales"),
         ((1, 4, 1), "1f1b", F64, "tied clips zero"),
         ((4, 1, 1), "gpipe", BF16, "clips"),
-        ((1, 1, 4), "naive", F32, "grouped zero sequence"),
+        ((1, 1, 4), "naive", F32, "zero sequence"),
     ],
     8: [
         ((2, 2, 2), "dualpipev", BF16, "tied zero sequence clips"),
         ((2, 2, 2), "interleaved_1f1b", F16, "scales clips"),
         ((4, 1, 2), "gpipe", F32, "tied zero"),
-        ((1, 2, 4), "1f1b", F64, "tied grouped sequence"),
+        ((1, 2, 4), "1f1b", F64, "tied sequence"),
     ],
 }
 
 
 def config_of(special: str) -> GPTConfig:
-    return replace(HYBRID, tied_embeddings="tied" in special, kv_heads=1 if "grouped" in special else None)
+    return replace(HYBRID, tied_embeddings="tied" in special, kv_heads=2 if "grouped" in special else None)
 
 
 def schedule_of(mesh: tuple[int, int, int], name: str) -> Schedule:

@@ -27,11 +27,12 @@ def schedule_of(name: str, p: int, m: int, v: int) -> Schedule:
 @pytest.mark.parametrize("work", WORKS)
 def test_the_bubble_in_closed_form_is_the_simulated_one(name: str, v: int, p: int, m: int, work: Work) -> None:
     each = Work(*(seconds / v for seconds in work))
-    overlapped = each.total if name == "dualpipev" else None
-    step = longest_rank(simulate(schedule_of(name, p, m, v), *each, overlapped=overlapped))
-    bubble = bubble_seconds(plan_of(name, p, v), m, work, (p - 1) * work.total)
-    # The form of DualPipeV takes its first F and B for a pair, too, and is a little too long where B is longer.
-    assert m * work.total + bubble == pytest.approx(step, rel=0.01 if name == "dualpipev" else 0.005)
+    step = longest_rank(simulate(schedule_of(name, p, m, v), *each))
+    formula = m * work.total + bubble_seconds(plan_of(name, p, v), m, work, (p - 1) * work.total)
+    if name == "dualpipev":  # a pair waits until the inputs of both are there; one after the other they wait for less
+        assert step <= formula <= step + (p - 1) * max(each.forward, each.backward)
+    else:
+        assert formula == pytest.approx(step, rel=0.005)
 
 
 @pytest.mark.parametrize(("name", "v"), [kind for kind in KINDS if kind[0] != "dualpipev"])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError
-from course_lib.timeline import Timeline
 
 SIZES = [(1, 3), (2, 2), (4, 8), (4, 32), (8, 16)]
 
@@ -44,22 +40,6 @@ def test_zb_h1_has_the_bubble_of_its_paper(p: int, m: int, f: float, b: float, w
     assert timeline.makespan - m * (f + b + w) == pytest.approx((p - 1) * (f + b - w))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.85])
-@pytest.mark.parametrize(("f", "b", "w"), [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 1.5, 1.0)])
-@pytest.mark.parametrize(("p", "m"), [(2, 12), (4, 16), (8, 40)])
-def test_dualpipev_has_the_bubble_of_its_authors(p: int, m: int, f: float, b: float, w: float, share: float) -> None:
-    """(PP/2 - 1) (F&B + B - 3W) with PP stages on PP/2 ranks; their B is the whole backward.
-
-    Their table counts the last rank's first F and B as a pair; their code leaves them apart "to further reduce bubble
-    size", so a rank waits for less, by up to what B takes longer than F, without its W.
-    """
-    both = share * (f + b + w)
-    timeline = simulate(pipeline("dualpipev", p, m, 2), f, b, w, overlapped=both)
-    idle = timeline.makespan - timeline.busy(p - 1)
-    in_their_table = (p - 1) * (both + (b + w) - 3 * w)
-    assert in_their_table - (p - 1) * (b - f) - 1e-9 <= idle <= in_their_table + 1e-9
-
-
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 64), (16, 64)])
 def test_messages_cost_1f1b_what_the_zero_bubble_paper_says(p: int, m: int) -> None:
     f, b, w, transfer = 11.3, 11.2, 8.1, 0.4
@@ -89,18 +69,6 @@ def test_two_ranks_and_one_micro_batch_by_hand() -> None:
         ("forward", "F", 1.25, 3.25, 0, 1),
         ("backward", "B", 3.25, 11.75, 0, 1),
     ]
-
-
-def test_a_paired_forward_and_backward_run_at_the_same_time() -> None:
-    timeline = simulate(pipeline("dualpipev", 2, 8, 2), 1.0, 1.0, 1.0, overlapped=2.0)
-    pairs = [(a, b) for a, b in _neighbors(timeline) if a.name == "F" and b.name == "B" and a.start == b.start]
-    assert pairs
-    assert all(a.end == b.end == a.start + 2.0 for a, b in pairs)
-
-
-def _neighbors(timeline: Timeline) -> list[tuple[Any, Any]]:
-    rows = [[s for s in timeline.spans if s.rank == rank] for rank in range(timeline.world_size)]
-    return [pair for row in rows for pair in itertools.pairwise(row)]
 
 
 def test_everything_in_the_schedule_is_there_once_and_modelled() -> None:

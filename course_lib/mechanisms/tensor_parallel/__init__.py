@@ -1,10 +1,9 @@
-"""Tensor parallelism, in five pages; what others need is handed out here.
+"""Tensor parallelism, in four pages; what others need is handed out here.
 
 linear        the idea: f and g, and the linear layers between them
 vocab         embedding, logits and loss, cut by vocabulary
 transformer   `parallelize`: a whole model, cut
 placement     how parameters lie on the ranks, and how shards become whole again
-dropout       masks that are equal where they have to be, and different elsewhere
 """
 
 from course_lib.mechanisms.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear

@@ -137,9 +137,8 @@ def _of_first_rank(parameter: Tensor, group: Group) -> Tensor:
 def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:
     """Make the gradients of replicated parameters whole, in place. Call it once after the last backward pass of a step.
 
-    Some replicated parameters see only this rank's part of the work: with sequence parallelism those of norms and
-    biases (their positions), and keys and values that several ranks share (their queries). One all-reduce in all;
-    none where no gradient is partial.
+    With sequence parallelism, norms and biases see only this rank's positions. One all-reduce in all; none where no
+    gradient is partial.
     """
     where = placements(model)
     gradients = [p.grad for name, p in model.named_parameters() if where[name].is_partial and p.grad is not None]

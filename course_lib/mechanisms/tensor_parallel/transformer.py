@@ -13,25 +13,24 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from course_lib.mechanisms.groups import Group, rank_in
 from course_lib.mechanisms.replicas import from_first_rank
-from course_lib.mechanisms.tensor_parallel.dropout import DropoutGenerators, replace_dropout
 from course_lib.mechanisms.tensor_parallel.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
     enter,
     scatter_sequence,
 )
-from course_lib.mechanisms.tensor_parallel.placement import check_length, mark_partial, note_equal, shard_parameters
+from course_lib.mechanisms.tensor_parallel.placement import check_length, mark_partial, note_equal
 from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding, check_embedding
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def parallelize(model: Model, group: Group = None, sequence_parallel: bool = False, seed: int = 0) -> Model:
+def parallelize(model: Model, group: Group = None, sequence_parallel: bool = False) -> Model:
     """Turn a TinyGPT, or a stage of its blocks, into its tensor-parallel twin, in place, and return it.
 
     Every rank gives the whole model; the weights of the group's first rank count. The twin takes the same tokens on all
@@ -44,15 +43,13 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
         optimizer.step()
 
     sequence_parallel: between the blocks, each rank has its positions of the hidden states only.
-    seed: of dropout. Each nn.Dropout becomes a `Dropout`, with one mask for all ranks where they hold the same hidden
-        states and a mask of its own for each where they hold shares. The same on all ranks of the group; replicas
-        of the model (data parallelism) and stages of a pipeline need different ones.
 
     Cut are the layers that TinyGPT's blocks are made of, known by their names: query, key, value and out; up and down;
-    token; output. Heads go to ranks whole and in equal numbers; hidden units and vocabulary need not divide evenly.
+    token; output. Heads, of queries and of keys and values, go to ranks whole and in equal numbers; hidden units and
+    vocabulary need not divide evenly.
 
-    Raises ValueError, before anything is changed, for a model without such layers, and if there are more ranks than
-    hidden units or tokens, or if they cannot share the heads.
+    Raises ValueError, before anything is changed, for a model without such layers or with dropout, and if there are
+    more ranks than hidden units or tokens, or if they cannot share the heads.
     """
     _check_model(model, group)
     from_first_rank(model, group)
@@ -63,20 +60,12 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     _tie(model, names_of_each)
     if sequence_parallel:
         _mark_partial_gradients(model)
-    replace_dropout(model, DropoutGenerators(seed, group, sequence_parallel, next(model.parameters()).device))
     return model
 
 
 def _cut_attention(attention: Any, group: Group, sequence_parallel: bool) -> None:
-    _, kv_heads = _heads(attention)
-    n, width = dist.get_world_size(group), attention.head_width
-    head = dist.get_rank(group) * kv_heads // n
     for name in ("query", "key", "value"):
-        layer = getattr(attention, name)
-        if name == "query" or kv_heads % n == 0:
-            setattr(attention, name, ColumnParallelLinear(layer, group, communicates=False))
-        else:
-            setattr(attention, name, SharedColumnLinear(layer, slice(head * width, (head + 1) * width), group))
+        setattr(attention, name, ColumnParallelLinear(getattr(attention, name), group, communicates=False))
     attention.out = RowParallelLinear(attention.out, group, sequence_parallel)
     attention.register_forward_pre_hook(lambda _, inputs: enter(inputs[0], group, sequence_parallel))
 
@@ -94,28 +83,6 @@ def _cut_embedding(embedding: Any, group: Group, sequence_parallel: bool) -> Non
 
 def _cut_head(head: Any, group: Group, sequence_parallel: bool) -> None:
     head.output = ColumnParallelLinear(head.output, group, sequence_parallel)
-
-
-class SharedColumnLinear(nn.Module):
-    """Some outputs of a linear layer that every rank has as a whole: for keys and values that ranks have to share.
-
-    With fewer key and value heads than ranks, a head cannot belong to one rank. All ranks hold them all, and
-    each computes those that its own queries ask for; the gradient on each is an addend.
-
-    columns: which outputs this rank computes.
-    """
-
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-
-    def __init__(self, linear: nn.Linear, columns: slice, group: Group = None) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.columns = linear.in_features, linear.out_features, columns
-        shard_parameters(self, linear, {"weight": None, "bias": None}, group, is_partial=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias[self.columns]
-        return F.linear(x, self.weight[self.columns], bias)
 
 
 Cut = Callable[[Any, Group, bool], None]
@@ -169,9 +136,13 @@ def _check_model(model: nn.Module, group: Group) -> None:
     if not found:
         names = "; ".join(", ".join(names) for names in _CUTS)
         raise ValueError(f"model has no whole layers to cut; give a model that was not cut before, with layers {names}")
+    if any(isinstance(module, _DropoutNd) and module.p for module in model.modules()):
+        raise ValueError(
+            "model has dropout, of which ranks that hold the same would drop different parts; build it with p=0"
+        )
     for module, cut in found:
         if cut is _cut_attention:
-            _check_heads(*_heads(module), n)
+            _check_heads(module, n)
         if cut is _cut_embedding:
             check_embedding(module.get_submodule("token"))  # type: ignore[arg-type]
         for name, length in (("up", "ffn_hidden"), ("token", "vocab"), ("output", "vocab")):
@@ -179,17 +150,10 @@ def _check_model(model: nn.Module, group: Group) -> None:
                 check_length(length, len(getattr(module, name).weight), n)
 
 
-def _heads(attention: Any) -> tuple[int, int]:
-    """Heads of queries, and of keys and values."""
-    return attention.query.out_features // attention.head_width, attention.key.out_features // attention.head_width
-
-
-def _check_heads(heads: int, kv_heads: int, n: int) -> None:
-    def fit(ranks: int) -> bool:  # a rank's queries ask for whole groups of keys, or for a part of one
-        return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
-
-    if not fit(n):
-        works = [ranks for ranks in range(1, heads + 1) if fit(ranks)]
+def _check_heads(attention: Any, n: int) -> None:
+    heads, kv_heads = (layer.out_features // attention.head_width for layer in (attention.query, attention.key))
+    if kv_heads % n:
+        works = [ranks for ranks in range(1, kv_heads + 1) if kv_heads % ranks == 0]
         raise ValueError(
             f"a group of {n} ranks cannot share heads={heads} with kv_heads={kv_heads} equally; "
             f"this model works on one of {works} ranks"
