@@ -9,45 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 
-class Section(NamedTuple):
-    """place: file and line of the heading.  heading: with its marks, "## answer".  text: what stands below it."""
-
-    place: str
-    heading: str
-    text: str
-
-    @property
-    def page(self) -> str:
-        """The name of the file."""
-        return self.place.partition(".md:")[0]
-
-
-def sections(folder: Path) -> Iterator[Section]:
-    """Those of all pages, in their order.
-
-    Raises FileNotFoundError if there are no pages.
-    """
-    files = sorted(folder.glob("*.md"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no pages; copy the folder sources/ of the course to where it was")
-    for file in files:
-        yield from _sections(file)
-
-
-def _sections(file: Path) -> Iterator[Section]:
+def sections(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Place (file and line), heading with its marks, and text of each section."""
     place, heading, lines, is_code = f"{file.name}:1", "", list[str](), False
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         is_code ^= line.startswith("```")
         if line.startswith("#") and not is_code:
             if heading or any(lines):
-                yield Section(place, heading, _joined(lines))
+                yield place, heading, _joined(lines)
             place, heading, lines = f"{file.name}:{number}", line, []
         else:
             lines.append(line)
-    yield Section(place, heading, _joined(lines))
+    yield place, heading, _joined(lines)
 
 
 def _joined(lines: list[str]) -> str:

@@ -26,10 +26,13 @@ class Words(NamedTuple):
 
 @functools.cache
 def words(folder: Path = FOLDER) -> dict[tuple[str, str], Words]:
-    """By part and name of a mistake. Raises ValueError, with file and line, for what cannot be read."""
+    """By part and name of a mistake.
+
+    Raises FileNotFoundError if there are none, and ValueError, with file and line, for what cannot be read.
+    """
     said: dict[tuple[str, str], Words] = {}
     part = ""
-    for place, heading, text in sections(folder):
+    for place, heading, text in (one for file in sorted(folder.glob("*.md")) for one in sections(file)):
         marks, _, name = heading.partition(" ")
         idea, _, ask = text.partition("\n\n")
         if marks == "#" and not text:
@@ -38,4 +41,6 @@ def words(folder: Path = FOLDER) -> dict[tuple[str, str], Words]:
             raise ValueError(f"{place}: {heading!r} should be a mistake of its own, with an idea and then a question")
         else:
             said[part, name] = Words(idea, ask)
+    if not said:
+        raise FileNotFoundError(f"{folder} has no words; copy the folder sources/ of the course to where it was")
     return said

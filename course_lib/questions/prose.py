@@ -13,7 +13,8 @@
 
 Other sections: `why`; `why: NAME`, what one outcome of an order means; `slip: NAME`, a way to miss a number; `events`
 of an order; `answer` and `checklist` of an open case. {samples} is a field, which the numbers of a question fill; a
-brace of the text itself is written twice. (Standard library only; see `progress`.)
+brace of the text itself is written twice. Lines are joined, blank lines separate paragraphs, a list begins with "- ",
+and code stands between lines of ```. (Standard library only; see `progress`.)
 """
 
 from __future__ import annotations
@@ -23,10 +24,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
+from typing import NamedTuple
 
-from course_lib.pages import Section, sections
+from course_lib.pages import sections
 
 FOLDER = Path(__file__).parents[2] / "sources" / "questions"
+
+
+class Section(NamedTuple):
+    """place: file and line of its heading."""
+
+    place: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,11 @@ class Page:
     def fill(self, fields: Mapping[str, object]) -> Page:
         """The page with numbers in it. Raises ValueError for a field without a number and a number without a field."""
         used: set[str] = set()
-        filled = {}
-        for heading, (place, _, text) in self.sections.items():
+        sections = {}
+        for heading, (place, text) in self.sections.items():
             try:
                 used.update(name for _, name, _, _ in Formatter().parse(text) if name is not None)
-                filled[heading] = Section(place, heading, text.format_map(fields))
+                sections[heading] = Section(place, text.format_map(fields))
             except KeyError as error:
                 raise ValueError(f"{place}: {self.name} has no field {{{error.args[0]}}}; {_choose(fields)}") from None
             except ValueError as error:
@@ -63,7 +72,7 @@ class Page:
             raise ValueError(
                 f"{self.place}: {self.name} never says {{{min(unused)}}}; write it, or drop it in the code"
             )
-        return replace(self, sections=filled)
+        return replace(self, sections=sections)
 
     def only(self, *headings: str) -> dict[str, str]:
         """The texts of these sections, in the order of the page. Raises ValueError if one is missing or left over."""
@@ -81,34 +90,37 @@ def read(folder: Path = FOLDER) -> dict[str, Page]:
     Raises FileNotFoundError if there are none, and ValueError, with file and line, for what cannot be read.
     """
     pages: dict[str, Page] = {}
-    page = None
-    for section in sections(folder):
-        place, heading, text = section
-        if title := re.fullmatch(r"# (\w+): (.+)", heading):
-            page = _begin(section, *title.groups())
-            if page.name in pages:
-                raise ValueError(f"{place}: {pages[page.name].place} is {page.name}, too; choose another name")
-            pages[page.name] = page
-        elif not heading.startswith("## ") or not page or page.lesson != section.page:
-            shown = heading or text[:20]
-            raise ValueError(f"{place}: {shown!r} should be like '# Q4: Its title' or, below one, like '## answer'")
-        elif heading[3:] in page.sections:
-            raise ValueError(f"{place}: {page.name} has two sections {heading!r}; rename one, or join them")
-        else:
-            page.sections[heading[3:]] = section
+    for page in (page for file in sorted(folder.glob("*.md")) for page in _pages(file)):
+        if page.name in pages:
+            raise ValueError(f"{page.place}: {pages[page.name].place} is {page.name}, too; choose another name")
+        pages[page.name] = page
+    if not pages:
+        raise FileNotFoundError(f"{folder} has no questions; copy the folder sources/ of the course to where it was")
     return pages
-
-
-def _begin(section: Section, name: str, title: str) -> Page:
-    first, _, situation = section.text.partition("\n\n")
-    if not (runs := re.fullmatch(r"runs: (\w+)", first)):
-        raise ValueError(f"{section.place}: after the title, say who runs the answers, for instance 'runs: replicas'")
-    return Page(name, title, section.page, runs[1], section.place, {"": section._replace(text=situation)})
 
 
 def items(text: str) -> list[str]:
     """Those of a list."""
     return re.split(r"(?:^|\n)- ", text)[1:]
+
+
+def _pages(file: Path) -> list[Page]:
+    pages: list[Page] = []
+    for place, heading, text in sections(file):
+        if title := re.fullmatch(r"# (\w+): (.+)", heading):
+            first, _, text = text.partition("\n\n")
+            if not (runs := re.fullmatch(r"runs: (\w+)", first)):
+                raise ValueError(f"{place}: after the title, say who runs the answers, for instance 'runs: replicas'")
+            pages.append(Page(title[1], title[2], file.stem, runs[1], place, {"": Section(place, text)}))
+        elif not heading.startswith("## ") or not pages:
+            raise ValueError(
+                f"{place}: {heading or text[:20]!r} should be like '# Q4: Its title' or, below one, like '## answer'"
+            )
+        elif heading[3:] in pages[-1].sections:
+            raise ValueError(f"{place}: {pages[-1].name} has two sections {heading!r}; rename one, or join them")
+        else:
+            pages[-1].sections[heading[3:]] = Section(place, text)
+    return pages
 
 
 def _choose(names: Mapping[str, object] | tuple[str, ...]) -> str:

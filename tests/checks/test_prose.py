@@ -51,5 +51,5 @@ def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, text: str, c
 
 
 def test_a_missing_folder_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere has no pages; copy the folder sources/ of the course"):
+    with pytest.raises(FileNotFoundError, match="nowhere has no words; copy the folder sources/ of the course"):
         words(tmp_path / "nowhere")
