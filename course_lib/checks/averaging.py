@@ -111,6 +111,11 @@ def _summed(name: str) -> Callable[[nn.Module, int], None]:
     return program
 
 
+average_gradients.change(
+    "offset_stuck",
+    "message[:-1].split([*map(Tensor.numel, each)])",
+    "[message[: gradient.numel()] for gradient in each]",
+)
 for name in SUMS:
     mistake(_summed(name))
 
@@ -132,14 +137,6 @@ def result_not_stored(model: nn.Module, samples: int) -> None:
 def gradient_of_one_rank(model: nn.Module, samples: int) -> None:
     for gradient in gradients(model):
         dist.broadcast(gradient, 0)
-
-
-@mistake
-def offset_stuck(model: nn.Module, samples: int) -> None:
-    message = torch.cat([gradient.flatten() for gradient in gradients(model)]) * samples / _total(samples)
-    dist.all_reduce(message)
-    for gradient in gradients(model):
-        gradient.copy_(message[: gradient.numel()].view_as(gradient))
 
 
 @mistake

@@ -156,18 +156,12 @@ change("counted_everywhere", counts, "True")
 change("replicas_alone", counts, 'rank == groups["dp"][0]')
 change("rank_0_alone", counts, "rank == 0")
 change("first_on_one_axis", counts, counts.replace("all(", "any("))
+change("shared_out", counts, "True", "square()", "square() / math.prod(len(groups[axis]) for axis in axes)")
 change("own_norm", reduce, "pass")
 change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
 change("no_root", "squares.sqrt()", "squares")
 change("norms_added", reduce, f"squares.sqrt_(); {reduce}; squares.square_()")
 change("two_messages", reduce, f"{reduce}; dist.all_reduce(torch.zeros(()))")
-
-
-@gradient_norm.mistake
-def shared_out(gradients: list[Any], copied_on: list[Axes], groups: Groups) -> float:
-    copies = [math.prod(len(groups[axis]) for axis in axes) for axes in copied_on]
-    shares = [None if one is None else one / n**0.5 for one, n in zip(gradients, copies, strict=True)]
-    return norm(shares, [()] * len(shares), groups)
 
 
 # Addends and averages

@@ -7,7 +7,7 @@
 
     split_batch.change("samples_lost", "stop]", "stop - 1]")
 
-A wrong solution is a whole misconception, be it a program of its own or the right one with one place changed. Whoever
+A wrong solution is a whole misconception, be it a program of its own or the right one with a place changed. Whoever
 leaves what it leaves on every rank thought the same; and so the bank tests itself. What is said of each is in `prose`.
 """
 
@@ -126,16 +126,19 @@ class Exercise:
         self.mistakes.append(Mistake(self.name, program, fails))
         return program
 
-    def change(self, name: str, old: str, new: str, fails: bool = False) -> None:
-        """Put the right solution into the bank with one place of its source written otherwise.
+    def change(self, name: str, *places: str, fails: bool = False) -> None:
+        """Put the right solution into the bank with some places of its source, mostly one, written otherwise.
 
-        Raises ValueError unless `old` stands in the source of `right` exactly once.
+        places: what stands there, and what is to stand there; and so on.
+        Raises ValueError unless it stands in the source of `right` exactly once.
         """
         source = inspect.getsource(self.right)
-        if source.count(old) != 1:
-            raise ValueError(f"{name}: {old!r} stands {source.count(old)} times in {self.right.__name__}, not once")
+        for old, new in zip(places[::2], places[1::2], strict=True):
+            if source.count(old) != 1:
+                raise ValueError(f"{name}: {old!r} stands {source.count(old)} times in {self.right.__name__}, not once")
+            source = source.replace(old, new)
         made: dict[str, Any] = {}
-        exec(source.replace(old, new), vars(sys.modules[self.right.__module__]), made)
+        exec(source, vars(sys.modules[self.right.__module__]), made)
         program = made[self.right.__name__]
         program.__name__ = program.__qualname__ = name
         self.mistake(program, fails)

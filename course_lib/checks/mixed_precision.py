@@ -172,10 +172,10 @@ def weights_updated(weights: list[Tensor], masters: list[Any], gradients: list[A
 
 
 def mean_of_all(micro_batches: list[Tensor]) -> Tensor:
-    total = torch.zeros_like(micro_batches[0], dtype=torch.float32)
+    n, total = dist.get_world_size(), torch.zeros_like(micro_batches[0], dtype=torch.float32)
     for gradient in micro_batches:
         total += gradient
-    total /= len(micro_batches) * dist.get_world_size()
+    total /= n * len(micro_batches)
     message = total.half()
     dist.all_reduce(message)
     return message.float()
@@ -224,25 +224,14 @@ sum_gradients = Exercise(
     rounding=2.0**-8,  # each rank rounds once, and so does each of the additions: 2^-11 times at most 8
     contract=_two_bytes,
 )
-change, divide = sum_gradients.change, "total /= len(micro_batches) * dist.get_world_size()"
+change, divide = sum_gradients.change, "total /= n * len(micro_batches)"
 change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
 change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
-change("divided_by_ranks", divide, "total /= dist.get_world_size()")
+change("divided_by_ranks", divide, "total /= n")
+change("divided_in_16_bits", divide, "pass", "total += gradient", "total += gradient / (n * len(micro_batches))")
+change("divided_after", divide, "total /= len(micro_batches)", "message.float()", "message.float() / n")
 change("result_in_16_bits", "message.float()", "message")
 change("sent_in_32_bits", "total.half()", "total.clone()")
-
-
-@sum_gradients.mistake
-def divided_in_16_bits(micro_batches: list[Tensor]) -> Tensor:
-    return mean_of_all([gradient / (len(micro_batches) * dist.get_world_size()) for gradient in micro_batches]) * (
-        len(micro_batches) * dist.get_world_size()
-    )
-
-
-@sum_gradients.mistake
-def divided_after(micro_batches: list[Tensor]) -> Tensor:
-    n = dist.get_world_size()
-    return mean_of_all([gradient.float() * n for gradient in micro_batches]) / n
 
 
 @sum_gradients.mistake

@@ -105,23 +105,9 @@ change("divided", "return total", "return total / n")
 change("rank_left_out", "range(1, n)", "range(1, n - 1)")
 change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
 change("last_alone", "total +=", "total = pieces[rank] +")
+whole = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
+change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tensor_split(n)[rank]")
 change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
-
-
-@reduce_scatter.mistake
-def whole_tensor_sent(tensor: Tensor) -> Tensor:
-    rank, n = place()
-    everyone = [_piece_of_whole(tensor, distance) for distance in range(1, n)]
-    return (tensor + sum(everyone)).tensor_split(n)[rank]
-
-
-def _piece_of_whole(tensor: Tensor, distance: int) -> Tensor:
-    """The tensor of the rank so far to the left."""
-    rank, n = place()
-    sending: Any = dist.isend(tensor, (rank + distance) % n)
-    dist.recv(arriving := torch.empty_like(tensor), (rank - distance) % n)
-    sending.wait()
-    return arriving
 
 
 priced = _case(_piece, 4, 3_000)
