@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 
 from course_lib.checks.exercise import Case, Exercise, normal, prepared
 from course_lib.checks.pipeline import perform
-from course_lib.checks.tables import Plans, as_numbers, played, table, tables
+from course_lib.checks.tables import Plans, as_numbers, computing
 from course_lib.ranks import Link, Pace
 from course_lib.schedules import SCHEDULES
 
@@ -74,13 +74,9 @@ def _dearest(stages: Any, model: tuple[Costs, int]) -> str:
 
 
 more = [(n, kind) for n in (3, 4) for kind in ("unequal layers", "stages of different length")]
-split_layers = Exercise(
-    "split_layers",
-    split,
-    played("split_layers", _pass_through, value=_dearest),
-    partial(tables, "models with", _models, more),
-    priced=table(4, "ten layers", lambda rank: [([3, *[10] * 8, 22], 4)], runs=True),
-    pace=Pace({"forward": 0.002, "backward": 0.004}),
+priced, pace = ("ten layers", ([3, *[10] * 8, 22], 4)), Pace({"forward": 0.002, "backward": 0.004})
+split_layers = computing(
+    "split_layers", split, "models with", _models, more, priced, _pass_through, value=_dearest, pace=pace
 )
 change = split_layers.change
 price = "max(sum(costs[i] for i in stage) for"
@@ -177,10 +173,8 @@ def _play_steps(fn: Callable, stage: nn.Module, minibatches: list, loss_fn: Call
 
 
 PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.001))
-priced = _steps(4, 2, 0, new="hidden states get wider from rank to rank", wider=2)
-forward_and_backward = Exercise(
-    "forward_and_backward", passed_on, _play_steps, _all_steps, priced, PACE, rounding=1e-12
-)
+last = _steps(4, 2, 0, new="hidden states get wider from rank to rank", wider=2)
+forward_and_backward = Exercise("forward_and_backward", passed_on, _play_steps, _all_steps, last, PACE, rounding=1e-12)
 change = forward_and_backward.change
 back = "y.backward(dy)"
 change("no_leaf", "x.requires_grad_()", "pass", fails=True)
@@ -228,13 +222,8 @@ def _hold(network: tuple, found: Any) -> None:
 
 
 more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
-who_holds_what = Exercise(
-    "who_holds_what",
-    held,
-    played("who_holds_what", _hold),
-    partial(tables, "networks with", _networks, more),
-    priced=table(4, "seven layers on 4 ranks", lambda rank: [(WIDTHS, STAGES, 32)], runs=True),
-)
+priced = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
+who_holds_what = computing("who_holds_what", held, "networks with", _networks, more, priced, _hold)
 change = who_holds_what.change
 acts = "sum(widths[stage.start : stage.stop + 1])"
 change("no_bias", "(widths[i] + 1)", "widths[i]")

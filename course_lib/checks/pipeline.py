@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.checks.exercise import Case, Exercise, Left, effect, normal, prepared
-from course_lib.checks.tables import Plans, played, table, tables
+from course_lib.checks.tables import Plans, computing
 from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, peak_in_flight, validate
 from course_lib.timeline import compute
@@ -219,14 +219,9 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
 
 
 more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
-bubble = Exercise(
-    "bubble",
-    idle_share,
-    played("bubble", _run_gpipe),
-    partial(tables, "pipelines with", _pipelines, more),
-    priced=table(4, "GPipe on 4 ranks", lambda rank: [([2, 2, 5, 2], [4, 4, 4, 8], 6)], runs=True),
-    pace=Pace(0.01),
-    rounding=1e-6,
+priced = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
+bubble = computing(
+    "bubble", idle_share, "pipelines with", _pipelines, more, priced, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
 change = bubble.change
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
@@ -268,13 +263,9 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
 
 few = "an overhead so large that few are best"
 more = [(3, "room for all"), (3, "little room"), (3, few), (4, "room for all"), (4, "little room")]
-best_micro_batches = Exercise(
-    "best_micro_batches",
-    best,
-    played("best_micro_batches", _run_1f1b),
-    partial(tables, "minibatches with", _minibatches, more),
-    priced=table(4, "1F1B on 4 ranks", lambda rank: [(32, 4, 8, 3, 16)], runs=True),
-    pace=Pace(0.001),
+priced, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
+best_micro_batches = computing(
+    "best_micro_batches", best, "minibatches with", _minibatches, more, priced, _run_1f1b, pace=pace
 )
 change = best_micro_batches.change
 change("memory_forgotten", " and held(m) <= room", "")

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.checks.exercise import Case, Exercise, Left
-from course_lib.checks.tables import Plans, played, table, tables
+from course_lib.checks.tables import Plans, computing
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.planner.spec import RECOMPUTE
 from course_lib.ranks import Link, Pace
@@ -55,15 +55,9 @@ def _hold(plan: tuple, found: Any) -> None:
     assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
 
 
-state_bytes = Exercise(
-    "state_bytes",
-    held,
-    played("state_bytes", _hold),
-    partial(
-        tables, "plans with", _memories, [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
-    ),
-    priced=table(4, "a plan with ZeRO-2", lambda rank: [(40_000, 4, 2, 1, 2, "bf16")], runs=True),
-)
+more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
+priced = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
+state_bytes = computing("state_bytes", held, "plans with", _memories, more, priced, _hold)
 change = state_bytes.change
 mine, order = "(tp * pp)", "(share if zero >= {} else mine)"
 change("no_master_copy", "2, 12", "2, 8")
@@ -117,15 +111,10 @@ def _send(plan: tuple, _: Any) -> None:
     dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
 
 
-step_traffic = Exercise(
-    "step_traffic",
-    sent,
-    played("step_traffic", _send),
-    partial(tables, "plans with", _traffics, [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]),
-    priced=table(4, "2 replicas of 2 tensor ranks", lambda rank: [(6_000, 2, 800, 3, 2, 2, 1, 0, 0)], runs=True),
-    pace=Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6)),
-    rounding=1e-9,
-)
+more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
+traffic = "2 replicas of 2 tensor ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
+pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6))
+step_traffic = computing("step_traffic", sent, "plans with", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
 change = step_traffic.change
 change("one_half", "else 2", "else 1")
 change("tensor_half", "4 * layers", "2 * layers")

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from course_lib.checks.exercise import Case
+from course_lib.checks.exercise import Case, Exercise
 
 Plans = dict[str, list[tuple]]  # by what is new in them
 
 
-def table(n: int, text: str, plans: Callable[[int], list[tuple]], new: str = "other sizes", runs: bool = False) -> Case:
-    """plans: those of a rank.  runs: whether the first of them is run, for the price."""
-    return Case(text, n, lambda rank: (plans(rank), runs), new)
+def computing(
+    name: str,
+    right: Callable[..., Any],
+    what: str,
+    plans: Callable[[int, int], Plans],
+    more: list[tuple[int, str]],
+    priced: tuple[str, tuple],
+    run: Callable[[tuple, Any], None],
+    value: Callable[[Any, tuple], Any] = lambda found, plan: found,
+    **options: Any,
+) -> Exercise:
+    """The part with this name. Each kind of plans is tried on 2 ranks, and then some again on more.
 
-
-def tables(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, str]], seed: int) -> list[Case]:
-    """A case with each kind of plans on 2 ranks, and then these, on more. plans: those of a seed and a rank."""
-
-    def case(n: int, kind: str, new: str) -> Case:
-        return table(n, f"{what} {kind}", lambda rank: plans(seed, rank)[kind], new)
-
-    return [case(2, kind, kind) for kind in plans(seed, 0)] + [case(n, kind, "other sizes") for n, kind in more]
-
-
-def played(
-    name: str, run: Callable[[tuple, Any], None], value: Callable[[Any, tuple], Any] = lambda found, plan: found
-) -> Callable[[Callable, list[tuple], bool], dict[str, Any]]:
-    """How to play such a part. run: a plan and what was found for it.  value: what matters of what was found."""
+    plans: those of a seed and a rank.  what: are plans, in words.  more: ranks and kind.
+    priced: a plan on 4 ranks, in words before.  run: what is to be priced, of a plan and what was found for it.
+    value: what matters of what was found for a plan.
+    """
 
     def play(fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
         found = [fn(*plan) for plan in plans]
@@ -37,7 +37,16 @@ def played(
             run(plans[0], found[0])
         return {f"{name}{plan}": as_numbers(value(one, plan)) for plan, one in zip(plans, found, strict=True)}
 
-    return play
+    text, plan = priced
+    last = Case(text, 4, lambda rank: ([plan], True), "other sizes")
+    return Exercise(name, right, play, partial(_cases, what, plans, more), last, **options)
+
+
+def _cases(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, str]], seed: int) -> list[Case]:
+    def case(n: int, kind: str, new: str) -> Case:
+        return Case(f"{what} {kind}", n, lambda rank: (plans(seed, rank)[kind], False), new)
+
+    return [case(2, kind, kind) for kind in plans(seed, 0)] + [case(n, kind, "other sizes") for n, kind in more]
 
 
 def as_numbers(found: Any) -> Any:
