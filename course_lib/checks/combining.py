@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, normal
+from course_lib.checks.exercise import Case, Exercise, Left, most_sent, normal
 from course_lib.checks.tables import as_numbers
 from course_lib.mechanisms.hybrid import AXES, Mesh
 from course_lib.ranks import Link, Pace
@@ -140,7 +140,7 @@ def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Gro
 
 
 def _one_message(lefts: list[Left]) -> str:
-    times, n = max((len(left.sent), sum(sent.content.numel() for sent in left.sent)) for left in lefts)
+    times, n = most_sent(lefts)
     wrong = f"The norm is right, but a rank communicates {times} times, {n} numbers in all. One number would do."
     return wrong * (n > 1)
 

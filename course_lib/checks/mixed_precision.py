@@ -209,9 +209,8 @@ def _two_bytes(lefts: list[Left]) -> str:
     """An all-reduce may be taken apart, which gives a half more to operations, and a word on the side is free."""
     most = max(sum(sent.content.nbytes for sent in left.sent) for left in lefts)
     n = lefts[0].values["the result"].numel()  # type: ignore[union-attr]
-    if most <= 3 * n + 16:
-        return ""
-    return f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
+    too_much = f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
+    return too_much * (most > 3 * n + 16)
 
 
 sum_gradients = Exercise(
@@ -274,11 +273,7 @@ def _norms_arguments(kind: str, max_norm: float, rank: int) -> tuple[list[Tensor
 def _norms_cases(seed: int) -> list[Case]:
     small, inf, nan = (f"{what} gradient" for what in ("a small", "one infinite", "one undefined"))
     none, s = "a rank without parameters, so without gradients", seed / 8
-    two = [
-        _norms(2, "a large norm", 1 + s),
-        _norms(2, "a norm below", 1e9, small),
-        _norms(2, "inf on rank 1", 1, inf),
-    ]
+    two = [_norms(2, "a large norm", 1 + s), _norms(2, "a norm below", 1e9, small), _norms(2, "inf on rank 1", 1, inf)]
     three = [_norms(2, "nan on rank 0", 1, nan), _norms(3, "a large norm", 2 + s, none), _norms(3, "inf on rank 0", 1)]
     return [
         *two,

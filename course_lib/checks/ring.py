@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, effect
+from course_lib.checks.exercise import Case, Exercise, Left, effect, most_sent
 from course_lib.ranks import Link, Pace
 from course_lib.ranks.errors import listing
 from course_lib.timeline import compute
@@ -79,16 +79,10 @@ def _contract(lefts: list[Left]) -> str:
         return other
     if beyond := [(rank, sent.peer) for rank, sent in messages if (sent.peer - rank) % n not in (1, n - 1)]:
         return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
-    counts, numbers = zip(
-        *((len(left.sent), sum(sent.content.numel() for sent in left.sent)) for left in lefts), strict=True
-    )
-    allowed = 2 * (n - 1) * -(-len(tensor.flatten()) // n)  # type: ignore[union-attr]
-    if max(counts) <= 2 * (n - 1) and max(numbers) <= allowed:
-        return ""
-    yours, best = (
-        f"{count} messages with {many} numbers" for count, many in ((max(counts), max(numbers)), (2 * n - 2, allowed))
-    )
-    return f"The sum is right, but a rank sends {yours} in all, where {best} would do."
+    most, best = most_sent(lefts), (2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n))  # type: ignore[union-attr]
+    yours, needed = (f"{messages} messages with {numbers} numbers" for messages, numbers in (most, best))
+    too_much = f"The sum is right, but a rank sends {yours} in all, where {needed} would do."
+    return too_much * (most[0] > best[0] or most[1] > best[1])
 
 
 def collective_at_work(lefts: list[Left]) -> str:

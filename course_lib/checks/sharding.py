@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values, normal, on_the_clock, prepared, result
+from course_lib.checks.exercise import Case, Exercise, Left, Values, most_sent, normal, on_the_clock, prepared, result
 from course_lib.checks.ring import collective_at_work
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -85,7 +85,7 @@ def _sent_too_much(lefts: list[Left]) -> str:
     """What is asked for besides the result: messages alone, and of each piece no more than the others need."""
     n = len(lefts)
     size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
-    numbers, allowed = max(sum(one.content.numel() for one in left.sent) for left in lefts), (n - 1) * -(-size // n)
+    (_, numbers), allowed = most_sent(lefts), (n - 1) * -(-size // n)
     too_much = f"The result is right, but a rank sends {numbers} numbers in all, where {allowed} would do."
     return collective_at_work(lefts) or too_much * (numbers > allowed)
 
@@ -145,13 +145,7 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
 def _training(
-    n: int,
-    hidden: int,
-    steps: int,
-    seed: int,
-    new: str = "",
-    has_frozen: bool = False,
-    optimizer: Callable = SGD,
+    n: int, hidden: int, steps: int, seed: int, new: str = "", has_frozen: bool = False, optimizer: Callable = SGD
 ) -> Case:
     text = f"{n} ranks, {5 * hidden + 1} parameters and {steps} step{'s' * (steps > 1)}"
     arguments = functools.partial(_one_share_each, hidden, steps, seed, has_frozen, optimizer)

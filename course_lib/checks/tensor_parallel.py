@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values, normal
+from course_lib.checks.exercise import Case, Exercise, Left, Values, most_sent, normal
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -275,13 +275,9 @@ def _is_pair(result: Any) -> bool:
 
 
 def _three_numbers(lefts: list[Left]) -> str:
-    most = max(sum(sent.content.numel() for sent in left.sent) for left in lefts)
-    allowed = 3 * len(lefts[0].before["targets"])
-    if most <= allowed:
-        return ""
-    return (
-        f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do: three a target."
-    )
+    (_, most), allowed = most_sent(lefts), 3 * len(lefts[0].before["targets"])
+    too_much = f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do"
+    return f"{too_much}: three a target." * (most > allowed)
 
 
 cross_entropy = exact(
