@@ -111,11 +111,8 @@ def _summed(name: str) -> Callable[[nn.Module, int], None]:
     return program
 
 
-average_gradients.change(
-    "offset_stuck",
-    "message[:-1].split([*map(Tensor.numel, each)])",
-    "[message[: gradient.numel()] for gradient in each]",
-)
+split, beginnings = "message[:-1].split([*map(Tensor.numel, each)])", "[message[: one.numel()] for one in each]"
+average_gradients.change("offset_stuck", split, beginnings)
 for name in SUMS:
     mistake(_summed(name))
 

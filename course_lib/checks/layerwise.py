@@ -54,13 +54,13 @@ def _models(seed: int, rank: int) -> Plans:
     return models
 
 
-def _pass_through(model: tuple[Costs, int], stages: Any) -> None:
-    if _dearest(stages, model).startswith("the"):
+def _pass_through(model: tuple, stages: Any) -> None:
+    if _dearest(model, stages).startswith("the"):
         own = sum(model[0][i] for i in stages[dist.get_rank()])
         perform(SCHEDULES["gpipe"](4, 8).actions[dist.get_rank()], 4, own, own)
 
 
-def _dearest(stages: Any, model: tuple[Costs, int]) -> str:
+def _dearest(model: tuple, stages: Any) -> str:
     """What the dearest stage costs, or why this is no split."""
     costs, n_stages = model
     if not isinstance(stages, list | tuple) or not all(isinstance(stage, Iterable) for stage in stages):

@@ -21,21 +21,21 @@ def computing(
     more: list[tuple[int, str]],
     priced: tuple[str, tuple],
     run: Callable[[tuple, Any], None],
-    value: Callable[[Any, tuple], Any] = lambda found, plan: found,
+    value: Callable[[tuple, Any], Any] = lambda plan, found: found,
     **options: Any,
 ) -> Exercise:
-    """The part with this name. Each kind of plans is tried on 2 ranks, and then some again on more.
+    """The part with this name: each kind of plans is tried on 2 ranks, and then some again on more.
 
-    plans: those of a seed and a rank.  what: are plans, in words.  more: ranks and kind.
-    priced: a plan on 4 ranks, in words before.  run: what is to be priced, of a plan and what was found for it.
-    value: what matters of what was found for a plan.
+    what: plans are called.  plans: those of a seed and a rank.  more: numbers of ranks, and a kind for each.
+    priced: what to call a plan for 4 ranks, and that plan.  run: does what costs something there, given the plan and
+        what was found for it.  value: what matters of what was found for a plan.
     """
 
     def play(fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
         found = [fn(*plan) for plan in plans]
         if runs:
             run(plans[0], found[0])
-        return {f"{name}{plan}": as_numbers(value(one, plan)) for plan, one in zip(plans, found, strict=True)}
+        return {f"{name}{plan}": as_numbers(value(plan, one)) for plan, one in zip(plans, found, strict=True)}
 
     text, plan = priced
     last = Case(text, 4, lambda rank: ([plan], True), "other sizes")
