@@ -75,9 +75,7 @@ def _dearest(model: tuple, stages: Any) -> str:
 
 more = [(n, kind) for n in (3, 4) for kind in ("unequal layers", "stages of different length")]
 priced, pace = ("ten layers", ([3, *[10] * 8, 22], 4)), Pace({"forward": 0.002, "backward": 0.004})
-split_layers = computing(
-    "split_layers", split, "models with", _models, more, priced, _pass_through, value=_dearest, pace=pace
-)
+split_layers = computing("split_layers", split, "", _models, more, priced, _pass_through, value=_dearest, pace=pace)
 change = split_layers.change
 price = "max(sum(costs[i] for i in stage) for"
 change("by_number", price, "sum(len(stage) ** 2 for")
@@ -223,7 +221,7 @@ def _hold(network: tuple, found: Any) -> None:
 
 more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
 priced = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
-who_holds_what = computing("who_holds_what", held, "networks with", _networks, more, priced, _hold)
+who_holds_what = computing("who_holds_what", held, "", _networks, more, priced, _hold)
 change = who_holds_what.change
 acts = "sum(widths[stage.start : stage.stop + 1])"
 change("no_bias", "(widths[i] + 1)", "widths[i]")

@@ -221,7 +221,7 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
 more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
 priced = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
-    "bubble", idle_share, "pipelines with", _pipelines, more, priced, _run_gpipe, pace=Pace(0.01), rounding=1e-6
+    "bubble", idle_share, "pipelines with ", _pipelines, more, priced, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
 change = bubble.change
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
@@ -249,9 +249,11 @@ def _minibatches(seed: int, rank: int) -> Plans:
     usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
     few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
     return {
-        "room for all": [(*plan, 1000) for plan in usual],
-        "little room": [(*plan, room) for plan, room in zip(usual, (4, 16, 12), strict=True)],
-        "an overhead so large that few are best": [(*plan, room) for plan, room in zip(few, (64, 48, 40), strict=True)],
+        "roomy minibatches": [(*plan, 1000) for plan in usual],
+        "minibatches in little room": [(*plan, room) for plan, room in zip(usual, (4, 16, 12), strict=True)],
+        "minibatches with an overhead so large that few are best": [
+            (*plan, room) for plan, room in zip(few, (64, 48, 40), strict=True)
+        ],
     }
 
 
@@ -261,12 +263,16 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
     perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
 
 
-few = "an overhead so large that few are best"
-more = [(3, "room for all"), (3, "little room"), (3, few), (4, "room for all"), (4, "little room")]
+few = "minibatches with an overhead so large that few are best"
+more = [
+    (3, "roomy minibatches"),
+    (3, "minibatches in little room"),
+    (3, few),
+    (4, "roomy minibatches"),
+    (4, "minibatches in little room"),
+]
 priced, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
-best_micro_batches = computing(
-    "best_micro_batches", best, "minibatches with", _minibatches, more, priced, _run_1f1b, pace=pace
-)
+best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, priced, _run_1f1b, pace=pace)
 change = best_micro_batches.change
 change("memory_forgotten", " and held(m) <= room", "")
 change("no_overhead", "overhead +", "0 +")

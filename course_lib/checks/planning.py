@@ -57,7 +57,7 @@ def _hold(plan: tuple, found: Any) -> None:
 
 more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
 priced = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
-state_bytes = computing("state_bytes", held, "plans with", _memories, more, priced, _hold)
+state_bytes = computing("state_bytes", held, "plans with ", _memories, more, priced, _hold)
 change = state_bytes.change
 mine, order = "(tp * pp)", "(share if zero >= {} else mine)"
 change("no_master_copy", "2, 12", "2, 8")
@@ -112,9 +112,9 @@ def _send(plan: tuple, _: Any) -> None:
 
 
 more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
-traffic = "2 replicas of 2 tensor ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
+traffic = "2 replicas of 2 tensor ranks, on 4 ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6))
-step_traffic = computing("step_traffic", sent, "plans with", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
+step_traffic = computing("step_traffic", sent, "plans with ", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
 change = step_traffic.change
 change("one_half", "else 2", "else 1")
 change("tensor_half", "4 * layers", "2 * layers")

@@ -26,7 +26,7 @@ def computing(
 ) -> Exercise:
     """The part with this name: each kind of plans is tried on 2 ranks, and then some again on more.
 
-    what: plans are called.  plans: those of a seed and a rank.  more: numbers of ranks, and a kind for each.
+    what: what to call them, before their kind.  plans: those of a seed and a rank.  more: ranks, and a kind for each.
     priced: what to call a plan for 4 ranks, and that plan.  run: does what costs something there, given the plan and
         what was found for it.  value: what matters of what was found for a plan.
     """
@@ -44,7 +44,7 @@ def computing(
 
 def _cases(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, str]], seed: int) -> list[Case]:
     def case(n: int, kind: str, new: str) -> Case:
-        return Case(f"{what} {kind}", n, lambda rank: (plans(seed, rank)[kind], False), new)
+        return Case(f"{what}{kind}", n, lambda rank: (plans(seed, rank)[kind], False), new)
 
     return [case(2, kind, kind) for kind in plans(seed, 0)] + [case(n, kind, "other sizes") for n, kind in more]
 
