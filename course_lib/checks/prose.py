@@ -1,11 +1,13 @@
 """What checks say of mistakes: sources/checks/ has a page for each exercise.
 
-# split_batch                                       a part
+    # split_batch                                       a part
 
-## padded                                           one of its mistakes, by the name of its program
-To make shares equal, samples are used twice.       the idea behind it
+    ## padded                                           one of its mistakes, by the name of its program
+    To make shares equal, samples are used twice.       the idea behind it
 
-How much does such a sample count?                  a question that leads out of it
+    How much does such a sample count?                  a question that leads out of it
+
+It is read when it is first said, so that no rank has to.
 """
 
 from __future__ import annotations
