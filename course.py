@@ -219,7 +219,8 @@ def bench(arguments: argparse.Namespace) -> int:
 
 HANDED_OUT = [
     *("README.md", "course.py", "pyproject.toml", "setup.py", "requirements.lock", "environment.yml", ".gitignore"),
-    *("notebooks", "exercises", "course_lib", "sources/jupyterlab", "sources/questions", "sources/scenarios"),
+    *("notebooks", "exercises", "course_lib", "sources/jupyterlab"),
+    *("sources/questions", "sources/checks", "sources/scenarios"),
 ]
 COMMANDS = {
     "lab": (lab, None),

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do not know each other
-    {"timeline", "journal"},
+    {"timeline", "journal", "pages"},
     {"ranks"},
     {"model", "data", "schedules", "instruments"},
     {"mechanisms", "planner"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import data
-from course_lib.checks.exercise import Case, Exercise
+from course_lib.checks.exercise import Case, Exercise, effect
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -66,14 +67,10 @@ def _cases(seed: int) -> list[Case]:
     return [*two, _case((4, 3, 3), seed + 1), _case((3, 3, 2, 2), seed + 2)]
 
 
-def _play(fn: Any, model: nn.Module, samples: int) -> None:
-    fn(model, samples)
-
-
 average_gradients = Exercise(
     "average_gradients",
     right,
-    _play,
+    effect,
     _cases,
     priced=_case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16)),
     pace=PACE,
@@ -89,82 +86,57 @@ def _total(samples: int) -> int:
     return int(total)
 
 
-def _summed(model: nn.Module, by: float = 1, divisor: float = 1) -> None:
-    """The way of nearly all mistakes: weight each gradient, add up, divide."""
-    for gradient in gradients(model):
-        gradient *= by
-        dist.all_reduce(gradient)
-        gradient /= divisor
+SUMS: dict[str, Callable[[int, int], tuple[float, float]]] = {
+    # Of the samples of a rank and the number of ranks: what gradients are multiplied by, and their sum is divided by.
+    "sum_without_division": lambda samples, ranks: (1, 1),
+    "weighted_sum_without_division": lambda samples, ranks: (samples, 1),
+    "weighted_and_divided_by_ranks": lambda samples, ranks: (samples, ranks),
+    "divided_twice": lambda samples, ranks: (1, ranks**2),
+    "divided_by_samples": lambda samples, ranks: (1, samples),
+    "divided_by_own_samples": lambda samples, ranks: (samples, samples * ranks),
+    "shares_counted_alike": lambda samples, ranks: (1, ranks),
+    "rounded_to_zero": lambda samples, ranks: (samples // _total(samples), 1),
+}
 
 
-@mistake("You average the parameters, in which the replicas do not differ.", ask="In what do they differ?")
+def _summed(name: str) -> Callable[[nn.Module, int], None]:
+    def program(model: nn.Module, samples: int) -> None:
+        by, divisor = SUMS[name](samples, dist.get_world_size())
+        for gradient in gradients(model):
+            gradient *= by
+            dist.all_reduce(gradient)
+            gradient /= divisor
+
+    program.__name__ = program.__qualname__ = name
+    return program
+
+
+split, beginnings = "message[:-1].split([*map(Tensor.numel, each)])", "[message[: one.numel()] for one in each]"
+average_gradients.change("offset_stuck", split, beginnings)
+for name in SUMS:
+    mistake(_summed(name))
+
+
+@mistake
 def parameters_averaged(model: nn.Module, samples: int) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size()
 
 
-@mistake("Ranks talk, and every `.grad` stays what it was.", ask="Which lines make a new tensor, and who keeps it?")
+@mistake
 def result_not_stored(model: nn.Module, samples: int) -> None:
     for gradient in gradients(model):
         dist.all_reduce(gradient * samples)
 
 
-@mistake("These are the sums of the ranks' gradients.", ask="The loss is a mean. What is its gradient?")
-def sum_without_division(model: nn.Module, samples: int) -> None:
-    _summed(model)
-
-
-@mistake("Each gradient is weighted by its samples, and the division is missing.", ask="What does the sum count?")
-def weighted_sum_without_division(model: nn.Module, samples: int) -> None:
-    _summed(model, by=samples)
-
-
-@mistake("You weight by samples and divide by ranks.", ask="To what number do the weights add up?")
-def weighted_and_divided_by_ranks(model: nn.Module, samples: int) -> None:
-    _summed(model, by=samples, divisor=dist.get_world_size())
-
-
-@mistake("The mean over ranks is divided once more.", ask="Which of your lines divide, before and after?")
-def divided_twice(model: nn.Module, samples: int) -> None:
-    _summed(model, divisor=dist.get_world_size() ** 2)
-
-
-@mistake("You divide by a number of samples.", ask="Is a rank's own gradient a sum over its samples, or a mean?")
-def divided_by_samples(model: nn.Module, samples: int) -> None:
-    _summed(model, divisor=samples)
-
-
-@mistake("You divide by this rank's samples, times the ranks.", ask="How many samples do all ranks have?")
-def divided_by_own_samples(model: nn.Module, samples: int) -> None:
-    _summed(model, by=samples, divisor=samples * dist.get_world_size())
-
-
-@mistake("This is the plain mean over ranks.", ask="How much does one sample count if it is in a small share?")
-def shares_counted_alike(model: nn.Module, samples: int) -> None:
-    _summed(model, divisor=dist.get_world_size())
-
-
-@mistake("All ranks have the gradient of rank 0.", ask="Where have the others' samples gone?")
+@mistake
 def gradient_of_one_rank(model: nn.Module, samples: int) -> None:
     for gradient in gradients(model):
         dist.broadcast(gradient, 0)
 
 
-@mistake("Every gradient is zero.", ask="What is `samples // total`, and does any line set gradients to zero?")
-def rounded_to_zero(model: nn.Module, samples: int) -> None:
-    _summed(model, by=samples // _total(samples))
-
-
-@mistake("Every parameter gets the beginning of the message.", ask="Where does the next part begin?")
-def offset_stuck(model: nn.Module, samples: int) -> None:
-    message = torch.cat([gradient.flatten() for gradient in gradients(model)]) * samples / _total(samples)
-    dist.all_reduce(message)
-    for gradient in gradients(model):
-        gradient.copy_(message[: gradient.numel()].view_as(gradient))
-
-
-@mistake("The total grows from parameter to parameter.", ask="What is in `total` when it is reduced again?")
+@mistake
 def total_grows(model: nn.Module, samples: int) -> None:
     total = torch.tensor(samples)
     for gradient in gradients(model):

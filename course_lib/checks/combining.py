@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left
+from course_lib.checks.exercise import Case, Exercise, Left, most_sent, normal
+from course_lib.checks.tables import as_numbers
 from course_lib.mechanisms.hybrid import AXES, Mesh
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -32,7 +33,7 @@ Axes = tuple[str, ...]
 def _random(shape: Sequence[int], *seeds: int) -> Tensor:
     """Other numbers for other seeds, each of which is less than 100."""
     seed = sum(number * 100**place for place, number in enumerate(seeds))
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normal(seed)(*shape)
 
 
 def _on_mesh(arguments: Any, sizes: Sizes, seed: int = 0, new: str = "", frozen: bool = False) -> Case:
@@ -74,53 +75,33 @@ def _meshes(seed: int) -> list[Case]:
 
 def _play_mesh(fn: Any, ranks: range, dp: int, pp: int, tp: int) -> Any:
     answers = {f"rank {rank}": fn(rank, dp, pp, tp) for rank in ranks}
-    are_named = all(isinstance(groups, dict) for groups in answers.values())
-    return (
-        {rank: {axis: _joined(one) for axis, one in of.items()} for rank, of in answers.items()}
-        if are_named
-        else answers
-    )
+    return {rank: _in_tensors(groups) if isinstance(groups, dict) else groups for rank, groups in answers.items()}
 
 
-def _joined(ranks: Any) -> Any:
-    """Numbers are easier to read in one tensor where they are not what they should be."""
-    is_list = isinstance(ranks, list | tuple | range) and all(isinstance(rank, int) for rank in ranks)
-    return torch.tensor([*ranks], dtype=torch.int64) if is_list else ranks
+def _in_tensors(groups: dict) -> dict:
+    """Ranks are easier to read in one tensor where they are not what they should be."""
+    return {axis: as_numbers(ranks) for axis, ranks in groups.items()}
 
 
 mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, _mesh(4, (2, 2, 2), 0), PACE)
 change, view = mesh_groups.change, ".view(dp, pp, tp)"
-talks, inner = "Which ranks talk the most, and which should be next to each other?", "What lies between dp and tp?"
-change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)", "Replicas are next to each other.", talks)
-change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)", "Stages are next to each other.", talks)
-change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)", "The stages are the outermost axis.", inner)
+axes = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
+change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
+change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
+change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
+change("first_replica", axes, axes.replace("[d,", "[0,"))
 change(
-    "first_replica",
-    '"pp": mesh[d, :, t].tolist(), "tp": mesh[d, p]',
-    '"pp": mesh[0, :, t].tolist(), "tp": mesh[0, p]',
-    "All replicas get the stages and tensor ranks of replica 0.",
-    ask="In which replica is rank dp x pp x tp - 1?",
+    "same_number", axes, '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
 )
-change(
-    "same_number",
-    '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()',
-    '"dp": mesh[d].flatten().tolist(), "pp": mesh[:, p].flatten().tolist(), "tp": mesh[:, :, t].flatten().tolist()',
-    "A group has the ranks whose number on its axis is the same.",
-    ask="On which axes do the members of one group differ, and on which do they agree?",
-)
+change("counted_from_0", axes, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
 
-@mesh_groups.mistake("A group has the others alone.", ask="Does a rank itself take part in an all-reduce of its group?")
+@mesh_groups.mistake
 def others_alone(rank: int, dp: int, pp: int, tp: int) -> Groups:
     return {axis: [one for one in ranks if one != rank] for axis, ranks in grouped(rank, dp, pp, tp).items()}
 
 
-@mesh_groups.mistake("You number the members from 0.", ask="Which numbers do these ranks have among all ranks?")
-def counted_from_0(rank: int, dp: int, pp: int, tp: int) -> Groups:
-    return {"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]}
-
-
-@mesh_groups.mistake("All groups have neighboring ranks.", ask="How far apart are two replicas of the same part?")
+@mesh_groups.mistake
 def neighbors(rank: int, dp: int, pp: int, tp: int) -> Groups:
     return {axis: [*range(rank // n * n, rank // n * n + n)] for axis, n in (("dp", dp), ("pp", pp), ("tp", tp))}
 
@@ -155,12 +136,11 @@ def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], 
 
 def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Groups) -> Any:
     result = fn(gradients, copied_on, groups)
-    is_number = isinstance(result, int | float) or (isinstance(result, Tensor) and result.numel() == 1)
-    return torch.tensor(float(result)) if is_number else result
+    return as_numbers(result.squeeze() if isinstance(result, Tensor) else result)
 
 
 def _one_message(lefts: list[Left]) -> str:
-    times, n = max((len(left.sent), sum(sent.content.numel() for sent in left.sent)) for left in lefts)
+    times, n = most_sent(lefts)
     wrong = f"The norm is right, but a rank communicates {times} times, {n} numbers in all. One number would do."
     return wrong * (n > 1)
 
@@ -171,30 +151,17 @@ gradient_norm = Exercise(
     "gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=rounding, contract=_one_message
 )
 change, counts = gradient_norm.change, "all(rank == groups[axis][0] for axis in axes)"
-reduce, alone, once = "dist.all_reduce(squares)", "What do the other ranks hold?", "How many ranks have a copy?"
-adds, triangle = f"squares.sqrt_(); {reduce}; squares.square_()", "How long is the longest side of a right triangle?"
-change("counted_everywhere", counts, "True", "Every rank counts all that it holds, copies as well.", once)
-change("replicas_alone", counts, 'rank == groups["dp"][0]', "You take only replicas for copies.", "Who else has any?")
-change("rank_0_alone", counts, "rank == 0", "Only rank 0 counts.", alone)
-change("first_on_one_axis", counts, counts.replace("all(", "any("), "Who is first on one axis counts.", once)
-change("own_norm", reduce, "pass", "Each rank counts for itself.", alone)
-change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()", "You take a mean over ranks.", alone)
-change("no_root", "squares.sqrt()", "squares", "You return the square of the norm.", "What is the norm of (3, 4)?")
-change("norms_added", reduce, adds, "You add up norms.", triangle)
-change(
-    "two_messages",
-    reduce,
-    f"{reduce}; dist.all_reduce(torch.zeros(()))",
-    "You communicate more than once.",
-    "What can be added up before anything travels?",
-)
-
-
-@gradient_norm.mistake("You divide by all ranks of an axis.", ask="Does each have a copy of a shared embedding?")
-def shared_out(gradients: list[Any], copied_on: list[Axes], groups: Groups) -> float:
-    copies = [math.prod(len(groups[axis]) for axis in axes) for axes in copied_on]
-    shares = [None if one is None else one / n**0.5 for one, n in zip(gradients, copies, strict=True)]
-    return norm(shares, [()] * len(shares), groups)
+reduce = "dist.all_reduce(squares)"
+change("counted_everywhere", counts, "True")
+change("replicas_alone", counts, 'rank == groups["dp"][0]')
+change("rank_0_alone", counts, "rank == 0")
+change("first_on_one_axis", counts, counts.replace("all(", "any("))
+change("shared_out", counts, "True", "square()", "square() / math.prod(len(groups[axis]) for axis in axes)")
+change("own_norm", reduce, "pass")
+change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
+change("no_root", "squares.sqrt()", "squares")
+change("norms_added", reduce, f"squares.sqrt_(); {reduce}; squares.square_()")
+change("two_messages", reduce, f"{reduce}; dist.all_reduce(torch.zeros(()))")
 
 
 # Addends and averages
@@ -257,14 +224,11 @@ def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes
 cases, priced = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
 complete_gradients = Exercise("complete_gradients", completed, _play_step, cases, priced, PACE, rounding=1e-12)
 change, addends = complete_gradients.change, '("tp", "pp")'
-whose, total = "Which ranks hold the same part of the model?", "What is the sum of a gradient's addends?"
-mean, once = "1 / dist.get_world_size(groups[axis])", "for one, axes in known if not axes], rep"
-whole = "Which samples are in the sum of addends?"
-change("averaged_over_all", '= groups["dp"]', "= None", "You average over all ranks.", whose)
-change("summed", ", 1 / dist.get_world_size(replicas)", "", "You add up replicas.", "Is the loss of a replica a mean?")
-change("divided_by_all", "size(replicas)", "size()", "You divide by all ranks.", "How many replicas are there?")
-change("addends_left", addends, "()", "Addends stay apart.", total)
-change("stages_left", addends, '("tp",)', "You forget addends of other stages.", total)
-change("all_added", " if axis in axes", "", "You add up all gradients.", "Which are whole before anybody adds?")
-change("addends_averaged", "groups[axis])", f"groups[axis], {mean})", "You take the mean of addends.", total)
-change("addends_not_averaged", "for one, axes in known], rep", once, "What was added up is not averaged.", whole)
+change("averaged_over_all", '= groups["dp"]', "= None")
+change("summed", ", 1 / dist.get_world_size(replicas)", "")
+change("divided_by_all", "size(replicas)", "size()")
+change("addends_left", addends, "()")
+change("stages_left", addends, '("tp",)')
+change("all_added", " if axis in axes", "")
+change("addends_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))")
+change("addends_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep")

@@ -2,13 +2,13 @@
 
     ring_all_reduce = Exercise("ring_all_reduce", right, play, cases, priced=Case(...))
 
-    @ring_all_reduce.mistake("Finished chunks are added once more.", ask="What is missing in a finished chunk?")
+    @ring_all_reduce.mistake
     def added_in_second_phase(tensor): ...
 
-    split_batch.change("samples_lost", "return batch[", "return batch[1:][", "The first sample is lost.", ask="...?")
+    split_batch.change("samples_lost", "stop]", "stop - 1]")
 
-A wrong solution is a whole misconception, be it a program of its own or the right one with one place changed. Whoever
-leaves what it leaves on every rank thought the same; and so the bank tests itself.
+A wrong solution is a whole misconception, be it a program of its own or the right one with a place changed. Whoever
+leaves what it leaves on every rank thought the same; and so the bank tests itself. What is said of each is in `prose`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.checks import prose
 from course_lib.checks.verdict import Verdict
 from course_lib.instruments.watch import Sent, Watch
 from course_lib.ranks import Pace, Run, launch
@@ -65,12 +66,25 @@ class Left(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A wrong solution, the idea behind it, and a question that leads out. fails: its run does not come to its end."""
+    """A wrong solution of a part. fails: its run does not come to its end."""
 
+    part: str
     program: Callable[..., Any]
-    idea: str
-    ask: str
     fails: bool
+
+    @property
+    def idea(self) -> str:
+        """What is behind it, in a sentence."""
+        return self._words.idea
+
+    @property
+    def ask(self) -> str:
+        """A question that leads out of it."""
+        return self._words.ask
+
+    @property
+    def _words(self) -> prose.Words:
+        return prose.words()[self.part, self.program.__name__]
 
 
 @dataclass(eq=False)
@@ -78,7 +92,8 @@ class Exercise:
     """One part of an exercise; called with a student's function and a seed, it gives the verdict.
 
     name: of the student's function.  right: a solution at the best possible price.
-    play: calls a solution with the arguments of a case, as play(solution, *arguments); what it returns is compared.
+    play: calls a solution with the arguments of a case, as play(solution, *arguments); what it returns is compared, and
+        so are the arguments afterwards, by their names in play. `result` and `effect` take those of the right solution.
     cases: what to try, for a seed: the smallest first, each harder by one thing.
     priced: the case that comes last, and whose price is told.  pace: of the emulated clock.
     memory: the least extra bytes that are possible; None: those of the right solution.
@@ -106,28 +121,27 @@ class Exercise:
 
         return examine(self, fn, seed)
 
-    def mistake(self, idea: str, ask: str, fails: bool = False) -> Callable[[Callable], Callable]:
-        """Put a wrong solution into the bank. idea: a sentence; ask: a question."""
+    def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
+        """Put a wrong solution into the bank."""
+        self.mistakes.append(Mistake(self.name, program, fails))
+        return program
 
-        def register(program: Callable) -> Callable:
-            self.mistakes.append(Mistake(program, idea, ask, fails))
-            return program
+    def change(self, name: str, *places: str, fails: bool = False) -> None:
+        """Put the right solution into the bank with some places of its source, mostly one, written otherwise.
 
-        return register
-
-    def change(self, name: str, old: str, new: str, idea: str, ask: str, fails: bool = False) -> None:
-        """Put the right solution into the bank with one place of its source written otherwise.
-
-        Raises ValueError unless `old` stands in the source of `right` exactly once.
+        places: what stands there, and what is to stand there; and so on.
+        Raises ValueError unless it stands in the source of `right` exactly once.
         """
         source = inspect.getsource(self.right)
-        if source.count(old) != 1:
-            raise ValueError(f"{name}: {old!r} stands {source.count(old)} times in {self.right.__name__}, not once")
+        for old, new in zip(places[::2], places[1::2], strict=True):
+            if source.count(old) != 1:
+                raise ValueError(f"{name}: {old!r} stands {source.count(old)} times in {self.right.__name__}, not once")
+            source = source.replace(old, new)
         made: dict[str, Any] = {}
-        exec(source.replace(old, new), vars(sys.modules[self.right.__module__]), made)
+        exec(source, vars(sys.modules[self.right.__module__]), made)
         program = made[self.right.__name__]
         program.__name__ = program.__qualname__ = name
-        self.mistake(idea, ask, fails)(program)
+        self.mistake(program, fails)
 
     @functools.cache  # noqa: B019  (an exercise lives as long as the program)
     def ladder(self, seed: int) -> list[Case]:
@@ -136,8 +150,14 @@ class Exercise:
 
     def run(self, programs: list[Callable], case: Case) -> Run:
         """Run programs one after the other; the result of a rank is what each of them left there."""
-        args = (programs, self.play, case.arguments)
+        args = (programs, self.play, self._names(), case.arguments)
         return launch(_leave_all, case.world_size, args, timeout=TIMEOUT, pace=self.pace, device="cpu")
+
+    def _names(self) -> list[str]:
+        """Those of a case's arguments."""
+        if self.play in (result, effect):
+            return [*inspect.signature(self.right).parameters]
+        return [*inspect.signature(self.play).parameters][1:]
 
     @functools.cache  # noqa: B019
     def run_right(self, case: Case) -> Run:
@@ -151,7 +171,39 @@ class Exercise:
         return dict(zip(mistakes, map(list, zip(*run.results, strict=True)), strict=True))
 
 
+def most_sent(lefts: list[Left]) -> tuple[int, int]:
+    """Of the rank that has most: operations, and the numbers that it gave to them."""
+    numbers = (sum(sent.content.numel() for sent in left.sent) for left in lefts)
+    return max(len(left.sent) for left in lefts), max(numbers)
+
+
+# Ways to play
+
+
+def result(solution: Callable[..., Any], *arguments: Any) -> Any:
+    return solution(*arguments)
+
+
+def effect(solution: Callable[..., Any], *arguments: Any) -> None:
+    """Where only the arguments matter, and nothing that may be returned."""
+    solution(*arguments)
+
+
 # On a rank
+
+
+def normal(seed: int) -> Callable[..., Tensor]:
+    """Draws numbers of 64 bits, in a given shape; the next ones each time."""
+    random = torch.Generator().manual_seed(seed)
+    return functools.partial(torch.randn, generator=random, dtype=torch.float64)
+
+
+def prepared(module: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
+    """With parameters that are drawn, and passing on the emulated clock."""
+    for parameter in module.parameters():
+        parameter.data = draw(parameter.shape)
+    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
+    return module
 
 
 def on_the_clock(output: Tensor) -> Tensor:
@@ -168,17 +220,19 @@ def on_the_clock(output: Tensor) -> Tensor:
     return output
 
 
-def _leave_all(rank: int, programs: list[Callable], play: Callable, arguments: Callable) -> list[Left]:
-    return [_leave(rank, program, play, arguments(rank)) for program in programs]
+def _leave_all(rank: int, programs: list[Callable], play: Callable, names: list[str], make: Callable) -> list[Left]:
+    return [_leave(rank, program, play, names, make(rank)) for program in programs]
 
 
-def _leave(rank: int, program: Callable, play: Callable, arguments: tuple[Any, ...]) -> Left:
+def _leave(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Left:
     torch.manual_seed(1000 + rank)
-    named = dict(zip(list(inspect.signature(play).parameters)[1:], arguments, strict=True))
+    named = dict(zip(names, arguments, strict=True))
     before = _values_of(named)
     with Watch() as watch:
-        result = play(program, *arguments)
-    return Left(_values_of({"the result": result, **named}), before, watch.sent, watch.peak, not dist.is_initialized())
+        returned = play(program, *arguments)
+    return Left(
+        _values_of({"the result": returned, **named}), before, watch.sent, watch.peak, not dist.is_initialized()
+    )
 
 
 def _values_of(thing: Any, name: str = "") -> Values:

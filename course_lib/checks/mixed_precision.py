@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values
+from course_lib.checks.exercise import Case, Exercise, Left, Values, result
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
@@ -80,36 +80,16 @@ def _play_steps(fn: Any, steps: list[list[Tensor]], scale: float, good_steps: in
 
 update_scale = Exercise("update_scale", adapted, _play_steps, _steps_cases, _steps(4, "..3...", 3), PACE)
 change, agree = update_scale.change, "dist.all_reduce(is_finite, dist.ReduceOp.MIN)"
-change("each_alone", agree, "pass", "Each rank decides alone.", ask="What becomes of replicas if some of them skip?")
-change("all_or_none", "MIN", "MAX", "You skip only if all ranks overflow.", ask="What if one of them does?")
-change("nan_unseen", ".isfinite()", ".isinf().logical_not()", "A nan goes unseen.", ask="What is inf minus inf?")
-change(
-    "sum_overflows",
-    ".isfinite()",
-    ".sum().isfinite()",
-    "You skip a step though each number is finite.",
-    ask="What is the sum of many large numbers in float16?",
-)
-change("never_lower", "scale / 2", "scale", "The scale stays after an overflow.", ask="What does the next step do?")
-change(
-    "step_taken",
-    "return False",
-    "return True",
-    "You take a step that overflowed.",
-    ask="What becomes of a weight minus inf?",
-)
-change(
-    "not_in_a_row", "/ 2, 0", "/ 2, good_steps", "An overflow does not end the count.", ask="Are these steps in a row?"
-)
-change("one_late", "== interval", "> interval", "You wait a step too long.", ask="Does the step itself count?")
-change("no_interval", "== interval", ">= 1", "The scale grows at every good step.", ask="What is the interval for?")
-change(
-    "grows_on",
-    "scale * 2, 0",
-    "scale * 2, good_steps - 1",
-    "Once the scale has grown, it grows in every step.",
-    ask="When does the next interval begin?",
-)
+change("each_alone", agree, "pass")
+change("all_or_none", "MIN", "MAX")
+change("nan_unseen", ".isfinite()", ".isinf().logical_not()")
+change("sum_overflows", ".isfinite()", ".sum().isfinite()")
+change("never_lower", "scale / 2", "scale")
+change("step_taken", "return False", "return True")
+change("not_in_a_row", "/ 2, 0", "/ 2, good_steps")
+change("one_late", "== interval", "> interval")
+change("no_interval", "== interval", ">= 1")
+change("grows_on", "scale * 2, 0", "scale * 2, good_steps - 1")
 
 
 # Master weights
@@ -164,53 +144,25 @@ master_step = Exercise(
     "master_step", updated, _play_updates, _updates_cases, _updates(4, torch.float16, 3, 0.1), PACE, rounding=1e-6
 )
 change, make_wide = master_step.change, "gradient.float()"
-change("not_rounded", "weight.copy_(master)", "pass", "The model's weights stay.", ask="Where do updates arrive?")
+change("not_rounded", "weight.copy_(master)", "pass")
 change(
     "one_step_behind",
     "    optimizer.step()\n",
     "    for weight, master in zip(weights, masters, strict=True):\n        weight.copy_(master)\n"
     "    return optimizer.step()\n",
-    "The model's weights are a step behind their masters.",
-    ask="What comes first, the update or the rounding?",
 )
-change(
-    "wide_weights",
-    "weight.copy_(master)",
-    "weight.data = master.detach().clone()",
-    "The model's weights are no longer of 16 bits.",
-    ask="Which way of writing into a tensor keeps its dtype?",
-)
+change("wide_weights", "weight.copy_(master)", "weight.data = master.detach().clone()")
 change(
     "masters_from_weights",
     "        master.grad = None",
     "        master.copy_(weights[[m is master for m in masters].index(True)])\n        master.grad = None",
-    "In each step, the masters begin as what the model's weights were rounded to.",
-    ask="Which copy remembers a small update?",
 )
-change(
-    "masters_rounded",
-    "weight.copy_(master)",
-    "master.copy_(weight.copy_(master))",
-    "You round the masters as well.",
-    ask="Which copy remembers a small update?",
-)
-change(
-    "gradients_add_up",
-    make_wide,
-    "gradient.float() + (0 if master.grad is None else master.grad)",
-    "The masters' gradients add up from step to step.",
-    ask="Which line forgets those of the step before?",
-)
-change(
-    "gradient_left_over",
-    "None if gradient is None",
-    "master.grad if gradient is None",
-    "A weight without a gradient is updated all the same.",
-    ask="Which gradient does its master still have?",
-)
+change("masters_rounded", "weight.copy_(master)", "master.copy_(weight.copy_(master))")
+change("gradients_add_up", make_wide, "gradient.float() + (0 if master.grad is None else master.grad)")
+change("gradient_left_over", "None if gradient is None", "master.grad if gradient is None")
 
 
-@master_step.mistake("You update the model's weights themselves.", ask="Where does a small update go in 16 bits?")
+@master_step.mistake
 def weights_updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], optimizer: Any) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
         weight -= 0 if gradient is None else optimizer.param_groups[0]["lr"] * gradient
@@ -220,10 +172,10 @@ def weights_updated(weights: list[Tensor], masters: list[Any], gradients: list[A
 
 
 def mean_of_all(micro_batches: list[Tensor]) -> Tensor:
-    total = torch.zeros_like(micro_batches[0], dtype=torch.float32)
+    n, total = dist.get_world_size(), torch.zeros_like(micro_batches[0], dtype=torch.float32)
     for gradient in micro_batches:
         total += gradient
-    total /= len(micro_batches) * dist.get_world_size()
+    total /= n * len(micro_batches)
     message = total.half()
     dist.all_reduce(message)
     return message.float()
@@ -253,71 +205,35 @@ def _sums_cases(seed: int) -> list[Case]:
     return [*two, _sums(2, 64, "tiny", new=small), more[0], _sums(3, 1, "large"), more[1], _sums(4, 1, "large")]
 
 
-def _play_sums(fn: Any, micro_batches: list[Tensor]) -> Any:
-    return fn(micro_batches)
-
-
 def _two_bytes(lefts: list[Left]) -> str:
     """An all-reduce may be taken apart, which gives a half more to operations, and a word on the side is free."""
     most = max(sum(sent.content.nbytes for sent in left.sent) for left in lefts)
     n = lefts[0].values["the result"].numel()  # type: ignore[union-attr]
-    if most <= 3 * n + 16:
-        return ""
-    return f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
+    too_much = f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
+    return too_much * (most > 3 * n + 16)
 
 
 sum_gradients = Exercise(
     "sum_gradients",
     mean_of_all,
-    _play_sums,
+    result,
     _sums_cases,
     _sums(4, 4, "usual", 3_000),
     PACE,
     rounding=2.0**-8,  # each rank rounds once, and so does each of the additions: 2^-11 times at most 8
     contract=_two_bytes,
 )
-change, divide = sum_gradients.change, "total /= len(micro_batches) * dist.get_world_size()"
-change(
-    "added_up_in_16_bits",
-    "dtype=torch.float32",
-    "dtype=torch.float16",
-    "You add up micro-batches in 16 bits.",
-    ask="What is 3000 + 1 in float16?",
-)
-change(
-    "divided_by_micro_batches",
-    divide,
-    "total /= len(micro_batches)",
-    "You divide by this rank's micro-batches alone.",
-    ask="How many micro-batches do all ranks have?",
-)
-change(
-    "divided_by_ranks",
-    divide,
-    "total /= dist.get_world_size()",
-    "You divide by the ranks alone.",
-    ask="How many micro-batches does the sum of one rank contain?",
-)
-change(
-    "result_in_16_bits", "message.float()", "message", "You return 16 bits.", ask="What does the optimizer add up in?"
-)
-change("sent_in_32_bits", "total.half()", "total.clone()", "You send 32 bits.", ask="How many bits does one need?")
+change, divide = sum_gradients.change, "total /= n * len(micro_batches)"
+change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
+change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
+change("divided_by_ranks", divide, "total /= n")
+change("divided_in_16_bits", divide, "pass", "total += gradient", "total += gradient / (n * len(micro_batches))")
+change("divided_after", divide, "total /= len(micro_batches)", "message.float()", "message.float() / n")
+change("result_in_16_bits", "message.float()", "message")
+change("sent_in_32_bits", "total.half()", "total.clone()")
 
 
-@sum_gradients.mistake("Each number is divided in 16 bits.", ask="What is a part of a very small number there?")
-def divided_in_16_bits(micro_batches: list[Tensor]) -> Tensor:
-    return mean_of_all([gradient / (len(micro_batches) * dist.get_world_size()) for gradient in micro_batches]) * (
-        len(micro_batches) * dist.get_world_size()
-    )
-
-
-@sum_gradients.mistake("You add up over ranks first, and divide then.", ask="Where does float16 end?")
-def divided_after(micro_batches: list[Tensor]) -> Tensor:
-    n = dist.get_world_size()
-    return mean_of_all([gradient.float() * n for gradient in micro_batches]) / n
-
-
-@sum_gradients.mistake("You send each micro-batch.", ask="What else could be added up before anything travels?")
+@sum_gradients.mistake
 def each_sent(micro_batches: list[Tensor]) -> Tensor:
     return torch.stack([mean_of_all([gradient]) for gradient in micro_batches]).mean(0)
 
@@ -357,11 +273,7 @@ def _norms_arguments(kind: str, max_norm: float, rank: int) -> tuple[list[Tensor
 def _norms_cases(seed: int) -> list[Case]:
     small, inf, nan = (f"{what} gradient" for what in ("a small", "one infinite", "one undefined"))
     none, s = "a rank without parameters, so without gradients", seed / 8
-    two = [
-        _norms(2, "a large norm", 1 + s),
-        _norms(2, "a norm below", 1e9, small),
-        _norms(2, "inf on rank 1", 1, inf),
-    ]
+    two = [_norms(2, "a large norm", 1 + s), _norms(2, "a norm below", 1e9, small), _norms(2, "inf on rank 1", 1, inf)]
     three = [_norms(2, "nan on rank 0", 1, nan), _norms(3, "a large norm", 2 + s, none), _norms(3, "inf on rank 0", 1)]
     return [
         *two,
@@ -397,44 +309,12 @@ unscale_and_clip = Exercise(
     view=_view_norms,
 )
 change, over_ranks = unscale_and_clip.change, "    dist.all_reduce(total)\n"
-change("own_norm", over_ranks, "", "Each rank clips by the norm of its own gradients.", ask="What is the norm of all?")
-change(
-    "decided_alone",
-    "not total.isfinite()",
-    "not all(gradient.isfinite().all() for gradient in gradients)",
-    "Only the rank that overflows skips.",
-    ask="How do the others know of it?",
-)
-change(
-    "norms_added",
-    over_ranks,
-    "    total.sqrt_()\n    dist.all_reduce(total)\n    total.square_()\n",
-    "You add up norms.",
-    ask="Is the norm of two gradients the sum of their norms?",
-)
-change(
-    "mean_of_squares",
-    over_ranks,
-    "    dist.all_reduce(total)\n    total /= dist.get_world_size()\n",
-    "You take the mean of squares over ranks.",
-    ask="Does each rank have the same parameters, or others?",
-)
-change(
-    "largest_norm",
-    "(total)\n    if",
-    "(total, dist.ReduceOp.MAX)\n    if",
-    "You take the largest norm of a rank.",
-    ask="What is the norm of all?",
-)
-change(
-    "always", ".clamp(max=1)", "", "You stretch a gradient that is short enough.", ask="What does clipping leave alone?"
-)
-change("never_skipped", "return False", "return True", "You never skip.", ask="What becomes of a weight minus nan?")
-change("still_scaled", "gradient /= scale", "pass", "The gradients are still scaled.", ask="Who divides by the scale?")
-change(
-    "clipped_before",
-    "gradient.square().sum()",
-    "gradient.mul(scale).square().sum()",
-    "You clip by the norm of gradients that are still scaled.",
-    ask="What is max_norm the norm of?",
-)
+change("own_norm", over_ranks, "")
+change("decided_alone", "not total.isfinite()", "not all(gradient.isfinite().all() for gradient in gradients)")
+change("norms_added", over_ranks, "    total.sqrt_()\n    dist.all_reduce(total)\n    total.square_()\n")
+change("mean_of_squares", over_ranks, "    dist.all_reduce(total)\n    total /= dist.get_world_size()\n")
+change("largest_norm", "(total)\n    if", "(total, dist.ReduceOp.MAX)\n    if")
+change("always", ".clamp(max=1)", "")
+change("never_skipped", "return False", "return True")
+change("still_scaled", "gradient /= scale", "pass")
+change("clipped_before", "gradient.square().sum()", "gradient.mul(scale).square().sum()")

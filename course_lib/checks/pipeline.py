@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values, on_the_clock
+from course_lib.checks.exercise import Case, Exercise, Left, effect, normal, prepared
+from course_lib.checks.tables import Plans, computing
 from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, peak_in_flight, validate
 from course_lib.timeline import compute
@@ -102,18 +103,14 @@ pipeline_actions = Exercise(
     rule=_what_it_would_do,
 )
 change = pipeline_actions.change
-ahead, wait = "min(n_stages - 1 - stage, n_micro_batches)", "What does a stage do until the first gradient arrives?"
-held, behind = "How many does the last stage have to hold?", "How many stages lie behind the first, and the last?"
-less, last = "min(max(n_stages - 2 - stage, 0), n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
-change("always_gpipe", ahead, "n_micro_batches", "1F1B does all forward passes first.", held)
-change("one_by_one", ahead, "0", "Each micro-batch comes back before the next one starts.", wait)
-change("all_alike", ahead, "min(n_stages - 1, n_micro_batches)", "All stages run ahead by the same number.", held)
-change("other_end", ahead, "min(stage, n_micro_batches)", "The last stage runs ahead most.", behind)
-change("one_less", ahead, less, "A stage begins with one forward too few.", wait)
-change("one_more", ahead, "min(n_stages - stage, n_micro_batches)", "A stage runs ahead by one too many.", held)
-change(
-    "last_first", last, f"reversed({last})", "The last micro-batch comes back first.", ask="Which one has left first?"
-)
+ahead, last = "min(n_stages - 1 - stage, n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
+change("always_gpipe", ahead, "n_micro_batches")
+change("one_by_one", ahead, "0")
+change("all_alike", ahead, "min(n_stages - 1, n_micro_batches)")
+change("other_end", ahead, "min(stage, n_micro_batches)")
+change("one_less", ahead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
+change("one_more", ahead, "min(n_stages - stage, n_micro_batches)")
+change("last_first", last, f"reversed({last})")
 
 
 # A rank that runs its list
@@ -156,19 +153,10 @@ def _step(n: int, name: str, sizes: Sequence[int], seed: int, new: str = "") -> 
 
 def _one_stage_each(name: str, sizes: Sequence[int], seed: int, rank: int) -> tuple:
     """A stage of its own on each rank, and the whole minibatch, in micro-batches, on all of them."""
-    n, (own, common) = dist.get_world_size(), (torch.Generator().manual_seed(10 * seed + i) for i in (rank, 9))
-    module = nn.Sequential(nn.Linear(4 if rank else 3, 4 if rank < n - 1 else 2), nn.Tanh()).double()
-    for parameter in module.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=own, dtype=torch.float64)
-    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
-    inputs, targets = (torch.randn(sum(sizes), w, generator=common, dtype=torch.float64) for w in (3, 2))
-    return (
-        SCHEDULES[name](n, len(sizes)).actions[rank],
-        module,
-        *(t.split(sizes) for t in (inputs, targets)),
-        mse_loss,
-        4,
-    )
+    n, own, common = dist.get_world_size(), normal(10 * seed + rank), normal(10 * seed + 9)
+    stage = nn.Sequential(nn.Linear(4 if rank else 3, 4 if rank < n - 1 else 2), nn.Tanh())
+    inputs, targets = (common(sum(sizes), width).split(sizes) for width in (3, 2))
+    return SCHEDULES[name](n, len(sizes)).actions[rank], prepared(stage, own), inputs, targets, mse_loss, 4
 
 
 def _steps(seed: int) -> list[Case]:
@@ -178,64 +166,28 @@ def _steps(seed: int) -> list[Case]:
     return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, (4, "1f1b", (3, 1, 2), "")]]
 
 
-def _play_step(fn: Callable, actions: Any, module: Any, inputs: Any, targets: Any, loss_fn: Any, width: int) -> None:
-    fn(actions, module, inputs, targets, loss_fn, width)
-
-
-def _without_result(lefts: list[Left]) -> list[Values]:
-    return [{name: value for name, value in left.values.items() if not name.startswith("the result")} for left in lefts]
-
-
 run_actions = Exercise(
     "run_actions",
     ran,
-    _play_step,
+    effect,
     _steps,
     priced=_step(4, "1f1b", (2,) * 6, 0),
     pace=Pace({"forward": 0.05, "backward": 0.1}),
     rounding=1e-12,
-    view=_without_result,
 )
 change = run_actions.change
-share, send, own = " * len(targets[k]) / samples", "dist.isend(x.grad,", "in_flight.pop(k)"
-other = "in_flight.pop(max(j for j in in_flight if len(targets[j]) == len(targets[k])))"
-wait, once = "dist.isend(x.grad if dy is None else dy,", "in_flight = dict.fromkeys(range(99), (x, y))"
-mixed, leaf = (
-    "A gradient meets the activations of another micro-batch.",
-    "Nobody asks for the gradient of what has arrived.",
-)
-change("losses_summed", share, "", "Losses are added up, and the minibatch's is a mean.", ask="Do more make it larger?")
-change("all_alike", share, " / len(targets)", "Large and small micro-batches count alike.", ask="And their samples?")
-change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(targets))", "Every stage divides.", ask="Who has to?")
-change(
-    "last_alone", "y.backward", "module.zero_grad(), y.backward", "One micro-batch alone is left.", ask="Who clears?"
-)
-change("dy_passed_on", send, wait, "A stage passes on the gradient that it got.", ask="What is it the gradient of?")
-change("newest_first", own, other, mixed, ask="How do you find what belongs to micro-batch `k`?")
-change("overwritten", "in_flight[k] = x, y", once, mixed, ask="How many are in flight at a time?", fails=True)
-change("no_leaf", "x.requires_grad_()", "pass", leaf, ask="How does autograd know that you want it?", fails=True)
+share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
+change("losses_summed", share, "")
+change("all_alike", share, " / len(targets)")
+change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(targets))")
+change("last_alone", "y.backward", "module.zero_grad(), y.backward")
+change("dy_passed_on", "dist.isend(x.grad,", "dist.isend(x.grad if dy is None else dy,")
+change("newest_first", "in_flight.pop(k)", f"in_flight.pop({other})")
+change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
+change("no_leaf", "x.requires_grad_()", "pass", fails=True)
 
 
 # Numbers
-
-
-def table(n: int, text: str, plans: Callable[[int], list[tuple]], new: str = "other sizes", runs: bool = False) -> Case:
-    return Case(text, n, lambda rank: (plans(rank), runs), new)
-
-
-def play_numbers(name: str, run: Callable, fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
-    found = [fn(*plan) for plan in plans]
-    if runs:
-        run(plans[0], found[0])
-    return {f"{name}{plan}": _as_numbers(one) for plan, one in zip(plans, found, strict=True)}
-
-
-def _as_numbers(found: Any) -> Any:
-    """A number or several as a tensor, so that they are compared as numbers; anything else as it is."""
-    if isinstance(found, int | float | Tensor):
-        return torch.as_tensor(found, dtype=torch.float64)
-    is_row = isinstance(found, tuple | list) and all(isinstance(one, int | float | Tensor) for one in found)
-    return torch.tensor([float(one) for one in found], dtype=torch.float64) if is_row else found
 
 
 def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batches: int) -> float:
@@ -249,59 +201,36 @@ def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batc
     return 1 - busy / (n * step)
 
 
-def _stages(kind: str, seed: int, rank: int) -> list[tuple]:
-    """Two pipelines: 2 to 5 stages, with equal stages, a slow one, or another one slow in each direction."""
-    plans = []
+def _pipelines(seed: int, rank: int) -> Plans:
+    """Two pipelines of each kind, of 2 to 5 stages; a slow stage, or another one slow in each direction."""
+    plans: Plans = {"equal stages": [], "a slow stage": [], "two slow stages": []}
     for n, m in ((2 + rank % 2 + seed, 3 + rank), (4 + seed, 2 + rank)):
-        forward, slow, slower = [2] * n, (rank + seed) % n, (rank + seed + 1) % n
-        forward[slow] += 3 * (kind != "equal")
-        backward = [2 * each for each in forward]
-        backward[slower] += 9 * (kind == "two slow")
-        plans.append((forward, backward, m))
+        equal, slow, slower = [2] * n, (rank + seed) % n, (rank + seed + 1) % n
+        one_slow = [2 + 3 * (stage == slow) for stage in range(n)]
+        for forward, kind, more in zip((equal, one_slow, one_slow), plans, (0, 0, 9), strict=True):
+            backward = [2 * each + more * (stage == slower) for stage, each in enumerate(forward)]
+            plans[kind].append((forward, backward, m))
     return plans
 
 
-def _pipelines(seed: int) -> list[Case]:
-    news = {"equal": "other sizes", "slow": "one stage is slow", "two slow": "another stage is slow on the way back"}
-    kinds = [(2, "equal"), (2, "slow"), (2, "two slow"), (3, "equal"), (3, "two slow"), (4, "equal"), (4, "two slow")]
-    words = {"equal": "equal stages", "slow": "a slow stage", "two slow": "two slow stages"}
-    return [table(n, f"pipelines with {words[k]}", partial(_stages, k, seed), news[k]) for n, k in kinds]
-
-
-def _run_gpipe(plan: tuple, _: Any) -> None:
+def _run_gpipe(plan: tuple, found: Any) -> None:
     (forward, backward, m), rank = plan, dist.get_rank()
     perform(SCHEDULES["gpipe"](len(forward), m).actions[rank], len(forward), forward[rank], backward[rank])
 
 
-bubble = Exercise(
-    "bubble",
-    idle_share,
-    partial(play_numbers, "bubble", _run_gpipe),
-    _pipelines,
-    priced=table(4, "GPipe on 4 ranks", lambda rank: [([2, 2, 5, 2], [4, 4, 4, 8], 6)], runs=True),
-    pace=Pace(0.01),
-    rounding=1e-6,
+more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
+priced = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
+bubble = computing(
+    "bubble", idle_share, "pipelines with ", _pipelines, more, priced, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
 change = bubble.change
-idle, what, both = "1 - busy / (n * step)", "What is it a share of?", "seconds([*map(sum, zip(forward, backward))])"
-change("of_computing", idle, "n * step / busy - 1", "This is idle time for each second of computing.", what)
-change("seconds_idle", idle, "n * step - busy", "These are seconds, of all stages together.", what)
-change(
-    "one_turn_more", "(m - 1)", "m", "There is a turn too many each way.", ask="In which turn does the first one leave?"
-)
-change(
-    "never_filled",
-    "sum(each)",
-    "max(each)",
-    "The pipeline is full from the start.",
-    ask="When does the last stage begin?",
-)
-change(
-    "equal_stages", idle, "(n - 1) / (m + n - 1)", "This holds for equal stages.", ask="For whom do the others wait?"
-)
-change(
-    "one_slowest", "seconds(forward) + seconds(backward)", both, "One stage is slowest both ways.", ask="Must it be?"
-)
+idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
+change("of_computing", idle, "n * step / busy - 1")
+change("seconds_idle", idle, "n * step - busy")
+change("one_turn_more", "(m - 1)", "m")
+change("never_filled", "sum(each)", "max(each)")
+change("equal_stages", idle, "(n - 1) / (m + n - 1)")
+change("one_slowest", "seconds(forward) + seconds(backward)", both)
 
 
 def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: float) -> int:
@@ -315,19 +244,17 @@ def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: 
     return min(fitting, key=seconds)
 
 
-def _minibatches(kind: str, seed: int, rank: int) -> list[tuple]:
-    """Several minibatches, so that no two ideas are right in the same ones. A tight room, or one that never ends."""
-    rooms = {"roomy": (1000, 1000, 1000), "tight": (4, 16, 12), "few": (64, 48, 40)}[kind]
-    plans = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
-    if kind == "few":
-        plans = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
-    return [(*plan, room) for plan, room in zip(plans, rooms, strict=True)]
-
-
-def _choices(seed: int) -> list[Case]:
-    news = {"roomy": "other sizes", "tight": "memory is short", "few": "an overhead so large that few are best"}
-    kinds = [(n, kind) for n in (2, 3, 4) for kind in news if n < 4 or kind != "few"]
-    return [table(n, f"{kind} minibatches", partial(_minibatches, kind, seed), news[kind]) for n, kind in kinds]
+def _minibatches(seed: int, rank: int) -> Plans:
+    """Several minibatches, so that no two ideas are right in the same ones."""
+    usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
+    few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
+    return {
+        "roomy minibatches": [(*plan, 1000) for plan in usual],
+        "minibatches in little room": [(*plan, room) for plan, room in zip(usual, (4, 16, 12), strict=True)],
+        "minibatches with an overhead so large that few are best": [
+            (*plan, room) for plan, room in zip(few, (64, 48, 40), strict=True)
+        ],
+    }
 
 
 def _run_1f1b(plan: tuple, m: Any) -> None:
@@ -336,29 +263,21 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
     perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
 
 
-best_micro_batches = Exercise(
-    "best_micro_batches",
-    best,
-    partial(play_numbers, "best_micro_batches", _run_1f1b),
-    _choices,
-    priced=table(4, "1F1B on 4 ranks", lambda rank: [(32, 4, 8, 3, 16)], runs=True),
-    pace=Pace(0.001),
-)
+few = "minibatches with an overhead so large that few are best"
+more = [
+    (3, "roomy minibatches"),
+    (3, "minibatches in little room"),
+    (3, few),
+    (4, "roomy minibatches"),
+    (4, "minibatches in little room"),
+]
+priced, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
+best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, priced, _run_1f1b, pace=pace)
 change = best_micro_batches.change
-most, each = "How many does stage 0 hold at most?", "What does each cost, however small it is?"
-idle = "What do the others do while one is in stage 0?"
-change("memory_forgotten", " and held(m) <= room", "", "This does not look at the memory.", most)
-change("no_overhead", "overhead +", "0 +", "Micro-batches are as small as can be.", each)
-change("no_bubble", "(m + n_stages - 1)", "m", "Micro-batches are as large as can be.", idle)
-change("holds_one", "min(n_stages, m) *", "", "Room for one micro-batch is not enough.", most)
-change("holds_all", "min(n_stages, m)", "n_stages", "Room is kept for more than there are.", most)
-change(
-    "left_over",
-    "samples % m == 0 and",
-    "",
-    "The samples cannot be divided by this.",
-    ask="How large is each micro-batch?",
-)
-change(
-    "the_size", "min(fitting", "samples // min(fitting", "This is the size of a micro-batch.", ask="What is asked for?"
-)
+change("memory_forgotten", " and held(m) <= room", "")
+change("no_overhead", "overhead +", "0 +")
+change("no_bubble", "(m + n_stages - 1)", "m")
+change("holds_one", "min(n_stages, m) *", "")
+change("holds_all", "min(n_stages, m)", "n_stages")
+change("left_over", "samples % m == 0 and", "")
+change("the_size", "min(fitting", "samples // min(fitting")

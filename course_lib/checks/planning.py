@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.checks.exercise import Case, Exercise, Left
-from course_lib.checks.pipeline import play_numbers, table
+from course_lib.checks.tables import Plans, computing
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.planner.spec import RECOMPUTE
 from course_lib.ranks import Link, Pace
@@ -39,21 +39,15 @@ def held(parameters: int, dp: int, tp: int, pp: int, zero: int, precision: str) 
     )
 
 
-def _memories(kind: str, seed: int, rank: int) -> list[tuple]:
-    """Two plans: one replica's devices, ZeRO on top, the other precision, and sizes that do not divide."""
+def _memories(seed: int, rank: int) -> Plans:
     size, dp, zero = 1_680 * (3 + seed + rank), 4 + 2 * rank, 1 + (rank + seed) % 3
-    plans = {
-        "replicas": [(size, dp, 1, 1, 0, "bf16"), (2 * size, 2, 1, 1, 0, "bf16")],
+    return {
+        "replicas alone": [(size, dp, 1, 1, 0, "bf16"), (2 * size, 2, 1, 1, 0, "bf16")],
         "ZeRO": [(size, dp, 1, 1, zero, "bf16"), (2 * size, 3, 1, 1, zero % 3 + 1, "bf16")],
-        "cut": [(size, 1, 4, 7, 0, "bf16"), (size, 2, 2, 5, 1, "bf16"), (size, 2, 2, 5, 3, "bf16")],
-        "fp32": [(size, dp, 2, 1, zero, "fp32"), (size, 1, 1, 5, 0, "fp32")],
-        "uneven": [(size + 1, dp, 2, 3, zero, "bf16"), (size - 5, 8, 4, 1, 3, "fp32")],
+        "tensor ranks and stages": [(size, 1, 4, 7, 0, "bf16"), (size, 2, 2, 5, 1, "bf16"), (size, 2, 2, 5, 3, "bf16")],
+        "all in 32 bits": [(size, dp, 2, 1, zero, "fp32"), (size, 1, 1, 5, 0, "fp32")],
+        "sizes that do not divide": [(size + 1, dp, 2, 3, zero, "bf16"), (size - 5, 8, 4, 1, 3, "fp32")],
     }
-    return plans[kind]
-
-
-def _plans(plans: Callable, news: dict[str, str], kinds: list[tuple[int, str]], seed: int) -> list[Case]:
-    return [table(n, f"plans with {news[kind]}", partial(plans, kind, seed), news[kind]) for n, kind in kinds]
 
 
 def _hold(plan: tuple, found: Any) -> None:
@@ -61,36 +55,22 @@ def _hold(plan: tuple, found: Any) -> None:
     assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
 
 
-MEMORIES = {
-    "replicas": "replicas alone",
-    "ZeRO": "ZeRO",
-    "cut": "tensor ranks and stages",
-    "fp32": "all in 32 bits",
-    "uneven": "sizes that do not divide evenly",
-}
-state_bytes = Exercise(
-    "state_bytes",
-    held,
-    partial(play_numbers, "state_bytes", _hold),
-    partial(_plans, _memories, MEMORIES, [*((2, kind) for kind in MEMORIES), (3, "cut"), (3, "ZeRO"), (4, "uneven")]),
-    priced=table(4, "a plan with ZeRO-2", lambda rank: [(40_000, 4, 2, 1, 2, "bf16")], runs=True),
-)
+more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
+priced = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
+state_bytes = computing("state_bytes", held, "plans with ", _memories, more, priced, _hold)
 change = state_bytes.change
-adam, mine, ask = "What does Adam add its small steps to, in mixed precision?", "(tp * pp)", "What does each axis cut?"
-change("no_master_copy", "2, 12", "2, 8", "The 32-bit master copy of the weights is missing.", adam)
-change("master_of_fp32", "4, 8", "4, 12", "Weights in 32 bits get a master copy.", ask="What would it be a copy of?")
-change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)", "Gradients are kept in 32 bits.", ask="In what does backward end?")
-change("no_stages", mine, "tp", "A stage holds all layers.", ask)
-change("no_slices", mine, "pp", "A tensor rank holds whole matrices.", ask)
-change("replicas_cut", mine, "(dp * tp * pp)", "Replicas share out everything, always.", ask="Without ZeRO, too?")
-order, first = "(share if zero >= {} else mine)", "What is the first that ZeRO shares out, and what is the largest?"
-change(
-    "other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}", "ZeRO shares the state out last.", first
-)
-change("state_whole", f"adam * {order.format(1)}", "adam * mine", "The optimizer's state is never shared out.", first)
-change("gradients_late", "zero >= 2", "zero >= 3", "ZeRO-2 shares out no gradients.", ask="What is new in stage 2?")
-change("weights_whole", f"weight * {order.format(3)}", "weight * mine", "Weights stay whole.", ask="Under ZeRO-3, too?")
-change("rounded_down", "-(-mine // dp)", "mine // dp", "Shares are rounded down.", ask="Who holds what is left over?")
+mine, order = "(tp * pp)", "(share if zero >= {} else mine)"
+change("no_master_copy", "2, 12", "2, 8")
+change("master_of_fp32", "4, 8", "4, 12")
+change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)")
+change("no_stages", mine, "tp")
+change("no_slices", mine, "pp")
+change("replicas_cut", mine, "(dp * tp * pp)")
+change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
+change("state_whole", f"adam * {order.format(1)}", "adam * mine")
+change("gradients_late", "zero >= 2", "zero >= 3")
+change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
+change("rounded_down", "-(-mine // dp)", "mine // dp")
 
 
 # Traffic
@@ -107,16 +87,15 @@ def sent(
     return data, tensor, neighbors * micro_batches * message / tp
 
 
-def _traffics(kind: str, seed: int, rank: int) -> list[tuple]:
+def _traffics(seed: int, rank: int) -> Plans:
     size, layers, message, m = 1_000 * (7 + rank), 3 + seed, 4_000 + 480 * rank, 5 + rank
-    plans = {
-        "replicas": [(size, layers, message, 1, 4 + rank, 1, 1, 0, 0), (size, layers, message, m, 3, 1, 1, 0, 1)],
+    return {
+        "replicas alone": [(size, layers, message, 1, 4 + rank, 1, 1, 0, 0), (size, layers, message, m, 3, 1, 1, 0, 1)],
         "ZeRO-3": [(size, layers, message, 1, 4, 1, 1, 0, 3), (size, layers, message, m, 2 + rank, 1, 1, 0, 3)],
-        "tensor": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
+        "tensor ranks": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
         "stages": [(size, layers, message, m, 1, 1, 4, stage, 0) for stage in (0, 2, 3)],
-        "all": [(size, layers, message, m, 3, 4, 3, stage, 1) for stage in (0, 1)],
+        "everything together": [(size, layers, message, m, 3, 4, 3, stage, 1) for stage in (0, 1)],
     }
-    return plans[kind]
 
 
 def _send(plan: tuple, _: Any) -> None:
@@ -132,46 +111,22 @@ def _send(plan: tuple, _: Any) -> None:
     dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
 
 
-TRAFFICS = {
-    "replicas": "replicas alone",
-    "ZeRO-3": "ZeRO-3",
-    "tensor": "tensor ranks",
-    "stages": "stages",
-    "all": "everything together",
-}
-step_traffic = Exercise(
-    "step_traffic",
-    sent,
-    partial(play_numbers, "step_traffic", _send),
-    partial(_plans, _traffics, TRAFFICS, [*((2, kind) for kind in TRAFFICS), (3, "ZeRO-3"), (3, "all"), (4, "all")]),
-    priced=table(
-        4, "2 replicas of 2 tensor ranks, on 4 ranks", lambda rank: [(6_000, 2, 800, 3, 2, 2, 1, 0, 0)], runs=True
-    ),
-    pace=Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6)),
-    rounding=1e-9,
-)
+more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
+traffic = "2 replicas of 2 tensor ranks, on 4 ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
+pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6))
+step_traffic = computing("step_traffic", sent, "plans with ", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
 change = step_traffic.change
-ring, often = "Of n pieces, how many does a rank pass on in each half of a ring?", "When is this sent, and how often?"
-both = "What has a ring done when each rank has one finished piece?"
-change("one_half", "else 2", "else 1", "For gradients a ring goes round once.", both)
-change(
-    "tensor_half",
-    "4 * layers",
-    "2 * layers",
-    "This is half of what tensor ranks send.",
-    ask="How many all-reduces has a layer each way, and how often does a ring go round?",
-)
-change("all_pieces", "(dp - 1) / dp", "(dp > 1)", "A rank passes on every piece of the gradients.", ring)
-change("grows", "(dp - 1) / dp", "(dp - 1)", "A rank sends its gradients to all others, whole.", ring)
-change("wide", "dp * 2 *", "dp * 4 *", "Gradients travel in 32 bits.", ask="In how many bits are they kept?")
-change("every_time", "else 2", "else 2 * micro_batches", "Each micro-batch sends its gradients.", often)
-change("gathered_once", "3 * micro_batches", "2 * micro_batches", "ZeRO-3 gathers the weights once.", often)
-change("for_a_step", "3 * micro_batches", "3", "ZeRO-3 gathers for a whole step.", ask="How long are they kept?")
-change("whole_messages", "message / tp", "message", "Each tensor rank sends all to the next stage.", ask="Who has it?")
-change("downwards", "(stage > 0) + ", "", "Stages send forward alone.", ask="How does the first stage get a gradient?")
-change(
-    "all_alike", "(stage > 0) + (stage < pp - 1)", "2 * (pp > 1)", "Every stage has two neighbors.", ask="All of them?"
-)
+change("one_half", "else 2", "else 1")
+change("tensor_half", "4 * layers", "2 * layers")
+change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
+change("grows", "(dp - 1) / dp", "(dp - 1)")
+change("wide", "dp * 2 *", "dp * 4 *")
+change("every_time", "else 2", "else 2 * micro_batches")
+change("gathered_once", "3 * micro_batches", "2 * micro_batches")
+change("for_a_step", "3 * micro_batches", "3")
+change("whole_messages", "message / tp", "message")
+change("downwards", "(stage > 0) + ", "")
+change("all_alike", "(stage > 0) + (stage < pp - 1)", "2 * (pp > 1)")
 
 
 # A choice
@@ -313,21 +268,15 @@ choose = Exercise(
 )
 change = choose.change
 room, whole = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
-change("memory_forgotten", f"one.memory.total <= {room}", "True", "The memory is not looked at.", ask="Does it fit?")
-change("no_margin", room, "one.capacity", "The last byte is used.", ask="What if a step needs a little more?")
-change(
-    "smallest", "step_time.total).plan", "memory.total).plan", "This is the smallest plan.", ask="What is asked for?"
-)
-change("always_again", "RECOMPUTE", '("full",)', "Everything is computed again.", ask="Does it fit without?")
-change(
-    "bubble", '"zb_h1"', '"1f1b"', "Stages run 1F1B.", ask="Which schedules have a smaller bubble, for little memory?"
-)
-change("whole_node", whole, "product((8,), (1, 2, 4, 8)", "Tensor ranks fill a node.", ask="What would two send less?")
-change(
-    "no_pipeline", whole, "product((1, 2, 4, 8), (1,)", "There is no pipeline.", ask="What is a slow link enough for?"
-)
+change("memory_forgotten", f"one.memory.total <= {room}", "True")
+change("no_margin", room, "one.capacity")
+change("smallest", "step_time.total).plan", "memory.total).plan")
+change("always_again", "RECOMPUTE", '("full",)')
+change("bubble", '"zb_h1"', '"1f1b"')
+change("whole_node", whole, "product((8,), (1, 2, 4, 8)")
+change("no_pipeline", whole, "product((1, 2, 4, 8), (1,)")
 
 
-@choose.mistake(f"`search` tries thousands of plans; {TRIES} are enough.", ask="Which need no trying, by the lessons?")
+@choose.mistake
 def searched(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
     return search(model, cluster, global_batch, within=ROOM).best.plan

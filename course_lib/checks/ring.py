@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left
+from course_lib.checks.exercise import Case, Exercise, Left, effect, most_sent
 from course_lib.ranks import Link, Pace
 from course_lib.ranks.errors import listing
 from course_lib.timeline import compute
@@ -28,14 +28,12 @@ PACE = Pace(device={"backward": 0.1}, link=Link(latency=0.005, bandwidth=6e5))
 
 
 def right(tensor: Tensor) -> None:
-    _hand_out(_add_up(_chunks(tensor)))
+    chunks = tensor.view(-1).tensor_split(dist.get_world_size())
+    _rounds(chunks, first=0, take=Tensor.add_)
+    _rounds(chunks, first=1, take=Tensor.copy_)
 
 
-def _chunks(tensor: Tensor) -> Sequence[Tensor]:
-    return tensor.view(-1).tensor_split(dist.get_world_size())
-
-
-def _rounds(chunks: Sequence[Tensor], first: int, take: Callable, n_rounds: int | None = None) -> Sequence[Tensor]:
+def _rounds(chunks: Sequence[Tensor], first: int, take: Callable, n_rounds: int | None = None) -> None:
     """Send chunk `first`, counted from this rank's own, then the one that has just arrived, and so on."""
     rank, n = dist.get_rank(), dist.get_world_size()
     buffer = torch.empty_like(chunks[0])  # no chunk is longer than the first
@@ -45,11 +43,6 @@ def _rounds(chunks: Sequence[Tensor], first: int, take: Callable, n_rounds: int 
         dist.recv(buffer[: len(own)], (rank - 1) % n)
         sending.wait()
         take(own, buffer[: len(own)])
-    return chunks
-
-
-_add_up = partial(_rounds, first=0, take=Tensor.add_)
-_hand_out = partial(_rounds, first=1, take=Tensor.copy_)
 
 
 def _case(world_size: int, *shape: int, dtype: torch.dtype = torch.float64, new: str = "") -> Case:
@@ -78,10 +71,6 @@ def _cases(seed: int) -> list[Case]:
     ]
 
 
-def _play(fn: Callable[[Tensor], Any], tensor: Tensor) -> None:
-    fn(tensor)
-
-
 def _contract(lefts: list[Left]) -> str:
     """What the exercise asks for besides the sum: only messages, only to neighbors, and no more than needed."""
     n, tensor = len(lefts), lefts[0].values["tensor"]
@@ -90,16 +79,10 @@ def _contract(lefts: list[Left]) -> str:
         return other
     if beyond := [(rank, sent.peer) for rank, sent in messages if (sent.peer - rank) % n not in (1, n - 1)]:
         return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
-    counts, numbers = zip(
-        *((len(left.sent), sum(sent.content.numel() for sent in left.sent)) for left in lefts), strict=True
-    )
-    allowed = 2 * (n - 1) * -(-len(tensor.flatten()) // n)  # type: ignore[union-attr]
-    if max(counts) <= 2 * (n - 1) and max(numbers) <= allowed:
-        return ""
-    yours, best = (
-        f"{count} messages with {many} numbers" for count, many in ((max(counts), max(numbers)), (2 * n - 2, allowed))
-    )
-    return f"The sum is right, but a rank sends {yours} in all, where {best} would do."
+    most, best = most_sent(lefts), (2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n))  # type: ignore[union-attr]
+    yours, needed = (f"{messages} messages with {numbers} numbers" for messages, numbers in (most, best))
+    too_much = f"The sum is right, but a rank sends {yours} in all, where {needed} would do."
+    return too_much * (most[0] > best[0] or most[1] > best[1])
 
 
 def collective_at_work(lefts: list[Left]) -> str:
@@ -143,7 +126,7 @@ def _ranks_in(number: float, n: int) -> list[int]:
 ring_all_reduce = Exercise(
     "ring_all_reduce",
     right,
-    _play,
+    effect,
     _cases,
     priced=Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000)),
     pace=PACE,
@@ -151,46 +134,23 @@ ring_all_reduce = Exercise(
     contract=_contract,
     rule=_first_wrong_round,
 )
-mistake = ring_all_reduce.mistake
+change, mistake = ring_all_reduce.change, ring_all_reduce.mistake
+change("result_not_in_place", "tensor.view(-1)", "tensor.clone().view(-1)")
+change("second_phase_missing", "_rounds(chunks, first=1, take=Tensor.copy_)", "pass")
+change("added_in_second_phase", "Tensor.copy_", "Tensor.add_")
+change("copied_in_first_phase", "Tensor.add_", "Tensor.copy_")
+change("second_phase_from_own_chunk", "first=1", "first=0")
+change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size() - 2")
+change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
 
 
-@mistake("This is the mean over the ranks.", ask="Who divides after an all-reduce, and who only adds up?")
+@mistake
 def mean_instead_of_sum(tensor: Tensor) -> None:
     right(tensor)
     tensor.div_(dist.get_world_size(), rounding_mode=None if tensor.is_floating_point() else "floor")
 
 
-@mistake("The sum does not reach `tensor`.", ask="Are your chunks still views of it when you are done?")
-def result_not_in_place(tensor: Tensor) -> None:
-    right(tensor.clone())
-
-
-@mistake("Each rank has one finished chunk: phase one is right.", ask="How do finished chunks come to other ranks?")
-def second_phase_missing(tensor: Tensor) -> None:
-    _add_up(_chunks(tensor))
-
-
-@mistake("Finished chunks are added once more.", ask="What is missing in a chunk that is finished?")
-def added_in_second_phase(tensor: Tensor) -> None:
-    _rounds(_add_up(_chunks(tensor)), first=1, take=Tensor.add_)
-
-
-@mistake("In the first phase, what arrives replaces what was there.", ask="What becomes of this rank's own numbers?")
-def copied_in_first_phase(tensor: Tensor) -> None:
-    _hand_out(_rounds(_chunks(tensor), first=0, take=Tensor.copy_))
-
-
-@mistake("The second phase begins with the wrong chunk.", ask="Which chunk did a rank finish in the round before?")
-def second_phase_from_own_chunk(tensor: Tensor) -> None:
-    _rounds(_add_up(_chunks(tensor)), first=0, take=Tensor.copy_)
-
-
-@mistake("The first phase ends a round too early.", ask="How many other ranks does a chunk have to pass?")
-def round_missing(tensor: Tensor) -> None:
-    _hand_out(_add_up(_chunks(tensor), n_rounds=dist.get_world_size() - 2))
-
-
-@mistake("Everything passes through rank 0.", ask="What does its link do with a thousand ranks?")
+@mistake
 def through_one_rank(tensor: Tensor) -> None:
     rank, arriving = dist.get_rank(), torch.empty_like(tensor)
     if rank:
@@ -203,13 +163,8 @@ def through_one_rank(tensor: Tensor) -> None:
         dist.send(tensor, other)
 
 
-@mistake("Every message carries the whole tensor.", ask="How much does a rank send if there are more?")
+@mistake
 def whole_tensor_in_every_message(tensor: Tensor) -> None:
     copies = [tensor.clone() for _ in range(dist.get_world_size())]
     _rounds(copies, first=0, take=Tensor.copy_)
     tensor.copy_(torch.stack(copies).sum(0))
-
-
-@mistake("There are fewer chunks than ranks.", ask="If each takes 2 of 5 numbers, how many are there?", fails=True)
-def too_few_chunks(tensor: Tensor) -> None:
-    _hand_out(_add_up(tensor.view(-1).chunk(dist.get_world_size())))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values, on_the_clock
+from course_lib.checks.exercise import Case, Exercise, Left, Values, most_sent, normal, on_the_clock, prepared, result
 from course_lib.checks.ring import collective_at_work
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -85,7 +85,7 @@ def _sent_too_much(lefts: list[Left]) -> str:
     """What is asked for besides the result: messages alone, and of each piece no more than the others need."""
     n = len(lefts)
     size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
-    numbers, allowed = max(sum(one.content.numel() for one in left.sent) for left in lefts), (n - 1) * -(-size // n)
+    (_, numbers), allowed = most_sent(lefts), (n - 1) * -(-size // n)
     too_much = f"The result is right, but a rank sends {numbers} numbers in all, where {allowed} would do."
     return collective_at_work(lefts) or too_much * (numbers > allowed)
 
@@ -95,72 +95,31 @@ def _fit(tensor: Tensor, like: Tensor) -> Tensor:
     return nn.functional.pad(tensor, (0, len(like) - len(tensor)))
 
 
-def _scatter(fn: Callable, tensor: Tensor) -> Any:
-    return fn(tensor)
-
-
-def _gather(fn: Callable, piece: Tensor, size: int) -> Any:
-    return fn(piece, size)
-
-
 priced = _case(_tensor, 4, 3_000)
 reduce_scatter = Exercise(
-    "reduce_scatter", scattered, _scatter, functools.partial(_cases, _tensor), priced, PACE, contract=_sent_too_much
+    "reduce_scatter", scattered, result, functools.partial(_cases, _tensor), priced, PACE, contract=_sent_too_much
 )
 change = reduce_scatter.change
-who = "From how many other ranks does a rank have to hear?"
-left_out, what = "torch.zeros_like(pieces[rank])", "Which piece does the receiver add up?"
-change("own_missing", "pieces[rank].clone()", left_out, "This sums the others alone.", ask="Who adds your own numbers?")
-change("divided", "return total", "return total / n", "This is the mean over ranks.", ask="Who asks for a mean here?")
-change("rank_left_out", "range(1, n)", "range(1, n - 1)", "One rank's numbers are not in the sum.", who)
-change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])", "All ranks send the piece they keep.", what)
-change(
-    "last_alone", "total +=", "total = pieces[rank] +", "Each message begins a new sum.", ask="What becomes of the old?"
-)
-change(
-    "next_piece",
-    "tensor.tensor_split(n)",
-    "(2 * tensor.tensor_split(n))[1 : n + 1]",
-    "Each rank returns the piece after its own.",
-    ask="With which chunk does a ring end its first half, and with which should you?",
-)
-
-
-@reduce_scatter.mistake("Every message carries the whole tensor.", ask="How much of it does the receiver use?")
-def whole_tensor_sent(tensor: Tensor) -> Tensor:
-    rank, n = place()
-    everyone = [_piece_of_whole(tensor, distance) for distance in range(1, n)]
-    return (tensor + sum(everyone)).tensor_split(n)[rank]
-
-
-def _piece_of_whole(tensor: Tensor, distance: int) -> Tensor:
-    """The tensor of the rank so far to the left."""
-    rank, n = place()
-    sending: Any = dist.isend(tensor, (rank + distance) % n)
-    dist.recv(arriving := torch.empty_like(tensor), (rank - distance) % n)
-    sending.wait()
-    return arriving
+change("own_missing", "pieces[rank].clone()", "torch.zeros_like(pieces[rank])")
+change("divided", "return total", "return total / n")
+change("rank_left_out", "range(1, n)", "range(1, n - 1)")
+change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
+change("last_alone", "total +=", "total = pieces[rank] +")
+whole = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
+change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tensor_split(n)[rank]")
+change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
 
 
 priced = _case(_piece, 4, 3_000)
 all_gather = Exercise(
-    "all_gather", gathered, _gather, functools.partial(_cases, _piece), priced, PACE, contract=_sent_too_much
+    "all_gather", gathered, result, functools.partial(_cases, _piece), priced, PACE, contract=_sent_too_much
 )
 change = all_gather.change
-arrived, early = "torch.cat([pieces[(rank - i) % n] for i in range(n)])", "torch.cat([*pieces[1:], pieces[0]])"
-change(
-    "own_not_kept", "pieces[rank].copy_(piece)", "pass", "Your own piece is missing.", ask="Who puts it into its place?"
-)
-change("rank_missing", "range(1, n)", "range(1, n - 1)", "The piece of one rank never arrives.", who)
-change("as_they_come", "return whole", f"return {arrived}", "Pieces stand as they arrive.", ask="From whom is each?")
-change("one_too_early", "return whole", f"return {early}", "Pieces stand a place too early.", ask="Whose come first?")
-change(
-    "same_neighbor",
-    "(rank + distance) % n, (rank - distance) % n",
-    "(rank + 1) % n, (rank - 1) % n",
-    "The same neighbor's piece comes in every round.",
-    ask="Which piece is your right neighbor missing in the second round?",
-)
+change("own_not_kept", "pieces[rank].copy_(piece)", "pass")
+change("rank_missing", "range(1, n)", "range(1, n - 1)")
+change("as_they_come", "return whole", "return torch.cat([pieces[(rank - i) % n] for i in range(n)])")
+change("one_too_early", "return whole", "return torch.cat([*pieces[1:], pieces[0]])")
+change("same_neighbor", "(rank + distance) % n, (rank - distance) % n", "(rank + 1) % n, (rank - 1) % n")
 
 
 # Training with ZeRO-1
@@ -186,13 +145,7 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
 def _training(
-    n: int,
-    hidden: int,
-    steps: int,
-    seed: int,
-    new: str = "",
-    has_frozen: bool = False,
-    optimizer: Callable = SGD,
+    n: int, hidden: int, steps: int, seed: int, new: str = "", has_frozen: bool = False, optimizer: Callable = SGD
 ) -> Case:
     text = f"{n} ranks, {5 * hidden + 1} parameters and {steps} step{'s' * (steps > 1)}"
     arguments = functools.partial(_one_share_each, hidden, steps, seed, has_frozen, optimizer)
@@ -201,14 +154,11 @@ def _training(
 
 def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimizer: Callable, rank: int) -> tuple:
     """The same model on all ranks, and a share of each minibatch, three samples."""
-    common, own = (torch.Generator().manual_seed(number) for number in (seed, 100 + 10 * seed + rank))
-    model = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1)).double()
-    for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=common, dtype=torch.float64)
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    model = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
     model[0].bias.requires_grad_(not has_frozen)
-    model.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
-    batches = [tuple(torch.randn(3, w, generator=own, dtype=torch.float64) for w in (3, 1)) for _ in range(steps)]
-    return model, batches, mse_loss, optimizer
+    batches = [(own(3, 3), own(3, 1)) for _ in range(steps)]
+    return prepared(model, common), batches, mse_loss, optimizer
 
 
 def _trainings(seed: int) -> list[Case]:
@@ -261,33 +211,17 @@ train_sharded = Exercise(
     contract=_state_is_sharded,
 )
 change = train_sharded.change
-add, size = "scattered(gradient) / n", "How large is the gradient with twice the ranks?"
-stale = "torch.cat([*weights.tensor_split(n)[:rank], shard, *weights.tensor_split(n)[rank + 1 :]])"
-forgets, kept = "The optimizer forgets: each step makes a new one.", "Where is its momentum between two steps?"
-into = "With which parameters does the model compute in the next step?"
-tells, anew = (
-    "A rank updates its shard, and the others keep the old one.",
-    "shard.copy_(weights.tensor_split(n)[rank]); ",
-)
-alone, who = "A shard follows the samples of its own rank alone.", "Whose samples matter to it as well?"
-change("gradients_summed", add, "scattered(gradient)", "Gradients are added up, and the loss is a mean.", size)
-change("own_gradient_alone", add, "gradient.tensor_split(n)[rank].clone()", alone, who)
-change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()", forgets, kept)
-change(
-    "old_gradients_stay", "model.zero_grad()", "pass", "Gradients of earlier steps are still there.", ask="Who clears?"
-)
-change("others_stale", "gathered(shard, len(weights))", stale, tells, ask="Who tells the others?")
-change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass", "The model stays as it was.", into)
-change(
-    "shard_starts_anew",
-    "shard.grad =",
-    f"{anew}shard.grad =",
-    "Each step starts from the first weights.",
-    ask="Where are the last?",
-)
+add, pieces = "scattered(gradient) / n", "weights.tensor_split(n)"
+change("gradients_summed", add, "scattered(gradient)")
+change("own_gradient_alone", add, "gradient.tensor_split(n)[rank].clone()")
+change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
+change("old_gradients_stay", "model.zero_grad()", "pass")
+change("others_stale", "gathered(shard, len(weights))", f"torch.cat([*{pieces}[:rank], shard, *{pieces}[rank + 1 :]])")
+change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
+change("shard_starts_anew", "shard.grad =", f"shard.copy_({pieces}[rank]); shard.grad =")
 
 
-@train_sharded.mistake("Every rank keeps the whole optimizer.", ask="Of which parameters does a rank need the state?")
+@train_sharded.mistake
 def whole_optimizer(model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(parameters)
@@ -335,11 +269,10 @@ def _layers(n: int, shapes: Shapes, seed: int, new: str = "") -> Case:
 
 
 def _one_shard_each(shapes: Shapes, seed: int, rank: int) -> tuple[Tensor, list[Tensor], Shapes, Tensor]:
-    common, own = (torch.Generator().manual_seed(number) for number in (seed, 100 + 10 * seed + rank))
-    weights = [torch.randn(out * into, generator=common, dtype=torch.float64) / into for out, into in shapes]
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    weights = [common(out * into) / into for out, into in shapes]
     shards = [one.tensor_split(dist.get_world_size())[rank].clone().requires_grad_() for one in weights]
-    x, dy = (torch.randn(2, w, generator=own, dtype=torch.float64) for w in (shapes[0][1], shapes[-1][0]))
-    return x.requires_grad_(), shards, shapes, dy
+    return own(2, shapes[0][1]).requires_grad_(), shards, shapes, own(2, shapes[-1][0])
 
 
 def _all_layers(seed: int) -> list[Case]:
@@ -378,18 +311,8 @@ sharded_linear = Exercise(
 )
 change = sharded_linear.change
 add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
-whose, reduced = (
-    "The weights are everybody's. Whose are the samples in `x`?",
-    "dist.all_reduce(dx)\n            return dx",
-)
-change("own_samples", f"{add} / n", f"{own}.clone()", alone, who)
-change("summed", f"{add} / n", add, "A shard's gradient is a sum over ranks, and the loss is a mean.", size)
-change("dx_reduced", "return dx", reduced, "You add up `dx` over the ranks.", whose)
-change("dx_divided", "return dx", "return dx / n", "You divide `dx` by the number of ranks.", whose)
-change(
-    "never_freed",
-    "def whole()",
-    "@functools.cache\n    def whole()",
-    "The whole weight is kept from the forward to the backward pass.",
-    ask="How much does a rank hold after the last of 100 layers?",
-)
+change("own_samples", f"{add} / n", f"{own}.clone()")
+change("summed", f"{add} / n", add)
+change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
+change("dx_divided", "return dx", "return dx / n")
+change("never_freed", "def whole()", "@functools.cache\n    def whole()")

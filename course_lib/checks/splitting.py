@@ -88,60 +88,20 @@ def _rule(lefts: list[Left]) -> str:
 split_batch = Exercise(
     "split_batch", right, _play, _cases, priced=_case(4, 10), pace=Pace({"forward": 0.01}), view=_view, rule=_rule
 )
-mistake, change = split_batch.mistake, split_batch.change
+change, share, end = split_batch.change, "batch[start:stop]", "len(batch) * end // world_size"
+change("same_share_everywhere", "start:stop", ": stop - start")
+change("borders_overlap", "stop]", "stop + 1]")
+change("samples_lost", "stop]", "stop - 1]")
+change("features_split", share, "batch.tensor_split(world_size, dim=-1)[rank]")
+change("whole_batch_everywhere", share, "batch")
+change("remainder_dropped", share, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]")
+change("empty_share", end, "-(-len(batch) // world_size) * end")
+change("lopsided", end, "len(batch) // world_size * end if end < world_size else len(batch)")
+change("sorted_before", share, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
+change("too_few_pieces", share, "batch.chunk(world_size)[rank]", fails=True)
 
 
-@mistake("Every rank has all samples, and a piece of each.", ask="Along which dimension do samples lie?")
-def features_split(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return batch.tensor_split(world_size, dim=-1)[rank]
-
-
-@mistake("Every rank has the whole batch.", ask="What becomes faster if all ranks do all the work?")
-def whole_batch_everywhere(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return batch
-
-
-@mistake("Some samples are on no rank.", ask="What does `//` do with the samples that are left over?")
-def remainder_dropped(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]
-
-
-@mistake("To make shares equal, samples are used twice.", ask="How much does such a sample count?")
+@split_batch.mistake
 def padded(batch: Tensor, rank: int, world_size: int) -> Tensor:
     size = -(-len(batch) // world_size)
     return batch[(torch.arange(size) + rank * size) % len(batch)]
-
-
-@mistake("A rank has nothing to do.", ask="How much is left for the last if all round up?")
-def empty_share(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    size = -(-len(batch) // world_size)
-    return batch[rank * size : (rank + 1) * size]
-
-
-@mistake("One rank has all that is left over, and the others wait for it.", ask="Who else could take some?")
-def lopsided(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    size = len(batch) // world_size
-    return batch[rank * size : (rank + 1) * size if rank < world_size - 1 else None]
-
-
-@mistake("Inputs and targets do not belong together.", ask="What, besides the length, decides who gets what?")
-def sorted_before(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return right(batch[batch.view(len(batch), -1)[:, 0].argsort()], rank, world_size)
-
-
-@mistake("There are fewer pieces than ranks.", ask="How large is a piece if all round up?", fails=True)
-def too_few_pieces(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    return batch.chunk(world_size)[rank]
-
-
-slice_stop = "Does a slice include its stop?"
-shared = "Two ranks have the sample at the border between them."
-change(
-    "same_share_everywhere",
-    "start:stop",
-    ": stop - start",
-    "All ranks return the same samples.",
-    ask="What in your lines is different on each rank?",
-)
-change("borders_overlap", "stop]", "stop + 1]", shared, slice_stop)
-change("samples_lost", "stop]", "stop - 1]", "The last sample of every share is on no rank.", slice_stop)

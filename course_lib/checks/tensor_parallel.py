@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values
+from course_lib.checks.exercise import Case, Exercise, Left, Values, most_sent, normal
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -28,8 +28,7 @@ exact = partial(Exercise, pace=PACE, rounding=1e-12)  # everything is float64; w
 
 def _random(*shapes: tuple[int, ...], seed: int) -> list[Tensor]:
     """The same numbers on all ranks."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return [*map(normal(seed), shapes)]
 
 
 def _share(tensor: Tensor, dim: int, n: int, rank: int) -> Tensor:
@@ -114,90 +113,33 @@ column_parallel = exact(
     partial(_linear_cases, "outputs"),
     priced=_linear("outputs", 4, (16,), 32, 64),
 )
-mistake = column_parallel.mistake
-one_way = "On which of the two ways does each rank hold an addend, and not yet the sum?"
+change = column_parallel.change
+change("without_f", "conjugate(x, unchanged, summed)", "x")
+change("f_averages", "summed", "averaged")
+change("g_in_place_of_f", "unchanged, summed", "summed, unchanged")
+change("f_on_both_ways", "unchanged", "summed")
+change("outputs_gathered", "F.linear(x, weight, bias)", "side_by_side(F.linear(x, weight, bias))")
+change("nothing_goes_on", "summed", "dist.all_reduce")
 
 
-@mistake("The gradient of x counts this rank's own columns alone.", ask="Where did x go, on the way forward?")
-def without_f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(x, weight, bias)
-
-
-@mistake("The gradient of x is a mean over ranks.", ask="Each rank used x once. How often was it used in all?")
-def f_averages(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(conjugate(x, unchanged, averaged), weight, bias)
-
-
-@mistake("You add up x, which all ranks have already, and not its gradient.", ask=one_way)
-def g_in_place_of_f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(conjugate(x, summed, unchanged), weight, bias)
-
-
-@mistake("You add up x as well, and not its gradient alone.", ask=one_way)
-def f_on_both_ways(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(conjugate(x, summed, summed), weight, bias)
-
-
-@mistake("Every rank returns the outputs of all.", ask="Which of them does a layer want that is cut by rows?")
-def outputs_gathered(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return side_by_side(column(x, weight, bias))
-
-
-@mistake("You add up what the ranks put out.", ask="Are these addends of the same outputs, or different outputs?")
+@column_parallel.mistake
 def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     own = len(bias)
     return conjugate(F.linear(x, weight, bias), lambda y: summed(F.pad(y, (0, 64 - own)))[..., :own], unchanged)
 
 
-@mistake("On the way back, nothing goes on to x.", ask="Which line detaches it, or returns nothing?")
-def nothing_goes_on(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(conjugate(x, unchanged, dist.all_reduce), weight, bias)
-
-
 row_parallel = exact(
     "row_parallel", row, _play_linear, partial(_linear_cases, "inputs"), priced=_linear("inputs", 4, (16,), 64, 32)
 )
-mistake = row_parallel.mistake
-
-
-@mistake("Each rank returns its own addend.", ask="Who has the others, and who adds them up?")
-def without_g(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(x, weight, bias)
-
-
-@mistake("You return the mean of the addends.", ask="What is y, if each rank has a part of every product?")
-def g_averages(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return conjugate(F.linear(x, weight), averaged, unchanged) + bias
-
-
-@mistake("The bias is in y as often as there are ranks.", ask="Which lines come before the sum, and which after?")
-def bias_on_every_rank(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return conjugate(F.linear(x, weight, bias), summed, unchanged)
-
-
-@mistake("y is right, and the gradient of the bias too small.", ask="What does your division do on the way back?")
-def bias_in_parts(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return conjugate(F.linear(x, weight, bias / dist.get_world_size()), summed, unchanged)
-
-
-@mistake("y is right, and the bias learns on rank 0 alone.", ask="What if the others go on with the bias they have?")
-def bias_on_one_rank(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return conjugate(F.linear(x, weight, None if dist.get_rank() else bias), summed, unchanged)
-
-
-@mistake("The gradient is added up once more on the way back.", ask="Is the gradient of y an addend on each rank?")
-def g_on_both_ways(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return conjugate(F.linear(x, weight), summed, summed) + bias
-
-
-@mistake("You add up the gradient, which all ranks have already, and not y.", ask=one_way)
-def f_in_place_of_g(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return conjugate(F.linear(x, weight), unchanged, summed) + bias
-
-
-@mistake("You put addends side by side.", ask="Does a rank have some of the outputs, or a part of each of them?")
-def addends_side_by_side(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return side_by_side(F.linear(x, weight, bias))
+change, total = row_parallel.change, "conjugate(addend, summed, unchanged)"
+change("without_g", total, "addend")
+change("g_averages", "summed", "averaged")
+change("bias_on_every_rank", f"{total} + bias", "conjugate(addend + bias, summed, unchanged)")
+change("bias_in_parts", f"{total} + bias", "conjugate(addend + bias / dist.get_world_size(), summed, unchanged)")
+change("bias_on_one_rank", f"{total} + bias", "conjugate(addend + (0 if dist.get_rank() else bias), summed, unchanged)")
+change("g_on_both_ways", "unchanged", "summed")
+change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
+change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
 
 
 # Attention
@@ -270,50 +212,14 @@ def _view_heads(lefts: list[Left]) -> list[Values]:
 cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, priced=_heads(4, 8, 4), view=_view_heads)
 change = cut_heads.change
 make_rows, cut_them = "torch.cat([own, own + hidden, own + 2 * hidden])", ".tensor_split(n)[rank].flatten()"
-change(
-    "qkv_cut_as_one",
-    make_rows,
-    "torch.arange(3 * hidden).tensor_split(n)[rank]",
-    "You cut the rows of qkv as if they were one matrix.",
-    ask="Which rows come first in qkv: all that a head needs, or the queries of all heads?",
-)
-change(
-    "through_the_heads",
-    cut_them,
-    ".tensor_split(n, 1)[rank].flatten()",
-    "You cut through the middle of the heads.",
-    ask="Which numbers of a query does a score need?",
-)
-change(
-    "heads_interleaved",
-    ".view(heads, -1)",
-    ".view(-1, heads).T",
-    "You take a head's rows to lie far apart.",
-    ask="What comes after the first row of the first head?",
-)
-change(
-    "out_cut_by_rows",
-    "out[:, own]",
-    "out[own]",
-    "You cut the outputs of `out`, and what a rank has are inputs.",
-    ask="In which dimension of PyTorch's weight do the inputs lie?",
-)
-change(
-    "other_columns_of_out",
-    "out[:, own]",
-    "out.roll(len(own), 1)[:, own]",
-    "The columns of `out` belong to other heads than the rows of `qkv`.",
-    ask="Which columns meet the numbers that a head puts out?",
-)
-change("all_heads", cut_them, ".flatten()", "Every rank has all heads.", ask="What is there to add up then?")
-change("same_heads", "[rank]", "[0]", "All ranks have the same heads.", ask="What differs on each rank?")
-change(
-    "heads_left_out",
-    cut_them,
-    ".split(heads // n)[rank].flatten()",
-    "Some heads are on no rank.",
-    ask="What does `//` do with the heads that are left over?",
-)
+change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_split(n)[rank]")
+change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
+change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
+change("out_cut_by_rows", "out[:, own]", "out[own]")
+change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
+change("all_heads", cut_them, ".flatten()")
+change("same_heads", "[rank]", "[0]")
+change("heads_left_out", cut_them, ".split(heads // n)[rank].flatten()")
 
 
 # Loss
@@ -369,83 +275,28 @@ def _is_pair(result: Any) -> bool:
 
 
 def _three_numbers(lefts: list[Left]) -> str:
-    most = max(sum(sent.content.numel() for sent in left.sent) for left in lefts)
-    allowed = 3 * len(lefts[0].before["targets"])
-    if most <= allowed:
-        return ""
-    return (
-        f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do: three a target."
-    )
+    (_, most), allowed = most_sent(lefts), 3 * len(lefts[0].before["targets"])
+    too_much = f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do"
+    return f"{too_much}: three a target." * (most > allowed)
 
 
 cross_entropy = exact(
     "cross_entropy", entropy, _play_entropy, _tokens_cases, priced=_tokens(4, 16, 64), contract=_three_numbers
 )
 change, add_up = cross_entropy.change, "dist.all_reduce(sums)"
-others = "Who has the exponentials of all other tokens?"
-change("own_softmax", add_up, "dist.all_reduce(logit)", "Each rank's softmax is over its own tokens.", others)
-change(
-    "own_softmax_in_the_gradient",
-    "div_(total[:, None])",
-    "div_(exponentials.sum(-1, keepdim=True))",
-    "The loss is right, and the gradient has a softmax over this rank's own tokens.",
-    others,
-)
-change(
-    "logarithms_added",
-    add_up,
-    f"total.log_(); {add_up}; total.exp_()",
-    "You add up logarithms of sums.",
-    ask="Is the logarithm of a sum the sum of logarithms?",
-)
-change(
-    "own_largest",
-    "dist.all_reduce(largest, dist.ReduceOp.MAX)",
-    "pass",
-    "Each rank subtracts the largest of its own logits.",
-    ask="Can exponentials be added up if something else was subtracted from each?",
-)
-change(
-    "one_number_for_all_targets",
-    "logits.amax(-1)",
-    "logits.amax().repeat(len(targets))",
-    "You subtract the same number from the logits of all targets.",
-    ask="What becomes of a target whose logits are all far below it?",
-)
-change(
-    "nothing_subtracted",
-    "logits - largest[:, None]",
-    "logits.clone()",
-    "Exponentials overflow, or all of them are zero.",
-    ask="What may be subtracted from all logits without changing the softmax?",
-)
-change(
-    "target_on_every_rank",
-    "place = targets - first",
-    "place = (targets - first).clamp(0, logits.shape[-1] - 1)",
-    "Every rank takes one of its own logits for the target's.",
-    ask="How many ranks have the target's token?",
-)
-change(
-    "place_not_moved",
-    "targets - first",
-    "targets.clone()",
-    "You look for a target at its number in the whole vocabulary.",
-    ask="Which token is this rank's logit 0?",
-)
-change(
-    "target_not_in_the_gradient",
-    "gradient[rows, place[rows]] -= 1",
-    "pass",
-    "The gradient is the softmax alone.",
-    ask="In which direction should the target's logit go?",
-)
-change("gradient_of_a_sum", ".div_(len(targets))", "", "This is the gradient of a sum.", ask="What is the loss?")
+change("own_softmax", add_up, "dist.all_reduce(logit)")
+change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
+change("logarithms_added", add_up, f"total.log_(); {add_up}; total.exp_()")
+change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
+change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
+change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
+change("target_on_every_rank", "place = targets - first", "place = (targets - first).clamp(0, logits.shape[-1] - 1)")
+change("place_not_moved", "targets - first", "targets.clone()")
+change("target_not_in_the_gradient", "gradient[rows, place[rows]] -= 1", "pass")
+change("gradient_of_a_sum", ".div_(len(targets))", "")
 
 
-@cross_entropy.mistake(
-    "All ranks gather all logits.", ask="Which three numbers of each rank does a target's loss need?"
-)
+@cross_entropy.mistake
 def logits_gathered(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor]:
     whole = side_by_side(logits).requires_grad_()
     loss = F.cross_entropy(whole, targets)

@@ -21,11 +21,13 @@ and code stands between lines of ```. (Standard library only; see `progress`.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
+
+from course_lib.pages import sections
 
 SOURCES = Path(__file__).parents[2] / "sources"
 FOLDERS = (SOURCES / "questions", SOURCES / "scenarios")
@@ -112,7 +114,7 @@ def items(text: str) -> list[str]:
 
 def _pages(file: Path) -> list[Page]:
     pages: list[Page] = []
-    for place, heading, text in _sections(file):
+    for place, heading, text in sections(file):
         if title := re.fullmatch(r"# (\w+): (.+)", heading):
             first, _, text = text.partition("\n\n")
             if not (runs := re.fullmatch(r"runs: ([\w.]+)", first)):
@@ -127,28 +129,6 @@ def _pages(file: Path) -> list[Page]:
         else:
             pages[-1].sections[heading[3:]] = Section(place, text)
     return pages
-
-
-def _sections(file: Path) -> Iterator[tuple[str, str, str]]:
-    """Place, heading and text of each section."""
-    place, heading, lines, is_code = f"{file.name}:1", "", list[str](), False
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        is_code ^= line.startswith("```")
-        if line.startswith("#") and not is_code:
-            if heading or any(lines):
-                yield place, heading, _joined(lines)
-            place, heading, lines = f"{file.name}:{number}", line, []
-        else:
-            lines.append(line)
-    yield place, heading, _joined(lines)
-
-
-def _joined(lines: list[str]) -> str:
-    """Lines of a paragraph as one, and code as it is."""
-    parts = "\n".join(lines).strip().split("```")
-    return "```".join(
-        part if number % 2 else re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", part) for number, part in enumerate(parts)
-    )
 
 
 def _choose(names: Mapping[str, object] | tuple[str, ...]) -> str:

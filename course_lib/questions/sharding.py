@@ -112,10 +112,5 @@ QUESTIONS: dict[str, Family] = {
         _draw_training,
         lambda case: {**case._asdict(), **{f"stage_{stage}": f"{case.needed(stage):.3g}" for stage in STAGES}},
     ),
-    "stage_3_sends": Family(
-        4,
-        choice(each(_send_without, WITHOUT)),
-        lambda random: 2,
-        lambda ranks: {"ranks": ranks},
-    ),
+    "stage_3_sends": Family(4, choice(each(_send_without, WITHOUT)), lambda random: 2, lambda ranks: {"ranks": ranks}),
 }

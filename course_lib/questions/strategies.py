@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from course_lib.experiments.meshes import INSIDE, PER_MACHINE, HybridExperiment, MeshStep
 from course_lib.figures import Timing, gantt, mesh_map, speed_up, step_time_by_part
@@ -15,19 +15,9 @@ from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import TIMES
 
-# Llama Team 2024, "The Llama 3 Herd of Models", table 3: the 70B model.
-MODEL = ModelSpec(
-    layers=80,
-    hidden=8192,
-    heads=64,
-    kv_heads=8,
-    ffn_hidden=28672,
-    sequence=8192,
-    vocab=128256,
-    gated_mlp=True,
-    tied_embeddings=False,
-    flash_attention=True,
-)
+# Llama Team 2024, "The Llama 3 Herd of Models", table 3: layers, hidden, heads and sequence of the 70B model.
+LLAMA = partial(ModelSpec, kv_heads=8, vocab=128256, gated_mlp=True, tied_embeddings=False, flash_attention=True)
+MODEL = LLAMA(80, 8192, 64, 8192, ffn_hidden=28672)
 BATCH = 256
 NODES = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 
@@ -235,8 +225,7 @@ def _gain(cluster: Cluster) -> float:
 
 # Training infrastructure strategy
 
-# Llama Team 2024, table 3: the 405B model.
-LARGER = replace(MODEL, layers=126, hidden=16384, heads=128, ffn_hidden=53248)
+LARGER = LLAMA(126, 16384, 128, 8192, ffn_hidden=53248)  # the 405B model of the same table
 SITES = {
     "64 H100, fast network": Cluster("H100-80GB", 8, between="InfiniBand HDR"),
     "128 A100, slow network": Cluster("A100-80GB", 16, between="Ethernet 25"),

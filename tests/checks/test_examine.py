@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import checks, launch
-from course_lib.checks import examine, exercise
+from course_lib.checks import examine, exercise, prose
 from course_lib.checks.averaging import gradients
+from course_lib.checks.prose import Words
 from course_lib.ranks import monitor
 
 scale = 2.0
@@ -290,13 +291,19 @@ def make(**options: Any) -> checks.Exercise:
     return checks.Exercise("doubled", doubled, play, lambda seed: [case], priced=case, **options)
 
 
-def test_when_two_ideas_fit_both_are_said() -> None:
-    part = make()
-    for idea, factor in (("Three.", 3), ("Thrice.", 3.0), ("Four.", 4)):
-        part.mistake(idea, ask="Which?")(times(factor))
+def test_when_two_ideas_fit_both_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, said = make(), {("doubled", name): Words(f"{name}.", "Which?") for name in ("Three", "Thrice", "Four")}
+    monkeypatch.setattr(prose, "words", lambda: said)
+    for name, factor in (("Three", 3), ("Thrice", 3.0), ("Four", 4)):
+        part.mistake(named(name, times(factor)))
     verdict = part(lambda tensor: tensor * 3)
     assert "2 ideas lead to exactly this. Three. Which? Or: Thrice. Which?" in verdict.message
     assert "Four" not in verdict.message
+
+
+def named(name: str, program: Any) -> Any:
+    program.__name__ = name
+    return program
 
 
 def times(factor: float) -> Any:
@@ -333,7 +340,7 @@ def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
         return "Too many bytes." if lefts[0].sent[0].content.dtype == torch.float64 else ""
 
     part = make(contract=breach)
-    part.mistake("It is right here.", ask="Is it?")(sends(torch.float32))
+    part.mistake(sends(torch.float32))
     verdict = part(sends(torch.float64))
     assert (verdict.outcome, verdict.message, verdict.idea) == ("price", "Too many bytes.", "")
 
@@ -358,5 +365,5 @@ def test_a_check_never_raises_by_itself() -> None:
 
 def test_a_change_of_the_right_solution_has_to_be_one() -> None:
     with pytest.raises(ValueError, match=r"'batch' stands \d+ times in right, not once"):
-        checks.split_batch.change("ambiguous", "batch", "batch + 1", "An idea.", ask="A question?")
+        checks.split_batch.change("ambiguous", "batch", "batch + 1")
     assert "ambiguous" not in [mistake.program.__name__ for mistake in checks.split_batch.mistakes]
