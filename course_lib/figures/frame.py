@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from textwrap import wrap
 
-from course_lib.figures.palette import ORIGINS, Line, Style
+from course_lib.figures.palette import ORIGINS, Line, Look, Style
 from course_lib.figures.svg import Sheet, text_width
 
 MARGIN = 16.0
@@ -21,26 +21,27 @@ SYMBOLS = {
 }
 
 
-def new_sheet(width: int) -> Sheet:
-    """An empty sheet. Raises ValueError if it is too narrow for a picture with text."""
+def begin(
+    width: int, title: str | None, origins: Collection[str] = (), looks: Mapping[str, Look] = {}
+) -> tuple[Sheet, float]:
+    """A sheet with a title, one line for each origin of what is in the picture, and a legend; and where they end.
+
+    Raises ValueError for a width too narrow for a picture with text.
+    """
     if width < NARROWEST:
         raise ValueError(f"width={width} is too narrow for a picture; give it at least {NARROWEST} pixels")
-    return Sheet(width)
-
-
-def draw_title(sheet: Sheet, title: str | None) -> float:
-    """Returns where the next thing goes, as the other functions here do."""
-    y = 8.0
-    for line in wrap(title or "", int((sheet.width - 2 * MARGIN) / text_width("x", 14))):
+    sheet, y = Sheet(width), 8.0
+    for line in wrap(title or "", int((width - 2 * MARGIN) / text_width("x", 14))):
         sheet.text(MARGIN, y + 14, line, font_size=14, font_weight="bold")
         y += 20
-    return y
+    return sheet, draw_legend(sheet, looks, draw_origins(sheet, origins, y) if origins else y)
 
 
-def draw_legend(sheet: Sheet, looks: Mapping[str, Style | Line | None], y: float) -> float:
+def draw_legend(sheet: Sheet, looks: Mapping[str, Look], y: float) -> float:
     """A patch for each style, a piece with its symbol for each line, in as many rows as the sheet needs.
 
-    Keys are the names of lines, and of the patterns of styles, which have names of their own.
+    Keys are the names of lines, and of the patterns of styles, which have names of their own. Returns where the next
+    thing goes.
     """
     x = MARGIN
     for key, look in looks.items():

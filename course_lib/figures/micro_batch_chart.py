@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.figures.axis import counted, duration, percent, ticks, time_unit
+from course_lib.figures.axis import TIMES, counted, duration, percent
 from course_lib.figures.chart import Axis, Band, Bar, Chart, Curve, Label, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
-from course_lib.figures.palette import LINES, STYLES, Line, Style
+from course_lib.figures.palette import LINES, STYLES, Look, Style
 from course_lib.figures.picture import Picture
 
 LEFT, RIGHT = 64.0, 16.0
@@ -64,7 +64,7 @@ def micro_batch_sizes(
     chosen: a size to be marked.
     """
     is_run = any(step.measured for step in steps)
-    legend: dict[str, Style | Line | None] = {**PARTS, **({RUNS: MEASURED} if is_run else {})}
+    legend: dict[str, Look] = {**PARTS, **({RUNS: MEASURED} if is_run else {})}
     origins = {"modelled", "emulated"} if is_run else {"modelled"}
     chart = Chart([_panel(steps, chosen)], origins, title, width, legend)
     return Picture.of(chart, _summary(steps), [_row(step) for step in steps])
@@ -72,8 +72,7 @@ def micro_batch_sizes(
 
 def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
     longest = max(max(step.modelled, step.measured or 0) for step in steps)
-    size, unit = time_unit(longest)
-    up = Axis(f"time of a step ({unit})", 0, longest / size, [tick / size for tick in ticks(longest, 5)])
+    up, size = Axis.in_unit("time of a step", longest, TIMES, 5)
     places = {place + 0.5: step for place, step in enumerate(steps)}
     across = Axis("samples", 0, len(steps), list(places), lambda x: str(places[x].size), has_grid=False)
     marks: list[Mark] = [Band(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]

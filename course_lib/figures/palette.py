@@ -76,6 +76,8 @@ class Line(NamedTuple):
     symbol: str
 
 
+Look = Style | Line | None  # in a legend; None is a thin line
+
 # Each is at least 3:1 against white and against the near-black of a dark theme.
 LINES = (
     Line("#0072b2", "", "circle"),

@@ -20,7 +20,7 @@ import anywidget
 import traitlets
 
 from course_lib.figures import gantt, held
-from course_lib.figures.axis import time_unit
+from course_lib.figures.axis import TIMES, unit_of
 from course_lib.figures.gantt_chart import Bar
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import ROOMY
@@ -60,7 +60,7 @@ def places(picture: Picture) -> dict[str, Any]:
     """Where the first timeline of a picture has its rows, its bars and its messages, in pixels, and what they are."""
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
-    unit, name = time_unit(timeline.makespan)
+    unit, name = unit_of(timeline.makespan, TIMES)
     return {
         "left": scale.left,
         "width": scale.pixels(timeline.makespan),
