@@ -16,7 +16,6 @@ MOST_TIPS = 300  # of a cloud
 
 
 def draw(chart: Chart) -> Sheet:
-    """Raises ValueError for a width too narrow to read."""
     sheet, top = begin(chart.width, chart.title, chart.origins, chart.legend)
     width = chart.width / len(chart.panels) if chart.is_row else chart.width
     for place, panel in enumerate(chart.panels):

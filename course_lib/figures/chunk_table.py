@@ -31,10 +31,7 @@ Cell = tuple[float, float, float, float]  # left, top, width and height
 
 
 def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title: str | None = None) -> Picture:
-    """Draw what every rank has at any time, from `course_lib.experiments.chunks`.
-
-    Raises ValueError for a width too narrow to read.
-    """
+    """Draw what every rank has at any time, from `course_lib.experiments.chunks`."""
     sheet, top = begin(width, title, [timeline.origin])
     y, ranks, zero, whole = top + 10, timeline.world_size, began(timeline), timeline.makespan
     sheet.text(MARGIN, y, "A number is a rank that is in the sum.", font_size=11)

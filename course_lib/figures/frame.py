@@ -9,7 +9,6 @@ from course_lib.figures.palette import ORIGINS, Line, Look, Style
 from course_lib.figures.svg import Sheet, text_width
 
 MARGIN = 16.0
-NARROWEST = 400
 # How plotly's markers are drawn here, from their middle.
 SYMBOLS = {
     "circle": "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
@@ -24,12 +23,7 @@ SYMBOLS = {
 def begin(
     width: int, title: str | None, origins: Collection[str] = (), looks: Mapping[str, Look] = {}
 ) -> tuple[Sheet, float]:
-    """A sheet with a title, one line for each origin of what is in the picture, and a legend; and where they end.
-
-    Raises ValueError for a width too narrow for a picture with text.
-    """
-    if width < NARROWEST:
-        raise ValueError(f"width={width} is too narrow for a picture; give it at least {NARROWEST} pixels")
+    """A sheet with a title, one line for each origin of what is in the picture, and a legend; and where they end."""
     sheet, y = Sheet(width), 8.0
     for line in wrap(title or "", int((width - 2 * MARGIN) / text_width("x", 14))):
         sheet.text(MARGIN, y + 14, line, font_size=14, font_weight="bold")
@@ -45,17 +39,16 @@ def draw_legend(sheet: Sheet, looks: Mapping[str, Look], y: float) -> float:
     """
     x = MARGIN
     for key, look in looks.items():
-        name = look.label if isinstance(look, Style) else key
-        room = 36 if isinstance(look, Style) else 52
+        name, left, room = (look.label, 22, 36) if isinstance(look, Style) else (key, 36, 52)
         if x + room + text_width(name) > sheet.width and x > MARGIN:
             x, y = MARGIN, y + 20
         if isinstance(look, Style):
             sheet.box(x, y + 2, 16.0, 12.0, fill=sheet.fill(key, look), stroke="currentColor", stroke_width=0.5)
         else:
             draw_line(sheet, look, [(x, y + 8), (x + 30, y + 8)])
-        if isinstance(look, Line):
-            draw_symbol(sheet, look, x + 15, y + 8)
-        sheet.text(x + room - (14 if isinstance(look, Style) else 16), y + 12, name)
+            if look:
+                draw_symbol(sheet, look, x + 15, y + 8)
+        sheet.text(x + left, y + 12, name)
         x += room + text_width(name)
     return y + 24 if looks else y
 

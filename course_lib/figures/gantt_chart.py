@@ -44,8 +44,6 @@ def gantt(
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
     names: of the two.
     pinned: another one, drawn small below them on the same axis.
-
-    Raises ValueError for a width too narrow to read.
     """
     shown = [filled(one) for one in (timeline, compare) if one is not None]
     many = MANY if pinned is None else FEW  # where there is one more picture, all of it still fits a screen

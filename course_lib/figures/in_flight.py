@@ -62,10 +62,7 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
 
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:
-    """Draw what each rank holds over time.
-
-    Raises ValueError for a width too narrow to read.
-    """
+    """Draw what each rank holds over time."""
     ranks = held(timeline)
     time, size = Axis.in_unit("time", timeline.makespan, TIMES, round((width - MARGIN - GUTTER) / 60))
     time = replace(time, high=time.high or 1, has_grid=False)

@@ -60,8 +60,6 @@ def mesh_map(
     predicted: bytes by axis, of all ranks together.
     per_machine: how many ranks share a machine, where there are two.
     step: whose lines a player shows in use.
-
-    Raises ValueError for a width too narrow to read.
     """
     sheet, y = begin(width, title, [origin])
     block = _Block.fit(mesh, width, y)

@@ -9,11 +9,12 @@ time |  #                        +  idle: the pipeline fills and drains     grow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from course_lib.figures.axis import TIMES, counted, duration, percent
-from course_lib.figures.chart import Axis, Band, Bar, Chart, Curve, Label, Mark, Panel, Point, Words
+from course_lib.figures.bars import stacked
+from course_lib.figures.chart import Axis, Band, Chart, Curve, Label, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LINES, STYLES, Look, Style
 from course_lib.figures.picture import Picture
@@ -78,7 +79,7 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
     marks: list[Mark] = [Band(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]
     for x, step in places.items():
         held = str(step.held) if step.fits else f"{step.held} ✗"
-        marks += _column(step, x, size)
+        marks += stacked(counted(step.size, "sample"), vars(step), PARTS, duration, size, x, thickness=2 / 3)
         marks.append(Label(x, 0, Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
     points = [
         Point(x, step.measured / size, f"{counted(step.size, 'sample')}: {duration(step.measured)}, emulated")
@@ -94,16 +95,6 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
 
 def _note(text: str, down: float) -> Words:
     return Words(text, MARGIN - LEFT, down, size=11, is_bold=False)
-
-
-def _column(step: SizedStep, x: float, size: float) -> Iterator[Bar]:
-    """size: seconds of 1 on the axis of time."""
-    base = 0.0
-    for part, style in PARTS.items():
-        seconds = getattr(step, part)
-        tip = f"{counted(step.size, 'sample')}: {style.label} {duration(seconds)}"
-        yield Bar(part, style, x, seconds / size, base, tip, thickness=2 / 3)
-        base += seconds / size
 
 
 def _summary(steps: Sequence[SizedStep]) -> str:

@@ -150,18 +150,11 @@ def _most(step: MeshStep) -> str:
 
 def _as_predicted(experiment: HybridExperiment, step: MeshStep) -> str:
     """Rank by rank and axis by axis."""
-    off = [
-        (rank, axis) for rank in range(RANKS) for axis in exact_bytes.AXES if not _agree(experiment, step, rank, axis)
-    ]
-    if not off:
-        return "Every rank sent what was predicted, to the byte."
-    rank, axis = off[0]
-    return f"Rank {rank} did not send what was predicted on axis {axis}."
-
-
-def _agree(experiment: HybridExperiment, step: MeshStep, rank: int, axis: str) -> bool:
-    sent = sum(count for (source, _), count in step.sent[axis].items() if source == rank)
-    return sent == predicted_to_send(experiment)[rank][axis]
+    for rank, predicted in enumerate(predicted_to_send(experiment)):
+        for axis in exact_bytes.AXES:
+            if predicted[axis] != sum(count for (source, _), count in step.sent[axis].items() if source == rank):
+                return f"Rank {rank} did not send what was predicted on axis {axis}."
+    return "Every rank sent what was predicted, to the byte."
 
 
 def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:
