@@ -543,29 +543,13 @@ def environment() -> dict[str, str]:
 def alone() -> Iterator[IO[str]]:
     """Hold the lock that keeps two course.py from working on .venv at once. The system frees it if we are killed."""
     STATE.mkdir(exist_ok=True)
+    journal = importlib.import_module("course_lib.journal")  # standard library only, and found before .venv is made
     with open(STATE / "lock", "a", encoding="utf-8") as file:
-        if not try_lock(file):
+        if not journal.try_lock(file):
             print("Another course.py is setting up .venv; waiting for it.", flush=True)
-            while not try_lock(file):
+            while not journal.try_lock(file):
                 time.sleep(0.2)
         yield file
-
-
-def try_lock(file: IO[str]) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:  # a file system without locks: better to go on than to wait for ever
-        return True
-    return True
 
 
 def unsupported(version: tuple[int, ...]) -> str | None:

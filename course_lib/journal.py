@@ -111,12 +111,13 @@ def _alone() -> Iterator[None]:
     """Keep other notebooks from writing. The system frees the lock of a process that was killed."""
     folder().mkdir(parents=True, exist_ok=True)
     with open(folder() / LOCK, "a", encoding="utf-8") as file:
-        while not _try_lock(file):
+        while not try_lock(file):
             time.sleep(0.01)
         yield
 
 
-def _try_lock(file: IO[str]) -> bool:
+def try_lock(file: IO[str]) -> bool:
+    """Whether nobody else has it."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -128,6 +129,6 @@ def _try_lock(file: IO[str]) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
-    except OSError:  # a file system without locks: one line, appended in one piece, is safe enough
+    except OSError:  # a file system without locks: better to go on than to wait for ever
         return True
     return True

@@ -1,6 +1,6 @@
 """Pictures of what ranks did and of what plans cost. Each has a sentence that sums it up, tooltips, a table.
 
-All but `gantt` and the maps are charts: `.to_plotly()` makes a figure of them to zoom into.
+All but `gantt` and the maps are charts: a notebook shows them as figures to zoom into.
 
 gantt(run.timeline)                                  what every rank did, and when
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are

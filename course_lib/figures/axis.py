@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+Units = Sequence[tuple[float, str]]  # how large each is, and its name, the largest first
+
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-LONG_TIMES = ((365.25 * 86_400, " years"), (86_400, " days"), (3_600, " hours"))
-DATA = ((1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
-MEMORY = ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
-LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+LONG_TIMES = ((365.25 * 86_400, "years"), (86_400, "days"), (3_600, "hours"), *TIMES)
+DATA = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+MEMORY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 
 
 def ticks(limit: float, count: int) -> list[float]:
@@ -22,22 +24,15 @@ def ticks(limit: float, count: int) -> list[float]:
     return [i * step for i in range(math.floor(limit / step * (1 + 1e-9)) + 1)]
 
 
-def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a time is written: how many seconds it has, and its name."""
-    if seconds == 0:
-        return TIMES[0]
-    return next(((size, name) for size, name in TIMES if seconds >= size), TIMES[-1])
-
-
-def memory_unit(count: float) -> tuple[float, str]:
-    """The unit in which a number of bytes is written, as `memory_size` does."""
-    return next(((size, name.strip()) for size, name in MEMORY if count >= size), (1.0, "B"))
+def unit_of(value: float, units: Units) -> tuple[float, str]:
+    """The largest unit that a quantity reaches, or the smallest: its size and its name."""
+    return next((unit for unit in units if (value or 1) >= unit[0]), units[-1])
 
 
 def number(value: float) -> str:
     """Three significant digits, without an exponent and without zeros that say nothing."""
-    if value == 0:
-        return "0"
+    if not (value and math.isfinite(value)):
+        return f"{value:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -60,33 +55,32 @@ def thousands(value: float) -> str:
 
 def with_prefix(value: float) -> str:
     """A large number as engineers write it: 12700 is "12.7k"."""
-    return _in_units(value, LARGE) or number(value)
+    return _in_units(value, LARGE, "")
 
 
 def duration(seconds: float) -> str:
     """A time with its unit: 0.0123 is "12.3 ms"."""
-    size, name = time_unit(seconds)
-    return f"{number(seconds / size)} {name}"
-
-
-def data_size(count: int) -> str:
-    """A number of bytes with its unit: 4096 is "4.1 kB"."""
-    return _in_units(count, DATA) or f"{count} B"
-
-
-def memory_size(count: float) -> str:
-    """A number of bytes in powers of 1024, as memory is sold: 2**30 is "1 GiB"."""
-    return _in_units(count, MEMORY) or f"{number(count)} B"
+    return _in_units(seconds, TIMES)
 
 
 def long_time(seconds: float) -> str:
     """A time that may last days or years: 200000 is "2.31 days"."""
-    return _in_units(seconds, LONG_TIMES) or duration(seconds)
+    return _in_units(seconds, LONG_TIMES)
 
 
-def _in_units(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
-    """With the largest unit that it reaches, if there is one."""
-    return next((f"{number(value / size)}{name}" for size, name in units if value >= size), None)
+def data_size(count: float) -> str:
+    """A number of bytes with its unit: 4096 is "4.1 kB"."""
+    return _in_units(count, DATA)
+
+
+def memory_size(count: float) -> str:
+    """A number of bytes in powers of 1024, as memory is sold: 2**30 is "1 GiB"."""
+    return _in_units(count, MEMORY)
+
+
+def _in_units(value: float, units: Units, space: str = " ") -> str:
+    size, name = unit_of(value, units)
+    return f"{number(value / size)}{space}{name}"
 
 
 def powers(low: float, high: float) -> list[float]:

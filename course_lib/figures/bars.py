@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from course_lib.figures.chart import Axis, Bar, Mark, Panel, Range, Rule, Words
+from course_lib.figures.chart import Axis, Bar, Mark, Panel, Range, Rule, Words, Write
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LIKELY, Style
 from course_lib.figures.svg import text_width
@@ -20,7 +19,7 @@ def bars_panel(
     styles: Mapping[str, Style],
     axis: Axis,
     width: int,
-    write: Callable[[Any], str],
+    write: Write,
     unit: float = 1.0,
     limit: tuple[float, str] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -33,12 +32,7 @@ def bars_panel(
     """
     marks: list[Mark] = []
     for row, (name, parts) in enumerate(values.items()):
-        end = 0.0
-        for part, style in styles.items():
-            size, text = parts[part] / unit, write(parts[part])
-            tip = f"{name}: {style.label} {text}"
-            marks.append(Bar(part, style, row + 0.5, size, end, tip, BAR / PITCH, text, is_across=True))
-            end += size
+        marks += stacked(name, parts, styles, write, unit, row + 0.5, BAR / PITCH, is_across=True)
         if ranges:
             low, high = ranges[name]
             tip = f"{name}, {LIKELY}: {write(low)} to {write(high)}"
@@ -53,6 +47,25 @@ def bars_panel(
     rows = Axis("", len(names), 0, [row + 0.5 for row in range(len(names))], lambda y: names[int(y)], has_grid=False)
     head = LIMIT if limit else 0.0
     return Panel(axis, rows, marks, pitch * len(names), MARGIN + widest + 8, right=30.0, head=head)
+
+
+def stacked(
+    name: str,
+    parts: Mapping[str, float],
+    styles: Mapping[str, Style],
+    write: Write,
+    unit: float,
+    at: float,
+    thickness: float,
+    is_across: bool = False,
+) -> Iterator[Bar]:
+    """The parts of one bar, each beginning where the last one ends; numbers are written in what lies across."""
+    end = 0.0
+    for part, style in styles.items():
+        size, text = parts[part] / unit, write(parts[part])
+        tip = f"{name}: {style.label} {text}"
+        yield Bar(part, style, at, size, end, tip, thickness, text if is_across else "", is_across)
+        end += size
 
 
 def with_origins(origins: Mapping[str, str]) -> dict[str, str]:

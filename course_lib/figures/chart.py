@@ -13,15 +13,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from course_lib.figures.axis import number, powers
-from course_lib.figures.palette import Line, Style
+from course_lib.figures.axis import Units, number, powers, ticks, unit_of
+from course_lib.figures.palette import Line, Look, Style
+
+Write = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Axis:
     """From low at one end to high at the other, evenly or by powers.
 
-    ticks: the round numbers on it, and write: how each is written.  unit: what follows a number elsewhere.
+    ticks: the round numbers on it, and write: how each is written.
     has_grid: whether lines go across the panel there; without them the title stands beside the numbers.
     """
 
@@ -29,24 +31,22 @@ class Axis:
     low: float
     high: float
     ticks: Sequence[float] = ()
-    write: Callable[[float], str] = number
+    write: Write = number
     is_log: bool = False
     has_grid: bool = True
-    unit: str = ""
 
     @classmethod
-    def by_powers(
-        cls,
-        title: str,
-        values: Iterable[float],
-        margin: float = 1.25,
-        write: Callable[[float], str] = number,
-        unit: str = "",
-    ) -> Axis:
+    def by_powers(cls, title: str, values: Iterable[float], margin: float = 1.25, write: Write = number) -> Axis:
         """A logarithmic axis on which all these values find a place."""
         known = list(values)
         low, high = min(known) / margin, max(known) * margin
-        return cls(title, low, high, powers(low, high), write, is_log=True, unit=unit)
+        return cls(title, low, high, powers(low, high), write, is_log=True)
+
+    @classmethod
+    def in_unit(cls, what: str, most: float, units: Units, count: int, room: float = 1.0) -> tuple[Axis, float]:
+        """From 0 to the most in the unit that fits, with about so many ticks; and how large that unit is."""
+        size, name = unit_of(most, units)
+        return cls(f"{what} ({name})", 0, room * most / size, ticks(most / size, count)), size
 
     def share(self, value: float) -> float:
         """How far along the axis a value is, 0 to 1."""
@@ -99,13 +99,14 @@ class Curve(NamedTuple):
 class Cloud(NamedTuple):
     """Thousands of points as dots, the first the most important; pale where is_pale says so.
 
-    A tip says what a dot is; how far along the axes it lies follows, in their units.
+    A tip says what a dot is; how far up and along the axes it lies follows, in these units.
     """
 
     name: str
     points: Sequence[Point]
     look: Line
     is_pale: Sequence[bool]
+    units: tuple[str, str]
 
 
 class Area(NamedTuple):
@@ -201,6 +202,6 @@ class Chart:
     origins: Collection[str]
     title: str | None
     width: int
-    legend: Mapping[str, Style | Line | None] = field(default_factory=dict)
+    legend: Mapping[str, Look] = field(default_factory=dict)
     is_row: bool = False
     has_crosshair: bool = False

@@ -13,23 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from course_lib.figures import chart as charts
 from course_lib.figures.axis import number, percent, thousands, with_prefix
-from course_lib.figures.chart import (
-    Area,
-    Axis,
-    Band,
-    Bar,
-    Chart,
-    Cloud,
-    Curve,
-    Label,
-    Mark,
-    Panel,
-    Point,
-    Range,
-    Rule,
-    Words,
-)
 from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 
 # Numbers that plotly can write, so that new ones come while one zooms; what it cannot stays where the chart has it.
@@ -41,7 +26,7 @@ LONG = 20  # numbers, from which on a notebook keeps them packed
 Data = dict[str, Any]
 
 
-def figure(chart: Chart) -> Data:
+def figure(chart: charts.Chart) -> Data:
     """Its "data" and "layout": dark on white whatever the theme of the page, as the stored pictures are."""
     layout: Data = {"annotations": [], "shapes": []}
     data: list[Data] = []
@@ -75,7 +60,7 @@ def _is_pale(trace: Data) -> bool:
     return trace.get("marker", {}).get("opacity") == OPACITY[True]
 
 
-def stored(chart: Chart) -> Data:
+def stored(chart: charts.Chart) -> Data:
     """The figure as a notebook keeps it, long rows of numbers as plotly's packed arrays and not a line for each."""
     made = figure(chart)
     for trace in made["data"]:
@@ -93,7 +78,7 @@ def _packed(rows: Sequence[Any]) -> Data:
     return {"dtype": dtype, "bdata": data, "shape": ", ".join(map(str, numbers.shape))}
 
 
-def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Data]:
+def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: int) -> list[Data]:
     """Add a panel's axes, words and lines to the layout; returns its traces."""
     suffix = str(place + 1) if place else ""
     where = {"xref": f"x{suffix}", "yref": f"y{suffix}"}
@@ -108,8 +93,8 @@ def _draw_panel(layout: Data, chart: Chart, panel: Panel, place: int) -> list[Da
     layout |= {f"xaxis{suffix}": across, f"yaxis{suffix}": up}
     for mark in panel.marks:
         layout["annotations"] += [note | where for note in _notes(panel, mark)]
-        if isinstance(mark, Band | Rule):
-            layout["shapes"].append(_band(mark, where) if isinstance(mark, Band) else _line(mark, where))
+        if isinstance(mark, charts.Band | charts.Rule):
+            layout["shapes"].append(_band(mark, where) if isinstance(mark, charts.Band) else _line(mark, where))
     # What the legend does not name lies below what it names, in the order of the legend.
     order = {name: place for place, name in enumerate(chart.legend)}
     traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
@@ -123,7 +108,7 @@ def _domain(place: int, n: int, gap: float) -> tuple[float, float]:
     return start, start + (1 - gap * (n - 1)) / n
 
 
-def _axis(axis: Axis) -> Data:
+def _axis(axis: charts.Axis) -> Data:
     names = {"tickvals": list(axis.ticks), "ticktext": [escape(axis.write(tick)) for tick in axis.ticks]}
     return {
         "type": "log" if axis.is_log else "linear",
@@ -138,25 +123,25 @@ def _axis(axis: Axis) -> Data:
     }
 
 
-def _on_axis(axis: Axis, value: float) -> float:
+def _on_axis(axis: charts.Axis, value: float) -> float:
     """Where plotly has a range's end and an annotation: on a logarithmic axis it wants the logarithm."""
     return math.log10(value) if axis.is_log else value
 
 
-def _notes(panel: Panel, mark: Mark) -> Iterator[Data]:
+def _notes(panel: charts.Panel, mark: charts.Mark) -> Iterator[Data]:
     """The words of a mark, each at its place."""
-    if isinstance(mark, Label):
+    if isinstance(mark, charts.Label):
         yield _written(panel, mark.words, mark.x, mark.y)
-    elif isinstance(mark, Rule):
+    elif isinstance(mark, charts.Rule):
         x, y = (panel.x.high, mark.at) if mark.is_across else (mark.at, panel.y.high)
         yield _written(panel, mark.words, x, y)
-    elif isinstance(mark, Curve):
+    elif isinstance(mark, charts.Curve):
         for point in mark.points:
             if point.words:
                 yield _written(panel, point.words, point.x, point.y)
 
 
-def _written(panel: Panel, words: Words, x: float, y: float) -> Data:
+def _written(panel: charts.Panel, words: charts.Words, x: float, y: float) -> Data:
     return {
         "x": _on_axis(panel.x, x),
         "y": _on_axis(panel.y, y),
@@ -170,13 +155,13 @@ def _written(panel: Panel, words: Words, x: float, y: float) -> Data:
     }
 
 
-def _band(band: Band, where: Data) -> Data:
+def _band(band: charts.Band, where: Data) -> Data:
     across = {"xref": where["xref"], "x0": band.low, "x1": band.high}
     up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
     return {"type": "rect", **across, **up, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
 
 
-def _line(rule: Rule, where: Data) -> Data:
+def _line(rule: charts.Rule, where: Data) -> Data:
     """A shape, unlike an annotation, has its place on a logarithmic axis as it is."""
     along, across = ("x", "y") if rule.is_across else ("y", "x")
     place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
@@ -184,27 +169,27 @@ def _line(rule: Rule, where: Data) -> Data:
     return {"type": "line", **place, "line": {"color": INK, "dash": "dash", "width": rule.width}}
 
 
-def _traces(panel: Panel) -> Iterator[tuple[str, Data]]:
+def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
     """A trace for each curve, and one for all bars of a part, each with its name in the legend of the chart."""
     for mark in panel.marks:
-        if isinstance(mark, Curve):
+        if isinstance(mark, charts.Curve):
             yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
-        elif isinstance(mark, Cloud):
-            yield from ((mark.name, trace) for trace in _cloud(panel, mark))
-        elif isinstance(mark, Area):
+        elif isinstance(mark, charts.Cloud):
+            yield from ((mark.name, trace) for trace in _cloud(mark))
+        elif isinstance(mark, charts.Area):
             stairs = {"shape": "hv", "color": mark.look.color}
-            points = [Point(*step) for step in mark.steps]
+            points = [charts.Point(*step) for step in mark.steps]
             yield mark.name, _scatter(panel, mark.name, points, mode="lines", line=stairs, fill="tozeroy")
-        elif isinstance(mark, Range):
+        elif isinstance(mark, charts.Range):
             caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
-            points = [Point(*end, mark.tip) for end in mark.ends]
+            points = [charts.Point(*end, mark.tip) for end in mark.ends]
             yield LIKELY, _scatter(panel, LIKELY, points, mode="lines+markers", marker=caps, line={"color": INK})
-    bars = [mark for mark in panel.marks if isinstance(mark, Bar)]
+    bars = [mark for mark in panel.marks if isinstance(mark, charts.Bar)]
     for part in dict.fromkeys(bar.part for bar in bars):
         yield part, _bars([bar for bar in bars if bar.part == part])
 
 
-def _scatter(panel: Panel, name: str, points: Sequence[Point], **look: Any) -> Data:
+def _scatter(panel: charts.Panel, name: str, points: Sequence[charts.Point], **look: Any) -> Data:
     def words(x: float, y: float) -> str:
         return f"{name}: {panel.x.title} {panel.x.write(x)}, {panel.y.title} {panel.y.write(y)}"
 
@@ -225,9 +210,9 @@ def _lines(text: str) -> str:
     return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
 
 
-def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
+def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
     """A trace for all points whose tips differ in numbers only, so that thousands of them do not repeat their words."""
-    groups: dict[tuple[bool, tuple[str, ...]], list[tuple[Point, list[str]]]] = {}
+    groups: dict[tuple[bool, tuple[str, ...]], list[tuple[charts.Point, list[str]]]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         parts = re.split(r"([\d.]*\d)", point.tip)
         groups.setdefault((is_pale, tuple(parts[::2])), []).append((point, parts[1::2]))
@@ -238,7 +223,7 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
             f"%{{customdata[{differ.index(column)}]:~r}}" if column in differ else column[0] for column in columns
         ]
         template = "".join(escape(word) + place for word, place in zip_longest(words, places, fillvalue=""))
-        place = f"%{{y:.3~r}} {panel.y.unit}, %{{x:.3~r}} {panel.x.unit}"
+        place = "%{{y:.3~r}} {}, %{{x:.3~r}} {}".format(*cloud.units)
         look = cloud.look
         yield {
             "type": "scatter",
@@ -252,7 +237,7 @@ def _cloud(panel: Panel, cloud: Cloud) -> Iterator[Data]:
         }
 
 
-def _curve(curve: Curve) -> Data:
+def _curve(curve: charts.Curve) -> Data:
     """How a curve looks: its points have symbols where they have tips."""
     look = curve.look
     if look is None:
@@ -271,7 +256,7 @@ def _curve(curve: Curve) -> Data:
     return {"mode": mode, "line": {"color": look.color, "dash": dash, "width": 2.5}, "marker": marker}
 
 
-def _bars(bars: list[Bar]) -> Data:
+def _bars(bars: list[charts.Bar]) -> Data:
     style, is_across = bars[0].style, bars[0].is_across
     places, sizes = [bar.at for bar in bars], [bar.size for bar in bars]
     return {

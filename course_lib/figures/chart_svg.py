@@ -7,15 +7,7 @@ from typing import Any, NamedTuple
 
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Area, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
-from course_lib.figures.frame import (
-    draw_legend,
-    draw_line,
-    draw_numbers_beside,
-    draw_origins,
-    draw_symbol,
-    draw_title,
-    new_sheet,
-)
+from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
 
@@ -24,11 +16,7 @@ MOST_TIPS = 300  # of a cloud
 
 
 def draw(chart: Chart) -> Sheet:
-    """Raises ValueError for a width too narrow to read."""
-    sheet = new_sheet(chart.width)
-    top = draw_title(sheet, chart.title)
-    top = draw_origins(sheet, chart.origins, top)
-    top = draw_legend(sheet, chart.legend, top)
+    sheet, top = begin(chart.width, chart.title, chart.origins, chart.legend)
     width = chart.width / len(chart.panels) if chart.is_row else chart.width
     for place, panel in enumerate(chart.panels):
         sheet.height = _draw_panel(sheet, panel, place * width if chart.is_row else 0.0, width, top)
@@ -142,9 +130,10 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
         )
         look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
         sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
+    up, along = cloud.units
     for point, _ in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
         x, y = box.at(point)
-        tip = f"{point.tip}: {number(point.y)} {box.panel.y.unit}, {number(point.x)} {box.panel.x.unit}"
+        tip = f"{point.tip}: {number(point.y)} {up}, {number(point.x)} {along}"
         sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
     box.taken.update(cells)
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from course_lib.experiments.chunks import Sum
 from course_lib.figures.axis import counted, duration, listed
-from course_lib.figures.frame import MARGIN, draw_origins, draw_title, new_sheet
+from course_lib.figures.frame import MARGIN, begin
 from course_lib.figures.palette import INK, RANKS
 from course_lib.figures.picture import Picture, Row
 from course_lib.figures.svg import BACKGROUND, Sheet, moving
@@ -31,12 +31,9 @@ Cell = tuple[float, float, float, float]  # left, top, width and height
 
 
 def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title: str | None = None) -> Picture:
-    """Draw what every rank has at any time, from `course_lib.experiments.chunks`.
-
-    Raises ValueError for a width too narrow to read.
-    """
-    sheet, ranks, zero, whole = new_sheet(width), timeline.world_size, began(timeline), timeline.makespan
-    y = draw_origins(sheet, [timeline.origin], draw_title(sheet, title)) + 10
+    """Draw what every rank has at any time, from `course_lib.experiments.chunks`."""
+    sheet, top = begin(width, title, [timeline.origin])
+    y, ranks, zero, whole = top + 10, timeline.world_size, began(timeline), timeline.makespan
     sheet.text(MARGIN, y, "A number is a rank that is in the sum.", font_size=11)
     with sheet.group(data_when="", text_anchor="end"):
         sheet.text(width - MARGIN, y, f"Half way, after {duration(HALF * whole)}:", font_size=11)

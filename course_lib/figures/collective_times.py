@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from course_lib.figures.axis import duration, thousands
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
-from course_lib.figures.palette import LINES
+from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture
 
 Times = Mapping[str, Mapping[int, float]]  # seconds, by algorithm and number of ranks
@@ -14,20 +14,20 @@ Times = Mapping[str, Mapping[int, float]]  # seconds, by algorithm and number of
 
 def collective_times(panels: Mapping[str, Times], width: int = 850, title: str | None = None) -> Picture:
     """Draw modelled times beside each other. panels: by what is sent, such as "an all-reduce of 1 MB"."""
-    looks = dict(zip(next(iter(panels.values())), LINES, strict=False))
+    looks = lines_of(next(iter(panels.values())))
     rows: list[dict[str, object]] = [
         {"what": what, "ranks": ranks, **{name: duration(times[name][ranks]) for name in times}}
         for what, times in panels.items()
         for ranks in next(iter(times.values()))
     ]
-    chart = Chart([_panel(*panel) for panel in panels.items()], {"modelled"}, title, width, looks, is_row=True)
+    chart = Chart([_panel(*panel, looks) for panel in panels.items()], {"modelled"}, title, width, looks, is_row=True)
     return Picture.of(chart, "; ".join(_in_words(*panel) for panel in panels.items()) + ".", rows)
 
 
-def _panel(what: str, times: Times) -> Panel:
+def _panel(what: str, times: Times, looks: Mapping[str, Line]) -> Panel:
     curves = [
-        Curve(name, [Point(n, 1e3 * s, f"{name}, {n} ranks: {duration(s)}") for n, s in line.items()], look)
-        for (name, line), look in zip(times.items(), LINES, strict=False)
+        Curve(name, [Point(n, 1e3 * s, f"{name}, {n} ranks: {duration(s)}") for n, s in line.items()], looks[name])
+        for name, line in times.items()
     ]
     ranks, seconds = zip(*(point for line in times.values() for point in line.items()), strict=True)
     across = Axis.by_powers(f"number of ranks, for {what}", ranks, 1.3, thousands)

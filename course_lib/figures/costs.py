@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from course_lib.figures.axis import duration, memory_size, memory_unit, percent, ticks, time_unit
+from course_lib.figures.axis import MEMORY, TIMES, duration, memory_size, percent
 from course_lib.figures.bars import bars_panel, with_origins
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import LIKELY, STYLES, Style
@@ -21,7 +21,7 @@ def _look(kind: str, label: str) -> Style:
 
 
 # Where a part belongs to a kind of span, it looks like it: gradients are what a backward pass makes.
-MEMORY = {
+MEMORY_PARTS = {
     "parameters": _look("forward", "parameters"),
     "gradients": _look("backward", "gradients"),
     "optimizer": _look("optimizer", "optimizer state"),
@@ -30,7 +30,7 @@ MEMORY = {
     "buffers": _look("transfer", "buffers"),
     "margin": _look("wait", "margin"),
 }
-TIME = {
+TIME_PARTS = {
     "compute": _look("forward", "computing"),
     "recompute": _look("backward", "computing again"),
     "inside": _look("weight_grad", "traffic inside layers"),
@@ -51,9 +51,8 @@ def memory_by_part(
     """
     held, origins = _held(bars)
     largest = max(capacity or 0, *(sum(parts.values()) for parts in held.values()))
-    unit, unit_name = memory_unit(largest)
-    axis = Axis(f"memory of one device ({unit_name})", 0, 1.04 * largest / unit, ticks(largest / unit, 6))
-    styles = _used(MEMORY, held)
+    axis, unit = Axis.in_unit("memory of one device", largest, MEMORY, 6, room=1.04)
+    styles = _used(MEMORY_PARTS, held)
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None
     panel = bars_panel(held, styles, axis, width, memory_size, unit, limit)
     chart = Chart([panel], origins, title, width, styles)
@@ -64,7 +63,7 @@ def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[dict[str, dict[str, float
     """The parts of each bar, and where they come from: in the names of the bars too, where that differs."""
     origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
     names = with_origins(origins)
-    held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY} for name, one in bars.items()}
+    held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
     return held, set(origins.values())
 
 
@@ -83,14 +82,13 @@ def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title
     times = {name: _time_parts(one) for name, one in estimates.items()}
     ranges = {name: (one.step_time.low, one.step_time.high) for name, one in estimates.items()}
     longest = max(high for _, high in ranges.values())
-    unit, unit_name = time_unit(longest)
-    axis = Axis(f"time of one step ({unit_name})", 0, longest / unit, ticks(longest / unit, 6))
-    styles = _used(TIME, times)
+    axis, unit = Axis.in_unit("time of one step", longest, TIMES, 6)
+    styles = _used(TIME_PARTS, times)
     panel = bars_panel(times, styles, axis, width, duration, unit, ranges=ranges)
     rows: list[Row] = [
         {
             "plan": name,
-            **{f"{TIME[part].label} (s)": seconds for part, seconds in parts.items() if part in styles},
+            **{f"{TIME_PARTS[part].label} (s)": seconds for part, seconds in parts.items() if part in styles},
             "step (s)": sum(parts.values()),
             "with 90% (s)": "{:.4g} to {:.4g}".format(*ranges[name]),
         }
@@ -108,7 +106,7 @@ def _used(styles: Mapping[str, Style], values: Mapping[str, Mapping[str, float]]
 
 def _time_parts(estimate: Estimate) -> dict[str, float]:
     parts = estimate.step_time.parts
-    return {part: parts["tensor"] + parts["context"] if part == "inside" else parts[part] for part in TIME}
+    return {part: parts["tensor"] + parts["context"] if part == "inside" else parts[part] for part in TIME_PARTS}
 
 
 def _memory_summary(held: Mapping[str, Mapping[str, float]], capacity: float | None) -> str:
@@ -117,7 +115,7 @@ def _memory_summary(held: Mapping[str, Mapping[str, float]], capacity: float | N
     part = max(held[fullest], key=lambda part: held[fullest][part])
     share = percent(held[fullest][part] / totals[fullest])
     who = f"The most memory is needed by {fullest}:" if len(held) > 1 else f"{fullest} needs"
-    text = f"{who} {memory_size(totals[fullest])}, most of it ({share}) {MEMORY[part].label}"
+    text = f"{who} {memory_size(totals[fullest])}, most of it ({share}) {MEMORY_PARTS[part].label}"
     if capacity is None:
         return f"{text}."
     over = sum(total > capacity for total in totals.values())
@@ -145,4 +143,4 @@ def _time_summary(times: Mapping[str, Mapping[str, float]], fastest: str) -> str
     total = sum(times[fastest].values())
     best = f"The fastest of {len(times)} is {fastest}: " if len(times) > 1 else f"{fastest}: "
     text = f"{best}{duration(total)} a step, {percent(times[fastest]['compute'] / total)} of it computing"
-    return f"{text}; the largest loss is {TIME[worst].label}, {percent(losses[worst] / total)}."
+    return f"{text}; the largest loss is {TIME_PARTS[worst].label}, {percent(losses[worst] / total)}."

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from textwrap import wrap
 
-from course_lib.figures.palette import ORIGINS, Line, Style
+from course_lib.figures.palette import ORIGINS, Line, Look, Style
 from course_lib.figures.svg import Sheet, text_width
 
 MARGIN = 16.0
-NARROWEST = 400
 # How plotly's markers are drawn here, from their middle.
 SYMBOLS = {
     "circle": "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
@@ -21,40 +20,35 @@ SYMBOLS = {
 }
 
 
-def new_sheet(width: int) -> Sheet:
-    """An empty sheet. Raises ValueError if it is too narrow for a picture with text."""
-    if width < NARROWEST:
-        raise ValueError(f"width={width} is too narrow for a picture; give it at least {NARROWEST} pixels")
-    return Sheet(width)
-
-
-def draw_title(sheet: Sheet, title: str | None) -> float:
-    """Returns where the next thing goes, as the other functions here do."""
-    y = 8.0
-    for line in wrap(title or "", int((sheet.width - 2 * MARGIN) / text_width("x", 14))):
+def begin(
+    width: int, title: str | None, origins: Collection[str] = (), looks: Mapping[str, Look] = {}
+) -> tuple[Sheet, float]:
+    """A sheet with a title, one line for each origin of what is in the picture, and a legend; and where they end."""
+    sheet, y = Sheet(width), 8.0
+    for line in wrap(title or "", int((width - 2 * MARGIN) / text_width("x", 14))):
         sheet.text(MARGIN, y + 14, line, font_size=14, font_weight="bold")
         y += 20
-    return y
+    return sheet, draw_legend(sheet, looks, draw_origins(sheet, origins, y) if origins else y)
 
 
-def draw_legend(sheet: Sheet, looks: Mapping[str, Style | Line | None], y: float) -> float:
+def draw_legend(sheet: Sheet, looks: Mapping[str, Look], y: float) -> float:
     """A patch for each style, a piece with its symbol for each line, in as many rows as the sheet needs.
 
-    Keys are the names of lines, and of the patterns of styles, which have names of their own.
+    Keys are the names of lines, and of the patterns of styles, which have names of their own. Returns where the next
+    thing goes.
     """
     x = MARGIN
     for key, look in looks.items():
-        name = look.label if isinstance(look, Style) else key
-        room = 36 if isinstance(look, Style) else 52
+        name, left, room = (look.label, 22, 36) if isinstance(look, Style) else (key, 36, 52)
         if x + room + text_width(name) > sheet.width and x > MARGIN:
             x, y = MARGIN, y + 20
         if isinstance(look, Style):
             sheet.box(x, y + 2, 16.0, 12.0, fill=sheet.fill(key, look), stroke="currentColor", stroke_width=0.5)
         else:
             draw_line(sheet, look, [(x, y + 8), (x + 30, y + 8)])
-        if isinstance(look, Line):
-            draw_symbol(sheet, look, x + 15, y + 8)
-        sheet.text(x + room - (14 if isinstance(look, Style) else 16), y + 12, name)
+            if look:
+                draw_symbol(sheet, look, x + 15, y + 8)
+        sheet.text(x + left, y + 12, name)
         x += room + text_width(name)
     return y + 24 if looks else y
 

@@ -15,10 +15,10 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-from course_lib.figures.axis import number, ticks, time_unit
+from course_lib.figures.axis import TIMES, number, ticks, unit_of
 from course_lib.figures.breakdown import filled
-from course_lib.figures.frame import MARGIN, draw_legend, draw_numbers_beside, draw_title, new_sheet
-from course_lib.figures.palette import INK, ORIGINS, STYLES, Style
+from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
+from course_lib.figures.palette import INK, ORIGINS, STYLES, Look
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
 from course_lib.figures.words import began, heading, rank_rows, span_in_words, summary
@@ -44,31 +44,23 @@ def gantt(
     compare: a second timeline, drawn below on the same axis; predicted under measured, for instance.
     names: of the two.
     pinned: another one, drawn small below them on the same axis.
-
-    Raises ValueError for a width too narrow to read.
     """
     shown = [filled(one) for one in (timeline, compare) if one is not None]
     many = MANY if pinned is None else FEW  # where there is one more picture, all of it still fits a screen
     parts = [(one, name, _lanes(one, many)) for one, name in zip(shown, names, strict=False)]
     if pinned is not None:
         parts.append((filled(pinned), "pinned", SMALL))
-    sheet = new_sheet(width)
+    sheet, y = begin(width, title, looks=_styles([one for one, _, _ in parts]))
     scale = _Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
-    y = draw_title(sheet, title)
-    y = draw_legend(sheet, _styles([one for one, _, _ in parts]), y)
     panels = []
     for one, name, lanes in parts:
         panels.append(TimelinePanel(one, scale, lanes, y + 22))
         _draw_panel(sheet, panels[-1], name)
         y = panels[-1].bottom + 6
     sheet.height = _draw_axis(sheet, scale, y)
-    return Picture(
-        sheet,
-        summary=summary(*[one for one, _, _ in parts][:2]),
-        rows=[row for one in shown for row in rank_rows(one)],
-        timelines=panels,
-        beside=partial(gantt, timeline, compare, width, title, names),
-    )
+    rows = [row for one in shown for row in rank_rows(one)]
+    again = partial(gantt, timeline, compare, width, title, names)
+    return Picture(sheet, summary(*[one for one, _, _ in parts][:2]), rows, timelines=panels, beside=again)
 
 
 class _Scale(NamedTuple):
@@ -141,7 +133,7 @@ def _lanes(timeline: Timeline, many: int) -> _Lanes:
     return _Lanes(bar, lane, bar + lane + gap)
 
 
-def _styles(timelines: list[Timeline]) -> dict[str, Style]:
+def _styles(timelines: list[Timeline]) -> dict[str, Look]:
     """The kinds that occur, in the order of the legend."""
     present = {span.kind for timeline in timelines for span in timeline.spans}
     return {kind: style for kind, style in STYLES.items() if kind in present}
@@ -166,7 +158,7 @@ def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
 
 
 def _draw_axis(sheet: Sheet, scale: _Scale, y: float) -> float:
-    size, unit = time_unit(scale.seconds)
+    size, unit = unit_of(scale.seconds, TIMES)
     numbers = [(scale.left + scale.pixels(tick), number(tick / size)) for tick in scale.ticks()]
     draw_numbers_beside(sheet, f"time ({unit})", numbers, scale.left, y + 8)
     return y + 16

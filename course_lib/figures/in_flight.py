@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
-from course_lib.figures.axis import counted, number, ticks, time_unit
+from course_lib.figures.axis import TIMES, counted, number
 from course_lib.figures.chart import Area, Axis, Chart, Label, Panel, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
@@ -62,14 +62,10 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
 
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:
-    """Draw what each rank holds over time.
-
-    Raises ValueError for a width too narrow to read.
-    """
+    """Draw what each rank holds over time."""
     ranks = held(timeline)
-    size, unit = time_unit(timeline.makespan)
-    marks = [mark / size for mark in ticks(timeline.makespan, round((width - MARGIN - GUTTER) / 60))]
-    time = Axis(f"time ({unit})", 0, timeline.makespan / size or 1, marks, has_grid=False)
+    time, size = Axis.in_unit("time", timeline.makespan, TIMES, round((width - MARGIN - GUTTER) / 60))
+    time = replace(time, high=time.high or 1, has_grid=False)
     most = max([1.0, *(one.most for one in ranks)])
     panels = [_panel(one, most, size, replace(time, title="", ticks=())) for one in ranks]
     panels[-1] = replace(panels[-1], x=time, foot=GAP + MARGIN)

@@ -58,16 +58,11 @@ def _panel(estimates: Mapping[str, Estimate], measure: _Measure, chosen: str | N
     values = {name: value / measure.unit for name, value in measure.values.items()}
     marks = {name: mark / measure.unit for name, mark in measure.marks.items()}
     rules = [Rule(mark, Words(name, -6, -6, "end", has_halo=True), is_across=True) for name, mark in marks.items()]
-    points = [
-        Point(
-            sizes[name],
-            values[name],
-            tip=f"{name}: {measure.write(measure.values[name])}",
-            words=Words(name, right=-7, down=-6, anchor="end", size=11, is_bold=name == chosen, has_halo=True),
-            look=LINES[1] if name == chosen else None,
-        )
-        for name in estimates
-    ]
+    points = []
+    for name, size in sizes.items():
+        words = Words(name, right=-7, down=-6, anchor="end", size=11, is_bold=name == chosen, has_halo=True)
+        tip, look = f"{name}: {measure.write(measure.values[name])}", LINES[1] if name == chosen else None
+        points.append(Point(size, values[name], tip, words, look))
     across = Axis.by_powers("parameters (billions)", sizes.values(), 1.6, number)
     up = Axis.by_powers(measure.title, [*values.values(), *marks.values()], 1.6, thousands)
     ranges = [

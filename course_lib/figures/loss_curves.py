@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from course_lib.figures.axis import counted, number, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point, Words
-from course_lib.figures.palette import LINES, Line
+from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture, Row
 
 LAST = 20  # steps whose mean is the loss at the end: one step alone is too noisy
@@ -26,14 +26,12 @@ def loss_curves(
     drawn = {name: _finite(curve) for name, curve in curves.items()}
     if not any(drawn.values()):
         raise ValueError('curves has no loss in it; give at least one, for instance {"float32": [2.8, 2.7]}')
-    if len(drawn) > len(LINES):
-        raise ValueError(f"curves has {len(drawn)} trainings; draw at most {len(LINES)} lines in one chart")
     steps = steps or max(map(len, curves.values()))
     losses = [loss for curve in drawn.values() for loss in curve]
     marks = _marks(min(losses), max(losses))
     across = Axis("step", 0, max(steps, 1), ticks(steps, 8))
     up = Axis("loss", marks[0], marks[-1], marks)
-    looks = dict(zip(drawn, LINES, strict=False))
+    looks = lines_of(drawn)
     lines = [_line(name, curve, curves[name], looks[name]) for name, curve in drawn.items() if curve]
     panel = Panel(across, up, lines, height=180.0)
     chart = Chart([panel], {"measured"}, title, width, looks, has_crosshair=True)

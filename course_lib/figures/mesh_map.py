@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from course_lib.experiments.meshes import MeshStep
 from course_lib.figures.axis import data_size
-from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
+from course_lib.figures.frame import MARGIN, begin, draw_legend
 from course_lib.figures.palette import INK, LINES, PAPER, Style
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import HALO, Sheet, moving
@@ -60,12 +60,8 @@ def mesh_map(
     predicted: bytes by axis, of all ranks together.
     per_machine: how many ranks share a machine, where there are two.
     step: whose lines a player shows in use.
-
-    Raises ValueError for a width too narrow to read.
     """
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
-    y = draw_origins(sheet, [origin], y)
+    sheet, y = begin(width, title, [origin])
     block = _Block.fit(mesh, width, y)
     _draw_lines(sheet, block, sent)
     if step is not None:
@@ -73,11 +69,7 @@ def mesh_map(
     for rank in range(mesh[0] * mesh[1] * mesh[2]):
         _draw_rank(sheet, rank, block.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
     sheet.height = _draw_table(sheet, sent, predicted, block.bottom, MACHINES if per_machine else ())
-    return Picture(
-        sheet,
-        summary=_summary(mesh, sent, predicted, origin),
-        rows=list(_rows(sent)),
-    )
+    return Picture(sheet, _summary(mesh, sent, predicted, origin), list(_rows(sent)))
 
 
 class _Block(NamedTuple):

@@ -9,13 +9,14 @@ time |  #                        +  idle: the pipeline fills and drains     grow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from course_lib.figures.axis import counted, duration, percent, ticks, time_unit
-from course_lib.figures.chart import Axis, Band, Bar, Chart, Curve, Label, Mark, Panel, Point, Words
+from course_lib.figures.axis import TIMES, counted, duration, percent
+from course_lib.figures.bars import stacked
+from course_lib.figures.chart import Axis, Band, Chart, Curve, Label, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
-from course_lib.figures.palette import LINES, STYLES, Line, Style
+from course_lib.figures.palette import LINES, STYLES, Look, Style
 from course_lib.figures.picture import Picture
 
 LEFT, RIGHT = 64.0, 16.0
@@ -64,7 +65,7 @@ def micro_batch_sizes(
     chosen: a size to be marked.
     """
     is_run = any(step.measured for step in steps)
-    legend: dict[str, Style | Line | None] = {**PARTS, **({RUNS: MEASURED} if is_run else {})}
+    legend: dict[str, Look] = {**PARTS, **({RUNS: MEASURED} if is_run else {})}
     origins = {"modelled", "emulated"} if is_run else {"modelled"}
     chart = Chart([_panel(steps, chosen)], origins, title, width, legend)
     return Picture.of(chart, _summary(steps), [_row(step) for step in steps])
@@ -72,14 +73,13 @@ def micro_batch_sizes(
 
 def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
     longest = max(max(step.modelled, step.measured or 0) for step in steps)
-    size, unit = time_unit(longest)
-    up = Axis(f"time of a step ({unit})", 0, longest / size, [tick / size for tick in ticks(longest, 5)])
+    up, size = Axis.in_unit("time of a step", longest, TIMES, 5)
     places = {place + 0.5: step for place, step in enumerate(steps)}
     across = Axis("samples", 0, len(steps), list(places), lambda x: str(places[x].size), has_grid=False)
     marks: list[Mark] = [Band(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]
     for x, step in places.items():
         held = str(step.held) if step.fits else f"{step.held} ✗"
-        marks += _column(step, x, size)
+        marks += stacked(counted(step.size, "sample"), vars(step), PARTS, duration, size, x, thickness=2 / 3)
         marks.append(Label(x, 0, Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
     points = [
         Point(x, step.measured / size, f"{counted(step.size, 'sample')}: {duration(step.measured)}, emulated")
@@ -95,16 +95,6 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
 
 def _note(text: str, down: float) -> Words:
     return Words(text, MARGIN - LEFT, down, size=11, is_bold=False)
-
-
-def _column(step: SizedStep, x: float, size: float) -> Iterator[Bar]:
-    """size: seconds of 1 on the axis of time."""
-    base = 0.0
-    for part, style in PARTS.items():
-        seconds = getattr(step, part)
-        tip = f"{counted(step.size, 'sample')}: {style.label} {duration(seconds)}"
-        yield Bar(part, style, x, seconds / size, base, tip, thickness=2 / 3)
-        base += seconds / size
 
 
 def _summary(steps: Sequence[SizedStep]) -> str:

@@ -6,6 +6,7 @@ The colors are close to those of Okabe and Ito 2008, "Color Universal Design". E
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 INK = "#1a1a1a"
@@ -76,6 +77,8 @@ class Line(NamedTuple):
     symbol: str
 
 
+Look = Style | Line | None  # in a legend; None is a thin line
+
 # Each is at least 3:1 against white and against the near-black of a dark theme.
 LINES = (
     Line("#0072b2", "", "circle"),
@@ -83,5 +86,15 @@ LINES = (
     Line("#009e73", "2,3", "diamond"),
     Line("#b5578f", "9,3,2,3", "triangle-up"),
 )
+
+
+def lines_of(names: Iterable[str]) -> dict[str, Line]:
+    """How the lines with these names look. Raises ValueError for more than can be told apart."""
+    known = list(names)
+    if len(known) > len(LINES):
+        raise ValueError(f"{len(known)} lines cannot be told apart; draw at most {len(LINES)} in one chart")
+    return dict(zip(known, LINES, strict=False))
+
+
 # More of the kind, for dots; apart from the second, which is left to what lies over them.
 DOTS = (LINES[0], LINES[2], LINES[3], Line("#767676", None, "cross"), Line("#9a7d0a", None, "triangle-down"))

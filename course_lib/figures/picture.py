@@ -20,8 +20,6 @@ from course_lib.figures.chart import Chart
 from course_lib.figures.svg import ROOMY, Sheet, Tip, clean, scaled
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from course_lib.figures.gantt_chart import TimelinePanel
     from course_lib.timeline import Timeline
 
@@ -66,16 +64,6 @@ class Picture:
         """
         svg = self.sheet.write(self.summary, themed=True, key=key or f"p{secrets.token_hex(4)}")
         return svg + self._numbers("In words and numbers")
-
-    def to_plotly(self) -> go.Figure:
-        """The same as a plotly figure, to change. Raises ValueError for what is no chart, a timeline or a map."""
-        if self.chart is None:
-            raise ValueError(
-                "only a chart can become a plotly figure; a timeline or a map stays the picture that it is"
-            )
-        import plotly.graph_objects as go
-
-        return go.Figure(chart_plotly.figure(self.chart))
 
     def _ipython_display_(self) -> None:
         """A chart is two outputs, since JupyterLab shows one kind of each: the figure, and below it its numbers.

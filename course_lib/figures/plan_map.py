@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import duration, memory_size
 from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Range, Rule, Words
-from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Style
+from course_lib.figures.palette import DOTS, LIKELY, LINES, Look
 from course_lib.figures.picture import Picture, Row
 from course_lib.figures.words import plan_in_words
 
@@ -30,10 +30,10 @@ def plan_map(found: Found, by: str = "tp", width: int = 800, title: str | None =
     their intervals: what is not known of the machine makes all plans on it slower or faster together.
     """
     needed = [one.memory.total / GiB for one in found]
-    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed, unit="GiB")
+    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
     steps = [one.step_time for one in found]
     ends = [edge for step in steps for edge in (step.low, step.high)]
-    time = Axis.by_powers("time of one step (s)", ends, unit="s")
+    time = Axis.by_powers("time of one step (s)", ends)
     clouds = list(_clouds(found, by))
     fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
@@ -42,7 +42,7 @@ def plan_map(found: Found, by: str = "tp", width: int = 800, title: str | None =
     marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
-    legend: dict[str, Style | Line | None] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
+    legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
     panel = Panel(memory, time, marks, 320.0, left=60.0)
     chart = Chart([panel], {"modelled"}, title, width, {**legend, BEST: FRONT, LIKELY: None})
     return Picture.of(chart, _summary(found), [_row(one) for one in found.pareto])
@@ -56,7 +56,7 @@ def _clouds(found: Found, by: str) -> Iterator[Cloud]:
     for value, look in zip(values, cycle(DOTS)):
         plans = [one for one in found if getattr(one.plan, by) == value]
         dots = [_point(one, _named(one)) for one in plans]
-        yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans])
+        yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans], ("s", "GiB"))
 
 
 def _point(one: Estimate, tip: str, words: Words | None = None) -> Point:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import number, percent, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
-from course_lib.figures.palette import LINES, Line
+from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import Timeline
 
@@ -57,7 +57,7 @@ def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = No
     counts = sorted({ranks for curve in curves for ranks, _ in curve.points})
     most = counts[-1]
     highest = max(most, *(speed for curve in curves for _, speed in curve.points))
-    looks = {curve.name: look for curve, look in zip(curves, LINES, strict=False)}
+    looks = lines_of(curve.name for curve in curves)
     ideal = Curve("ideal", [Point(0, 0), Point(most, most)], look=None)
     lines = [ideal, *(_line(curve, looks[curve.name]) for curve in curves)]
     across, up = Axis("ranks", 0, most, counts, str), Axis("speed-up", 0, highest, ticks(highest, 6))
@@ -88,8 +88,6 @@ def _curves(timings: Iterable[Timing]) -> list[_Series]:
         speeds[timing.label, timing.origin][timing.ranks].append(timing.work / timing.seconds)
     if not speeds:
         raise ValueError("timings is empty; give at least one Timing, for instance Timing.of(run.timeline)")
-    if len(speeds) > len(LINES):
-        raise ValueError(f"timings has {len(speeds)} labels and origins; draw at most {len(LINES)} lines in one chart")
     return [_Series(*key, _relative({ranks: median(s) for ranks, s in one.items()})) for key, one in speeds.items()]
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from course_lib.experiments.cuts import Operation
 from course_lib.figures.axis import counted, data_size, listed
-from course_lib.figures.frame import MARGIN, draw_legend, draw_origins, draw_title, new_sheet
+from course_lib.figures.frame import MARGIN, begin, draw_legend, draw_origins
 from course_lib.figures.palette import PAPER, RANKS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
@@ -57,16 +57,12 @@ def who_holds_what(
     """
     if not 1 <= ranks <= len(RANKS):
         raise ValueError(f"ranks={ranks} cannot be drawn; the picture tells 1 to {len(RANKS)} ranks apart")
-    sheet = new_sheet(width)
-    y = draw_title(sheet, title)
+    sheet, y = begin(width, title)
     y = draw_legend(sheet, {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])}, y)
     y = draw_origins(sheet, [origin], y)
     _draw(sheet, _line_up(operations, traffic), ranks, y)
-    return Picture(
-        sheet,
-        summary=_summary(operations, traffic, ranks, origin),
-        rows=[_row(operation, sent) for operation, sent in zip(operations, traffic, strict=True)],
-    )
+    rows = [_row(operation, sent) for operation, sent in zip(operations, traffic, strict=True)]
+    return Picture(sheet, _summary(operations, traffic, ranks, origin), rows)
 
 
 class _Station(NamedTuple):

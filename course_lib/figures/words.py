@@ -52,20 +52,16 @@ def span_in_words(span: Span, zero: float) -> str:
 
 def activity(span: Span) -> str:
     """What a rank does in a span."""
-    parts = [STYLES[span.kind].label]
-    if span.name and span.name != span.kind:
-        parts.append(span.name)
-    if span.micro_batch is not None:
-        parts.append(f"micro-batch {span.micro_batch}")
-    if span.stage is not None:
-        parts.append(f"stage {span.stage}")
-    if span.peer is not None:
-        parts.append(f"with rank {span.peer}")
-    if span.bytes:
-        parts.append(data_size(span.bytes))
-    if span.background:
-        parts.append("in the background")
-    return ", ".join(parts)
+    parts = [
+        STYLES[span.kind].label,
+        span.name if span.name != span.kind else "",
+        f"micro-batch {span.micro_batch}" if span.micro_batch is not None else "",
+        f"stage {span.stage}" if span.stage is not None else "",
+        f"with rank {span.peer}" if span.peer is not None else "",
+        data_size(span.bytes) if span.bytes else "",
+        "in the background" if span.background else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def rank_rows(timeline: Timeline) -> list[Row]:
@@ -86,21 +82,18 @@ def rank_rows(timeline: Timeline) -> list[Row]:
 
 def plan_in_words(plan: Plan) -> str:
     """A plan in one line, without what it does not use."""
-    parts = [f"data {plan.dp} x tensor {plan.tp} x pipeline {plan.pp}"]
-    if plan.cp > 1:
-        parts.append(f"context {plan.cp}")
-    if plan.pp > 1:
-        name = plan.schedule if plan.virtual_stages == 1 else f"{plan.schedule} with {plan.virtual_stages} stages each"
-        parts.append(name)
-    parts.append(f"micro-batches of {plan.micro_batch}")
-    if plan.zero:
-        parts.append(f"ZeRO-{plan.zero}")
-    if plan.sequence_parallel:
-        parts.append("sequence parallelism")
-    if plan.recompute != "none":
-        some = f" of {percent(plan.recomputed)} of the layers" if plan.recomputed < 1 else ""
-        parts.append(f"{plan.recompute} recomputation{some}")
-    return ", ".join(parts)
+    each = f" with {plan.virtual_stages} stages each" if plan.virtual_stages > 1 else ""
+    some = f" of {percent(plan.recomputed)} of the layers" if plan.recomputed < 1 else ""
+    parts = [
+        f"data {plan.dp} x tensor {plan.tp} x pipeline {plan.pp}",
+        f"context {plan.cp}" if plan.cp > 1 else "",
+        f"{plan.schedule}{each}" if plan.pp > 1 else "",
+        f"micro-batches of {plan.micro_batch}",
+        f"ZeRO-{plan.zero}" if plan.zero else "",
+        "sequence parallelism" if plan.sequence_parallel else "",
+        f"{plan.recompute} recomputation{some}" if plan.recompute != "none" else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _average(timeline: Timeline) -> str:

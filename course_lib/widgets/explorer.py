@@ -1,9 +1,10 @@
 """What explorers share: controls, and beside them sentences and pictures that are redrawn in place.
 
-    Explorer([slider, slider], look)     look() runs or calculates something at the controls' setting, returns a View
+    Explorer([slider, slider], look)     look(*values) runs or calculates something at the controls' values
 
-A move of a control looks at once. Where there is more to find out than one look shows (the other points of a curve),
-`more` does a piece of it at a time, when no move has followed for a moment, so that a new move never waits for long.
+It gives a View, and where there is more to find out than that shows (the other points of a curve), one after another.
+A move of a control shows the first at once; the others follow, a piece at a time, when no move has followed for a
+moment, so that a new move never waits for long.
 All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser keeps back
 all but the last. What takes longer than a blink shows how long yet, and can be stopped.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from math import isclose
 from typing import Any, NamedTuple
@@ -59,24 +60,41 @@ def beside_pinned(seconds: float, pinned: float) -> str:
 
 
 class View(NamedTuple):
-    """All there is to see at one setting: sentences under the controls, and pictures beside them and below."""
+    """What there is to see at one setting: sentences under the controls, and pictures beside them and below.
+
+    left: how many more views there are to come.
+    """
 
     sentences: str
     beside: Picture
     below: Picture
+    left: int = 0
 
     @property
     def pictures(self) -> tuple[Picture, Picture]:
         return self.beside, self.below
 
 
+class Runs(dict[Any, Any]):
+    """What came of each setting so far; one that is not there is run first."""
+
+    def __missing__(self, setting: Any) -> Any:
+        self[setting] = setting.run()
+        return self[setting]
+
+    def one_by_one(self, settings: Sequence[Any]) -> Iterator[int]:
+        """Run those that are not there, each when asked for the next; how many are left."""
+        while missing := [setting for setting in settings if setting not in self]:
+            yield len(missing)
+            self[missing[0]] = missing[0].run()
+        yield 0
+
+
 class Explorer:
     """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
 
     controls: each has a `label` and a `value`.
-    look: what there is to see at their setting.
-    more: looks at one more thing, and returns what there is to see with it; None when there is nothing more.
-    left: how many more things there are to look at, so that one can say how long it will take. None: nobody knows.
+    look: what there is to see at these values of theirs, in ever more complete views.
     heights: pixels kept free for what is above, and for the picture below, so that nothing moves when they grow.
 
     What goes wrong is said in place of the sentences, and the next move works. Where a picture shows a timeline, a
@@ -84,26 +102,22 @@ class Explorer:
     """
 
     def __init__(
-        self,
-        controls: Sequence[Any],
-        look: Callable[[], View],
-        more: Callable[[], View | None] = lambda: None,
-        left: Callable[[], int] | None = None,
-        heights: tuple[int, int] = (0, 0),
+        self, controls: Sequence[Any], look: Callable[..., Iterable[View]], heights: tuple[int, int] = (0, 0)
     ) -> None:
-        self.controls, self._look, self._more, self._left = list(controls), look, more, left
+        self.controls, self._look = list(controls), look
+        self._views: Iterator[View] = iter(())  # that are still to come
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self.play, self.pin, self._stage = Running(), Button(), Button(), widgets.VBox()
         self._pinned: tuple[Timeline, str] | None = None  # and at which setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
-        self._seconds = {"look": 0.0, "piece": 0.0}  # that the last one took
+        self._seconds = {"first": 0.0, "next": 0.0}  # that the last such view took
         self.view: View | None = None
         self._shown: list[Any] = []  # the values of the controls in it
         self._is_back = False
         self._box = self._arrange(*heights)
-        if self._try(self._look_once):
+        if self._try(self._look_anew):
             self._try(self.complete)
         self._stored = self._picture()
         for control in self.controls:
@@ -118,8 +132,8 @@ class Explorer:
             return
         self._box.add_class("course-old")
         self._close_player()
-        self.running.begin("Running", self._seconds["look"])
-        if self._try(self._look_once):
+        self.running.begin("Running", self._seconds["first"])
+        if self._try(self._look_anew):
             self.running.end()
             self._plan(PAUSE)
 
@@ -163,20 +177,21 @@ class Explorer:
         pictures = self.view.pictures if self.view else ()
         return [panel.timeline for picture in pictures for panel in picture.timelines]
 
-    def _look_once(self) -> None:
-        self._show("look", self._look)
+    def _look_anew(self) -> None:
+        self._views = self._all_views()
+        self._look_further("first")
 
-    def _look_further(self) -> bool:
-        return self._show("piece", self._more)
+    def _all_views(self) -> Iterator[View]:
+        yield from self._look(*(control.value for control in self.controls))
 
-    def _show(self, what: str, run: Callable[[], View | None]) -> bool:
+    def _look_further(self, which: str = "next") -> bool:
         """Whether there was something to show."""
         start = time.monotonic()
         with interruptible():
-            view = run()
+            view = next(self._views, None)
         if view is None:
             return False
-        self._seconds[what] = time.monotonic() - start
+        self._seconds[which] = time.monotonic() - start
         self._draw(view)
         return True
 
@@ -190,10 +205,8 @@ class Explorer:
 
     def _announce(self) -> None:
         """Say what is still to be looked at."""
-        if self._left is None:
-            self.running.begin("Running on")
-        elif left := self._left():
-            self.running.begin(f"{left} more to run", left * self._seconds["piece"])
+        if self.view and self.view.left:
+            self.running.begin(f"{self.view.left} more to run", self.view.left * self._seconds["next"])
 
     def _plan(self, seconds: float) -> None:
         """Continue after so many seconds. Without an event loop, as in a plain script, nobody does."""

@@ -23,7 +23,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared, where_seen
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, Runs, View, compared, where_seen
 
 LAYERS = 6  # with embedding and head, 8 blocks
 UNITS = (1, 2, 3, 4, 6, 8)
@@ -60,8 +60,9 @@ def predict(step: Timeline) -> Timeline:
     return simulate(SCHEDULES["naive"](step.world_size, 1), seconds["forward"], seconds["backward"])
 
 
-def draw(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseStep) -> View:
-    """step: at this setting.  alone: the same on one unit."""
+def look(setting: LayerWiseSetting, runs: Runs) -> View:
+    alone = runs[setting.alone]
+    step = alone if setting.units == 1 else runs[setting]
     bars = {f"rank {rank}": own for rank, own in enumerate(step.held)}
     if setting.units > 1:
         bars = {"one alone": alone.held[0], **bars}
@@ -89,25 +90,15 @@ def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseSte
     )
 
 
-class LayerWiseExplorer:
+class LayerWiseExplorer(Explorer):
     """Units, samples, vocabulary, and by what the layers are cut."""
 
     def __init__(self, units: int = 4, samples: int = 32, vocabulary: int = 1000, cut: str = "number") -> None:
-        self.units = Slider("units", UNITS, units)
-        self.samples = Slider("minibatch", SAMPLES, samples, [f"{n} samples" for n in SAMPLES])
-        self.vocabulary = Slider("vocabulary", VOCABULARIES, vocabulary, [f"{n:,} words" for n in VOCABULARIES])
-        self.cut = Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS])
-        self._alone: dict[LayerWiseSetting, LayerWiseStep] = {}
-        self.explorer = Explorer([self.units, self.samples, self.vocabulary, self.cut], self.look, heights=(364, 310))
-        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
-
-    @property
-    def setting(self) -> LayerWiseSetting:
-        return LayerWiseSetting(self.units.value, self.samples.value, self.vocabulary.value, self.cut.value)
-
-    def look(self) -> View:
-        setting = self.setting
-        if setting.alone not in self._alone:
-            self._alone[setting.alone] = setting.alone.run()
-        alone = self._alone[setting.alone]
-        return draw(setting, alone if setting.units == 1 else setting.run(), alone)
+        controls = [
+            Slider("units", UNITS, units),
+            Slider("minibatch", SAMPLES, samples, [f"{n} samples" for n in SAMPLES]),
+            Slider("vocabulary", VOCABULARIES, vocabulary, [f"{n:,} words" for n in VOCABULARIES]),
+            Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS]),
+        ]
+        runs = Runs()
+        super().__init__(controls, lambda *values: [look(LayerWiseSetting(*values), runs)], (364, 310))

@@ -116,7 +116,8 @@ def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[S
 # What is seen
 
 
-def draw(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> View:
+def look(experiment: HybridExperiment) -> View:
+    step, predicted = experiment.run(), predict(experiment)
     in_all = {axis: sum(sent[axis] for sent in predicted_to_send(experiment)) for axis in exact_bytes.AXES}
     origin = step.timeline.origin
     return View(
@@ -149,18 +150,11 @@ def _most(step: MeshStep) -> str:
 
 def _as_predicted(experiment: HybridExperiment, step: MeshStep) -> str:
     """Rank by rank and axis by axis."""
-    off = [
-        (rank, axis) for rank in range(RANKS) for axis in exact_bytes.AXES if not _agree(experiment, step, rank, axis)
-    ]
-    if not off:
-        return "Every rank sent what was predicted, to the byte."
-    rank, axis = off[0]
-    return f"Rank {rank} did not send what was predicted on axis {axis}."
-
-
-def _agree(experiment: HybridExperiment, step: MeshStep, rank: int, axis: str) -> bool:
-    sent = sum(count for (source, _), count in step.sent[axis].items() if source == rank)
-    return sent == predicted_to_send(experiment)[rank][axis]
+    for rank, predicted in enumerate(predicted_to_send(experiment)):
+        for axis in exact_bytes.AXES:
+            if predicted[axis] != sum(count for (source, _), count in step.sent[axis].items() if source == rank):
+                return f"Rank {rank} did not send what was predicted on axis {axis}."
+    return "Every rank sent what was predicted, to the byte."
 
 
 def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:
@@ -171,7 +165,7 @@ def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:
     return f"The updated weights are those of one process, up to {percent(step.off)}: 16 bits round."
 
 
-class MeshExplorer:
+class MeshExplorer(Explorer):
     """How eight ranks are arranged, micro-batches, schedule, and precision."""
 
     def __init__(
@@ -181,18 +175,10 @@ class MeshExplorer:
         schedule: str = "1f1b",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.mesh = Slider("dp x pp x tp", MESHES, mesh, [" x ".join(map(str, sizes)) for sizes in MESHES])
-        self.micro_batches = Slider("micro-batches", MICRO_BATCHES, micro_batches)
-        self.schedule = Slider("schedule", NAMES, schedule)
-        self.precision = Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values()))
-        controls = [self.mesh, self.micro_batches, self.schedule, self.precision]
-        self.explorer = Explorer(controls, self.look, heights=(359, 312))
-        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
-
-    @property
-    def experiment(self) -> HybridExperiment:
-        return HybridExperiment(self.mesh.value, self.micro_batches.value, self.schedule.value, self.precision.value)
-
-    def look(self) -> View:
-        experiment = self.experiment
-        return draw(experiment, experiment.run(), predict(experiment))
+        controls = [
+            Slider("dp x pp x tp", MESHES, mesh, [" x ".join(map(str, sizes)) for sizes in MESHES]),
+            Slider("micro-batches", MICRO_BATCHES, micro_batches),
+            Slider("schedule", NAMES, schedule),
+            Slider("precision", tuple(PRECISIONS), dtype, tuple(PRECISIONS.values())),
+        ]
+        super().__init__(controls, lambda *values: [look(HybridExperiment(*values))], (359, 312))

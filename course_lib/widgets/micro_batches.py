@@ -14,6 +14,7 @@ model stays the same: with p stages, c is its time for a sample divided by p.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import sqrt
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, Runs, View, compared
 
 MINIBATCH = 32  # samples
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -42,6 +43,10 @@ class MicroBatchSetting(NamedTuple):
     stages: int
     overhead: float
     memory: int
+
+    def with_size(self, size: int) -> MicroBatchSetting:
+        """To be run: how much memory there is makes no difference to that."""
+        return self._replace(size=size, memory=0)
 
     @property
     def micro_batches(self) -> int:
@@ -70,35 +75,25 @@ class MicroBatchSetting(NamedTuple):
         return SizedStep(self.size, computing, overhead, idle, held, held <= self.memory, measured)
 
 
-class Measured:
-    """The steps run so far. How much memory there is makes no difference to a run."""
-
-    def __init__(self) -> None:
-        self._timelines: dict[MicroBatchSetting, Timeline] = {}
-
-    def run(self, setting: MicroBatchSetting) -> Timeline:
-        key = setting._replace(memory=0)
-        if key not in self._timelines:
-            self._timelines[key] = setting.run()
-        return self._timelines[key]
-
-    def curve(self, setting: MicroBatchSetting) -> list[SizedStep]:
-        """Every size at this setting."""
-        settings = [setting._replace(size=size) for size in SIZES]
-        runs = [self._timelines.get(one._replace(memory=0)) for one in settings]
-        return [one.predict(run.makespan if run else None) for one, run in zip(settings, runs, strict=True)]
-
-    def missing(self, setting: MicroBatchSetting) -> list[MicroBatchSetting]:
-        settings = (setting._replace(size=size) for size in SIZES)
-        return [one for one in settings if one._replace(memory=0) not in self._timelines]
+def look(setting: MicroBatchSetting, runs: Runs) -> Iterator[View]:
+    """The step with micro-batches of this size, then those of the others."""
+    step = runs[setting.with_size(setting.size)]
+    for left in runs.one_by_one([setting.with_size(size) for size in SIZES]):
+        sizes = curve(setting, runs)
+        yield View(
+            describe(setting, step, sizes),
+            micro_batch_sizes(sizes, setting.size, HALF, "How large should a micro-batch be?"),
+            gantt(step, width=WIDTH, title="What did every rank do with this size?"),
+            left,
+        )
 
 
-def draw(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep]) -> View:
-    return View(
-        describe(setting, step, curve),
-        micro_batch_sizes(curve, setting.size, HALF, "How large should a micro-batch be?"),
-        gantt(step, width=WIDTH, title="What did every rank do with this size?"),
-    )
+def curve(setting: MicroBatchSetting, runs: Runs) -> list[SizedStep]:
+    """Every size at this setting."""
+    steps = [runs.get(setting.with_size(size)) for size in SIZES]
+    return [
+        setting._replace(size=size).predict(step and step.makespan) for size, step in zip(SIZES, steps, strict=True)
+    ]
 
 
 def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep]) -> str:
@@ -120,31 +115,15 @@ def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep])
     return text + f"; the formula, which knows nothing of memory, says {number(setting.ideal)}."
 
 
-class MicroBatchExplorer:
+class MicroBatchExplorer(Explorer):
     """Size of a micro-batch, stages, overhead and memory; the whole curve follows when no move does."""
 
     def __init__(self, size: int = 4, stages: int = 4, overhead: float = 0.008, memory: int = 32) -> None:
-        self.size = Slider("micro-batch", SIZES, size, [counted(size, "sample") for size in SIZES])
-        self.stages = Slider("stages", STAGES, stages)
-        self.overhead = Slider("overhead", OVERHEADS, overhead, [f"{1000 * each:g} ms each" for each in OVERHEADS])
-        self.memory = Slider("memory", MEMORIES, memory, [f"for {counted(size, 'sample')}" for size in MEMORIES])
-        self.measured = Measured()
-        controls = [self.size, self.stages, self.overhead, self.memory]
-        self.explorer = Explorer(controls, self.look, self.more, lambda: len(self.measured.missing(self.setting)))
-        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
-
-    @property
-    def setting(self) -> MicroBatchSetting:
-        return MicroBatchSetting(self.size.value, self.stages.value, self.overhead.value, self.memory.value)
-
-    def look(self) -> View:
-        step = self.measured.run(self.setting)
-        return draw(self.setting, step, self.measured.curve(self.setting))
-
-    def more(self) -> View | None:
-        """One more point of the curve."""
-        missing = self.measured.missing(self.setting)
-        if not missing:
-            return None
-        self.measured.run(missing[0])
-        return self.look()
+        controls = [
+            Slider("micro-batch", SIZES, size, [counted(size, "sample") for size in SIZES]),
+            Slider("stages", STAGES, stages),
+            Slider("overhead", OVERHEADS, overhead, [f"{1000 * each:g} ms each" for each in OVERHEADS]),
+            Slider("memory", MEMORIES, memory, [f"for {counted(size, 'sample')}" for size in MEMORIES]),
+        ]
+        runs = Runs()
+        super().__init__(controls, lambda *values: look(MicroBatchSetting(*values), runs))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cache, partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -54,11 +54,6 @@ class MixedPrecisionSetting(NamedTuple):
     def dtype(self) -> torch.dtype:
         return getattr(torch, self.format)
 
-    @property
-    def in_32_bits(self) -> MixedPrecisionSetting:
-        """What it is compared with."""
-        return MixedPrecisionSetting("float32", 1.0, False, self.learning_rate)
-
 
 class Training:
     """A real training that goes on some steps at a time.
@@ -87,16 +82,12 @@ class Training:
         return bool(self.losses) and not math.isfinite(self.losses[-1])
 
     @property
-    def is_over(self) -> bool:
-        return self.is_broken or len(self.losses) == STEPS
-
-    @property
     def pieces_left(self) -> int:
-        return 0 if self.is_over else math.ceil((STEPS - len(self.losses)) / PIECE)
+        return 0 if self.is_broken else math.ceil((STEPS - len(self.losses)) / PIECE)
 
     def go_on(self) -> None:
         """A piece further."""
-        if self.is_over:
+        if not self.pieces_left:
             return
         piece = islice(self._minibatches, min(PIECE, STEPS - len(self.losses)))
         with one_thread():
@@ -127,7 +118,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@lru_cache(maxsize=1)
+@cache
 def first_gradients() -> dict[int, float]:
     """How large the gradients of the first step are, in float32 and without a scale."""
     model = TinyGPT(SMALL)
@@ -142,15 +133,21 @@ def scaled(shares: Mapping[int, float], scale: float) -> dict[int, float]:
     return {exponent + up: share for exponent, share in shares.items()}
 
 
-def draw(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> View:
-    """How far the trainings have come. in_32_bits: the same one in float32."""
-    curves = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
-    sizes = scaled(first_gradients(), training.scale)
-    return View(
-        describe(setting, training, in_32_bits),
-        number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
-        loss_curves(curves, STEPS, WIDTH, "Does it learn?"),
-    )
+def look(setting: MixedPrecisionSetting, in_32_bits: Training) -> Iterator[View]:
+    """A training from its beginning to its end. in_32_bits: the same one in float32, as far as it has come."""
+    training, left = Training(setting), 1
+    while left:
+        training.go_on()
+        in_32_bits.go_on()
+        left = max(training.pieces_left, in_32_bits.pieces_left)
+        curves = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
+        sizes = scaled(first_gradients(), training.scale)
+        yield View(
+            describe(setting, training, in_32_bits),
+            number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
+            loss_curves(curves, STEPS, WIDTH, "Does it learn?"),
+            left,
+        )
 
 
 def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> str:
@@ -186,7 +183,7 @@ def _share_in_words(share: float) -> str:
     return f"{percent(share)} of the way of float32" if share > 0.01 else "nowhere"
 
 
-class MixedPrecisionExplorer:
+class MixedPrecisionExplorer(Explorer):
     """Format, loss scale, master weights and learning rate; the training goes on until the next move."""
 
     def __init__(
@@ -196,36 +193,12 @@ class MixedPrecisionExplorer:
         has_master_weights: bool = True,
         learning_rate: float = 3e-3,
     ) -> None:
-        self.format = Slider("format", FORMATS, format)
-        self.scale = Slider("loss scale", tuple(SCALES.values()), scale, tuple(SCALES))
-        self.master = Slider(
-            "weights", (False, True), has_master_weights, ("in the format only", "master copy in 32 bits")
-        )
-        self.rate = Slider("learning", RATES, learning_rate, [f"rate {rate:.5f}".rstrip("0") for rate in RATES])
-        self._in_32_bits: dict[MixedPrecisionSetting, Training] = {}
-        controls = [self.format, self.scale, self.master, self.rate]
-        self.explorer = Explorer(controls, self.look, self.more, self.left)
-        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
-
-    @property
-    def setting(self) -> MixedPrecisionSetting:
-        return MixedPrecisionSetting(self.format.value, self.scale.value, self.master.value, self.rate.value)
-
-    def look(self) -> View:
-        """Begin anew, whatever was going on."""
-        self.training = Training(self.setting)
-        self.reference = self._in_32_bits.setdefault(self.setting.in_32_bits, Training(self.setting.in_32_bits))
-        return self._go_on()
-
-    def more(self) -> View | None:
-        """A piece of both trainings."""
-        return self._go_on() if self.left() else None
-
-    def left(self) -> int:
-        """How many pieces there are to come."""
-        return max(self.training.pieces_left, self.reference.pieces_left)
-
-    def _go_on(self) -> View:
-        self.training.go_on()
-        self.reference.go_on()
-        return draw(self.setting, self.training, self.reference)
+        keeps = ("in the format only", "master copy in 32 bits")
+        controls = [
+            Slider("format", FORMATS, format),
+            Slider("loss scale", tuple(SCALES.values()), scale, tuple(SCALES)),
+            Slider("weights", (False, True), has_master_weights, keeps),
+            Slider("learning", RATES, learning_rate, [f"rate {rate:.5f}".rstrip("0") for rate in RATES]),
+        ]
+        in_32_bits = cache(lambda rate: Training(MixedPrecisionSetting("float32", 1.0, False, rate)))
+        super().__init__(controls, lambda *values: look(MixedPrecisionSetting(*values), in_32_bits(values[-1])))

@@ -74,4 +74,4 @@ def explorer(model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, r
         Slider("at a time", SAMPLES, samples, [counted(n, "sample") for n in SAMPLES]),
         Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
     ]
-    return Explorer(controls, lambda: draw(*(control.value for control in controls)))
+    return Explorer(controls, lambda *values: [draw(*values)])

@@ -68,7 +68,8 @@ class PipelineSetting(NamedTuple):
         return simulate(self.schedule, seconds, seconds, seconds)
 
 
-def draw(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> View:
+def look(setting: PipelineSetting) -> View:
+    predicted, step = setting.predict(), setting.run()
     return View(
         describe(setting, step, predicted),
         in_flight(step, HALF, "What does every rank hold?"),
@@ -89,23 +90,14 @@ def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> s
     )
 
 
-class PipelineExplorer:
+class PipelineExplorer(Explorer):
     """Stages, micro-batches, schedule, and how evenly the layers are cut."""
 
     def __init__(self, stages: int = 4, micro_batches: int = 8, schedule: str = "gpipe", moved: int = 0) -> None:
-        self.stages = Slider("stages", STAGES, stages)
-        self.micro_batches = Slider("micro-batches", MICRO_BATCHES, micro_batches)
-        self.schedule = Slider("schedule", NAMES, schedule)
-        self.cut = Slider("cut", range(len(CUTS)), moved, CUTS)
-        self.explorer = Explorer(
-            [self.stages, self.micro_batches, self.schedule, self.cut], self.look, heights=(326, 312)
-        )
-        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
-
-    @property
-    def setting(self) -> PipelineSetting:
-        return PipelineSetting(self.stages.value, self.micro_batches.value, self.schedule.value, self.cut.value)
-
-    def look(self) -> View:
-        predicted = self.setting.predict()
-        return draw(self.setting, self.setting.run(), predicted)
+        controls = [
+            Slider("stages", STAGES, stages),
+            Slider("micro-batches", MICRO_BATCHES, micro_batches),
+            Slider("schedule", NAMES, schedule),
+            Slider("cut", range(len(CUTS)), moved, CUTS),
+        ]
+        super().__init__(controls, lambda *values: [look(PipelineSetting(*values))], (326, 312))

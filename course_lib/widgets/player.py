@@ -14,20 +14,19 @@ The picture is that of `gantt`. What moves lies over it, in the browser alone (p
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
 from course_lib.figures import gantt, held
-from course_lib.figures.axis import time_unit
+from course_lib.figures.axis import TIMES, unit_of
 from course_lib.figures.gantt_chart import Bar
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import ROOMY
 from course_lib.figures.words import activity
 from course_lib.timeline import RECEIVING, Timeline
-from course_lib.widgets.running import KEYS, shown
+from course_lib.widgets.running import KEYS, beside_this, shown
 
 WIDTH, BESIDE = 840, 130  # pixels: what fits a page of 1280 beside the list of files; for what the ranks hold
 STILL = "<p><i>Run this cell to play it.</i></p>"
@@ -39,8 +38,8 @@ class Player(anywidget.AnyWidget):
     picture: what lies below, as HTML.  places: what the script lays over it, and where.
     """
 
-    _esm = KEYS + Path(__file__).with_name("player.js").read_text(encoding="utf-8")
-    _css = f".course-player {{ {ROOMY} }}" + Path(__file__).with_name("player.css").read_text(encoding="utf-8")
+    _esm = KEYS + beside_this("player.js")
+    _css = f".course-player {{ {ROOMY} }}" + beside_this("player.css")
     picture = traitlets.Unicode().tag(sync=True)
     places = traitlets.Dict().tag(sync=True)
 
@@ -61,7 +60,7 @@ def places(picture: Picture) -> dict[str, Any]:
     """Where the first timeline of a picture has its rows, its bars and its messages, in pixels, and what they are."""
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
-    unit, name = time_unit(timeline.makespan)
+    unit, name = unit_of(timeline.makespan, TIMES)
     return {
         "left": scale.left,
         "width": scale.pixels(timeline.makespan),

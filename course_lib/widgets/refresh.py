@@ -97,4 +97,4 @@ def explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes:
         Slider("network", NETWORKS, network),
         Slider("nodes", NODES, nodes, [f"{n} x 8 devices" for n in NODES]),
     ]
-    return Explorer(controls, lambda: draw(*(control.value for control in controls)))
+    return Explorer(controls, lambda *values: [draw(*values)])

@@ -65,4 +65,4 @@ def explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, recompute: s
         Slider("stage", tuple(STAGES), stage, tuple(STAGES.values())),
         Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
     ]
-    return Explorer(controls, lambda: draw(*(control.value for control in controls)))
+    return Explorer(controls, lambda *values: [draw(*values)])

@@ -70,7 +70,8 @@ def _order(run: CutRun) -> list[tuple[str, Operation, int]]:
     return forward + backward[::-1]
 
 
-def draw(setting: TensorParallelSetting, run: CutRun) -> View:
+def look(setting: TensorParallelSetting) -> View:
+    run = setting.run()
     predicted = predict(run, setting.ranks)
     title = "Who holds what, and what travels?"
     return View(
@@ -107,23 +108,16 @@ def _verdict(run: CutRun) -> str:
     return f"Wrong: {', '.join(f'{name} is off by {percent(run.off[name])}' for name in run.wrong)}."
 
 
-class TensorParallelExplorer:
+class TensorParallelExplorer(Explorer):
     """Ranks, hidden size, how the two matrices are cut, and whether the sequence is cut, too."""
 
     def __init__(
         self, ranks: int = 4, hidden: int = 64, way: str = "columns, rows", sequence_parallel: bool = False
     ) -> None:
-        self.ranks = Slider("ranks", RANKS, ranks)
-        self.hidden = Slider("hidden size", HIDDEN, hidden)
-        self.way = Slider("cut of A, B", tuple(WAYS), way)
-        self.sequence_parallel = Switch("sequence", sequence_parallel, "parallel")
-        controls = [self.ranks, self.hidden, self.way, self.sequence_parallel]
-        self.explorer = Explorer(controls, self.look, heights=(316, 0))
-        self._repr_mimebundle_ = self.explorer._repr_mimebundle_
-
-    @property
-    def setting(self) -> TensorParallelSetting:
-        return TensorParallelSetting(self.ranks.value, self.hidden.value, self.way.value, self.sequence_parallel.value)
-
-    def look(self) -> View:
-        return draw(self.setting, self.setting.run())
+        controls = [
+            Slider("ranks", RANKS, ranks),
+            Slider("hidden size", HIDDEN, hidden),
+            Slider("cut of A, B", tuple(WAYS), way),
+            Switch("sequence", sequence_parallel, "parallel"),
+        ]
+        super().__init__(controls, lambda *values: [look(TensorParallelSetting(*values))], (316, 0))

@@ -16,24 +16,19 @@ from course_lib.figures import gantt
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.explorer import Explorer, View
 
-seconds, missing = Slider("seconds", (0, 1, 300), 0), []
 picture = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
 
 def wait(rank, length):
     time.sleep(length)
 
-def look():
-    launch(wait, 2, args=(seconds.value,), timeout=600)
-    missing[:] = [0.2] * (60 * seconds.value)
-    return View(f"took {seconds.value} s", picture, picture)
+def look(seconds):
+    launch(wait, 2, args=(seconds,), timeout=600)
+    yield View(f"took {seconds} s", picture, picture, 60 * seconds)
+    for missing in reversed(range(60 * seconds)):
+        time.sleep(0.2)
+        yield View(f"{missing} missing", picture, picture, missing)
 
-def more():
-    if not missing:
-        return None
-    time.sleep(missing.pop())
-    return View(f"{len(missing)} missing", picture, picture)
-
-Explorer([seconds], look, more, lambda: len(missing))
+Explorer([Slider("seconds", (0, 1, 300), 0)], look)
 """
 
 LEFT, STOPPED = re.compile(r"more to run, about \d+ s left"), re.compile(r"[1-9]\d* missing Stopped\.")

@@ -7,7 +7,7 @@ import pytest
 from course_lib.figures import TimeBreakdown, Timing, lost_time, speed_up, time_breakdown
 from course_lib.figures.breakdown import CAUSES
 from course_lib.figures.palette import LINES
-from tests.figures.drawn import SVG, boxes, parsed, places, texts, written
+from tests.figures.drawn import SVG, boxes, parsed, places, texts, written, zoomable
 from tests.figures.synthetic import gpipe
 
 SLOWER = [Timing(1, 8.0), Timing(2, 4.0), Timing(4, 2.5), Timing(8, 2.0)]
@@ -81,12 +81,12 @@ def test_a_timing_comes_from_a_timeline() -> None:
 def test_no_timings_and_too_many_lines_are_refused() -> None:
     with pytest.raises(ValueError, match="timings is empty"):
         speed_up([])
-    with pytest.raises(ValueError, match="timings has 5 labels and origins; draw at most 4"):
+    with pytest.raises(ValueError, match="5 lines cannot be told apart; draw at most 4"):
         speed_up([Timing(1, 1.0, label=str(i)) for i in range(5)])
 
 
 def test_the_zoomable_speed_up_has_the_same_points_and_the_ideal() -> None:
-    figure = speed_up(SLOWER).to_plotly()
+    figure = zoomable(speed_up(SLOWER))
     measured, ideal = figure.data
     assert (list(measured.x), list(measured.y)) == ([1, 2, 4, 8], [1, 2, 3.2, 4])
     assert (list(ideal.x), list(ideal.y), ideal.name) == ([0, 8], [0, 8], "ideal")
@@ -138,7 +138,7 @@ def test_a_name_too_long_for_its_place_is_cut_but_stays_whole_in_the_table() -> 
 
 
 def test_the_zoomable_bars_have_the_same_shares() -> None:
-    figure = lost_time({"4 ranks": FOUR, "8 ranks": EIGHT}).to_plotly()
+    figure = zoomable(lost_time({"4 ranks": FOUR, "8 ranks": EIGHT}))
     assert [trace.name for trace in figure.data] == list(CAUSES.values())
     assert [list(trace.x) for trace in figure.data] == [[0.6, 0.4], [0.25, 0.2], [0.1, 0.3], [0.05, 0.1]]
     assert len({trace.marker.pattern.shape for trace in figure.data}) == 4

@@ -10,7 +10,7 @@ import pytest
 
 from course_lib.figures import Timing, devices, limits, memory_by_part, plan_map, roofline, speed_up, step_time_by_part
 from course_lib.figures.axis import long_time, memory_size, powers
-from course_lib.figures.costs import MEMORY, TIME
+from course_lib.figures.costs import MEMORY_PARTS, TIME_PARTS
 from course_lib.figures.palette import LIKELY
 from course_lib.figures.words import plan_in_words
 from course_lib.instruments.ledger import Bytes
@@ -30,7 +30,7 @@ GiB = 2**30
 def test_a_bar_of_memory_is_cut_in_proportion_to_the_bytes() -> None:
     svg = memory_by_part({"deep": DEEP.memory}, DEEP.capacity).svg
     drawn = {box.fill: box.width for box in boxes(svg)}
-    by_color = {"parameters": MEMORY["parameters"].fill}
+    by_color = {"parameters": MEMORY_PARTS["parameters"].fill}
     scale = drawn["optimizer"] / DEEP.memory.optimizer
     held = {part: size for part, size in DEEP.memory.parts.items() if size > 0}
     assert len(held) >= 4
@@ -145,7 +145,7 @@ def test_the_sentence_of_a_step_names_the_fastest_plan_and_its_largest_loss() ->
     summary = step_time_by_part(PLANS).summary
     assert summary.startswith("The fastest of 2 is wide: ")
     losses = {part: FAST.step_time.parts[part] for part in ("data", "optimizer")}
-    assert TIME[max(losses, key=lambda part: losses[part])].label in summary
+    assert TIME_PARTS[max(losses, key=lambda part: losses[part])].label in summary
 
 
 def test_parts_that_no_plan_has_are_left_out() -> None:
@@ -153,7 +153,7 @@ def test_parts_that_no_plan_has_are_left_out() -> None:
     assert "bubble" not in legend and "computing again" not in legend
 
 
-@pytest.mark.parametrize("styles", [MEMORY, TIME])
+@pytest.mark.parametrize("styles", [MEMORY_PARTS, TIME_PARTS])
 def test_parts_are_told_apart_by_their_patterns(styles: dict) -> None:
     assert len({style.path for style in styles.values()}) == len(styles)
 

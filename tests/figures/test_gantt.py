@@ -242,11 +242,6 @@ def test_spans_without_length_do_no_harm() -> None:
     assert boxes(picture.svg) + strips(picture.svg) == []
 
 
-def test_a_picture_too_narrow_to_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="width=100 is too narrow for a picture; give it at least 400 pixels"):
-        gantt(every_kind(), width=100)
-
-
 def test_everything_stays_on_the_sheet() -> None:
     for width in (400, 415, 800, 1200):
         svg = gantt(gpipe(32, 16), compare=gpipe(2, 2), width=width, title="A title that goes on " * 5).svg

@@ -28,7 +28,7 @@ from course_lib.figures import (
 )
 from course_lib.figures.picture import MOST_TIPS, PLOTLY
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
-from tests.figures.drawn import SVG, boxes, parsed
+from tests.figures.drawn import SVG, boxes, parsed, zoomable
 from tests.figures.synthetic import dense, every_kind
 
 GPT = ModelSpec(layers=4, hidden=256, heads=4, sequence=512, vocab=1000)
@@ -146,7 +146,7 @@ def test_the_numbers_behind_the_picture_are_folded_under_the_sentence(picture: P
 
 @pytest.mark.parametrize("name", [name for name in PICTURES if name != "gantt"])
 def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(name: str) -> None:
-    layout = PICTURES[name].to_plotly().layout
+    layout = zoomable(PICTURES[name]).layout
     assert (layout.paper_bgcolor, layout.plot_bgcolor, layout.font.color) == ("#ffffff", "#ffffff", "#1a1a1a")
 
 
@@ -165,7 +165,7 @@ def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
     picture = PICTURES[name]
     figure, numbers = outputs(picture, monkeypatch)
     text = json.dumps(figure[PLOTLY], allow_nan=False)
-    assert go.Figure({part: json.loads(text)[part] for part in ("data", "layout")}) == picture.to_plotly()
+    assert go.Figure({part: json.loads(text)[part] for part in ("data", "layout")}) == zoomable(picture)
     assert not re.search(r"https?://", text)
     # Where no script runs, the image stands in for the figure, and the numbers stand below either.
     together = Page(figure["text/html"] + numbers["text/html"])
@@ -175,11 +175,6 @@ def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
 
 def test_a_timeline_in_a_cell_is_the_image_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outputs(PICTURES["gantt"], monkeypatch) == [PICTURES["gantt"]._repr_mimebundle_()]
-
-
-def test_a_timeline_is_no_chart_and_says_so() -> None:
-    with pytest.raises(ValueError, match="only a chart can become a plotly figure"):
-        PICTURES["gantt"].to_plotly()
 
 
 def test_pictures_are_drawn_without_importing_plotly() -> None:

@@ -11,7 +11,7 @@ import torch
 from course_lib.experiments.ablations import Format, exponents, share_vanishing
 from course_lib.figures import loss_at_end, loss_curves, number_range
 from course_lib.figures.number_range import FATES, lost, power
-from tests.figures.drawn import SVG, boxes, parsed, places, texts, written
+from tests.figures.drawn import SVG, boxes, parsed, places, texts, written, zoomable
 
 FALLING = [3.0 - 0.02 * step for step in range(101)]
 BROKEN = [3.0, 2.9, math.nan]
@@ -58,6 +58,10 @@ def test_the_table_has_ten_steps_of_every_training() -> None:
     assert rows[1] == {"step": 10, "float32": FALLING[10], "float16": ""}
 
 
+def test_a_loss_that_is_no_number_stands_in_the_table_as_such() -> None:
+    assert "<td>nan</td>" in loss_curves({"float16": [3.0, math.nan]}).inline()
+
+
 def test_the_loss_at_the_end_is_the_mean_of_the_last_steps() -> None:
     assert loss_at_end([9.0] * 50 + [1.0] * 10 + [2.0] * 10) == 1.5
     assert loss_at_end([4.0, 2.0]) == 3
@@ -67,12 +71,12 @@ def test_the_loss_at_the_end_is_the_mean_of_the_last_steps() -> None:
 def test_nothing_to_draw_and_too_many_lines_are_refused() -> None:
     with pytest.raises(ValueError, match="curves has no loss in it"):
         loss_curves({"float32": [], "float16": [math.nan]})
-    with pytest.raises(ValueError, match="curves has 5 trainings; draw at most 4"):
+    with pytest.raises(ValueError, match="5 lines cannot be told apart; draw at most 4"):
         loss_curves({str(i): FALLING for i in range(5)})
 
 
 def test_the_zoomable_losses_are_the_same() -> None:
-    figure = loss_curves({"float32": FALLING, "float16": BROKEN}).to_plotly()
+    figure = zoomable(loss_curves({"float32": FALLING, "float16": BROKEN}))
     assert [trace.name for trace in figure.data] == ["float32", "float16"]
     assert list(figure.data[0].y) == pytest.approx(FALLING)
     assert list(figure.data[1].y) == [3.0, 2.9]
@@ -139,7 +143,7 @@ def test_no_numbers_are_refused() -> None:
 
 
 def test_the_zoomable_bars_are_the_same() -> None:
-    figure = number_range(SHARES, HALF).to_plotly()
+    figure = zoomable(number_range(SHARES, HALF))
     assert [trace.name for trace in figure.data] == [style.label for style in FATES.values()]
     assert list(figure.data[0].x) == [-29.5, -25.5]
     assert sum(sum(trace.y) for trace in figure.data) == pytest.approx(1)

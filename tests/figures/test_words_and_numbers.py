@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.figures import time_breakdown
-from course_lib.figures.axis import data_size, duration, number, percent, ticks, time_unit
+from course_lib.figures.axis import TIMES, data_size, duration, number, percent, ticks, unit_of
 from course_lib.figures.words import span_in_words, summary
 from course_lib.timeline import Span, Timeline
 from tests.figures.synthetic import every_kind, gpipe
@@ -47,7 +47,7 @@ def test_a_duration_has_three_digits_and_the_unit_that_fits(seconds: float, text
 def test_a_duration_reads_as_the_number_it_was(seconds: float) -> None:
     value, unit = duration(seconds).split()
     assert float(value) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit] == pytest.approx(seconds, rel=5.1e-3)
-    assert time_unit(seconds)[1] == unit
+    assert unit_of(seconds, TIMES)[1] == unit
 
 
 def test_sizes_and_plain_numbers() -> None:

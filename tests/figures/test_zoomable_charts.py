@@ -39,7 +39,7 @@ from course_lib.figures.plan_map import BEST
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search, simulate
 from course_lib.schedules import SCHEDULES
-from tests.figures.drawn import texts
+from tests.figures.drawn import texts, zoomable
 
 GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
 NODES = Cluster("A100-80GB", nodes=2)
@@ -67,7 +67,7 @@ every_chart = pytest.mark.parametrize("name", CHARTS)
 
 @cache
 def figure_of(name: str) -> go.Figure:
-    return CHARTS[name].to_plotly()
+    return zoomable(CHARTS[name])
 
 
 def axes(figure: go.Figure) -> dict[str, tuple[float, float]]:
@@ -154,7 +154,7 @@ def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
 )
 def test_the_color_of_a_dot_says_what_one_asks_for(by: str, names: set[str]) -> None:
     picture = plan_map(FOUND, by)
-    assert names < {trace.name for *_, trace in dots(picture.to_plotly()).values()}
+    assert names < {trace.name for *_, trace in dots(zoomable(picture)).values()}
     assert names < set(texts(picture.svg))
     with pytest.raises(ValueError, match="by is 'dp'; it is one of 'tp', 'zero', 'recompute'"):
         plan_map(FOUND, "dp")
@@ -222,7 +222,7 @@ def test_names_with_angle_brackets_are_no_markup() -> None:
     curve = figure_of("speed_up").data[0]
     assert curve.name == "a &lt; b (measured)"
     assert curve.hovertext[0].startswith("a &lt; b (measured): 1 ranks")
-    bars = lost_time({"a <run>": TimeBreakdown(0.6, 0.25, 0.1, 0.05)}).to_plotly()
+    bars = zoomable(lost_time({"a <run>": TimeBreakdown(0.6, 0.25, 0.1, 0.05)}))
     assert bars.layout.yaxis.ticktext == ("a &lt;run&gt;",)
 
 

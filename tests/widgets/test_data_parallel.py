@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from course_lib import Span, Timeline
-from course_lib.figures import Timing
 from course_lib.ranks import Deadlock
-from course_lib.widgets.data_parallel import CURVE, DataParallelExplorer, DataParallelSetting, Measured, describe
+from course_lib.widgets.data_parallel import CURVE, DataParallelExplorer, DataParallelSetting, curve, describe
+from course_lib.widgets.explorer import Runs
+from tests.widgets.hands import move
 
 SETTING = DataParallelSetting(ranks=4, batch_size=32, link_speed=5, overlap=True)
 
@@ -50,32 +51,32 @@ def explorer(monkeypatch: pytest.MonkeyPatch) -> DataParallelExplorer:
 
 
 def rows(explorer: DataParallelExplorer) -> int:
-    return len(set(re.findall(r">rank \d+<", explorer.explorer.below.value)))
+    return len(set(re.findall(r">rank \d+<", explorer.below.value)))
 
 
 def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     explorer = DataParallelExplorer(ranks=2, batch_size=16)
-    before = explorer.explorer.below.value
-    explorer.ranks.value = 3
+    before = explorer.below.value
+    move(explorer, "ranks", 3)
     assert rows(explorer) == 3
-    assert explorer.explorer.below.value != before
-    assert explorer.explorer.sentences.value.count("3 ranks, 16 samples, emulated: ") == 1
+    assert explorer.below.value != before
+    assert explorer.sentences.value.count("3 ranks, 16 samples, emulated: ") == 1
 
 
 @pytest.mark.parametrize(
-    ("control", "value"), [("ranks", 6), ("batch_size", 64), ("link_speed", 100), ("overlap", False)]
+    ("control", "value"), [("ranks", 6), ("batch size", 64), ("link speed", 100), ("overlap", False)]
 )
 def test_each_control_changes_its_part_of_the_run(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch, control: str, value: Any
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
-    getattr(explorer, control).value = value
-    assert called[-1] == SETTING._replace(**{control: value})
+    move(explorer, control, value)
+    assert called[-1] == SETTING._replace(**{control.replace(" ", "_"): value})
 
 
 def test_controls_and_pictures_say_what_they_are(explorer: DataParallelExplorer) -> None:
-    assert [control.label for control in explorer.explorer.controls] == ["ranks", "batch size", "link speed", "overlap"]
-    for picture in (explorer.explorer.beside, explorer.explorer.below):
+    assert [control.label for control in explorer.controls] == ["ranks", "batch size", "link speed", "overlap"]
+    for picture in (explorer.beside, explorer.below):
         assert "emulated" in picture.value
         assert "aria-label" in picture.value
 
@@ -84,8 +85,8 @@ def test_the_curve_has_one_rank_the_ideal_and_every_number_of_ranks_to_be_compar
     explorer: DataParallelExplorer,
 ) -> None:
     for ranks in CURVE:
-        assert f"emulated: {ranks} rank" in explorer.explorer.beside.value
-    assert ">ideal<" in explorer.explorer.beside.value
+        assert f"emulated: {ranks} rank" in explorer.beside.value
+    assert ">ideal<" in explorer.beside.value
 
 
 def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
@@ -95,15 +96,15 @@ def test_a_move_waits_for_one_step_and_the_rest_of_the_curve_follows(
     monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
     monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
 
-    async def move() -> None:
-        explorer.link_speed.value = 10
+    async def move_and_wait() -> None:
+        move(explorer, "link speed", 10)
         assert [setting.ranks for setting in called] == [4]
         for _ in range(100):  # far more turns of the loop than there are points to measure
             await asyncio.sleep(0)
 
-    asyncio.run(move())
+    asyncio.run(move_and_wait())
     assert [setting.ranks for setting in called] == [4, 2, 8]
-    assert "emulated: 8 rank" in explorer.explorer.beside.value
+    assert "emulated: 8 rank" in explorer.beside.value
 
 
 def test_a_new_move_puts_the_rest_of_the_curve_off(
@@ -112,14 +113,14 @@ def test_a_new_move_puts_the_rest_of_the_curve_off(
     called = instead_of_running(monkeypatch, perfect)
     monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 3600.0)
 
-    async def move() -> asyncio.TimerHandle:
-        explorer.link_speed.value = 10
-        first = explorer.explorer._timer
-        explorer.link_speed.value = 2
+    async def move_and_wait() -> asyncio.TimerHandle:
+        move(explorer, "link speed", 10)
+        first = explorer._timer
+        move(explorer, "link speed", 2)
         assert first is not None
         return first
 
-    assert asyncio.run(move()).cancelled()
+    assert asyncio.run(move_and_wait()).cancelled()
     assert [setting.link_speed for setting in called] == [10, 2]
 
 
@@ -130,12 +131,12 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
         raise Deadlock("Nobody can move: 0 waits for <1>.")
 
     instead_of_running(monkeypatch, fail)
-    explorer.overlap.value = False
-    assert "role='alert'" in explorer.explorer.sentences.value
-    assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.explorer.sentences.value
+    move(explorer, "overlap", False)
+    assert "role='alert'" in explorer.sentences.value
+    assert "Nobody can move: 0 waits for &lt;1&gt;." in explorer.sentences.value
     instead_of_running(monkeypatch, perfect)
-    explorer.overlap.value = True
-    assert "4 ranks, 32 samples, emulated" in explorer.explorer.sentences.value
+    move(explorer, "overlap", True)
+    assert "4 ranks, 32 samples, emulated" in explorer.sentences.value
 
 
 @pytest.mark.parametrize(
@@ -148,8 +149,8 @@ def test_nothing_kills_it(
         raise error
 
     instead_of_running(monkeypatch, fail)
-    explorer.ranks.value = 5
-    assert words in explorer.explorer.sentences.value
+    move(explorer, "ranks", 5)
+    assert words in explorer.sentences.value
 
 
 def test_it_can_even_begin_with_a_run_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +174,8 @@ def test_a_picture_that_stays_the_same_is_not_sent_again(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[str] = []
-    explorer.explorer.below.observe(lambda change: changed.append(change.name), "value")
-    explorer.explorer.complete()
+    explorer.below.observe(lambda change: changed.append(change.name), "value")
+    explorer.complete()
     assert changed == []
 
 
@@ -182,10 +183,10 @@ def test_every_setting_is_run_once_and_one_rank_whatever_the_link(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
-    explorer.link_speed.value = 10
-    explorer.link_speed.value = 5
-    explorer.ranks.value = 1
-    explorer.overlap.value = False
+    move(explorer, "link speed", 10)
+    move(explorer, "link speed", 5)
+    move(explorer, "ranks", 1)
+    move(explorer, "overlap", False)
     assert called == [SETTING._replace(link_speed=10)]
 
 
@@ -193,26 +194,25 @@ def test_a_batch_of_another_size_is_compared_with_one_rank_on_the_same(
     explorer: DataParallelExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = instead_of_running(monkeypatch, perfect)
-    explorer.batch_size.value = 64
+    move(explorer, "batch size", 64)
     assert [(setting.ranks, setting.batch_size) for setting in called] == [(1, 64), (4, 64)]
-    assert "4.0 times as fast as 1 rank (ideal: 4)" in explorer.explorer.sentences.value
+    assert "4.0 times as fast as 1 rank (ideal: 4)" in explorer.sentences.value
 
 
 def test_a_curve_holds_only_runs_with_the_same_batch_link_and_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     instead_of_running(monkeypatch, perfect)
-    measured = Measured()
-    for setting in (SETTING, SETTING._replace(ranks=2), SETTING.with_ranks(1)):
-        measured.run(setting)
-    for other in ({"batch_size": 16}, {"link_speed": 10}, {"overlap": False}):
-        measured.run(SETTING._replace(**other))
-    assert [timing.ranks for timing in measured.curve(SETTING)] == [1, 2, 4]
+    others = [SETTING._replace(**other) for other in ({"batch_size": 16}, {"link_speed": 10}, {"overlap": False})]
+    runs = Runs()
+    for setting in (SETTING, SETTING.with_ranks(2), SETTING.with_ranks(1), *others):
+        assert runs[setting].world_size == setting.ranks
+    assert [timing.ranks for timing in curve(SETTING, runs)] == [1, 2, 4]
 
 
 def test_the_sentences_give_the_speed_up_and_the_largest_loss() -> None:
-    text = describe(SETTING, step_of(4, 0.05), [Timing(1, 0.16, "emulated")])
+    text = describe(SETTING, step_of(4, 0.05), step_of(1, 0.16))
     assert "50 ms for a step, 3.2 times as fast as 1 rank (ideal: 4)" in text
     assert "computed for 90% of the time; the largest loss is communication not hidden, 10%" in text
 
 
 def test_one_rank_is_not_compared_with_itself() -> None:
-    assert "times as fast" not in describe(SETTING._replace(ranks=1), step_of(1, 0.1), [])
+    assert "times as fast" not in describe(SETTING._replace(ranks=1), step_of(1, 0.1), step_of(1, 0.1))

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,30 +20,22 @@ PICTURE = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), wid
 
 
 class Pieces:
-    """An explorer of something that comes in pieces, of which each move asks for three."""
+    """An explorer of something that comes in pieces, four of them."""
 
-    def __init__(self, knows_how_many: bool = True) -> None:
+    def __init__(self) -> None:
         self.number = Slider("number", (1, 2, 3), 1)
-        self.missing = 0
         self.said: list[tuple[str, float]] = []
-        left = (lambda: self.missing) if knows_how_many else None
-        self.explorer = Explorer([self.number, Switch("more", True)], self.look, self.more, left)
+        self.explorer = Explorer([self.number, Switch("more", True)], self.look)
         self.explorer.running.observe(lambda _: self.said.append(self.now), "words")
-        self.missing = 3
 
     @property
     def now(self) -> tuple[str, float]:
         return self.explorer.running.words, self.explorer.running.seconds
 
-    def look(self) -> View:
-        return View(f"number {self.number.value}, {self.missing} missing", PICTURE, PICTURE)
-
-    def more(self) -> View | None:
-        if not self.missing:
-            return None
-        self.missing -= 1
-        time.sleep(0.01)
-        return self.look()
+    def look(self, number: int, more: bool) -> Iterator[View]:
+        for self.missing in (3, 2, 1, 0):
+            time.sleep(0.01)
+            yield View(f"number {number}, {self.missing} missing", PICTURE, PICTURE, self.missing)
 
 
 def moved(pieces: Pieces, during: Callable[[], None] = lambda: None, turns: int = 50) -> None:
@@ -74,15 +66,6 @@ def test_long_work_says_how_much_there_is_to_do_and_for_how_long(pieces: Pieces)
     assert pieces.missing == 0
 
 
-def test_work_of_unknown_length_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
-    monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
-    pieces = Pieces(knows_how_many=False)
-    moved(pieces)
-    assert ("Running on", 0) in pieces.said
-    assert pieces.now == ("", 0.0)
-
-
 def test_a_stop_takes_effect_between_two_pieces(pieces: Pieces) -> None:
     def press_stop() -> None:
         if pieces.missing == 2:
@@ -95,7 +78,7 @@ def test_a_stop_takes_effect_between_two_pieces(pieces: Pieces) -> None:
 
 
 def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces) -> None:
-    def interrupted() -> View:
+    def interrupted(*values: object) -> Iterator[View]:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(10)
         raise AssertionError("nobody stopped it")
@@ -128,9 +111,9 @@ def test_it_also_works_in_a_thread_that_no_interrupt_reaches(pieces: Pieces) -> 
 def test_what_is_running_is_said_before_it_runs(pieces: Pieces) -> None:
     said: list[str] = []
 
-    def look() -> View:
+    def look(number: int, more: bool) -> Iterator[View]:
         said.append(pieces.now[0])
-        return pieces.look()
+        return pieces.look(number, more)
 
     pieces.explorer._look = look
     pieces.number.value = 2
@@ -144,7 +127,7 @@ def is_dimmed(pieces: Pieces) -> bool:
 def test_a_picture_is_dimmed_while_it_is_not_what_the_controls_say(pieces: Pieces) -> None:
     seen: list[bool] = []
 
-    def fail() -> View:
+    def fail(*values: object) -> Iterator[View]:
         seen.append(is_dimmed(pieces))
         raise ValueError("no")
 
@@ -173,7 +156,7 @@ def test_the_run_in_the_picture_can_be_played_until_the_next_move(pieces: Pieces
 
 def test_without_a_timeline_there_is_nothing_to_play() -> None:
     chart = in_flight(Timeline([Span(0, "forward", "", 0.0, 1.0, 0)], 1, "modelled"), 420)
-    explorer = Explorer([], lambda: View("a chart", chart, chart))
+    explorer = Explorer([], lambda: [View("a chart", chart, chart)])
     assert explorer.play.label == ""
 
 
@@ -184,9 +167,9 @@ class Steps:
         self.seconds = Slider("seconds", (5, 10, 20), 10)
         self.explorer = Explorer([self.seconds, Switch("overlap", True)], self.look)
 
-    def look(self) -> View:
-        step = Timeline([Span(0, "forward", "", 0.0, float(self.seconds.value))], 1, "modelled")
-        return View("Done.", gantt(step, width=420), in_flight(step, 420))
+    def look(self, seconds: int, overlap: bool) -> list[View]:
+        step = Timeline([Span(0, "forward", "", 0.0, float(seconds))], 1, "modelled")
+        return [View("Done.", gantt(step, width=420), in_flight(step, 420))]
 
 
 def test_a_pinned_step_stays_below_the_next_one_and_the_difference_is_said() -> None:

@@ -15,6 +15,7 @@ from course_lib.model import GPTConfig
 from course_lib.ranks import Pace
 from course_lib.widgets import layerwise
 from course_lib.widgets.layerwise import LayerWiseExplorer, LayerWiseSetting, describe
+from tests.widgets.hands import move
 
 SETTING = LayerWiseSetting(units=4, samples=32, vocabulary=1000, cut="number")
 SMALL = GPTConfig(layers=6, hidden=16, heads=2)
@@ -74,16 +75,16 @@ def test_an_unknown_cut_is_refused() -> None:
 
 def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     shown = LayerWiseExplorer(units=2, samples=8, vocabulary=12)
-    shown.units.value = 3
-    assert len(set(re.findall(r">rank \d+<", shown.explorer.below.value))) == 3
-    assert "3 units: rank " in shown.explorer.sentences.value
+    move(shown, "units", 3)
+    assert len(set(re.findall(r">rank \d+<", shown.below.value))) == 3
+    assert "3 units: rank " in shown.sentences.value
 
 
 @pytest.mark.parametrize(
     ("control", "value", "changed"),
     [
         ("units", 8, {"units": 8}),
-        ("samples", 64, {"samples": 64}),
+        ("minibatch", 64, {"samples": 64}),
         ("vocabulary", 4000, {"vocabulary": 4000}),
         ("cut", "bytes", {"cut": "bytes"}),
     ],
@@ -93,14 +94,14 @@ def test_each_control_changes_its_part_of_the_run(
 ) -> None:
     shown = LayerWiseExplorer()
     called.clear()
-    getattr(shown, control).value = value
+    move(shown, control, value)
     assert called[-1] == SETTING._replace(**changed)
 
 
 def test_one_unit_alone_is_run_once_for_each_minibatch_and_vocabulary(called: list[LayerWiseSetting]) -> None:
     shown = LayerWiseExplorer()
     for units in (1, 2, 1, 8):
-        shown.units.value = units
+        move(shown, "units", units)
     assert [setting.units for setting in called] == [1, 4, 2, 8]
 
 
@@ -122,7 +123,7 @@ def test_the_prediction_is_one_rank_after_the_other() -> None:
 
 
 def test_controls_and_pictures_say_what_they_are(called: list[LayerWiseSetting]) -> None:
-    shown = LayerWiseExplorer().explorer
+    shown = LayerWiseExplorer()
     assert [control.label for control in shown.controls] == ["units", "minibatch", "vocabulary", "cut"]
     for place in (shown.beside, shown.below):
         assert "measured" in place.value

@@ -15,6 +15,7 @@ from course_lib.ranks import Deadlock
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
 from tests.planner.exact_bytes import Hybrid
+from tests.widgets.hands import move
 
 BOX = HybridExperiment((2, 2, 2))
 UPDATES = ("all_to_all", "all_gather")
@@ -44,7 +45,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HybridExperiment]]:
 
 
 def sentences(shown: MeshExplorer) -> str:
-    return shown.explorer.sentences.value
+    return shown.sentences.value
 
 
 def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +53,16 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
         at_first.setattr(HybridExperiment, "run", as_predicted)
         shown = MeshExplorer()
     assert "dp 2 x pp 2 x tp 2, 4 micro-batches, 1f1b, 32 bits, emulated: " in sentences(shown)
-    before = shown.explorer.beside.value
-    shown.mesh.value = (2, 4, 1)
-    assert shown.explorer.beside.value != before
+    before = shown.beside.value
+    move(shown, "dp x pp x tp", (2, 4, 1))
+    assert shown.beside.value != before
     for words in (
         "dp 2 x pp 4 x tp 1",
         "Every rank sent what was predicted, to the byte.",
         "The updated weights are those of one process.",
     ):
         assert words in sentences(shown)
-    assert "emulated (real processes and messages, emulated clock)" in shown.explorer.below.value
+    assert "emulated (real processes and messages, emulated clock)" in shown.below.value
 
 
 @pytest.mark.parametrize("experiment", [BOX, HybridExperiment((1, 4, 2), 2, "zb_h1"), HybridExperiment((4, 1, 2), 1)])
@@ -83,8 +84,8 @@ def test_real_ranks_take_as_long_as_predicted(experiment: HybridExperiment) -> N
 @pytest.mark.parametrize(
     ("control", "value", "changed"),
     [
-        ("mesh", (1, 4, 2), {"sizes": (1, 4, 2)}),
-        ("micro_batches", 8, {"micro_batches": 8}),
+        ("dp x pp x tp", (1, 4, 2), {"sizes": (1, 4, 2)}),
+        ("micro-batches", 8, {"micro_batches": 8}),
         ("schedule", "gpipe", {"name": "gpipe"}),
         ("precision", torch.bfloat16, {"dtype": torch.bfloat16}),
     ],
@@ -94,7 +95,7 @@ def test_each_control_changes_its_part_of_the_run(
 ) -> None:
     shown = MeshExplorer()
     called.clear()
-    getattr(shown, control).value = value
+    move(shown, control, value)
     assert called == [BOX._replace(**changed)]
 
 
@@ -142,12 +143,12 @@ def _moved(timeline: Timeline, name: str) -> float:
 def test_what_is_wrong_is_said(called: list[HybridExperiment], monkeypatch: pytest.MonkeyPatch) -> None:
     shown = MeshExplorer()
     monkeypatch.setattr(HybridExperiment, "run", lambda experiment: as_predicted(experiment, off=0.5))
-    shown.micro_batches.value = 2
+    move(shown, "micro-batches", 2)
     assert "Wrong: the updated weights are 50% off those of one process." in sentences(shown)
     lost = as_predicted(BOX)
     lost.sent["dp"][3, 7] -= 1
     monkeypatch.setattr(HybridExperiment, "run", lambda experiment: lost)
-    shown.micro_batches.value = 4
+    move(shown, "micro-batches", 4)
     assert "Rank 3 did not send what was predicted on axis dp." in sentences(shown)
 
 
@@ -166,18 +167,18 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
 
     with monkeypatch.context() as broken:
         broken.setattr(HybridExperiment, "run", fail)
-        shown.mesh.value = (8, 1, 1)
+        move(shown, "dp x pp x tp", (8, 1, 1))
     assert "role='alert'" in sentences(shown)
     assert "Nobody can move." in sentences(shown)
-    shown.mesh.value = (1, 4, 2)
+    move(shown, "dp x pp x tp", (1, 4, 2))
     assert "dp 1 x pp 4 x tp 2" in sentences(shown)
 
 
 def test_controls_and_pictures_say_what_they_are(called: list[HybridExperiment]) -> None:
     shown = MeshExplorer()
-    labels = [control.label for control in shown.explorer.controls]
+    labels = [control.label for control in shown.controls]
     assert labels == ["dp x pp x tp", "micro-batches", "schedule", "precision"]
-    for place in (shown.explorer.beside, shown.explorer.below):
+    for place in (shown.beside, shown.below):
         assert "emulated" in place.value
         assert "aria-label" in place.value
 

@@ -21,6 +21,7 @@ from course_lib.widgets.mixed_precision import (
     MixedPrecisionSetting,
     Training,
 )
+from tests.widgets.hands import move
 
 SCALED, TOO_LARGE = 2.0**16, 2.0**40
 
@@ -37,15 +38,30 @@ def one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_precision, "STEPS", mixed_precision.PIECE)
 
 
+@pytest.fixture
+def begun_so_far(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
+    """Every training that is begun."""
+    trainings: list[Training] = []
+
+    class Noted(Training):
+        def __init__(self, setting: MixedPrecisionSetting) -> None:
+            super().__init__(setting)
+            self.setting = setting
+            trainings.append(self)
+
+    monkeypatch.setattr(mixed_precision, "Training", Noted)
+    return trainings
+
+
 def trained(setting: MixedPrecisionSetting) -> Training:
     training = Training(setting)
-    while not training.is_over:
+    while training.pieces_left:
         training.go_on()
     return training
 
 
 def said(shown: MixedPrecisionExplorer) -> str:
-    return shown.explorer.sentences.value
+    return shown.sentences.value
 
 
 def test_a_training_is_the_one_that_plain_torch_does() -> None:
@@ -85,8 +101,8 @@ def test_small_updates_need_master_weights(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(mixed_precision, "STEPS", 150)
     shown = MixedPrecisionExplorer("bfloat16", 1.0, False, 1e-5)
     assert re.search(r"It has come (nowhere|\d% of the way of float32)", said(shown))
-    shown.master.value = True
-    shown.explorer.complete()
+    move(shown, "weights", True)
+    shown.complete()
     assert "as far as float32" in said(shown)
 
 
@@ -100,69 +116,73 @@ def test_a_dynamic_scale_comes_down_until_nothing_overflows() -> None:
 def test_the_sentences_say_what_vanishes_and_what_overflows() -> None:
     shown = MixedPrecisionExplorer()
     assert "float16 with no loss scale: of the finished gradient 16% vanish and 0% overflow" in said(shown)
-    shown.scale.value = TOO_LARGE
+    move(shown, "loss scale", TOO_LARGE)
     assert "float16 with a loss scale of 2⁴⁰: of the finished gradient 0% vanish and" in said(shown)
     assert "and 0% overflow" not in said(shown)
-    shown.format.value = "bfloat16"
+    move(shown, "format", "bfloat16")
     assert "0% vanish and 0% overflow; after a backward pass in bfloat16, 0% are zeros" in said(shown)
 
 
-def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, begun_so_far: list[Training]
+) -> None:
     monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0)
     monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0)
 
-    async def until(steps: int, training: Training) -> None:
+    async def until(steps: int, shown: MixedPrecisionExplorer) -> None:
         for _ in range(100):  # far more turns of the loop than there are pieces
-            if len(training.losses) < steps:
+            if f"Step {steps} of 40" not in said(shown):
                 await asyncio.sleep(0)
+        assert f"Step {steps} of 40" in said(shown)
 
     async def watch() -> None:
         shown = MixedPrecisionExplorer()
-        assert shown.training.is_over
-        shown.scale.value = SCALED
-        begun, picture = shown.training, shown.explorer.below.value
+        assert "Step 40 of 40" in said(shown)
+        move(shown, "loss scale", SCALED)
+        begun, picture = begun_so_far[-1], shown.below.value
         assert len(begun.losses) == 10
-        await until(20, begun)
-        assert shown.explorer.below.value != picture
-        shown.format.value = "bfloat16"
-        await until(40, shown.training)
-        assert len(shown.training.losses) == 40
+        await until(20, shown)
+        assert shown.below.value != picture
+        move(shown, "format", "bfloat16")
+        await until(40, shown)
+        assert len(begun_so_far[-1].losses) == 40
         assert len(begun.losses) == 20  # nobody went on with it
 
     asyncio.run(watch())
 
 
 @pytest.mark.usefixtures("one_piece")
-def test_float32_is_trained_once_for_each_learning_rate() -> None:
+def test_float32_is_trained_once_for_each_learning_rate(begun_so_far: list[Training]) -> None:
     shown = MixedPrecisionExplorer()
-    reference = shown.reference
-    shown.format.value = "bfloat16"
-    assert shown.reference is reference
-    shown.rate.value = 1e-3
-    assert shown.reference is not reference
-    shown.rate.value = 3e-3
-    assert shown.reference is reference
+    assert [training.setting.format for training in begun_so_far] == ["float32", "float16"]
+    move(shown, "format", "bfloat16")
+    move(shown, "learning", 1e-3)
+    move(shown, "learning", 3e-3)
+    again = [(training.setting.format, training.setting.learning_rate) for training in begun_so_far[2:]]
+    assert again == [("bfloat16", 3e-3), ("float32", 1e-3), ("bfloat16", 1e-3), ("bfloat16", 3e-3)]
 
 
 @pytest.mark.parametrize(
     ("control", "value", "changed"),
     [
         ("format", "bfloat16", {"format": "bfloat16"}),
-        ("scale", None, {"scale": None}),
-        ("master", False, {"has_master_weights": False}),
-        ("rate", 1e-5, {"learning_rate": 1e-5}),
+        ("loss scale", None, {"scale": None}),
+        ("weights", False, {"has_master_weights": False}),
+        ("learning", 1e-5, {"learning_rate": 1e-5}),
     ],
 )
 @pytest.mark.usefixtures("one_piece")
-def test_each_control_changes_its_part(control: str, value: Any, changed: dict[str, Any]) -> None:
+def test_each_control_changes_its_part(
+    begun_so_far: list[Training], control: str, value: Any, changed: dict[str, Any]
+) -> None:
     shown = MixedPrecisionExplorer()
-    getattr(shown, control).value = value
-    assert shown.setting == MixedPrecisionSetting("float16", 1.0, True, 3e-3)._replace(**changed)
+    move(shown, control, value)
+    assert begun_so_far[-1].setting == MixedPrecisionSetting("float16", 1.0, True, 3e-3)._replace(**changed)
 
 
 @pytest.mark.usefixtures("one_piece")
 def test_pictures_and_controls_say_what_they_are() -> None:
-    shown = MixedPrecisionExplorer().explorer
+    shown = MixedPrecisionExplorer()
     assert [control.label for control in shown.controls] == ["format", "loss scale", "weights", "learning"]
     for place in (shown.beside, shown.below):
         assert "measured (in a real run)" in place.value

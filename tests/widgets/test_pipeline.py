@@ -14,9 +14,10 @@ from course_lib.ranks import Deadlock
 from course_lib.schedules import SCHEDULES, peak_in_flight
 from course_lib.timeline import Timeline
 from course_lib.widgets import micro_batches, pipeline
-from course_lib.widgets.explorer import compared, where_seen
+from course_lib.widgets.explorer import Runs, compared, where_seen
 from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
 from course_lib.widgets.pipeline import CUTS, LAYERS, NAMES, STAGES, PipelineExplorer, PipelineSetting
+from tests.widgets.hands import move
 
 SETTING = PipelineSetting(ranks=4, micro_batches=8, name="gpipe", moved=0)
 
@@ -44,18 +45,18 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def sentences(shown: Any) -> str:
-    return shown.explorer.sentences.value
+    return shown.sentences.value
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_move_runs_real_ranks_beside_what_was_predicted(name: str) -> None:
     shown = PipelineExplorer(stages=2, micro_batches=4, schedule="gpipe")
-    before = shown.explorer.below.value
-    shown.schedule.value = name
-    shown.micro_batches.value = 2
-    assert shown.explorer.below.value != before
+    before = shown.below.value
+    move(shown, "schedule", name)
+    move(shown, "micro-batches", 2)
+    assert shown.below.value != before
     assert f"2 stages, 2 micro-batches, {name}, emulated: " in sentences(shown)
-    assert "emulated (real processes and messages, emulated clock)" in shown.explorer.below.value
+    assert "emulated (real processes and messages, emulated clock)" in shown.below.value
     assert "exactly as predicted" in sentences(shown)
 
 
@@ -85,7 +86,7 @@ def test_real_ranks_take_as_long_as_simulated(setting: Any) -> None:
     ("control", "value", "changed"),
     [
         ("stages", 8, {"ranks": 8}),
-        ("micro_batches", 16, {"micro_batches": 16}),
+        ("micro-batches", 16, {"micro_batches": 16}),
         ("schedule", "1f1b", {"name": "1f1b"}),
         ("cut", 2, {"moved": 2}),
     ],
@@ -95,7 +96,7 @@ def test_each_control_changes_its_part_of_the_run(
 ) -> None:
     shown = PipelineExplorer()
     called.clear()
-    getattr(shown, control).value = value
+    move(shown, control, value)
     assert called == [SETTING._replace(**changed)]
 
 
@@ -122,10 +123,10 @@ def test_the_bubble_and_what_is_held_are_said(called: list[Any]) -> None:
 
 def test_controls_and_pictures_say_what_they_are(called: list[Any]) -> None:
     shown, sizes = PipelineExplorer(), MicroBatchExplorer()
-    assert [control.label for control in shown.explorer.controls] == ["stages", "micro-batches", "schedule", "cut"]
-    assert [control.label for control in sizes.explorer.controls] == ["micro-batch", "stages", "overhead", "memory"]
+    assert [control.label for control in shown.controls] == ["stages", "micro-batches", "schedule", "cut"]
+    assert [control.label for control in sizes.controls] == ["micro-batch", "stages", "overhead", "memory"]
     for one in (shown, sizes):
-        for place in (one.explorer.beside, one.explorer.below):
+        for place in (one.beside, one.below):
             assert "emulated" in place.value
             assert "aria-label" in place.value
 
@@ -134,23 +135,26 @@ def test_a_size_is_run_once_and_the_whole_curve_follows(called: list[Any], monke
     shown = MicroBatchExplorer()
     assert sorted(setting.size for setting in called) == sorted(SIZES)
     called.clear()
-    shown.size.value, shown.memory.value = 8, 8
+    move(shown, "micro-batch", 8)
+    move(shown, "memory", 8)
     assert called == []
     monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
     monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
 
-    async def move() -> None:
-        shown.stages.value = 3
+    async def move_and_wait() -> None:
+        move(shown, "stages", 3)
         assert [setting.size for setting in called] == [8]
         for _ in range(100):  # far more turns of the loop than there are sizes
             await asyncio.sleep(0)
 
-    asyncio.run(move())
+    asyncio.run(move_and_wait())
     assert sorted(setting.size for setting in called) == sorted(SIZES)
 
 
 def test_the_size_of_micro_batches_has_a_best_value_where_the_formula_says(called: list[Any]) -> None:
-    curve = MicroBatchExplorer().measured.curve(micro_batches.MicroBatchSetting(4, 4, 0.008, 32))
+    setting, runs = micro_batches.MicroBatchSetting(4, 4, 0.008, 32), Runs()
+    assert [view.left for view in micro_batches.look(setting, runs)] == [5, 4, 3, 2, 1, 0]
+    curve = micro_batches.curve(setting, runs)
     times = [step.modelled for step in curve]
     b = (MINIBATCH * 0.008 / (3 * 0.003)) ** 0.5  # 5.3
     assert SIZES[times.index(min(times))] == min(SIZES, key=lambda size: abs(size - b))
@@ -180,9 +184,9 @@ def test_with_more_stages_the_model_is_the_same() -> None:
 def test_memory_rules_sizes_out(called: list[Any]) -> None:
     shown = MicroBatchExplorer(size=8, memory=8)
     assert "would have no room: 32 samples held, memory for 8. The best size that fits is 2 samples" in sentences(shown)
-    shown.memory.value = 4
+    move(shown, "memory", 4)
     assert "The best size that fits is 1 sample" in sentences(shown)
-    shown.stages.value = 8
+    move(shown, "stages", 8)
     assert "No size fits into memory" in sentences(shown)
 
 
@@ -202,10 +206,10 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
 
     with monkeypatch.context() as broken:
         broken.setattr(pipeline.PipelineSetting, "run", fail)
-        shown.stages.value = 6
+        move(shown, "stages", 6)
     assert "role='alert'" in sentences(shown)
     assert str(error).replace("<", "&lt;").replace(">", "&gt;") in sentences(shown)
-    shown.stages.value = 3
+    move(shown, "stages", 3)
     assert "3 stages, 8 micro-batches" in sentences(shown)
 
 

@@ -16,6 +16,7 @@ from course_lib.widgets.tensor_parallel import (
     TensorParallelSetting,
     predict,
 )
+from tests.widgets.hands import move
 
 
 @pytest.fixture
@@ -32,28 +33,36 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[TensorParallelSetting]:
 
 
 def said(explorer: TensorParallelExplorer) -> str:
-    return explorer.explorer.sentences.value
+    return explorer.sentences.value
 
 
 def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
     explorer = TensorParallelExplorer(ranks=1, hidden=32)
     assert "1 rank, columns, rows, hidden size 32, emulated: " in said(explorer)
-    explorer.ranks.value = 2
+    move(explorer, "ranks", 2)
     assert "2 ranks, columns, rows, hidden size 32, emulated: " in said(explorer)
     assert "8.19 kB in 2 all-reduces: no cut needs less" in said(explorer)
     assert "exactly as predicted" in said(explorer)
-    assert "modelled" not in explorer.explorer.beside.value
-    for place in (explorer.explorer.beside, explorer.explorer.below):
+    assert "modelled" not in explorer.beside.value
+    for place in (explorer.beside, explorer.below):
         assert "emulated" in place.value
 
 
 @pytest.mark.parametrize(
-    ("control", "value"), [("ranks", 2), ("hidden", 32), ("way", "rows, rows"), ("sequence_parallel", True)]
+    ("control", "value", "changed"),
+    [
+        ("ranks", 2, "ranks"),
+        ("hidden size", 32, "hidden"),
+        ("cut of A, B", "rows, rows", "way"),
+        ("sequence", True, "sequence_parallel"),
+    ],
 )
-def test_each_control_changes_its_part_of_the_run(quick: list[TensorParallelSetting], control: str, value: Any) -> None:
+def test_each_control_changes_its_part_of_the_run(
+    quick: list[TensorParallelSetting], control: str, value: Any, changed: str
+) -> None:
     explorer = TensorParallelExplorer()
-    getattr(explorer, control).value = value
-    assert quick == [TensorParallelSetting(4, 64, "columns, rows", False), quick[0]._replace(**{control: value})]
+    move(explorer, control, value)
+    assert quick == [TensorParallelSetting(4, 64, "columns, rows", False), quick[0]._replace(**{changed: value})]
 
 
 def test_mistakes_are_seen_in_the_sentences(quick: list[TensorParallelSetting]) -> None:
@@ -65,7 +74,7 @@ def test_mistakes_are_seen_in_the_sentences(quick: list[TensorParallelSetting]) 
         "rows, columns, GELU before the sum": "Wrong: y is off by",
     }
     for way in WAYS:
-        explorer.way.value = way
+        move(explorer, "cut of A, B", way)
         assert expected.get(way, "All numbers are those of one process.") in said(explorer)
 
 
@@ -93,9 +102,9 @@ def test_real_ranks_take_as_long_as_the_formula_says(way: str, sequence_parallel
 
 def test_controls_have_labels_and_pictures_have_words(quick: list[TensorParallelSetting]) -> None:
     explorer = TensorParallelExplorer()
-    labels = [control.label for control in explorer.explorer.controls]
+    labels = [control.label for control in explorer.controls]
     assert labels == ["ranks", "hidden size", "cut of A, B", "sequence"]
-    for place in (explorer.explorer.beside, explorer.explorer.below):
+    for place in (explorer.beside, explorer.below):
         assert "aria-label" in place.value
 
 
@@ -121,5 +130,5 @@ def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
     monkeypatch.setattr(
         TensorParallelSetting, "run", lambda setting: run_cut(setting.way, setting.ranks, setting.hidden)
     )
-    explorer.ranks.value = 2
+    move(explorer, "ranks", 2)
     assert "2 ranks" in said(explorer)
