@@ -3,6 +3,7 @@
     choice(experiments)        one experiment for each option of the page, by its name
     number(quantity, measure)  what is measured
     ordering(execute)          what becomes of an order of the page's events
+    plan(judge)                what becomes of a plan for the case's model, cluster and batch
     open_case(experiment)      what can be run about it
 
 A run is called with the case, the numbers of the question; where there are none, with nothing.
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, Reading
+from course_lib.planner import Plan
+from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, PlanForm, Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.prose import Page, items
 from course_lib.questions.units import Quantity, Slip
@@ -62,6 +64,20 @@ def ordering(execute: Callable[..., Outcome], *whys: str) -> Ask:
         texts = page.only("events", "why", *(f"why: {name}" for name in whys))
         events = {event.partition(":")[0]: event for event in items(texts["events"])}
         return Ordering(events, _with(case, execute), texts["why"], {name: texts[f"why: {name}"] for name in whys})
+
+    return ask
+
+
+def plan(judge: Callable[..., Outcome], start: Callable[..., Plan] | None = None) -> Ask:
+    """judge: called with the case, which has a model, a cluster and a batch, and with the estimate of a plan for them.
+
+    start: the plan that one begins with; by default replicas alone.
+    """
+
+    def ask(page: Page, case: Any) -> PlanForm:
+        why = page.only("why")["why"]
+        first = start(case) if start else Plan(dp=case.cluster.devices)
+        return PlanForm(case.model, case.cluster, case.batch, _with(case, judge), why, first)
 
     return ask
 

@@ -1,4 +1,4 @@
-"""The ways to answer a question: choose, give a number, put in order, write.
+"""The ways to answer a question: choose, give a number, put in order, plan, write.
 
 Each form reads an answer (what a student typed, or what was kept in a file), puts it in words, and runs it. None of
 them holds a key: whether an answer is right is what the run says.
@@ -20,7 +20,10 @@ from string import ascii_lowercase
 from typing import Any
 
 from course_lib.figures import Picture
-from course_lib.questions import units
+from course_lib.figures.words import plan_in_words
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
+from course_lib.planner.spec import RECOMPUTE, SCHEDULES, divisors
+from course_lib.questions import plan_text, units
 from course_lib.questions.outcome import Outcome
 
 
@@ -207,4 +210,68 @@ class FreeText:
         return replace(self.experiment(), right=None, why=why)
 
 
-Form = Choice | Number | Ordering | FreeText
+@dataclass(frozen=True)
+class PlanForm:
+    """A plan for this model, cluster and batch, written as in `plan_text`.
+
+    judge: what becomes of it.  why: what a right one has understood.  start: the plan that one begins with.
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    global_batch: int
+    judge: Callable[[Estimate], Outcome]
+    why: str
+    start: Plan
+
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """What there is to decide, and between what. Any other field of a plan can be written, too."""
+        devices, layers = divisors(self.cluster.devices), self.model.layers
+        each = sorted({v for whole in (layers, layers + 2) for v in divisors(whole) if v <= layers // 2})
+        listed = {
+            **dict.fromkeys(("dp", "tp", "pp"), devices),
+            "micro_batch": divisors(self.global_batch),
+            "schedule": SCHEDULES,
+            "virtual_stages": each,
+            "zero": range(4),
+            "recompute": RECOMPUTE,
+            "sequence_parallel": (False, True),
+            "precision": self.cluster.spec.peak,
+        }
+        return {name: [str(value) for value in values] for name, values in listed.items()}
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{name}: {', '.join(values)}" for name, values in self.choices.items()]
+
+    @property
+    def example(self) -> str:
+        return plan_text.write(self.start)
+
+    def read(self, given: Any) -> str:
+        plan = given if isinstance(given, Plan) else plan_text.parse(str(given))
+        self.estimate(plan)
+        return plan_text.write(plan)
+
+    def words(self, answer: str) -> str:
+        plan = plan_text.parse(answer)
+        return f"{plan_in_words(plan)}, in {plan.precision}"
+
+    def run(self, answer: str) -> Outcome:
+        outcome = self.judge(self.estimate(plan_text.parse(answer)))
+        return replace(outcome, why="\n\n".join(filter(None, [outcome.why, self.why if outcome.right else ""])))
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        """Nothing without a plan: the room gives one."""
+        return []
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """Raises ValueError, saying what to change, for a plan that cannot exist here."""
+        return estimate(self.model, self.cluster, plan, self.global_batch)
+
+
+Form = Choice | Number | Ordering | PlanForm | FreeText

@@ -1,4 +1,4 @@
-"""What a question card is answered with: options to choose from, a list to put in order, buttons.
+"""What a question card is answered with: options to choose from, a list to put in order, lists to drop down, buttons.
 
 Like `Slider`, they are the browser's own elements, with their names, roles and keys. The element that has the focus
 carries `data-lm-suppress-shortcuts`, or JupyterLab would take a typed "d d" for "delete this cell".
@@ -34,6 +34,23 @@ class OrderList(anywidget.AnyWidget):
     label = traitlets.Unicode().tag(sync=True)
     texts = traitlets.Dict().tag(sync=True)
     order = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    disabled = traitlets.Bool().tag(sync=True)
+
+
+class Fields(anywidget.AnyWidget):
+    """Drop-down lists, one for each name. texts: what to choose from.  chosen: what stands there.
+
+    names: how each is called where one reads it.  off: those that do not matter now.  said: what there is to say.
+    """
+
+    _esm = HERE / "fields.js"
+    _css = HERE / "answers.css"
+    label = traitlets.Unicode().tag(sync=True)
+    names = traitlets.Dict().tag(sync=True)
+    texts = traitlets.Dict().tag(sync=True)
+    chosen = traitlets.Dict().tag(sync=True)
+    off = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    said = traitlets.Unicode().tag(sync=True)
     disabled = traitlets.Bool().tag(sync=True)
 
 

@@ -26,7 +26,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from course_lib import questions
-from course_lib.questions.forms import Choice, FreeText, Number, Ordering
+from course_lib.planner.spec import V_SHAPED
+from course_lib.questions import plan_text
+from course_lib.questions.forms import Choice, FreeText, Number, Ordering, PlanForm
 from course_lib.questions.markup import inline, to_html, to_text
 from course_lib.questions.outcome import Feedback
 from course_lib.questions.question import Question
@@ -38,6 +40,19 @@ POLL = "COURSE_POLL"  # an environment variable: if it is set, all cards are for
 WIDE = widgets.Layout(width="100%", max_width="52em")
 DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
+
+IN_A_PLAN = {  # what there is to decide, as one reads it
+    "dp": "replicas (dp)",
+    "tp": "tensor ranks (tp)",
+    "pp": "pipeline stages (pp)",
+    "micro_batch": "samples in a micro-batch",
+    "schedule": "schedule",
+    "virtual_stages": "stages on each rank",
+    "zero": "ZeRO stage",
+    "recompute": "recomputation",
+    "sequence_parallel": "sequence parallelism",
+    "precision": "precision",
+}
 
 
 # Where an answer is given. widget: what is shown.  holds: its trait.  answer: None before there is one.
@@ -70,6 +85,40 @@ class OrderField:
 
     def show(self, answer: Any) -> None:
         self.widget.order = list(answer)
+
+
+class PlanField:
+    """A list for each thing there is to decide. What else an answer has, from a cell of code, stays in it."""
+
+    holds = "chosen"
+
+    def __init__(self, form: PlanForm) -> None:
+        self.form = form
+        self.widget = answers.Fields(label="Your plan:", names=IN_A_PLAN, texts=form.choices)
+        self.show(plan_text.write(form.start))
+        self.widget.observe(lambda _: self._describe(), "chosen")
+
+    @property
+    def answer(self) -> Any:
+        stages = {"interleaved_1f1b": self.widget.chosen["virtual_stages"], **dict.fromkeys(V_SHAPED, "2")}
+        chosen = {**self.widget.chosen, "virtual_stages": stages.get(self.widget.chosen["schedule"], "1")}
+        return " ".join(f"{name}={value}" for name, value in chosen.items())
+
+    def show(self, answer: Any) -> None:
+        plan = plan_text.parse(answer)
+        lists = {name: str(getattr(plan, name)) for name in IN_A_PLAN}
+        self.widget.chosen = {**plan_text.pairs(answer), **lists}
+        self._describe()
+
+    def _describe(self) -> None:
+        """Whether there can be such a plan; not what it costs."""
+        self.widget.off = ["virtual_stages"] * (self.widget.chosen["schedule"] != "interleaved_1f1b")
+        try:
+            plan = plan_text.parse(self.form.read(self.answer))
+            n = plan.micro_batches(self.form.global_batch)
+            self.widget.said = f"{plan.devices} devices, {n} micro-batches for each replica."
+        except ValueError as error:
+            self.widget.said = f"Not possible: {error}."
 
 
 class TextField:
@@ -184,18 +233,20 @@ class Card:
         self._go(AGAIN)
 
     def _reveal(self) -> None:
-        """For a room: what can be run without an answer, or the order that the room has found."""
+        """For a room: what can be run without an answer, or the order or plan that the room has found."""
         self._show(self._timed(self.question.reveal if self.field is None else self._run_the_room_s_answer))
         self._go(HIDE)
 
     def _run_the_room_s_answer(self) -> list[Feedback]:
         form = self.question.form
-        return [Feedback(form.words(self.field.answer), form.run(self.field.answer))]
+        answer = form.read(self.field.answer)
+        return [Feedback(form.words(answer), form.run(answer))]
 
     def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
         """Say that it runs, and once it has run before, for how long yet."""
         self._say("")
-        self.running.begin("Running it on real ranks", self._seconds)
+        where = "Calculating it" if isinstance(self.question.form, PlanForm) else "Running it on real ranks"
+        self.running.begin(where, self._seconds)
         start = time.monotonic()
         try:
             found = run()
@@ -278,6 +329,8 @@ def _field(question: Question, poll: bool) -> Any:
     form = question.form
     if isinstance(form, Ordering):
         return OrderField(form)
+    if isinstance(form, PlanForm):
+        return PlanField(form)
     if poll:
         return None
     return ChoiceField(form) if isinstance(form, Choice) else TextField(form)

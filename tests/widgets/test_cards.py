@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from course_lib import journal, questions
-from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, Reading
+from course_lib.planner import Cluster, ModelSpec, Plan
+from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, PlanForm, Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Question
 from course_lib.questions.units import BYTES
 from course_lib.ranks import RunError
-from course_lib.widgets.cards import AGAIN, DECIDE, HIDE, OTHER, RUN, Card
+from course_lib.widgets.cards import AGAIN, DECIDE, HIDE, IN_A_PLAN, OTHER, RUN, Card
 
 
 def stopped() -> Outcome:
@@ -31,6 +32,14 @@ FORMS: dict[str, Any] = {
     ),
     "bytes_sent": Number(BYTES, partial(Reading, 8e6, "It sent 8 MB."), "because"),
     "Q2": Ordering({"x": "first x", "y": "then y"}, lambda order: Outcome(order == ("y", "x"), "ran it"), "y is first"),
+    "same_plan": PlanForm(
+        ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200),
+        Cluster(),
+        64,
+        lambda one: Outcome(one.plan.tp == 2, f"{one.plan.devices} devices"),
+        "two tensor ranks",
+        Plan(dp=8),
+    ),
     "Q1": FreeText(partial(Outcome, None, "ran it"), "This is it.", ("a cause", "a remedy")),
 }
 
@@ -127,6 +136,71 @@ def test_an_order_is_run_as_it_stands() -> None:
     press(card.main)
     assert "Right." in card.feedback.value
     assert journal.notes()[-1].answer == ["y", "x"]
+
+
+def choose(card: Card, **chosen: str) -> None:
+    """As the browser sends it."""
+    card.field.widget.chosen = {**card.field.widget.chosen, **chosen}
+
+
+def test_a_plan_is_put_together_from_lists_and_judged() -> None:
+    card = Card("same_plan")
+    assert card.field.answer == journal_form(Plan(dp=8))
+    assert card.field.widget.said == "8 devices, 8 micro-batches for each replica."
+    press(card.main)
+    press(card.main)
+    assert "Not this one. You answered: data 8 x tensor 1 x pipeline 1" in card.feedback.value
+    press(card.main)
+    choose(card, dp="4", tp="2", recompute="full")
+    press(card.main)
+    press(card.main)
+    assert "Right." in card.feedback.value and "two tensor ranks" in card.feedback.value
+    assert journal.notes()[-1].answer == "dp=4 tp=2 pp=1 micro_batch=1 recompute=full"
+
+
+def journal_form(plan: Plan) -> str:
+    """What the lists say of a plan: everything, in their order."""
+    return " ".join(f"{name}={getattr(plan, name)}" for name in IN_A_PLAN)
+
+
+def test_a_plan_that_cannot_exist_is_told_so_before_and_after_the_click() -> None:
+    card = Card("same_plan")
+    choose(card, tp="2")
+    reason = "dp=8 x tp=2 x pp=1 makes 16 devices, but the cluster has 8; with dp=4 it would"
+    assert card.field.widget.said == f"Not possible: {reason}."
+    press(card.main)
+    assert reason in card.status.value
+    assert (card.main.label, whats()) == (DECIDE, [])
+
+
+def test_stages_on_a_rank_are_asked_for_only_where_a_schedule_interleaves() -> None:
+    card = Card("same_plan")
+    assert card.field.widget.off == ["virtual_stages"]
+    choose(card, dp="1", pp="8", schedule="zbv")
+    assert questions.load("same_plan").commit(card.field.answer).endswith("schedule=zbv virtual_stages=2")
+    choose(card, schedule="interleaved_1f1b", virtual_stages="3")
+    assert card.field.widget.off == []
+    assert questions.load("same_plan").commit(card.field.answer).endswith("virtual_stages=3")
+    choose(card, schedule="1f1b")
+    assert "virtual_stages" not in questions.load("same_plan").commit(card.field.answer)
+
+
+def test_a_plan_written_in_a_cell_is_shown_whole() -> None:
+    written = "dp=4 tp=1 pp=1 micro_batch=2 zero=3 cp=2 shards=4"
+    questions.load("same_plan").answer(written)
+    card = Card("same_plan")
+    assert {name: card.field.widget.chosen[name] for name in ("dp", "zero")} == {"dp": "4", "zero": "3"}
+    press(card.main)
+    assert card._answer == written
+    assert "context 2" in card.status.value
+
+
+def test_a_room_gives_a_plan() -> None:
+    card = Card("same_plan", poll=True)
+    choose(card, dp="4", tp="2")
+    press(card.main)
+    assert "Right." in card.feedback.value
+    assert (card.main.label, whats()) == (HIDE, [])
 
 
 def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
@@ -274,7 +348,9 @@ def test_a_room_finds_no_explanations_in_what_is_stored() -> None:
 
 
 def test_every_control_has_a_name() -> None:
-    choice, number, order, text = (Card(name).field for name in ("Q4", "bytes_sent", "Q2", "Q1"))
+    names = ("Q4", "bytes_sent", "Q2", "same_plan", "Q1")
+    choice, number, order, plan, text = (Card(name).field for name in names)
+    assert all(plan.widget.names[name] for name in plan.widget.texts)
     assert choice.widget.label
     assert order.widget.label
     assert number.widget.description

@@ -1,0 +1,70 @@
+"""Plans as students write them: `dp=4 tp=8 pp=1 micro_batch=1 zero=1 recompute=selective schedule=1f1b`.
+
+What is not said is as in `Plan()`. A plan copied from code, `Plan(dp=4, recompute="selective")`, is one, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+from course_lib.planner import Plan
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
+ALWAYS = ("dp", "tp", "pp", "micro_batch")  # said even where they are as in Plan()
+SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_PAIR = re.compile(r"(\w+)\s*=\s*(\([^()]*\)|[^\s,()]+)")
+_EXAMPLE = "dp=2 tp=4 zero=1 recompute=full"
+
+
+def parse(text: str) -> Plan:
+    """Raises ValueError, saying what would work, for a text that is no plan."""
+    return Plan(**{name: _value(name, value.strip("'\"")) for name, value in pairs(text).items()})
+
+
+def pairs(text: str) -> dict[str, str]:
+    """What a text says of a plan, by name. Raises ValueError as `parse` does."""
+    inside = re.sub(r"^\s*Plan\((.*)\)\s*$", r"\1", text, flags=re.DOTALL)
+    found = _PAIR.findall(inside)
+    if rest := _PAIR.sub("", inside).strip(" ,;\n\t"):
+        raise ValueError(f"{rest[:40]!r} is no part of a plan; write for instance {_EXAMPLE!r}")
+    if not found:
+        raise ValueError(f"this says nothing of a plan; write for instance {_EXAMPLE!r}")
+    names = [name for name, _ in found]
+    for name in names:
+        if name not in DEFAULTS:
+            raise ValueError(f"{name!r} is nothing that a plan has; it has {', '.join(DEFAULTS)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is said twice; say it once")
+    return dict(found)
+
+
+def write(plan: Plan) -> str:
+    """The one written form of a plan: what `parse` reads, without what is as in `Plan()`."""
+    values = {name: getattr(plan, name) for name in DEFAULTS}
+    said = {name: value for name, value in values.items() if name in ALWAYS or value != DEFAULTS[name]}
+    return " ".join(f"{name}={_written(value)}" for name, value in said.items())
+
+
+def _written(value: Any) -> str:
+    return f"({','.join(value)})" if isinstance(value, tuple) else str(value)
+
+
+def _value(name: str, text: str) -> Any:
+    default = DEFAULTS[name]
+    if text == str(default):
+        return default
+    if isinstance(default, bool):
+        if text.lower() in SWITCH:
+            return SWITCH[text.lower()]
+        raise ValueError(f"{name}={text} is neither true nor false; write {name}=true or {name}=false")
+    if isinstance(default, float):
+        if re.fullmatch(r"\d(\.\d+)?|\.\d+", text):
+            return float(text)
+        raise ValueError(f"{name}={text} is no share; write for instance {name}=0.5")
+    if default is None or isinstance(default, int):
+        if re.fullmatch(r"\d{1,5}", text):
+            return int(text)
+        raise ValueError(f"{name}={text} is no whole number from 0 to 99999; write for instance {name}=2")
+    return tuple(re.findall(r"\w+", text)) if isinstance(default, tuple) else text.lower()
