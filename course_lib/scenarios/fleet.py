@@ -107,7 +107,7 @@ class Trials:
         if not self.running:
             return said
         typical = f"it takes {self.typical:.2f} times as long as the best plan in the mean"
-        return f"{said} Where it runs, {typical}; {good} times at most {GOOD} times."
+        return f"{said} Where it runs, {typical}, and at most {GOOD} times as long on {good}."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         rows = [

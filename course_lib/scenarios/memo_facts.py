@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from course_lib.figures.costs import MEMORY, TIME
-from course_lib.planner import Estimate, estimate
+from course_lib.planner import Estimate, Plan, estimate
 from course_lib.questions.units import BYTES, SECONDS, SHARE, TIMES
 from course_lib.scenarios.numbers import COUNT, PARAMETERS, RATE, Fact
 
@@ -23,9 +23,10 @@ WORDS = {  # what means a part of memory or of a step
     "tensor": "tensor",
     "pipeline": "messages?|stages?|pipeline",
     "bubble": "bubble|idle",
-    "data": "gradients?|all-reduce|synchroni[sz]|replicas",
+    "data": "gradients?|all-reduce|synchroni[sz]",
     "context": "context",
 }
+SENDING = "sen[dt]s?|travels?|traffic|moves?|crosse?s?"
 LABELS = {
     **{part: look.label for part, look in TIME.items()},
     "tensor": "traffic of tensor ranks",
@@ -44,7 +45,7 @@ def facts(plan: Estimate, one_node: Estimate, expected: float) -> Iterator[Fact]
         yield from _costs(estimate(plan.model, plan.cluster, other, plan.global_batch), own=False, name=f", {name}")
     yield from _speeds(plan, one_node)
     yield from _traffic(plan)
-    yield from _pipeline(plan.plan.pp, plan.plan.micro_batches(plan.global_batch))
+    yield from _pipeline(plan.plan, plan.plan.micro_batches(plan.global_batch))
 
 
 def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
@@ -67,21 +68,25 @@ def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
     chosen = plan.plan
     ours = (chosen.dp, chosen.tp, chosen.pp, chosen.micro_batches(plan.global_batch), chosen.micro_batch)
     sizes = (cluster.devices, cluster.nodes, cluster.devices_per_node, plan.global_batch, spec.layers, spec.hidden)
-    for count in {*ours, *sizes, spec.heads, spec.sequence, spec.layers // chosen.pp, 1, 2, 16, 32}:
+    waiting = chosen.dp - 1, chosen.pp - 1, chosen.micro_batches(plan.global_batch) + chosen.pp - 1
+    for count in {*ours, *waiting, *sizes, spec.heads, spec.sequence, spec.layers // chosen.pp, 1, 2, 4, 12, 16, 32}:
         yield Fact("", count, COUNT)
 
 
 def _costs(plan: Estimate, own: bool, name: str = "") -> Iterator[Fact]:
-    for part, n_bytes in plan.memory.parts.items():
-        fact = Fact(f"the {MEMORY[part].label} on the fullest device{name}", n_bytes, BYTES, WORDS[part])
-        yield fact._replace(own=own and n_bytes > 0)
-    total = Fact(
-        "all that the fullest device holds", plan.memory.total, BYTES, "fullest|needs?|in all|total|peak|holds?"
-    )
-    yield total._replace(name=f"{total.name}{name}", own=own)
-    yield Fact(f"a step{name}", plan.step_time.total, SECONDS, "step", own)
-    for part, seconds in plan.step_time.parts.items():
-        yield Fact(f"{LABELS[part]}, in a step{name}", seconds, SECONDS, WORDS[part], own and seconds > 0)
+    """name: of another plan than the one that is recommended."""
+    memory, time = plan.memory, plan.step_time
+    costs = [
+        *(
+            (f"the {MEMORY[part].label} on the fullest device", size, BYTES, WORDS[part])
+            for part, size in memory.parts.items()
+        ),
+        ("all that the fullest device holds", memory.total, BYTES, "fullest|needs?|in all|total|peak|holds?"),
+        ("a step", time.total, SECONDS, "step"),
+        *((f"{LABELS[part]}, in a step", seconds, SECONDS, WORDS[part]) for part, seconds in time.parts.items()),
+    ]
+    for said, value, quantity, words in costs:
+        yield Fact(f"{said}{name}", value, quantity, words, own and value > 0, beside=not own)
 
 
 def _speeds(plan: Estimate, one_node: Estimate) -> Iterator[Fact]:
@@ -110,12 +115,13 @@ def _traffic(plan: Estimate) -> Iterator[Fact]:
     message = 2 * plan.plan.micro_batch * plan.model.sequence * plan.model.hidden
     yield Fact("what a micro-batch is between two stages", message, BYTES, "messages?|micro-batch|activations?|stages?")
     for name, flow in plan.flows.items():
-        yield Fact(f"what a device sends in a step, {LABELS[name]}", flow.bytes, BYTES, WORDS[name], own=True)
+        yield Fact(f"what a device sends in a step, {LABELS[name]}", flow.bytes, BYTES, SENDING, own=True)
         yield Fact(f"sending, hidden or not, {LABELS[name]}", flow.seconds, SECONDS, WORDS[name])
 
 
-def _pipeline(stages: int, micro_batches: int) -> Iterator[Fact]:
-    """By the formula, for equal stages."""
+def _pipeline(plan: Plan, micro_batches: int) -> Iterator[Fact]:
+    """By the formula, for equal stages; of a plan without any, if a quarter as many replicas had 4."""
+    stages, micro_batches = (plan.pp, micro_batches) if plan.pp > 1 else (4, min(4, plan.dp) * micro_batches)
     rounds = micro_batches + stages - 1
     yield Fact("the bubble by the formula", (stages - 1) / rounds, SHARE, "bubble|idle|1f1b|gpipe")
     yield Fact("idle with naive splitting", 1 - 1 / stages, SHARE, "idle|naive|bubble|waits?")

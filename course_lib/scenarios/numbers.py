@@ -46,7 +46,6 @@ _LISTED = "|".join(re.escape(name) for name in sorted(_UNITS, key=len, reverse=T
 _NUMBER = re.compile(
     rf"(?<![\w.,/-])(?P<digits>\d+(?:,\d{{3}})*(?P<decimals>\.\d+)?)(?:\s?(?P<unit>{_LISTED})(?![\w/])|(?P<times>[x×])(?!\w)|(?![\w-]|\.\d))"
 )
-# A sentence about another plan than the one that is recommended.
 _OTHERWISE = re.compile(
     r"\b(without|would|were|if|instead|otherwise|unless|had|alone|naive\w*|whole|single|one (GPU|device|replica)|twice|"
     r"in place of|rather than|than)\b",
@@ -59,6 +58,7 @@ class Fact(NamedTuple):
 
     words: a pattern of what means it in a sentence; "": it may stand anywhere.
     own: of the plan itself, so that a number which is meant to be this one, and is not, differs.
+    beside: of another plan, which one only means by saying so.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Fact(NamedTuple):
     quantity: Quantity
     words: str = ""
     own: bool = False
+    beside: bool = False
 
 
 class Remark(NamedTuple):
@@ -80,23 +81,32 @@ class _Number(NamedTuple):
     quantity: Quantity
     unit: str
     rounding: float
+    before: str
     sentence: str
     start: int
+
+    @property
+    def is_otherwise(self) -> bool:
+        """Whether it is about another plan than the one that is recommended."""
+        return bool(_OTHERWISE.search(self.sentence) or _OTHERWISE.search(self.before))
 
     def is_close(self, fact: Fact) -> bool:
         rounding = min(self.rounding, ROUNDED * abs(fact.value))
         return abs(self.value - fact.value) <= max(rounding, TOLERANCE * abs(fact.value)) * (1 + 1e-9)
 
     def distance(self, fact: Fact) -> int:
-        """Characters to the nearest word of the sentence that means the fact; FAR if there is none."""
-        found = re.finditer(rf"\b(?:{fact.words})", self.sentence, re.IGNORECASE) if fact.words else ()
-        return min((abs(match.start() - self.start) for match in found), default=FAR)
+        """Characters to the nearest word that means the fact: those of the sentence before are far, and others FAR."""
+        pattern = re.compile(rf"\b(?:{fact.words})", re.IGNORECASE)
+        found = [abs(match.start() - self.start) for match in pattern.finditer(self.sentence)] if fact.words else [0]
+        return min(found, default=FAR - bool(pattern.search(self.before)))
 
     def slip(self, fact: Fact) -> str:
         """Which leads from the fact to the number; "" if none does."""
         slips = {1.024 ** POWERS.get(self.unit[:1], 0): BINARY} if self.quantity is BYTES else {}
         for factor, text in {**SLIPS, **slips}.items():
-            if any(abs(self.value / fact.value / slip - 1) <= TOLERANCE for slip in (factor, 1 / factor)):
+            if fact.value and any(
+                abs(self.value / fact.value / slip - 1) <= TOLERANCE for slip in (factor, 1 / factor)
+            ):
                 return text
         return ""
 
@@ -115,28 +125,27 @@ def remarks(text: str, facts: Iterable[Fact]) -> list[Remark]:
 
 
 def _numbers(text: str) -> Iterator[_Number]:
-    for sentence in re.split(r"(?<=[.!?;])\s+|\n+", text):
+    sentences = re.split(r"(?<=[.!?;])\s+|\n+", text)
+    for before, sentence in zip(["", *sentences], sentences, strict=False):
         for found in _NUMBER.finditer(sentence):
             unit = found["unit"] or found["times"] or ""
             quantity, factor = _UNITS[unit]
             decimals = len(found["decimals"] or ".") - 1
             value = float(found["digits"].replace(",", ""))
-            yield _Number(
-                found[0], value * factor, quantity, unit, 0.5 * 10**-decimals * factor, sentence, found.start()
-            )
+            rounding, where = 0.5 * 10**-decimals * factor, (before, sentence, found.start())
+            yield _Number(found[0], value * factor, quantity, unit, rounding, *where)
 
 
 def _remark(number: _Number, facts: list[Fact]) -> Remark:
-    named = sorted((fact for fact in facts if number.distance(fact) < FAR), key=number.distance)
-    close = [fact for fact in facts if number.is_close(fact)]
-    for fact in sorted(close, key=lambda fact: fact not in named):
-        if fact in named or not fact.words:
-            return Remark(number.written, AGREES, fact.name)
-    own = [fact for fact in named if fact.own]
-    if own and not _OTHERWISE.search(number.sentence):
+    near = sorted(facts, key=number.distance)
+    close = [fact for fact in near if number.is_close(fact) and (number.is_otherwise or not fact.beside)]
+    if close and number.distance(close[0]) < FAR:
+        return Remark(number.written, AGREES, close[0].name)
+    own = [fact for fact in near if fact.own and number.distance(fact) < FAR - 1]
+    if own and not number.is_otherwise:
+        planned = f"{own[0].name}, it has {number.says(own[0])}"
         if close:
-            planned = f"for {own[0].name} it has {number.says(own[0])}"
-            return Remark(number.written, DIFFERS, f"The planner has this for {close[0].name}; {planned}.")
+            return Remark(number.written, DIFFERS, f"The planner has this for {close[0].name}. If you mean {planned}.")
         for fact in own:
             if slip := number.slip(fact):
                 return Remark(number.written, DIFFERS, f"For {fact.name} the planner has {number.says(fact)}. {slip}")
