@@ -5,6 +5,7 @@
     ordering(execute)          what becomes of an order of the page's events
     plan(judge)                what becomes of a plan for the case's model, cluster and batch
     open_case(experiment)      what can be run about it
+    prose(experiment)          what can be run about a text, which is judged by the page's levels
 
 A run is called with the case, the numbers of the question; where there are none, with nothing.
 """
@@ -86,8 +87,18 @@ def open_case(experiment: Callable[..., Outcome]) -> Ask:
     """An open case is answered in words."""
 
     def ask(page: Page, case: Any) -> FreeText:
-        texts = page.only("answer", "checklist")
-        return FreeText(_with(case, experiment), texts["answer"], tuple(items(texts["checklist"])))
+        texts, run = page.only("answer", "checklist"), _with(case, experiment)
+        return FreeText(lambda _: run(), texts["answer"], tuple(items(texts["checklist"])))
+
+    return ask
+
+
+def prose(experiment: Callable[..., Outcome]) -> Ask:
+    """A section of a longer text. experiment: is called with the case, and with what was written."""
+
+    def ask(page: Page, case: Any) -> FreeText:
+        texts = page.only("levels", "checklist")
+        return FreeText(_with(case, experiment), "", *(tuple(items(texts[name])) for name in ("checklist", "levels")))
 
     return ask
 

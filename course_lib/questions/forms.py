@@ -171,14 +171,16 @@ class Ordering:
 
 @dataclass(frozen=True)
 class FreeText:
-    """A few sentences, to be compared with a model answer by the student.
+    """A few sentences, to be compared with a model answer by the student, or with a rubric.
 
-    experiment: what can be run about it.  checklist: what a good answer has in it.
+    experiment: what can be run about it; it gets the text.  checklist: what a good answer has in it.
+    levels: how good an answer can be, the best first, each with an example.
     """
 
-    experiment: Callable[[], Outcome]
+    experiment: Callable[[str], Outcome]
     model_answer: str
     checklist: tuple[str, ...]
+    levels: tuple[str, ...] = ()
     example, lines = "...", ()
 
     def read(self, given: Any) -> str:
@@ -191,23 +193,26 @@ class FreeText:
         return f"“{answer}”"
 
     def run(self, answer: str) -> Outcome:
-        return self._compare()
+        return self._compare(answer)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        return [("", self._compare())]
+        return [("", self._compare(""))]
 
     @property
     def compared(self) -> str:
         """What an answer is compared with."""
-        return f"A good answer: {self.model_answer}"
+        levels = "\n".join(f"- {level}" for level in self.levels)
+        return (
+            f"Which of these is yours the most like?\n\n{levels}" if levels else f"A good answer: {self.model_answer}"
+        )
 
     def explanations(self) -> list[tuple[str, str]]:
         points = "\n".join(f"- {point}" for point in self.checklist)
         return [("", f"{self.compared}\n\nDoes yours say this?\n\n{points}")]
 
-    def _compare(self) -> Outcome:
+    def _compare(self, answer: str) -> Outcome:
         ((_, why),) = self.explanations()
-        return replace(self.experiment(), right=None, why=why)
+        return replace(self.experiment(answer), right=None, why=why)
 
 
 @dataclass(frozen=True)

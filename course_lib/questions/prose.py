@@ -13,9 +13,10 @@
     That is data parallelism: every ...   why it is right or wrong
 
 Other sections: `why`; `why: NAME`, what one outcome of an order means; `slip: NAME`, a way to miss a number; `events`
-of an order; `answer` and `checklist` of an open case. {samples} is a field, which the numbers of a question fill; a
-brace of the text itself is written twice. Lines are joined, blank lines separate paragraphs, a list begins with "- ",
-and code stands between lines of ```. (Standard library only; see `progress`.)
+of an order; `answer` and `checklist` of an open case, or `levels` and `checklist` of a section of a longer text.
+{samples} is a field, which the numbers of a question fill; a brace of the text itself is written twice. Lines are
+joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines of ```.
+(Standard library only; see `progress`.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a question card is answered with: options to choose from, a list to put in order, lists to drop down, buttons.
+"""What a question card is answered with: options to choose from, a list to put in order, lists to drop down, a box for
+sentences, buttons.
 
 Like `Slider`, they are the browser's own elements, with their names, roles and keys. The element that has the focus
 carries `data-lm-suppress-shortcuts`, or JupyterLab would take a typed "d d" for "delete this cell".
@@ -51,6 +52,16 @@ class Fields(anywidget.AnyWidget):
     chosen = traitlets.Dict().tag(sync=True)
     off = traitlets.List(traitlets.Unicode()).tag(sync=True)
     said = traitlets.Unicode().tag(sync=True)
+    disabled = traitlets.Bool().tag(sync=True)
+
+
+class Sentences(anywidget.AnyWidget):
+    """A box for sentences. value: what stands in it, a second after it was typed at the latest."""
+
+    _esm = HERE / "sentences.js"
+    _css = HERE / "answers.css"
+    label = traitlets.Unicode().tag(sync=True)
+    value = traitlets.Unicode().tag(sync=True)
     disabled = traitlets.Bool().tag(sync=True)
 
 

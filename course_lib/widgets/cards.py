@@ -129,11 +129,11 @@ class TextField:
     def __init__(self, form: Number | FreeText) -> None:
         if isinstance(form, Number):
             hint = f"with its unit, for instance {form.quantity.example}"
-            self.widget = widgets.Text(description="Your answer:", placeholder=hint, continuous_update=False)
+            self.widget: Any = widgets.Text(description="Your answer:", placeholder=hint, continuous_update=False)
             self.widget.layout = widgets.Layout(width="30em", max_width="100%")
+            self.widget.style.description_width = "initial"
         else:
-            self.widget = widgets.Textarea(description="Your answer:", rows=6, continuous_update=False, layout=WIDE)
-        self.widget.style.description_width = "initial"
+            self.widget = answers.Sentences(label="Your answer:")
 
     @property
     def answer(self) -> Any:
@@ -167,7 +167,7 @@ class Card:
         self._ask(questions.load(name, seed))
 
     def _ask(self, question: Question) -> None:
-        self.question = question
+        self.question, self._known = question, {""}  # texts that have been seen here
         self.field = _field(question, self.poll)
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
         self._say("")
@@ -184,6 +184,7 @@ class Card:
             return
         try:
             self.field.show(self.question.form.read(note.answer))
+            self._known.add(str(note.answer).strip())
         except ValueError:  # of an older edition of the course
             return
         before = "" if note.right or not self.question.was_right() else "You have found the right answer before."
@@ -211,10 +212,18 @@ class Card:
         While the kernel is busy, the browser holds an element's later changes back, but not the click on another.
         """
         if isinstance(self.question.form, FreeText):
-            self.question.draft(self.field.widget.value)
+            self._draft(self.field.widget.value)
         if self._step == RUN and not self.poll:
             self._reopen()
             self._try(self._commit, self.main)
+
+    def _draft(self, text: str) -> None:
+        """Keep it, and say so if another page has written something else meanwhile."""
+        note = self.question.latest()
+        if note and note.answer.strip() not in self._known:
+            self._say(f"Another page has written this meanwhile; both are kept: “{note.answer}”", "alert")
+        self._known |= {text.strip(), note.answer.strip() if note else ""}
+        self.question.draft(text)
 
     def _committed(self, answer: Any, before: str = "") -> None:
         self._answer = answer

@@ -19,7 +19,7 @@ def says(text: str, right: bool) -> Any:
 
 CHOICE = Choice((Option("one", says("ran one", False), "not one"), Option("two", says("ran two", True), "two it is")))
 NUMBER = Number(BYTES, partial(Reading, 8e6, "It sent 8 MB."), "because of this", (Slip(4, "for all four ranks"),))
-TEXT = FreeText(says("ran it", True), "This is it.", ("names the cause", "names a remedy"))
+TEXT = FreeText(lambda text: Outcome(True, "ran it"), "This is it.", ("names the cause", "names a remedy"))
 
 
 def test_each_option_runs_its_own_experiment() -> None:

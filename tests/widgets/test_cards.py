@@ -40,7 +40,7 @@ FORMS: dict[str, Any] = {
         "two tensor ranks",
         Plan(dp=8),
     ),
-    "Q1": FreeText(partial(Outcome, None, "ran it"), "This is it.", ("a cause", "a remedy")),
+    "Q1": FreeText(lambda text: Outcome(None, "ran it"), "This is it.", ("a cause", "a remedy")),
 }
 
 
@@ -354,4 +354,4 @@ def test_every_control_has_a_name() -> None:
     assert choice.widget.label
     assert order.widget.label
     assert number.widget.description
-    assert text.widget.description
+    assert text.widget.label
