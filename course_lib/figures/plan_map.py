@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import duration, memory_size
 from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Range, Rule, Words
-from course_lib.figures.palette import DOTS, LIKELY, LINES, Look
+from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
 from course_lib.figures.picture import Picture, Row
 from course_lib.figures.words import plan_in_words
 
