@@ -83,16 +83,14 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
 
 def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
     """What all plans compute on."""
-    used = {
-        (one.cluster.device, one.cluster.inside, one.cluster.between, one.plan.precision) for one in estimates.values()
+    kinds = {
+        (one.cluster.device, one.cluster.inside, one.cluster.between, one.plan.precision): one.cluster
+        for one in estimates.values()
     }
-    if len(used) > 1:
-        raise ValueError(
-            f"estimates are for {len(used)} kinds of cluster or precision; a picture has one roof, so draw "
-            "them one by one"
-        )
-    first = next(iter(estimates.values()))
-    return first.cluster, first.plan.precision
+    if len(kinds) > 1:
+        raise ValueError(f"estimates are for {len(kinds)} kinds of cluster or precision; draw them one by one")
+    (((*_, precision), cluster),) = kinds.items()
+    return cluster, precision
 
 
 def _points(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Point]:

@@ -189,11 +189,10 @@ class Explorer:
         start = time.monotonic()
         with interruptible():
             view = next(self._views, None)
-        if view is None:
-            return False
-        self._seconds[which] = time.monotonic() - start
-        self._draw(view)
-        return True
+        if view:
+            self._seconds[which] = time.monotonic() - start
+            self._draw(view)
+        return view is not None
 
     def _continue(self) -> None:
         self._announce()
@@ -249,8 +248,8 @@ class Explorer:
     def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
         """The same with the pinned run, and with how much longer or shorter this one is."""
         difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
-        pictures = [one.beside(pinned) if one.beside else one for one in view.pictures]
-        return View(f"{view.sentences} {difference} ({setting}).", *pictures)
+        beside, below = (one.beside(pinned) if one.beside else one for one in view.pictures)
+        return View(f"{view.sentences} {difference} ({setting}).", beside, below)
 
     def _say(self, text: str, role: str) -> None:
         """role: "status" or "alert", so that screen readers speak up."""

@@ -11,7 +11,6 @@ import torch
 
 from course_lib.experiments.meshes import BETWEEN, MODEL, HybridExperiment, MeshStep
 from course_lib.planner import exact_bytes
-from course_lib.ranks import Deadlock
 from course_lib.timeline import COMPUTE_KINDS, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
 from tests.planner.exact_bytes import Hybrid
@@ -157,23 +156,6 @@ def test_in_16_bits_the_rounding_is_said(called: list[HybridExperiment], monkeyp
     assert "those of one process, up to 3%: 16 bits round." in sentences(MeshExplorer(dtype=torch.bfloat16))
 
 
-def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
-    called: list[HybridExperiment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = MeshExplorer()
-
-    def fail(experiment: HybridExperiment) -> MeshStep:
-        raise Deadlock("Nobody can move.")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(HybridExperiment, "run", fail)
-        move(shown, "dp x pp x tp", (8, 1, 1))
-    assert "role='alert'" in sentences(shown)
-    assert "Nobody can move." in sentences(shown)
-    move(shown, "dp x pp x tp", (1, 4, 2))
-    assert "dp 1 x pp 4 x tp 2" in sentences(shown)
-
-
 def test_controls_and_pictures_say_what_they_are(called: list[HybridExperiment]) -> None:
     shown = MeshExplorer()
     labels = [control.label for control in shown.controls]
@@ -181,9 +163,3 @@ def test_controls_and_pictures_say_what_they_are(called: list[HybridExperiment])
     for place in (shown.beside, shown.below):
         assert "emulated" in place.value
         assert "aria-label" in place.value
-
-
-def test_where_no_widget_runs_there_are_pictures_and_the_sentences(called: list[HybridExperiment]) -> None:
-    bundle = MeshExplorer()._repr_mimebundle_()
-    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
-    assert bundle["text/plain"] in bundle["text/html"]

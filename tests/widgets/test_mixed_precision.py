@@ -23,6 +23,7 @@ from course_lib.widgets.mixed_precision import (
 )
 from tests.widgets.hands import move
 
+Begun = tuple[MixedPrecisionSetting, Training]
 SCALED, TOO_LARGE = 2.0**16, 2.0**40
 
 
@@ -39,17 +40,15 @@ def one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def begun_so_far(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
-    """Every training that is begun."""
-    trainings: list[Training] = []
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Begun]:
+    """Every training that is begun, and its setting."""
+    trainings: list[Begun] = []
 
-    class Noted(Training):
-        def __init__(self, setting: MixedPrecisionSetting) -> None:
-            super().__init__(setting)
-            self.setting = setting
-            trainings.append(self)
+    def begin(setting: MixedPrecisionSetting) -> Training:
+        trainings.append((setting, Training(setting)))
+        return trainings[-1][1]
 
-    monkeypatch.setattr(mixed_precision, "Training", Noted)
+    monkeypatch.setattr(mixed_precision, "Training", begin)
     return trainings
 
 
@@ -124,7 +123,7 @@ def test_the_sentences_say_what_vanishes_and_what_overflows() -> None:
 
 
 def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(
-    monkeypatch: pytest.MonkeyPatch, begun_so_far: list[Training]
+    monkeypatch: pytest.MonkeyPatch, begun: list[Begun]
 ) -> None:
     monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0)
     monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0)
@@ -139,26 +138,26 @@ def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(
         shown = MixedPrecisionExplorer()
         assert "Step 40 of 40" in said(shown)
         move(shown, "loss scale", SCALED)
-        begun, picture = begun_so_far[-1], shown.below.value
-        assert len(begun.losses) == 10
+        (_, left_alone), picture = begun[-1], shown.below.value
+        assert len(left_alone.losses) == 10
         await until(20, shown)
         assert shown.below.value != picture
         move(shown, "format", "bfloat16")
         await until(40, shown)
-        assert len(begun_so_far[-1].losses) == 40
-        assert len(begun.losses) == 20  # nobody went on with it
+        assert len(begun[-1][1].losses) == 40
+        assert len(left_alone.losses) == 20  # nobody went on with it
 
     asyncio.run(watch())
 
 
 @pytest.mark.usefixtures("one_piece")
-def test_float32_is_trained_once_for_each_learning_rate(begun_so_far: list[Training]) -> None:
+def test_float32_is_trained_once_for_each_learning_rate(begun: list[Begun]) -> None:
     shown = MixedPrecisionExplorer()
-    assert [training.setting.format for training in begun_so_far] == ["float32", "float16"]
+    assert [setting.format for setting, _ in begun] == ["float32", "float16"]
     move(shown, "format", "bfloat16")
     move(shown, "learning", 1e-3)
     move(shown, "learning", 3e-3)
-    again = [(training.setting.format, training.setting.learning_rate) for training in begun_so_far[2:]]
+    again = [(setting.format, setting.learning_rate) for setting, _ in begun[2:]]
     assert again == [("bfloat16", 3e-3), ("float32", 1e-3), ("bfloat16", 1e-3), ("bfloat16", 3e-3)]
 
 
@@ -172,12 +171,10 @@ def test_float32_is_trained_once_for_each_learning_rate(begun_so_far: list[Train
     ],
 )
 @pytest.mark.usefixtures("one_piece")
-def test_each_control_changes_its_part(
-    begun_so_far: list[Training], control: str, value: Any, changed: dict[str, Any]
-) -> None:
+def test_each_control_changes_its_part(begun: list[Begun], control: str, value: Any, changed: dict[str, Any]) -> None:
     shown = MixedPrecisionExplorer()
     move(shown, control, value)
-    assert begun_so_far[-1].setting == MixedPrecisionSetting("float16", 1.0, True, 3e-3)._replace(**changed)
+    assert begun[-1][0] == MixedPrecisionSetting("float16", 1.0, True, 3e-3)._replace(**changed)
 
 
 @pytest.mark.usefixtures("one_piece")

@@ -10,7 +10,6 @@ import pytest
 
 from course_lib.figures import SizedStep
 from course_lib.planner import simulate
-from course_lib.ranks import Deadlock
 from course_lib.schedules import SCHEDULES, peak_in_flight
 from course_lib.timeline import Timeline
 from course_lib.widgets import micro_batches, pipeline
@@ -193,33 +192,6 @@ def test_memory_rules_sizes_out(called: list[Any]) -> None:
 def test_without_overhead_smaller_is_always_faster(called: list[Any]) -> None:
     shown = MicroBatchExplorer(overhead=0.0)
     assert "The best size that fits is 1 sample; without overhead, smaller is always faster" in sentences(shown)
-
-
-@pytest.mark.parametrize("error", [Deadlock("Nobody can <move>."), ValueError("a bug"), KeyboardInterrupt("Stop")])
-def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
-    called: list[Any], monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    shown = PipelineExplorer()
-
-    def fail(setting: PipelineSetting) -> Timeline:
-        raise error
-
-    with monkeypatch.context() as broken:
-        broken.setattr(pipeline.PipelineSetting, "run", fail)
-        move(shown, "stages", 6)
-    assert "role='alert'" in sentences(shown)
-    assert str(error).replace("<", "&lt;").replace(">", "&gt;") in sentences(shown)
-    move(shown, "stages", 3)
-    assert "3 stages, 8 micro-batches" in sentences(shown)
-
-
-def test_where_no_widget_runs_there_are_pictures_and_the_sentences(called: list[Any]) -> None:
-    for shown in (PipelineExplorer(), MicroBatchExplorer()):
-        bundle = shown._repr_mimebundle_()
-        assert "application/vnd.jupyter.widget-view+json" in bundle
-        assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
-        assert "<svg" not in bundle["text/html"]
-        assert bundle["text/plain"] in bundle["text/html"]
 
 
 def test_the_difference_is_said_in_words() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from course_lib.experiments.cuts import WAYS, CutRun, run_cut
-from course_lib.ranks import Deadlock
 from course_lib.widgets.tensor_parallel import (
     BANDWIDTH,
     FORWARD,
@@ -106,29 +105,3 @@ def test_controls_have_labels_and_pictures_have_words(quick: list[TensorParallel
     assert labels == ["ranks", "hidden size", "cut of A, B", "sequence"]
     for place in (explorer.beside, explorer.below):
         assert "aria-label" in place.value
-
-
-def test_where_no_widget_runs_there_are_pictures_and_the_sentences(quick: list[TensorParallelSetting]) -> None:
-    bundle = TensorParallelExplorer()._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert bundle["text/html"].count('<img src="data:image/svg+xml;base64,') == 2
-    assert "<svg" not in bundle["text/html"]
-    assert bundle["text/plain"] in bundle["text/html"]
-
-
-@pytest.mark.parametrize("error", [Deadlock("Nobody can <move>."), ValueError("a bug"), KeyboardInterrupt("Stop")])
-def test_what_goes_wrong_is_said_in_place_and_the_next_move_works(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    def fail(setting: TensorParallelSetting) -> CutRun:
-        raise error
-
-    monkeypatch.setattr(TensorParallelSetting, "run", fail)
-    explorer = TensorParallelExplorer()
-    assert "role='alert'" in said(explorer)
-    assert str(error).replace("<", "&lt;").replace(">", "&gt;") in said(explorer)
-    monkeypatch.setattr(
-        TensorParallelSetting, "run", lambda setting: run_cut(setting.way, setting.ranks, setting.hidden)
-    )
-    move(explorer, "ranks", 2)
-    assert "2 ranks" in said(explorer)
