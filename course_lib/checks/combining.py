@@ -136,7 +136,8 @@ def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], 
 
 def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Groups) -> Any:
     result = fn(gradients, copied_on, groups)
-    return as_numbers(result.squeeze() if isinstance(result, Tensor) else result)
+    is_number = isinstance(result, int | float) or (isinstance(result, Tensor) and result.numel() == 1)
+    return torch.tensor(float(result)) if is_number else result
 
 
 def _one_message(lefts: list[Left]) -> str:
