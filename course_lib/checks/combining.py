@@ -136,7 +136,8 @@ def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], 
 
 def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Groups) -> Any:
     result = fn(gradients, copied_on, groups)
-    return as_numbers(result.squeeze() if isinstance(result, Tensor) else result)
+    is_number = isinstance(result, int | float) or (isinstance(result, Tensor) and result.numel() == 1)
+    return torch.tensor(float(result)) if is_number else result
 
 
 def _one_message(lefts: list[Left]) -> str:
@@ -156,7 +157,7 @@ change("counted_everywhere", counts, "True")
 change("replicas_alone", counts, 'rank == groups["dp"][0]')
 change("rank_0_alone", counts, "rank == 0")
 change("first_on_one_axis", counts, counts.replace("all(", "any("))
-change("shared_out", counts, "True", "square()", "square() / math.prod(len(groups[axis]) for axis in axes)")
+change("shared_out", counts, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)")
 change("own_norm", reduce, "pass")
 change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
 change("no_root", "squares.sqrt()", "squares")

@@ -220,8 +220,8 @@ def _hold(network: tuple, found: Any) -> None:
 
 
 more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
-priced = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
-who_holds_what = computing("who_holds_what", held, "", _networks, more, priced, _hold)
+network = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
+who_holds_what = computing("who_holds_what", held, "", _networks, more, network, _hold)
 change = who_holds_what.change
 acts = "sum(widths[stage.start : stage.stop + 1])"
 change("no_bias", "(widths[i] + 1)", "widths[i]")

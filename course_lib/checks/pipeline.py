@@ -271,8 +271,8 @@ more = [
     (4, "roomy minibatches"),
     (4, "minibatches in little room"),
 ]
-priced, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
-best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, priced, _run_1f1b, pace=pace)
+minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
+best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
 change = best_micro_batches.change
 change("memory_forgotten", " and held(m) <= room", "")
 change("no_overhead", "overhead +", "0 +")
