@@ -86,7 +86,7 @@ def _profile(job: Situation) -> Reading:
     step = replay(job)
     of_ranks = {f"rank {rank}": f"computes {percent(step.busy(rank) / step.makespan)}" for rank in range(DEVICES)}
     pictures = gantt(step, title="One step"), lost_time({"one step": time_breakdown(step)}, title="Where its time goes")
-    return Reading(of_ranks, pictures)
+    return Reading({"the step": f"takes {duration(step.makespan)}", **of_ranks}, pictures)
 
 
 def _placement(job: Situation) -> Reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def facts(variant: Variant, name: str) -> list[str]:
 
 
 def number(text: str) -> float:
-    return float(text.split()[0].rstrip("%").replace("computes", ""))
+    (found,) = re.findall(r"[\d.]+", text)
+    return float(found)
 
 
 def diagnose(variant: Variant) -> str:
@@ -39,28 +41,21 @@ def diagnose(variant: Variant) -> str:
 
 
 def of_time(variant: Variant) -> str:
-    ranks, machines = facts(variant, "placement"), variant.case.healthy.tp
-    seconds = sorted(map(number, facts(variant, "devices")))
-    healthy = INSTRUMENTS["links"].read(variant.case.healthy).facts
-    if machines > 1 and ranks[0] != ranks[1]:
+    healthy, known = variant.case.variant(variant.seed), variant.case.culprits
+    healthy.__dict__["job"] = variant.case.healthy
+    ranks, seconds = facts(variant, "placement"), list(map(number, facts(variant, "devices")))
+    if ranks != facts(healthy, "placement"):
         return "in_turn"
-    if seconds[-1] > seconds[0]:
+    if max(seconds) > min(seconds):
         return "device"
-    if facts(variant, "links") != list(healthy.values()):
+    if facts(variant, "links") != facts(healthy, "links"):
         return "link"
-    shares = [number(fact.removeprefix("computes ")) for fact in facts(variant, "profile")]
+    step, *shares = map(number, facts(variant, "profile"))
     if max(shares) - min(shares) > 5:
         return "uneven"
-    before = [
-        number(fact.removeprefix("computes "))
-        for fact in INSTRUMENTS["profile"].read(variant.case.healthy).facts.values()
-    ]
-    known = set(variant.case.culprits)
-    if "few" in known:
-        return "few"
-    if "batch" in known and max(shares) < max(before) / 2:
+    if step < number(facts(healthy, "profile")[0]):
         return "batch"
-    return next(name for name in ("one_bucket", "small_buckets") if name in known)
+    return next(name for name in ("few", "one_bucket", "small_buckets") if name in known)
 
 
 def of_numbers(variant: Variant, learns: str) -> str:
