@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from course_lib.checks.exercise import Case, Exercise
 
@@ -52,6 +53,12 @@ def _cases(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, 
 def as_numbers(found: Any) -> Any:
     """A number, several, or rows of them as a tensor, so that they are compared as numbers; anything else as it is."""
     try:
-        return torch.as_tensor(found, dtype=torch.float64)
+        return torch.tensor(_plain(found), dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return found
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, list | tuple):
+        return [_plain(one) for one in found]
+    return found.tolist() if isinstance(found, Tensor) else found

@@ -396,7 +396,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         last_layer_lost: "is not what it should be",
         empty_stages: "is not what it should be",
         stages_as_needed: "is not what it should be",
-        sorts_the_costs: "changes `models[0][0][0]`",
+        sorts_the_costs: "changes `plans[0][0][0]`",
         prints_only: "is not what it should be",
     },
     checks.forward_and_backward: {
@@ -415,7 +415,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         of_all_together: "not even of the right type",
         parameters_alone: "not what was asked for",
         everything_twice: "2 times too large",
-        grows_the_widths: "changes `networks[0][0]`",
+        grows_the_widths: "changes `plans[0][0]`",
     },
 }
 
