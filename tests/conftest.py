@@ -20,7 +20,7 @@ hypothesis.settings.load_profile("course")
 
 # Else every rank would import them on its own, to find its function in a test's file: a tenth of a second each.
 fork_server.PRELOAD[:0] = ["hypothesis", "pytest"]  # first, as what comes before course_lib's own is not garbage either
-fork_server.PRELOAD += ["torch.distributed.checkpoint", "torch.distributed.optim"]
+fork_server.PRELOAD += ["torch.distributed.checkpoint", "torch.distributed.optim", "course_lib.checks"]
 
 # The longest files, which begin first: no worker is then left with one of them when the others have nothing to do.
 LONGEST = (
