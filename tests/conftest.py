@@ -20,18 +20,18 @@ hypothesis.settings.load_profile("course")
 
 # Else every rank would import them on its own, to find its function in a test's file: a tenth of a second each.
 fork_server.PRELOAD[:0] = ["hypothesis", "pytest"]  # first, as what comes before course_lib's own is not garbage either
-fork_server.PRELOAD += ["torch.distributed.checkpoint", "torch.distributed.optim"]
+fork_server.PRELOAD += ["torch.distributed.checkpoint", "torch.distributed.optim", "course_lib.checks"]
 
 # The longest files, which begin first: no worker is then left with one of them when the others have nothing to do.
 LONGEST = (
     "exercises/test_autograde.py",
     "checks/test_bank.py",
-    "ranks/test_launch.py",
     "scale_out/test_train.py",
-    "mechanisms/test_sharding.py",
     "mechanisms/test_hybrid.py",
     "mechanisms/test_tensor_parallel.py",
+    "mechanisms/test_sharding.py",
     "mechanisms/test_pipeline.py",
+    "ranks/test_launch.py",
     "ranks/test_clock.py",
     "planner/test_exact_bytes.py",
     "widgets/test_mixed_precision.py",

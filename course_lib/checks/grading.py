@@ -6,13 +6,16 @@
     ### END HIDDEN TESTS
     checks.split_batch(split_batch).points(2)
 
-While nbgrader grades, a check runs in a process of its own, which imports this library afresh and gets nothing of the
-notebook but the function. So a notebook gains nothing by replacing `checks`, a verdict or a part of this library. What
-cannot be prevented in Python: whoever replaces this module, or its files, grades himself. Read what is handed in.
+While nbgrader grades, checks run in a process of their own, which imports this library afresh and gets nothing of the
+notebook but the functions. So a notebook gains nothing by replacing `checks`, a verdict or a part of this library.
+Whatever ends that process costs the points of one check: the next one begins in a new process. What cannot be prevented
+in Python: whoever replaces this module, or its files, grades himself. Read what is handed in.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import pickle
 import subprocess
@@ -20,14 +23,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 
 from course_lib import checks
 from course_lib.checks.verdict import Verdict, partial_credit
+from course_lib.ranks import discard_all
 
 SEED = 1
 
@@ -60,32 +63,54 @@ class Graded(Shown):
 def __getattr__(name: str) -> Callable[[Any], Verdict | Graded]:
     if name not in [part.name for part in checks.PARTS]:
         raise AttributeError(f"there is no check {name!r}")
-    return partial(_grade, name)
+    return functools.partial(_grade, name)
 
 
 def _grade(name: str, fn: Any) -> Verdict | Graded:
     if os.environ.get("NBGRADER_EXECUTION") != "autograde":
         return getattr(checks, name)(fn, SEED)
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "graded"
-        command = [sys.executable, "-m", "course_lib.checks.grading", name, str(answer)]
-        here = Path(__file__).parents[2]
-        done = subprocess.run(command, input=cloudpickle.dumps(fn), capture_output=True, cwd=here)
-        if answer.exists():
-            return pickle.loads(answer.read_bytes())
-    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return Graded({"text/plain": f"{name}: the check ended with code {done.returncode}. {' '.join(last)}"})
+    process, said = _grader()
+    function = cloudpickle.dumps(fn)
+    try:
+        pickle.dump((name, function), process.stdin)
+        process.stdin.flush()
+        return pickle.load(process.stdout)
+    except (EOFError, OSError):  # it has died
+        _grader.cache_clear()
+        code = process.wait()
+        said.seek(0)
+        last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+        return Graded({"text/plain": f"{name}: the check ended with code {code}. {' '.join(last)}"})
+    except BaseException:  # it took too long; a late answer would be taken for that to the next question
+        _grader.cache_clear()
+        process.kill()
+        raise
 
 
-def _main(name: str, answer: str) -> None:
-    """In that process: check the function that arrives, and leave plain data."""
-    verdict: Verdict = getattr(checks, name)(cloudpickle.load(sys.stdin.buffer), SEED)
-    idle = Shown(verdict.idle._repr_mimebundle_()) if verdict.idle else None
-    graded = Graded(verdict._repr_mimebundle_(), verdict.share, idle)
-    Path(answer).write_bytes(pickle.dumps(graded))
+@functools.cache
+def _grader() -> tuple[Any, IO[bytes]]:
+    """The process that checks, and what it complains about. It imports for seconds, so it stays for the next check."""
+    command, here = [sys.executable, "-m", "course_lib.checks.grading"], Path(__file__).parents[2]
+    said = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with the process)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, cwd=here), said
+
+
+def _main() -> None:
+    """In that process: check each function that arrives, on ranks that none before has touched; answer plain data."""
+    with open(os.dup(0), "rb") as questions, open(os.dup(1), "wb") as answers:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a function prints is no answer
+        with contextlib.suppress(EOFError):
+            while True:
+                name, fn = pickle.load(questions)
+                verdict: Verdict = getattr(checks, name)(cloudpickle.loads(fn), SEED)
+                idle = Shown(verdict.idle._repr_mimebundle_()) if verdict.idle else None
+                pickle.dump(Graded(verdict._repr_mimebundle_(), verdict.share, idle), answers)
+                answers.flush()
+                discard_all()
 
 
 if __name__ == "__main__":
     from course_lib.checks import grading  # else what it leaves would be of __main__
 
-    grading._main(*sys.argv[1:])
+    grading._main()

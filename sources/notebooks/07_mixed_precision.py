@@ -48,11 +48,11 @@ from course_lib.model import GPTConfig, TinyGPT
 
 problems, unseen = data.train_test_split()
 device = "cuda" if torch.cuda.is_available() else "cpu"
-inputs, targets = (tensor.to(device) for tensor in next(data.minibatches(problems, 64)))
+inputs, targets = (tensor.to(device) for tensor in next(data.minibatches(problems, 32)))
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    model = TinyGPT(GPTConfig(hidden=256), dtype=dtype).to(device)
+    model = TinyGPT(GPTConfig(hidden=128), dtype=dtype).to(device)
     step = Timer("data.answer_loss(model(inputs).float(), targets).backward()", globals=globals())
-    seconds = min(step.timeit(1).mean for _ in range(5))
+    seconds = min(step.timeit(1).mean for _ in range(3))
     print(f"{str(dtype)[6:]:10} {1000 * seconds:6.1f} ms forward and backward on this {device} (measured)")
 
 # %% [markdown]

@@ -13,8 +13,8 @@ from torch.nn.functional import linear, mse_loss
 
 from course_lib import checks, launch
 from course_lib.checks import combining as c
+from tests.checks.prices import costs, verdict_on
 from tests.checks.solutions import combining as s
-from tests.checks.test_bank import costs, verdict_on
 
 MESHES = [(2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 3, 1), (1, 1, 4)]
 

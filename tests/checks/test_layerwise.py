@@ -15,6 +15,7 @@ from course_lib.checks import layerwise
 from course_lib.checks.exercise import Case, Exercise
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES
+from tests.checks.prices import counted
 from tests.checks.solutions import layerwise as s
 
 
@@ -77,13 +78,6 @@ def test_the_right_bytes_are_those_of_real_modules(seed: int) -> None:
 # The price
 
 
-def costs(exercise: Exercise, program: Any) -> dict[str, tuple[int, int]]:
-    return {
-        one.what: (int(one.yours.replace(",", "").rstrip("%")), int(one.best.replace(",", "").rstrip("%")))
-        for one in exercise(program).costs
-    }
-
-
 SENT, HELD, IDLE, CALLS = (
     "bytes a rank sends",
     "bytes of extra memory on a rank",
@@ -96,12 +90,12 @@ def test_the_dearest_stage_decides_how_long_the_others_wait() -> None:
     (model,) = checks.split_layers.priced.arguments(0)[0]
     seconds = [sum(model[0][i] for i in stage) for stage in s.by_a_limit(*model)]
     idle = simulate(SCHEDULES["gpipe"](4, 8), seconds, [2 * one for one in seconds]).idle_fraction()
-    assert costs(checks.split_layers, s.by_a_limit)[IDLE][0] == round(100 * idle)
+    assert counted(checks.split_layers, s.by_a_limit)[IDLE][0] == round(100 * idle)
     assert max(seconds) == cheapest_of_all(*model)
 
 
 def test_a_rank_sends_hidden_states_and_a_gradient_and_is_busy_for_a_quarter_of_the_time() -> None:
-    price = costs(checks.forward_and_backward, s.with_two_functions)
+    price = counted(checks.forward_and_backward, s.with_two_functions)
     assert price[CALLS] == (2, 2)
     widest = 4 + 2 * 3  # what arrives at the last rank; the one before it also returns 3 samples of 4 + 2 * 2
     assert price[SENT] == (3 * 8 * (widest + 8),) * 2
@@ -111,4 +105,4 @@ def test_a_rank_sends_hidden_states_and_a_gradient_and_is_busy_for_a_quarter_of_
 def test_the_fullest_rank_is_the_price_of_a_split() -> None:
     (network,) = checks.who_holds_what.priced.arguments(0)[0]
     fullest = max(sum(rank) for rank in s.counted(*network))
-    assert fullest <= costs(checks.who_holds_what, s.layer_by_layer)[HELD][0] <= fullest + 1_000
+    assert fullest <= counted(checks.who_holds_what, s.layer_by_layer)[HELD][0] <= fullest + 1_000

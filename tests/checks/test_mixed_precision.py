@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from course_lib import checks, launch
 from course_lib.checks import mixed_precision as m
 from course_lib.checks.exercise import Case, Exercise, Left
+from tests.checks.prices import costs, verdict_on
 from tests.checks.solutions import mixed_precision as s
 
 N = 4
@@ -90,12 +89,6 @@ def test_gradients_are_clipped_as_pytorch_does_with_all_of_them(kind: str) -> No
             torch.testing.assert_close(one.values[f"gradients[{i}]"], parameter.grad, rtol=1e-5, atol=0)
 
 
-def costs(exercise: Exercise, program: Any) -> dict[str, tuple[str, str]]:
-    verdict = exercise(program)
-    assert verdict.passed, verdict
-    return {cost.what: (cost.yours, cost.best) for cost in verdict.costs}
-
-
 def test_the_best_sum_is_one_all_reduce_of_two_bytes_a_number() -> None:
     price = costs(checks.sum_gradients, m.mean_of_all)
     assert price["bytes a rank sends"] == (f"{2 * 3 * 3_000 * 2 // 4:,}",) * 2
@@ -113,7 +106,7 @@ def test_four_bytes_a_number_are_a_price_and_told_as_the_idea_that_they_are() ->
 def test_agreeing_takes_one_operation_a_step_and_the_norm_one_in_all() -> None:
     assert costs(checks.update_scale, m.adapted)["operations they take"] == ("6", "6")
     assert costs(checks.unscale_and_clip, m.clipped)["operations they take"] == ("1", "1")
-    assert "2 times where 1 would do" in checks.unscale_and_clip(s.clip_with_a_flag).remarks[-1]
+    assert "2 times where 1 would do" in verdict_on(checks.unscale_and_clip, s.clip_with_a_flag).remarks[-1]
     assert costs(checks.master_step, m.updated)["bytes a rank sends"] == ("0", "0")
 
 

@@ -13,6 +13,7 @@ from course_lib.checks import pipeline
 from course_lib.checks.exercise import Case, Exercise
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES
+from tests.checks.prices import counted, verdict_on
 from tests.checks.solutions import pipeline as s
 
 
@@ -72,18 +73,11 @@ def test_the_right_number_is_the_best_of_all_that_were_simulated_and_no_other_is
 # The price
 
 
-def costs(exercise: Exercise, program: Any) -> dict[str, tuple[int, int]]:
-    return {
-        one.what: (int(one.yours.replace(",", "").rstrip("%")), int(one.best.replace(",", "").rstrip("%")))
-        for one in exercise(program).costs
-    }
-
-
 HELD, IDLE, CALLS = "bytes of extra memory on a rank", "idle time (emulated)", "operations they take"
 
 
 def test_1f1b_holds_four_of_eight_micro_batches_and_is_idle_for_3_turns_of_11() -> None:
-    price = costs(checks.pipeline_actions, s.with_a_limit)
+    price = counted(checks.pipeline_actions, s.with_a_limit)
     assert price[IDLE] == (round(100 * 3 / 11),) * 2
     assert 4 * pipeline.KEPT <= price[HELD][0] < 5 * pipeline.KEPT
     gpipe = SCHEDULES["gpipe"](4, 8)
@@ -92,21 +86,21 @@ def test_1f1b_holds_four_of_eight_micro_batches_and_is_idle_for_3_turns_of_11() 
 
 
 def test_a_stage_sends_a_message_each_way_and_is_idle_no_longer_than_the_bubble() -> None:
-    price = costs(checks.run_actions, s.with_handles_in_a_list)
+    price = counted(checks.run_actions, s.with_handles_in_a_list)
     assert price[CALLS] == (12, 12)
     assert price[IDLE] == (round(100 * 3 / 9),) * 2
 
 
 def test_the_emulated_step_is_idle_as_long_as_the_formula_says() -> None:
-    verdict = checks.bubble(s.simulated)
+    verdict = verdict_on(checks.bubble, s.simulated)
     ((forward, backward, m),) = checks.bubble.priced.arguments(0)[0]
     assert verdict.idle.timeline.idle_fraction() == pytest.approx(pipeline.idle_share(forward, backward, m), rel=1e-9)
 
 
 def test_the_best_number_of_micro_batches_is_run() -> None:
     ((samples, n_stages, overhead, per_sample, _),) = checks.best_micro_batches.priced.arguments(0)[0]
-    timeline = checks.best_micro_batches(
-        s.by_size
+    timeline = verdict_on(
+        checks.best_micro_batches, s.by_size
     ).idle.timeline  # and 16 would make a smaller bubble, in a longer step
     assert 2 * (16 + 3) * (overhead + per_sample * samples / 16) > timeline.makespan / 0.001
     assert timeline.makespan == pytest.approx(0.001 * 2 * (8 + 3) * (overhead + per_sample * samples / 8), rel=1e-9)

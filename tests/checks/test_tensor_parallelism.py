@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from course_lib import checks
 from course_lib.checks import tensor_parallel as t
 from course_lib.checks.exercise import Case, Exercise
+from tests.checks.prices import costs, verdict_on
 from tests.checks.solutions import tensor_parallelism as s
 
 N = 4
@@ -81,12 +82,6 @@ def test_the_loss_from_shares_is_that_of_pytorch(size: float) -> None:
     torch.testing.assert_close(found["gradient"], logits.grad, rtol=1e-13, atol=1e-13)
 
 
-def costs(exercise: Exercise, program: Any) -> dict[str, tuple[str, str]]:
-    verdict = exercise(program)
-    assert verdict.passed, verdict
-    return {cost.what: (cost.yours, cost.best) for cost in verdict.costs}
-
-
 def in_a_ring(numbers: int) -> str:
     """Bytes of an all-reduce of so many float64 numbers on 4 ranks."""
     return f"{2 * 3 * numbers * 8 // 4:,}"
@@ -112,7 +107,7 @@ def test_heads_are_cut_without_a_word() -> None:
 
 
 def test_three_operations_where_two_would_do_get_a_remark() -> None:
-    assert "3 times where 2 would do" in checks.cross_entropy(s.loss_in_three_operations).remarks[0]
+    assert "3 times where 2 would do" in verdict_on(checks.cross_entropy, s.loss_in_three_operations).remarks[0]
 
 
 def test_all_logits_are_a_price_and_told_as_the_idea_that_they_are() -> None:

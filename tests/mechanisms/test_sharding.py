@@ -11,6 +11,7 @@ a handful of operations per step. `nearly_equal` allows that, `close` also anoth
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import re
 import time
@@ -190,7 +191,9 @@ def train_with_zero_redundancy(rank: int, case: str, dtype: torch.dtype, optimiz
     return snapshot(replica.module)
 
 
+@functools.cache
 def on_ranks(train: Train, n: int, *args: Any) -> list[State]:
+    """Run once, however many tests look at it."""
     return launch(train, n, args, device="cpu").results
 
 
@@ -210,8 +213,6 @@ WAYS = [
         (EVERYTHING, F64, 2, "Adam"),
         (EVERYTHING, F32, 4, "Adam"),
         (EVERYTHING, F64, 4, "SGD"),
-        ("tied", F32, 2, "Adam"),
-        ("frozen uneven", F64, 4, "Adam"),
     ],
     ids=str,
 )
@@ -224,29 +225,27 @@ def test_training_is_that_of_one_process_with_the_whole_minibatch(
 
 
 @pytest.mark.parametrize("train", WAYS)
-@pytest.mark.parametrize(("case", "dtype"), [("plain", F32), ("plain", F64), ("tied frozen", F32)], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), [("plain", F64), ("tied frozen", F32)], ids=str)
 def test_two_ranks_follow_one_process_that_does_their_shares_in_turn(
     train: Train, case: str, dtype: torch.dtype
 ) -> None:
-    optimizer_name = "SGD" if (case, dtype) == ("plain", F64) else "Adam"
+    optimizer_name = "SGD" if case == "plain" else "Adam"
     reference = train_on_shares_in_turn(case, dtype, optimizer_name, 2)
     for state in on_ranks(train, 2, case, dtype, optimizer_name):
         nearly_equal(state, reference)
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_training_is_that_of_fully_shard(n: int) -> None:
-    for way in ((EVERYTHING, F32, "SGD"), (EVERYTHING, F64, "Adam")):
-        theirs = on_ranks(train_with_fully_shard, n, *way)[0]
-        close(on_ranks(train_sharded, n, *way)[0], theirs)
+@pytest.mark.parametrize(("n", "optimizer_name"), [(2, "Adam"), (4, "SGD")])
+def test_training_is_that_of_fully_shard(n: int, optimizer_name: str) -> None:
+    theirs = on_ranks(train_with_fully_shard, n, EVERYTHING, F64, optimizer_name)[0]
+    close(on_ranks(train_sharded, n, EVERYTHING, F64, optimizer_name)[0], theirs)
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_training_is_that_of_zero_redundancy_optimizer(n: int) -> None:
-    for way in ((EVERYTHING, F32, "SGD"), (EVERYTHING, F64, "Adam")):
-        theirs = on_ranks(train_with_zero_redundancy, n, *way)[0]
-        for train in (train_local, train_sharded_gradients):
-            close(on_ranks(train, n, *way)[0], theirs)
+@pytest.mark.parametrize(("n", "optimizer_name"), [(2, "Adam"), (4, "SGD")])
+def test_training_is_that_of_zero_redundancy_optimizer(n: int, optimizer_name: str) -> None:
+    theirs = on_ranks(train_with_zero_redundancy, n, EVERYTHING, F64, optimizer_name)[0]
+    for train in (train_local, train_sharded_gradients):
+        close(on_ranks(train, n, EVERYTHING, F64, optimizer_name)[0], theirs)
 
 
 def test_ranks_hold_the_same_bits_after_training() -> None:
@@ -261,7 +260,7 @@ def test_the_size_of_buckets_does_not_change_what_is_learned(bucket_mb: float) -
     reference = alone(EVERYTHING, torch.float64, "SGD")
     for gradients in ("local", "sharded"):
         args = (EVERYTHING, torch.float64, "SGD", bucket_mb, gradients)
-        for state in on_ranks(train_with_sharded_optimizer, 4, *args):
+        for state in on_ranks(train_with_sharded_optimizer, 3, *args):
             close(state, reference)
 
 
@@ -330,21 +329,20 @@ def held_by_fully_sharded(rank: int, compute_dtype: torch.dtype | None) -> tuple
     return parameters, with_gradients - parameters, settled(before) - parameters
 
 
-@pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize(
-    ("way", "args", "parts"),
+    ("n", "way", "args", "parts"),
     [  # Rajbhandari et al. 2020, section 5: bytes for each parameter on every rank, and bytes divided by N
-        (held_by_sharded_optimizer, ("local", torch.float32), ((4, 0), (4, 0), (0, 8))),
-        (held_by_sharded_optimizer, ("sharded", torch.float32), ((4, 0), (0, 4), (0, 8))),
-        (held_by_fully_sharded, (None,), ((0, 4), (0, 4), (0, 8))),
+        (4, held_by_sharded_optimizer, ("local", torch.float32), ((4, 0), (4, 0), (0, 8))),
+        (4, held_by_sharded_optimizer, ("sharded", torch.float32), ((4, 0), (0, 4), (0, 8))),
+        (2, held_by_fully_sharded, (None,), ((0, 4), (0, 4), (0, 8))),
         # In mixed precision with Adam, K = 12: the two averages and the master, which is there from the start.
-        (held_by_sharded_optimizer, ("local", torch.bfloat16), ((2, 4), (2, 0), (0, 8))),
+        (2, held_by_sharded_optimizer, ("local", torch.bfloat16), ((2, 4), (2, 0), (0, 8))),
         # Gradients add up in float32, but no 16-bit shard is kept next to the master: 16 bytes as in the paper.
-        (held_by_fully_sharded, (torch.bfloat16,), ((0, 4), (0, 4), (0, 8))),
+        (4, held_by_fully_sharded, (torch.bfloat16,), ((0, 4), (0, 4), (0, 8))),
     ],
     ids=["ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-1 bfloat16", "ZeRO-3 bfloat16"],
 )
-def test_a_rank_holds_what_the_zero_paper_says(way: Any, args: tuple, parts: tuple, n: int) -> None:
+def test_a_rank_holds_what_the_zero_paper_says(n: int, way: Any, args: tuple, parts: tuple) -> None:
     sizes = [parameter.numel() for parameter in build("plain", torch.float32).parameters()]
     psi, blocks = sum(sizes), CONFIG.layers + 2
     for held in launch(way, n, args, device="cpu").results:
@@ -422,14 +420,13 @@ def train_steps(rank: int, way: str, steps: int) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize(("way", "halves"), [("DataParallel", 2), ("local", 2), ("sharded", 2), ("FullySharded", 3)])
-def test_a_step_sends_as_much_as_the_zero_paper_says(way: str, halves: int, n: int) -> None:
-    psi = sum(parameter.numel() for parameter in build("plain", torch.float32).parameters())
-    sent = [launch(train_steps, n, (way, steps), device="cpu").timeline.bytes_sent(0) for steps in (1, 2, 3)]
+def test_a_step_sends_as_much_as_the_zero_paper_says(way: str, halves: int) -> None:
+    n, psi = 4, sum(parameter.numel() for parameter in build("plain", torch.float32).parameters())
+    sent = [launch(train_steps, n, (way, steps), device="cpu").timeline.bytes_sent(0) for steps in (1, 2)]
     formula = halves * (n - 1) / n * 4 * psi
     blocks = CONFIG.layers + 2
-    assert 0 <= sent[2] - sent[1] - formula <= halves * 4 * blocks * n + 16  # padding, and the number of samples
+    assert 0 <= sent[1] - sent[0] - formula <= halves * 4 * blocks * n + 16  # padding, and the number of samples
 
 
 def test_each_block_is_gathered_while_the_one_before_it_computes() -> None:

@@ -10,8 +10,18 @@ from course_lib.experiments.training import train_layers
 from course_lib.questions.memory import TooLarge
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", True), ("d", False), ("e", False)])
+@pytest.mark.parametrize(
+    ("seed", "answer", "right"),
+    [
+        (0, "a", False),
+        (0, "b", False),
+        (0, "c", True),
+        (0, "d", False),
+        (0, "e", False),
+        (1, "c", True),
+        (2, "e", False),
+    ],
+)
 def test_q5(seed: int, answer: str, right: bool) -> None:
     outcome = questions.load("Q5", seed).form.run(answer)
     assert (outcome.right, outcome.shown) == (right, True)
@@ -24,14 +34,15 @@ def test_the_model_of_q5_is_too_large_for_one_device_and_not_for_several(seed: i
     assert 16 * int(text.split(" billion")[0].split()[-1]) > 80
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
-    ("answer", "right", "happened"),
+    ("seed", "answer", "right", "happened"),
     [
-        ("a", False, "and waits, it still holds"),
-        ("b", True, "on each of"),
-        ("c", False, "on each of"),
-        ("d", False, "on"),
+        (0, "a", False, "and waits, it still holds"),
+        (0, "b", True, "on each of"),
+        (0, "c", False, "on each of"),
+        (0, "d", False, "on"),
+        (1, "b", True, "on each of"),
+        (2, "c", False, "on each of"),
     ],
 )
 def test_q6(seed: int, answer: str, right: bool, happened: str) -> None:

@@ -55,13 +55,13 @@ def test_a_right_order_is_right_on_any_number_of_workers() -> None:
 
 
 def test_no_other_order_is_right() -> None:
-    """A few of those that can be run: what cannot is stopped on the ranks, and told below."""
+    """Two of those that can be run: what cannot is stopped on the ranks, and told below."""
     runnable = [
         order
         for order in itertools.permutations(SOLUTION)
         if order.index("split") < order.index("forward") < order.index("backward")
     ]
-    for order in random.Random(1).sample(runnable, 4):
+    for order in random.Random(1).sample(runnable, 2):
         assert run(" ".join(order)).right is respects_happens_before(order), order
 
 

@@ -77,6 +77,7 @@ def test_a_training_is_the_one_that_plain_torch_does() -> None:
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
+@pytest.mark.usefixtures("one_piece")
 def test_a_loss_scale_changes_no_digit_where_the_range_is_wide(format: str) -> None:
     plain, scaled = (trained(MixedPrecisionSetting(format, scale, True, 3e-3)).losses for scale in (1.0, SCALED))
     assert plain == scaled
