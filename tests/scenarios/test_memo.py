@@ -139,6 +139,7 @@ def test_no_plan_crashes_a_check_and_none_that_does_not_fit_passes(fields: dict[
         "NVLink has 300 GB/s, and the network 25 Gbit/s, which are 3.1 GB/s.",
         "Each of the 13 billion parameters takes 16 bytes, 206 GB in all.",
         "Without ZeRO the optimizer's state would take 19 GiB.",
+        "Without ZeRO it would not fit. The optimizer's state takes 19 GiB then.",
         "10 GiB are left on it.",
         "We have dp 4 x tp 2 x pp 4 and 32 micro-batches of 2.",
     ],
