@@ -108,7 +108,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
 def test_no_plan_crashes_a_check_and_none_that_does_not_fit_passes(fields: dict[str, Any], is_completed: bool) -> None:
     if is_completed:  # as many replicas as make 32 devices, so that more of them are possible
         fields["dp"] = max(1, 32 // (fields["tp"] * fields["pp"] * fields["cp"]))
-    form = questions.load(PLAN).form
+    form: Any = questions.load(PLAN).form
     try:
         answer = form.read(" ".join(f"{name}={value}" for name, value in fields.items()))
     except ValueError as error:

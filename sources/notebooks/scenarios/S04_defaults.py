@@ -7,8 +7,8 @@
 # **You need:** the lesson on [planning](../09_planning.ipynb).
 #
 # You are on a platform team. Twelve groups train models of 0.35 to 70 billion parameters on what your company has
-# bought over the years: gaming cards with PCIe, V100 without bf16, A100 on a slow network, H100, H200, B200. Most groups
-# take whatever plan the platform proposes. So far it proposes what the largest group once needed.
+# bought over the years: gaming cards with PCIe, V100 without bf16, A100 on a slow network, H100, H200, B200. Most
+# groups take whatever plan the platform proposes. So far it proposes what the largest group once needed.
 #
 # You write the defaults anew: a short function that gets a model, a cluster and a minibatch, and returns a `Plan`. It
 # may ask whether a plan fits: `estimate(model, cluster, plan, global_batch).fits`, from `course_lib.planner`. It should
