@@ -116,8 +116,8 @@ def start(arguments: argparse.Namespace) -> int:
 
 
 def present(arguments: argparse.Namespace) -> int:
-    """Project a lesson, named by its number: large type, sections that unfold one by one, questions without answers."""
-    lesson = chosen("lesson", ROOT.glob("notebooks/[0-9]*.ipynb"), arguments.names)
+    """Project a lesson or scenario, named by its number (5, S2): large type, sections unfold, questions for a room."""
+    lesson = chosen("lesson", ROOT.glob("notebooks/**/[0-9S]*.ipynb"), arguments.names)
     prepare()
     print(f"Starting JupyterLab with {lesson}, on a copy: what you change here is not kept.")
     print("Right arrow or Page Down: to the next section, and open it. Left arrow or Page Up: back.")
@@ -219,7 +219,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 HANDED_OUT = [
     *("README.md", "course.py", "pyproject.toml", "setup.py", "requirements.lock", "environment.yml", ".gitignore"),
-    *("notebooks", "exercises", "course_lib", "sources/jupyterlab", "sources/questions"),
+    *("notebooks", "exercises", "course_lib", "sources/jupyterlab", "sources/questions", "sources/scenarios"),
 ]
 COMMANDS = {
     "lab": (lab, None),
@@ -237,9 +237,12 @@ COMMANDS = {
 
 
 def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> str:
-    """The page whose name begins like the one given: 5 and 05 stand for 05_pipeline_parallelism. None: the first."""
+    """The page whose name begins like the one given: 5 and 05 stand for 05_pipeline_parallelism, S2 for S02_night_call.
+
+    None: the first.
+    """
     known = sorted(page.stem for page in pages)
-    asked = names[0].zfill(2) if names else known[0]
+    asked = re.sub(r"\d+", lambda number: number[0].zfill(2), names[0], count=1) if names else known[0]
     found = [name for name in known if name.startswith(asked)]
     if len(names) > 1 or len(found) != 1:
         stop(f"There is no {kind} {' '.join(names)!r}; choose one of {', '.join(known)}, or only its number.")
@@ -265,7 +268,7 @@ def stage(folder: Path, lesson: str) -> list[str]:
     """Put a copy of the lessons in this folder, ready to be projected. Returns JupyterLab's options for it."""
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
-    for file in (folder / "notebooks").glob("*.ipynb"):
+    for file in (folder / "notebooks").rglob("*.ipynb"):
         page = json.loads(file.read_text(encoding="utf-8"))
         pairs = zip(page["cells"], [None, *page["cells"]], strict=False)
         page["cells"] = [part for pair in pairs for part in projected(*pair)]
@@ -274,7 +277,7 @@ def stage(folder: Path, lesson: str) -> list[str]:
     shutil.copy(SETTINGS / "overrides.json", folder / "lab")
     return [
         f"--ServerApp.root_dir={folder}",
-        f"--LabApp.default_url=/doc/tree/notebooks/{lesson}.ipynb",
+        f"--LabApp.default_url=/doc/tree/notebooks/{'scenarios/' * lesson.startswith('S')}{lesson}.ipynb",
         f"--LabApp.app_settings_dir={folder / 'lab'}",
         f"--LabApp.user_settings_dir={folder / 'lab'}",
         f"--LabApp.workspaces_dir={folder / 'lab'}",

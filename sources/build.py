@@ -1,6 +1,6 @@
 """Build what people open from the percent scripts that authors edit.
 
-    sources/notebooks/NAME.py  ->  notebooks/NAME.ipynb       run, with outputs
+    sources/notebooks/NAME.py  ->  notebooks/NAME.ipynb       run, with outputs; NAME may be scenarios/S02_...
     sources/exercises/NAME.py  ->  solutions/NAME/NAME.ipynb  run, with outputs
                                ->  exercises/NAME/NAME.ipynb  what `nbgrader generate_assignment` makes of the solution
 
@@ -61,10 +61,11 @@ class Product:
 
 def products(root: Path) -> list[Product]:
     """Every notebook that should exist, solutions before exercises."""
-    lessons = sorted(root.glob("sources/notebooks/*.py"))
+    scripts = root / "sources" / "notebooks"
+    lessons = sorted(path.relative_to(scripts) for path in scripts.rglob("*.py"))
     exercises = sorted(root.glob("sources/exercises/*.py"))
     return [
-        *(Product("lesson", path, root / "notebooks" / f"{path.stem}.ipynb") for path in lessons),
+        *(Product("lesson", scripts / path, root / "notebooks" / path.with_suffix(".ipynb")) for path in lessons),
         *(Product("solution", path, root / "solutions" / path.stem / f"{path.stem}.ipynb") for path in exercises),
         *(Product("exercise", path, root / "exercises" / path.stem / f"{path.stem}.ipynb") for path in exercises),
     ]

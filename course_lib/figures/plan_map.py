@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -15,23 +15,30 @@ from course_lib.figures.words import plan_in_words
 if TYPE_CHECKING:
     from course_lib.planner import Estimate, Found
 
-FRONT = LINES[1]
+FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
 COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
 
 
-def plan_map(found: Found, by: str = "tp", width: int = 800, title: str | None = None) -> Picture:
+def plan_map(
+    found: Found,
+    by: str = "tp",
+    width: int = 800,
+    title: str | None = None,
+    marked: Mapping[str, Estimate] | None = None,
+) -> Picture:
     """Draw every plan that a search found: memory across, time up, both by powers.
 
-    by: what the color of a dot says, "tp", "zero" or "recompute".
+    by: what the color of a dot says, "tp", "zero" or "recompute".  marked: plans to point out, by what to call them.
 
     The line joins the plans that no other beats in both; to the left of the dashed one they fit. Its two ends have
     their intervals: what is not known of the machine makes all plans on it slower or faster together.
     """
-    needed = [one.memory.total / GiB for one in found]
+    pointed_out = marked or {}
+    needed = [one.memory.total / GiB for one in (*found, *pointed_out.values())]
     memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed, unit="GiB")
-    steps = [one.step_time for one in found]
+    steps = [one.step_time for one in (*found, *pointed_out.values())]
     ends = [edge for step in steps for edge in (step.low, step.high)]
     time = Axis.by_powers("time of one step (s)", ends, unit="s")
     clouds = list(_clouds(found, by))
@@ -40,11 +47,15 @@ def plan_map(found: Found, by: str = "tp", width: int = 800, title: str | None =
     capacity = found[0].capacity
     limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
     marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
+    for name, one in pointed_out.items():
+        words = Words(name, right=9, down=-9, has_halo=True)
+        marks.append(Curve(name, [_point(one, f"{name}: {_in_words(one)}", words)], MARKED))
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
+    looks: dict[str, Style | Line | None] = {BEST: FRONT, **dict.fromkeys(pointed_out, MARKED), LIKELY: None}
     legend: dict[str, Style | Line | None] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
     panel = Panel(memory, time, marks, 320.0, left=60.0)
-    chart = Chart([panel], {"modelled"}, title, width, {**legend, BEST: FRONT, LIKELY: None})
+    chart = Chart([panel], {"modelled"}, title, width, {**legend, **looks})
     return Picture.of(chart, _summary(found), [_row(one) for one in found.pareto])
 
 

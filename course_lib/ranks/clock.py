@@ -3,8 +3,8 @@
 Eight ranks on two cores cannot show what eight devices do, however long one waits. So in a run with a `Pace` every
 rank carries a clock of its own, which starts at zero and moves by these rules alone:
 
-    compute      a mark takes the seconds that the pace has for its kind and work, and more on a slow rank; what is not
-                 marked takes none, and neither does a mark that the pace has no seconds for (the timeline names its kind)
+    compute      a mark takes the seconds that the pace has for its kind and work, and more on a slow rank. What is
+                 not marked takes none, and neither does a mark that the pace has no seconds for (the timeline says so)
     message      queues on the sender's outgoing link (it has one inside the node and one between nodes) behind the
                  messages posted there before, occupies it for bytes / bandwidth, and arrives a latency later. It
                  occupies nothing at the receiver. The sender is free once the link is, whether or not the receive

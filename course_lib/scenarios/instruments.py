@@ -17,7 +17,7 @@ from course_lib.figures import Picture, gantt, loss_at_end, lost_time, time_brea
 from course_lib.figures.axis import duration, number, percent
 from course_lib.ranks import launch
 from course_lib.scenarios.replay import replay
-from course_lib.scenarios.situation import DEVICES, PER_MACHINE, Situation
+from course_lib.scenarios.situation import DEVICES, Situation
 from course_lib.scenarios.training import RANKS, train
 from course_lib.timeline import compute
 
@@ -30,10 +30,9 @@ class Signals(NamedTuple):
     samples_per_second: float
     loss: float
 
-    @property
-    def facts(self) -> dict[str, str]:
-        loss = number(self.loss) if isfinite(self.loss) else "not a number"
-        return {"samples per second (emulated)": f"{self.samples_per_second:.0f}", "loss at the end (measured)": loss}
+    def __str__(self) -> str:
+        loss = f"a loss of {number(self.loss)}" if isfinite(self.loss) else "a loss that is no number"
+        return f"{self.samples_per_second:.0f} samples a second (emulated), {loss} at the end (measured)"
 
 
 def signals(job: Situation) -> Signals:
@@ -116,7 +115,7 @@ def _gradients(job: Situation) -> Reading:
 
 def _updates(job: Situation) -> Reading:
     moved = train(job.recipe)[0].moved
-    return Reading({"the last update moved the weights by": percent(moved) if isfinite(moved) else "not a number"})
+    return Reading({"the last update moved the weights by": f"{moved:.2%}" if isfinite(moved) else "no number"})
 
 
 INSTRUMENTS: dict[str, Instrument] = {
@@ -129,5 +128,3 @@ INSTRUMENTS: dict[str, Instrument] = {
     "gradients": Instrument("Each replica's gradients, before they are added up", 15, _gradients),
     "devices": Instrument("Each device alone", 20, _devices),
 }
-
-

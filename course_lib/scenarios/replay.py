@@ -11,6 +11,7 @@ time of a blink.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline, compute
 
 
+@lru_cache(maxsize=32)
 def replay(job: Situation) -> Timeline:
     """One step of a job, on the emulated clock."""
     return after_barrier(launch(_step, DEVICES, (job,), pace=job.pace).timeline)

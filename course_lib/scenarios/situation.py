@@ -4,14 +4,13 @@ Eight devices in two machines of four. A case starts from a healthy job; a culpr
 is what is set otherwise, so all three are the same kind of thing:
 
     healthy                     Situation(dp=8)
-    a culprit                   replace(healthy, slow={5: 1.6})
-    somebody's repair of it     replace(that, buckets=1)
+    a culprit                   healthy.but(slow=(5, 1.6))
+    somebody's repair of it     that.but(buckets=1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -43,6 +42,9 @@ class Recipe(NamedTuple):
     bad_rank: int | None = None
 
 
+HEALTHY = Recipe()
+
+
 @dataclass(frozen=True)
 class Situation:
     """A job as it is. Everything is set as one should, as long as nothing else is said.
@@ -51,7 +53,7 @@ class Situation:
     layers: how many each stage has; () for equal numbers.
     buckets: messages that a replica's gradients leave in, each as soon as its layers are done; 1: all at the end.
     in_turn: ranks 0, 2, 4 and 6 are on machine 0, in place of 0, 1, 2 and 3.
-    slow: devices that take longer, and how many times as long.  between: the link between the machines.
+    slow: a device that takes longer, and how many times as long.  between: the link between the machines.
     recipe: the other half.
     """
 
@@ -63,9 +65,9 @@ class Situation:
     layers: tuple[int, ...] = ()
     buckets: int = 8
     in_turn: bool = False
-    slow: Mapping[int, float] = field(default_factory=dict)
+    slow: tuple[int, float] | None = None
     between: Link = BETWEEN
-    recipe: Recipe = Recipe()
+    recipe: Recipe = HEALTHY
 
     def but(self, **changes: object) -> Situation:
         """The same with some things otherwise, of either half."""
@@ -81,7 +83,7 @@ class Situation:
     def pace(self) -> Pace:
         device = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE}
         nodes = DEVICES // PER_MACHINE if self.in_turn else None
-        return Pace(device, INSIDE, self.between, PER_MACHINE, self.slow, nodes)
+        return Pace(device, INSIDE, self.between, PER_MACHINE, dict([self.slow] if self.slow else []), nodes)
 
     def machine(self, rank: int) -> int:
         return self.pace.node(rank)

@@ -1,0 +1,159 @@
+"""A case that asks for a plan: two tasks, the second one harder.
+
+What a student decides are four questions. None has a key: the planner tries every answer, and any plan will do that
+reaches the targets.
+
+    NAME_limit     what holds it back?         each option is a change; which one helps most?
+    NAME_plan      a first plan                does it reach the first targets?
+    NAME_better    a better one                does it reach tighter ones, or those of another cluster?
+    NAME_defend    why this one?               the plan that was chosen beside the best that a search finds
+
+A seed draws another model, device or link. All of it is modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from string import Formatter
+
+from course_lib import journal
+from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
+from course_lib.planner import Estimate, Plan, estimate
+from course_lib.questions import plan_text
+from course_lib.questions.asking import Ask, choice, each, open_case, plan
+from course_lib.questions.catalog import CATALOG
+from course_lib.questions.outcome import Feedback, Outcome
+from course_lib.questions.question import Question
+from course_lib.scenarios.targets import Task, brief, listed
+
+
+@dataclass(frozen=True)
+class Planning:
+    """A case. tasks: a first and a harder one, for each of its variants."""
+
+    name: str
+    tasks: Sequence[tuple[Task, Task]]
+
+    def variant(self, seed: int = 0) -> Variant:
+        return Variant(self, seed, *self.tasks[seed % len(self.tasks)])
+
+    def questions(self) -> dict[str, Step]:
+        """By name: what `questions.load` looks up."""
+        return {
+            f"{self.name}_limit": Step(self, lambda variant: choice(each(_change, variant.first.changes))),
+            f"{self.name}_plan": Step(self, lambda variant: plan(_judge, _now)),
+            f"{self.name}_better": Step(self, lambda variant: plan(_judge, _now), is_harder=True),
+            f"{self.name}_defend": Step(self, lambda variant: open_case(lambda _: variant.compare()), is_harder=True),
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """One question of a case. is_harder: about the second task."""
+
+    case: Planning
+    ask: Callable[[Variant], Ask]
+    is_harder: bool = False
+
+    def question(self, name: str, seed: int = 0) -> Question:
+        variant = self.case.variant(seed)
+        task, page = variant.then if self.is_harder else variant.first, CATALOG[name]
+        page = replace(page, sections={key: text for key, text in page.sections.items() if key != "debrief"})
+        facts = {
+            "model": task.words,
+            "machine": task.machine,
+            "targets": listed(task.targets),
+            "states": f"{16 * task.model.parameters / 1e9:,.0f} GB",
+        }
+        said = {field for section in page.sections.values() for _, field, _, _ in Formatter().parse(section.text)}
+        page = page.fill({field: fact for field, fact in facts.items() if field in said})
+        form = self.ask(variant)(page, task)
+        return Question(name, seed, page.text, form, varies=False)  # else one card would change, and the others not
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A case with one of its pairs of tasks, chosen by the seed."""
+
+    case: Planning
+    seed: int
+    first: Task
+    then: Task
+
+    def evidence(self) -> Feedback:
+        """What is known before anybody decides: the job, the machine, and what the plan as it stands costs."""
+        task, one = self.first, self.first.estimate()
+        model = f"{task.model.parameters / 1e9:.1f} billion parameters, {task.model.layers} layers"
+        facts = {
+            "model": f"{model}, sequences of {task.model.sequence:,} tokens, {task.batch} of them in a minibatch",
+            "machine": task.machine,
+            "the plan as it stands": brief(one),
+        }
+        pictures = [memory_by_part(devices(one), one.capacity, title="What the plan as it stands needs")]
+        if task.old:
+            old = task.estimate(task.old)
+            facts[f"before, on {old.cluster.devices} {old.cluster.device}"] = brief(old)
+            pictures.append(step_time_by_part({"before": old, "now": one}, title="The same plan, before and now"))
+        said = listed(f"{what}: {fact}" for what, fact in facts.items())
+        return Feedback("", Outcome(None, f"The planner's figures (modelled):\n\n{said}", pictures=tuple(pictures)))
+
+    def compare(self) -> Outcome:
+        """The plan that was last decided on, and what else one might have chosen."""
+        note, task = journal.latest(f"{self.case.name}_better", self.seed), self.then
+        mine = note and estimate(task.model, task.cluster, plan_text.parse(note.answer), task.batch)
+        steps = {"your plan": mine} if mine else {}
+        steps |= {name: task.estimate(change) for name, change in task.turns.items()}
+        steps["best of a search"] = task.reaching.best
+        lines = listed(f"{name}: {brief(one)}" for name, one in steps.items())
+        said = f"{mine.interval if mine else 'You have not decided on a plan yet.'} Modelled:\n\n{lines}"
+        return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
+
+    def debrief(self, anyway: bool = False) -> Feedback:
+        """What the usual turns lead to, and where it has happened. Not before a plan has reached all targets."""
+        done = (f"{self.case.name}_better", self.seed, True)
+        if not anyway and not any((note.question, note.seed, note.right) == done for note in journal.notes()):
+            return Feedback("", Outcome(None, "There is no debrief yet. First find a plan that reaches all targets."))
+        said = []
+        for name, change in self.then.turns.items():
+            missed = ", ".join(self.then.missed(self.then.estimate(change)))
+            said.append(f"{name}: {brief(self.then.estimate(change))}; misses {missed or 'nothing'}")
+        said.append(f"the best that a search finds: {brief(self.then.reaching.best)}")
+        incident = CATALOG[f"{self.case.name}_defend"].sections["debrief"].text
+        return Feedback("", Outcome(None, f"What usual choices lead to (modelled):\n\n{listed(said)}", incident))
+
+
+def _now(task: Task) -> Plan:
+    return plan_text.parse(task.now)
+
+
+def _change(name: str, task: Task) -> Outcome:
+    """Does this change help more than the others? First it has to fit, then it has to be fast."""
+    steps = {other: task.estimate(change) for other, change in task.changes.items()}
+    gains = {other: (one.fits, one.tokens_per_second) for other, one in steps.items()}
+    is_all_else = isinstance(task.changes[name], tuple) and task.changes[name][0]
+    beside = ({} if is_all_else else {"as it stands": task.estimate()}) | {"tried": steps[name]}
+    said = " ".join(f"{who.capitalize()}: {brief(one)}." for who, one in beside.items())
+    if all(one.fits for one in beside.values()):
+        picture = step_time_by_part(beside, title="What the time of a step goes into")
+    else:
+        held = {who: one.memory for who, one in beside.items()}
+        picture = memory_by_part(held, steps[name].capacity, title="What lies in the fullest device")
+    return Outcome(gains[name] == max(gains.values()), f"Modelled. {said}", pictures=(picture,))
+
+
+def _judge(task: Task, one: Estimate) -> Outcome:
+    """Any plan that reaches the targets will do."""
+    said = f"Modelled:\n\n{listed(target.of(one) for target in task.targets)}\n\n{one.interval}"
+    if task.missed(one):
+        memory = memory_by_part(devices(one), task.room, title="What each device of a pipeline holds, and may hold")
+        time = step_time_by_part({"your plan": one}, title="What the time of a step goes into")
+        return Outcome(False, said, task.loosen(one), pictures=(memory, time))
+    beside = {"your plan": one, "best of a search": task.reaching.best}
+    held = {name: step.memory for name, step in beside.items()}
+    pictures = (
+        memory_by_part(held, one.capacity, title="What lies in the fullest device"),
+        step_time_by_part(beside, title="What the time of a step goes into"),
+        plan_map(task.found, title="Every plan, and yours", marked={"your plan": one}),
+    )
+    return Outcome(True, said, task.rank(one), pictures=pictures)
