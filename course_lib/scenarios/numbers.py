@@ -102,11 +102,10 @@ class _Number(NamedTuple):
 
     def slip(self, fact: Fact) -> str:
         """Which leads from the fact to the number; "" if none does."""
-        slips = {1.024 ** POWERS.get(self.unit[:1], 0): BINARY} if self.quantity is BYTES else {}
-        for factor, text in {**SLIPS, **slips}.items():
-            if fact.value and any(
-                abs(self.value / fact.value / slip - 1) <= TOLERANCE for slip in (factor, 1 / factor)
-            ):
+        binary = 1.024 ** POWERS.get(self.unit[:1], 0) if self.quantity is BYTES else 1.0
+        off = self.value / fact.value
+        for factor, text in [*SLIPS.items(), (binary, BINARY)]:
+            if any(abs(off / slip - 1) <= TOLERANCE for slip in (factor, 1 / factor)):
                 return text
         return ""
 

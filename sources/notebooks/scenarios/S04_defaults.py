@@ -1,5 +1,5 @@
 # %% [markdown]
-# # S4: Defaults for a fleet
+# # Scenario 4: defaults for a fleet
 #
 # **What you do:** write the function that chooses a plan for teams who do not want to choose one, and try it on a dozen
 # models and clusters.<br>

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # S5: The memo
+# # Scenario 5: the memo
 #
 # **What you do:** recommend a plan for 32 GPUs, and defend it in a memo of two pages.<br>
 # **Time:** 90 minutes.<br>
