@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib.planner import Cluster, ModelSpec
-from course_lib.scenarios.plans import Planning, Task
+from course_lib.scenarios.plans import Planning
+from course_lib.scenarios.targets import Task
 
 # Zhang et al. 2022, "OPT", table 1; Black et al. 2022, "GPT-NeoX-20B", section 2.
 OPT_30B = ModelSpec(48, 7168, 56, sequence=2048, vocab=50272, flash_attention=True)

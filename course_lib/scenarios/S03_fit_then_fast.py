@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from course_lib.planner import Cluster, ModelSpec
 from course_lib.questions.strategies import MODEL
-from course_lib.scenarios.plans import Planning, Task
+from course_lib.scenarios.plans import Planning
+from course_lib.scenarios.targets import Task
 
 LLAMA_70B = replace(MODEL, sequence=4096)
 # Zhang et al. 2022, "OPT", table 1; Touvron et al. 2023, "LLaMA", table 2: the 65B model.

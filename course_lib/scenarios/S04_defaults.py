@@ -82,7 +82,7 @@ def _with(name: str) -> Trials:
     of = {(pair.model, pair.cluster): pair.best for pair in FLEET.values()}
 
     def policy(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:
-        wide = {"tp": cluster.devices_per_node, "dp": cluster.nodes} if name == "node" else {}
+        wide: dict[str, Any] = {"tp": cluster.devices_per_node, "dp": cluster.nodes} if name == "node" else {}
         return replace(of[model, cluster], **WRONG[name], **wide)
 
     return trial(policy)

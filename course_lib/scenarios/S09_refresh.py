@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib.planner import Cluster, ModelSpec
-from course_lib.scenarios.plans import Planning, Task
+from course_lib.scenarios.plans import Planning
+from course_lib.scenarios.targets import Task
 
 # Narayanan et al. 2021, table 1: the models of 18.4 and 39.1 billion parameters.
 GPT_18B = ModelSpec(40, 6144, 48, sequence=2048, vocab=51200, flash_attention=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib.planner import Cluster, ModelSpec
-from course_lib.scenarios.plans import Planning, Task
+from course_lib.scenarios.plans import Planning
+from course_lib.scenarios.targets import Task
 
 # Zhang et al. 2022, "OPT", table 1, with longer sequences; Narayanan et al. 2021, table 1: 18.4 billion.
 LONG_13B = ModelSpec(40, 5120, 40, sequence=8192, vocab=50272, flash_attention=True)

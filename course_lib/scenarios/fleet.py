@@ -39,8 +39,8 @@ def _gpt(layers: int, hidden: int, heads: int, sequence: int = 2048) -> ModelSpe
 
 def _llama(layers: int, hidden: int, heads: int, sequence: int) -> ModelSpec:
     """In the shape of Llama 3 (Llama Team 2024, table 3)."""
-    shape = {"kv_heads": 8, "ffn_hidden": 7 * hidden // 2, "gated_mlp": True, "tied_embeddings": False}
-    return ModelSpec(layers, hidden, heads, sequence, vocab=128_256, flash_attention=True, **shape)  # type: ignore[arg-type]
+    shape: dict[str, Any] = {"kv_heads": 8, "ffn_hidden": 7 * hidden // 2, "gated_mlp": True, "tied_embeddings": False}
+    return ModelSpec(layers, hidden, heads, sequence, vocab=128_256, flash_attention=True, **shape)
 
 
 _A100, _V100 = (
@@ -48,8 +48,8 @@ _A100, _V100 = (
     Cluster("V100-32GB", 4, between="InfiniBand EDR", nics_per_node=4),
 )
 _SLOW, _H100 = Cluster("A100-40GB", 4, between="Ethernet 25"), Cluster("H100-80GB", 4, between="InfiniBand NDR")
-_AGAIN = {"recompute": "selective"}
-_CUT = {"sequence_parallel": True, "zero": 1}
+_AGAIN: dict[str, Any] = {"recompute": "selective"}
+_CUT: dict[str, Any] = {"sequence_parallel": True, "zero": 1}
 FLEET: dict[str, Pair] = {
     "0.35B on 4 RTX 4090": Pair(_gpt(24, 1024, 16, 1024), Cluster("RTX-4090", 1, 4), 64, Plan(4, 1, 1, 16, zero=1)),
     "1.3B on 8 RTX 4090": Pair(_gpt(24, 2048, 16), Cluster("RTX-4090"), 64, Plan(8, 1, 1, 4, zero=1, **_AGAIN)),

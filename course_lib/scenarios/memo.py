@@ -144,7 +144,8 @@ def _parts(plan: Estimate | None) -> Iterator[tuple[str, str, str]]:
         note = question.latest()
         said = note.answer if note else UNWRITTEN
         if note and name not in SECTIONS:
-            said = f"{question.form.words(note.answer)}."
+            words = question.form.words(note.answer)
+            said = f"{words[:1].upper()}{words[1:]}."
         checked = ""
         if plan and name == PLAN:
             checked = "\n\n".join(text for _, text in demands(CASE, plan))

@@ -87,8 +87,8 @@ class _Number(NamedTuple):
 
     @property
     def is_otherwise(self) -> bool:
-        """Whether it is about another plan than the one that is recommended."""
-        return bool(_OTHERWISE.search(self.sentence) or _OTHERWISE.search(self.before))
+        """Whether its sentence is about another plan than the one that is recommended."""
+        return bool(_OTHERWISE.search(self.sentence))
 
     def is_close(self, fact: Fact) -> bool:
         rounding = min(self.rounding, ROUNDED * abs(fact.value))
@@ -102,11 +102,10 @@ class _Number(NamedTuple):
 
     def slip(self, fact: Fact) -> str:
         """Which leads from the fact to the number; "" if none does."""
-        slips = {1.024 ** POWERS.get(self.unit[:1], 0): BINARY} if self.quantity is BYTES else {}
-        for factor, text in {**SLIPS, **slips}.items():
-            if fact.value and any(
-                abs(self.value / fact.value / slip - 1) <= TOLERANCE for slip in (factor, 1 / factor)
-            ):
+        binary = 1.024 ** POWERS.get(self.unit[:1], 0) if self.quantity is BYTES else 1.0
+        off = self.value / fact.value
+        for factor, text in [*SLIPS.items(), (binary, BINARY)]:
+            if any(abs(off / slip - 1) <= TOLERANCE for slip in (factor, 1 / factor)):
                 return text
         return ""
 
@@ -138,7 +137,8 @@ def _numbers(text: str) -> Iterator[_Number]:
 
 def _remark(number: _Number, facts: list[Fact]) -> Remark:
     near = sorted(facts, key=number.distance)
-    close = [fact for fact in near if number.is_close(fact) and (number.is_otherwise or not fact.beside)]
+    goes_on = number.is_otherwise or bool(_OTHERWISE.search(number.before))
+    close = [fact for fact in near if number.is_close(fact) and (goes_on or not fact.beside)]
     if close and number.distance(close[0]) < FAR:
         return Remark(number.written, AGREES, close[0].name)
     own = [fact for fact in near if fact.own and number.distance(fact) < FAR - 1]

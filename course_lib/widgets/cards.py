@@ -247,7 +247,7 @@ class Card:
         self._go(HIDE)
 
     def _run_the_room_s_answer(self) -> list[Feedback]:
-        form = self.question.form
+        form: Any = self.question.form
         answer = form.read(self.field.answer)
         return [Feedback(form.words(answer), form.run(answer))]
 

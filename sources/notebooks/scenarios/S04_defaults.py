@@ -1,18 +1,19 @@
 # %% [markdown]
-# # S4: Defaults for a fleet
+# # Scenario 4: defaults for a fleet
 #
 # **What you do:** write the function that chooses a plan for teams who do not want to choose one, and try it on a dozen
 # models and clusters.<br>
 # **Time:** 60 minutes.<br>
 # **You need:** the lesson on [planning](../09_planning.ipynb).
 #
-# You are on a platform team. Twelve groups train models of 0.35 to 70 billion parameters on what your company has bought
-# over the years: gaming cards with PCIe, V100 without bf16, A100 on a slow network, H100, H200, B200. Most groups take
-# whatever plan the platform proposes. So far it proposes what the largest group once needed.
+# You are on a platform team. Twelve groups train models of 0.35 to 70 billion parameters on what your company has
+# bought over the years: gaming cards with PCIe, V100 without bf16, A100 on a slow network, H100, H200, B200. Most
+# groups take whatever plan the platform proposes. So far it proposes what the largest group once needed.
 #
-# You write the defaults anew: a short function that gets a model, a cluster and a minibatch, and returns a `Plan`. It may
-# ask `estimate` whether a plan fits. It should not try thousands of plans: a default has to be explained to those who get
-# it. What counts is the worst case, not the mean: a group for which the default does not run calls you at night.
+# You write the defaults anew: a short function that gets a model, a cluster and a minibatch, and returns a `Plan`. It
+# may ask whether a plan fits: `estimate(model, cluster, plan, global_batch).fits`, from `course_lib.planner`. It should
+# not try thousands of plans: a default has to be explained to those who get it. What counts is the worst case, not the
+# mean: a group for which the default does not run calls you at night.
 #
 # ## 1. Before you write
 #
@@ -35,7 +36,7 @@ Card("S4_costly")
 # does it run?
 
 # %%
-from course_lib.planner import Plan, estimate
+from course_lib.planner import Plan
 from course_lib.scenarios import fleet
 
 
@@ -50,8 +51,8 @@ fleet.trial(policy)
 # raised. Otherwise the second column says how many times as long a step takes as with the best plan that `search` finds
 # there (modelled).
 #
-# Change the function above until it runs for all twelve, and then until no step takes more than 1.5 times as long as the
-# best.
+# Change the function above until it runs for all twelve, and then until no step takes more than 1.5 times as long as
+# the best.
 #
 # <details><summary>Hint 1: what do replicas hold twice?</summary>
 #
@@ -78,11 +79,12 @@ Card("S4_page")
 # %% [markdown]
 # <details><summary>When your policy runs for all twelve: what there is to see</summary>
 #
-# - **A default that stops is cheaper than one that is slow.** The first is mended within an hour. Tensor ranks over a whole
-#   node run everywhere, and cost a small model on a slow bus three quarters of its time.
+# - **A default that stops is cheaper than one that is slow.** The first is mended within an hour. Tensor ranks over a
+#   whole node run everywhere, and cost a small model on a slow bus three quarters of its time.
 # - **The cheapest change first.** Sharing out the optimizer's state costs next to nothing. Computing again what takes
 #   little time comes next. Cutting matrices and layers comes last, and no further than needed.
 # - **The odd ones decide.** A mean over the fleet hides the one group with long samples, and the one without bf16.
-# - **Say what it assumes.** The planner knows devices and links, not your kernels: compare a short run with its interval.
+# - **Say what it assumes.** The planner knows devices and links, not your kernels: compare a short run with its
+#   interval.
 #
 # </details>

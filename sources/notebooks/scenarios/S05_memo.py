@@ -1,5 +1,5 @@
 # %% [markdown]
-# # S5: The memo
+# # Scenario 5: the memo
 #
 # **What you do:** recommend a plan for 32 GPUs, and defend it in a memo of two pages.<br>
 # **Time:** 90 minutes.<br>
@@ -7,8 +7,8 @@
 #
 # Your group has been given 4 nodes of 8 A100 with 40 GiB each. Inside a node a GPU sends 300 GB/s (NVLink), between
 # nodes 25 Gbit/s (Ethernet). You are to train a model of 13 billion parameters, with 40 layers of width 5,120, on
-# minibatches of 256 samples of 2,048 tokens. It does not fit on one GPU. It has been trained on one node, and the head of
-# the group expects that four nodes are nearly four times as fast: at least 80% of that. She wants a memo with
+# minibatches of 256 samples of 2,048 tokens. It does not fit on one GPU. It has been trained on one node, and the head
+# of the group expects that four nodes are nearly four times as fast: at least 80% of that. She wants a memo with
 #
 # 1. a plan: data, tensor and pipeline parallelism, micro-batches, precision;
 # 2. how it solves the out-of-memory problem;
