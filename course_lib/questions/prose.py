@@ -104,7 +104,8 @@ def read(*folders: Path) -> dict[str, Page]:
             raise ValueError(f"{page.place}: {pages[page.name].place} is {page.name}, too; choose another name")
         pages[page.name] = page
     if not pages:
-        raise FileNotFoundError(f"{SOURCES} has no questions; copy the folder sources/ of the course to where it was")
+        looked = " and ".join(map(str, folders or FOLDERS))
+        raise FileNotFoundError(f"{looked} has no questions; copy the folder sources/ of the course to where it was")
     return pages
 
 

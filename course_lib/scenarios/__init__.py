@@ -11,19 +11,17 @@ a plan is a model, a cluster and what the plan must reach: `plans`. Their prose 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from course_lib.scenarios.faults import Variant
+from typing import Any
 
 FAULTS = ("S02_night_call", "S06_postmortem", "S07_regression", "S08_two_clusters")
+PLANS = ("S01_single_node", "S03_fit_then_fast", "S09_refresh", "S10_memory_bound")
 
 
-def load(name: str, seed: int = 0) -> Variant:
-    """A case with a fault. seed: which of its culprits, and other numbers.
+def load(name: str, seed: int = 0) -> Any:
+    """A case with its evidence: a `faults.Variant` or a `plans.Variant`. seed: which cause, or which job and machine.
 
     Raises ValueError for a name that is none.
     """
-    if name not in FAULTS:
-        raise ValueError(f"name={name!r} is no case with a fault; choose one of {', '.join(FAULTS)}")
+    if name not in FAULTS + PLANS:
+        raise ValueError(f"name={name!r} is no such case; choose one of {', '.join(sorted(FAULTS + PLANS))}")
     return importlib.import_module(f"course_lib.scenarios.{name}").CASE.variant(seed)

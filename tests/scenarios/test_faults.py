@@ -154,7 +154,7 @@ def test_every_culprit_has_its_words(name: str) -> None:
 
 
 def test_what_does_not_exist_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="no case with a fault; choose one of S02_night_call"):
+    with pytest.raises(ValueError, match="no such case; choose one of S01_single_node, S02_night_call"):
         scenarios.load("S99")
     with pytest.raises(ValueError, match="no instrument; choose one of placement"):
         scenarios.load("S02_night_call").measure("thermometer")
