@@ -239,7 +239,7 @@ class Card:
 
     def _run_the_room_s_answer(self) -> list[Feedback]:
         form = self.question.form
-        answer = form.read(self.field.answer)
+        answer: Any = form.read(self.field.answer)
         return [Feedback(form.words(answer), form.run(answer))]
 
     def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
