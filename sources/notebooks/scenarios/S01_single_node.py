@@ -23,7 +23,7 @@
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 
-case = scenarios.load("S01_single_node")  # seed=1, 2: another model, device or link
+case = scenarios.load("S01_single_node")  # seed=1, 2, 3: another model, device or link
 case.evidence()
 
 # %%

@@ -24,7 +24,7 @@
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 
-case = scenarios.load("S09_refresh")  # seed=1, 2: another model
+case = scenarios.load("S09_refresh")  # seed=1: another model
 case.evidence()
 
 # %%

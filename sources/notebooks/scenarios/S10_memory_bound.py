@@ -23,7 +23,7 @@
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 
-case = scenarios.load("S10_memory_bound")  # seed=1, 2: another model
+case = scenarios.load("S10_memory_bound")  # seed=1: another model
 case.evidence()
 
 # %%
