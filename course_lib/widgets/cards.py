@@ -238,8 +238,8 @@ class Card:
         self._go(HIDE)
 
     def _run_the_room_s_answer(self) -> list[Feedback]:
-        form = self.question.form
-        answer: Any = form.read(self.field.answer)
+        form: Any = self.question.form
+        answer = form.read(self.field.answer)
         return [Feedback(form.words(answer), form.run(answer))]
 
     def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
