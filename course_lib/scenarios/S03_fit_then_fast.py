@@ -7,7 +7,7 @@ from dataclasses import replace
 from course_lib.planner import Cluster, ModelSpec
 from course_lib.questions.strategies import MODEL
 from course_lib.scenarios.plans import Planning
-from course_lib.scenarios.targets import Task
+from course_lib.scenarios.targets import Change, Task
 
 LLAMA_70B = replace(MODEL, sequence=4096)
 # Zhang et al. 2022, "OPT", table 1; Touvron et al. 2023, "LLaMA", table 2: the 65B model.
@@ -15,7 +15,7 @@ OPT_66B = ModelSpec(64, 9216, 72, sequence=2048, vocab=50272, flash_attention=Tr
 LLAMA_65B = replace(LLAMA_70B, kv_heads=64, ffn_hidden=22016, sequence=2048, vocab=32000)
 
 SMALLEST = "tp=8 pp=1 sequence_parallel=true recompute=full"
-CHANGES = {
+CHANGES: dict[str, Change] = {
     "h100": (SMALLEST, Cluster("H100-80GB")),
     "h200": (SMALLEST, Cluster("H200-141GB")),
     "eight_bits": (f"{SMALLEST} precision=fp8", Cluster("H200-141GB")),

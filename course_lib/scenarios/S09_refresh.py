@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from course_lib.planner import Cluster, ModelSpec
 from course_lib.scenarios.plans import Planning
-from course_lib.scenarios.targets import Task
+from course_lib.scenarios.targets import Change, Task
 
 # Narayanan et al. 2021, table 1: the models of 18.4 and 39.1 billion parameters.
 GPT_18B = ModelSpec(40, 6144, 48, sequence=2048, vocab=51200, flash_attention=True)
@@ -23,7 +23,7 @@ TURNS = {
 
 
 def _tasks(words: str, model: ModelSpec, new: Cluster, tokens: int, more: int, now: str, old: str) -> tuple[Task, Task]:
-    changes = {
+    changes: dict[str, Change] = {
         "network": ("", replace(new, nics_per_node=16)),
         "memory": ("", replace(new, device="H200-141GB")),
         "stages": "dp=2 pp=2",

@@ -6,13 +6,18 @@ from dataclasses import replace
 
 from course_lib.planner import Cluster, ModelSpec
 from course_lib.scenarios.plans import Planning
-from course_lib.scenarios.targets import Task
+from course_lib.scenarios.targets import Change, Task
 
 # Zhang et al. 2022, "OPT", table 1, with longer sequences; Narayanan et al. 2021, table 1: 18.4 billion.
 LONG_13B = ModelSpec(40, 5120, 40, sequence=8192, vocab=50272, flash_attention=True)
 LONG_18B = ModelSpec(40, 6144, 48, sequence=8192, vocab=51200, flash_attention=True)
 
-CHANGES = {"bits": "precision=bf16", "optimizer": "zero=1", "everything": "zero=3", "again": "recompute=full"}
+CHANGES: dict[str, Change] = {
+    "bits": "precision=bf16",
+    "optimizer": "zero=1",
+    "everything": "zero=3",
+    "again": "recompute=full",
+}
 TURNS = {
     "only in 16 bits": "precision=fp16",
     "in 32 bits, and all activations computed again": "recompute=full",

@@ -146,7 +146,7 @@ def _judge(task: Task, one: Estimate) -> Outcome:
     """Any plan that reaches the targets will do."""
     said = f"Modelled:\n\n{listed(target.of(one) for target in task.targets)}\n\n{one.interval}"
     if task.missed(one):
-        memory = memory_by_part(devices(one), task.room, title="What each device of a pipeline holds, and may hold")
+        memory = memory_by_part(devices(one), one.capacity, title="What each device of a pipeline holds")
         time = step_time_by_part({"your plan": one}, title="What the time of a step goes into")
         return Outcome(False, said, task.loosen(one), pictures=(memory, time))
     beside = {"your plan": one, "best of a search": task.reaching.best}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 from course_lib.figures.axis import counted, memory_size
@@ -17,7 +17,7 @@ from course_lib.planner import Cluster, Estimate, Found, ModelSpec, estimate, ex
 from course_lib.planner.hardware import half_width
 from course_lib.questions import plan_text
 
-_search = lru_cache(maxsize=4)(search)  # both tasks of a case may be about the same plans
+_search = cache(search)  # both tasks of a case may be about the same plans
 ALIKE = math.exp(half_width(stacks=1, measured=1))  # so many times as long, two plans cannot be told apart
 Change = str | tuple[str, Cluster]
 
@@ -86,7 +86,7 @@ class Task:
         if self.bubble < 1:
             found.append(Target("bubble", lambda one: one.bubble, self.bubble))
         for link, share in self.waiting.items():
-            found.append(Target(f"waiting for {link}", lambda one, link=link: waiting(one, link), share))
+            found.append(Target(f"waiting for {link}", partial(waiting, link), share))
         return found
 
     def missed(self, one: Estimate) -> list[str]:
@@ -133,7 +133,7 @@ class Task:
         return f"{counted(cluster.nodes, 'node')} of {each}{between}"
 
 
-def waiting(one: Estimate, link: str) -> float:
+def waiting(link: str, one: Estimate) -> float:
     """The share of a step in which a device waits for a link."""
     return sum(flow.exposed for flow in one.flows.values() if flow.link == link) / one.step_time.total
 

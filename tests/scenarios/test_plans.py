@@ -93,9 +93,9 @@ def test_a_right_plan_passes_and_is_ranked(variant: Variant) -> None:
 @pytest.mark.parametrize("variant", variants(*SEEDS))
 def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best(variant: Variant) -> None:
     for name, task in steps(variant).items():
-        best = task.reaching.best.plan
+        best, some = task.reaching.best.plan, task.found.estimates[::7]
         for what in reached(task, task.found[0]):
-            missing = [one for one in task.found if not reached(task, one)[what]]
+            missing = [one for one in some if not reached(task, one)[what]]
             assert missing, f"{name}: no plan misses {what}"
             alone = min(missing, key=lambda one: sum(not ok for ok in reached(task, one).values()))
             outcome = answer(name, variant.seed, alone.plan)
@@ -229,7 +229,8 @@ def test_the_evidence_shows_the_job_and_does_not_say_what_to_do(variant: Variant
     assert "modelled" in str(shown)
     assert now.why not in str(shown) and "would" not in str(shown)
     assert len(shown.outcome.pictures) == (2 if variant.first.old else 1)
-    assert scenarios.load(CASES[variant.case.name], variant.seed).first is variant.first
+    loaded: Any = scenarios.load(CASES[variant.case.name], variant.seed)
+    assert loaded.first is variant.first
 
 
 def test_mechanisms_together_make_more_room_than_full_recomputation_alone() -> None:
@@ -241,7 +242,9 @@ def test_mechanisms_together_make_more_room_than_full_recomputation_alone() -> N
 
 def test_eight_bits_need_more_memory_than_sixteen() -> None:
     task = case("S3").variant().first
-    (plan, cluster) = task.changes["h200"]
+    change = task.changes["h200"]
+    assert isinstance(change, tuple)
+    plan, cluster = change
     assert task.estimate((f"{plan} precision=fp8", cluster)).memory.total > task.estimate((plan, cluster)).memory.total
 
 

@@ -3,16 +3,17 @@
 #
 # **What you do:** choose a plan for a model that is too large for any single device, and defend it.<br>
 # **Time:** 25 minutes.<br>
-# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and [planning](../09_planning.ipynb).
+# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
+# [planning](../09_planning.ipynb).
 #
-# There is one node, with eight GPUs, and there will be no second one this year. On it a model of 30 billion parameters
-# shall be trained, with 256 sequences of 2,048 tokens in a minibatch. The node costs the same whether it computes or
-# waits, and it is yours if you can say what you will do with it. A colleague has already tried, and got no further than
-# an error.
+# There is one node, with eight GPUs, and there will be no second one this year. On it a model of 30 billion
+# parameters shall be trained, with 256 sequences of 2,048 tokens in a minibatch. The node costs the same whether it
+# computes or waits, and it is yours if you can say what you will do with it. A colleague has already tried, and got
+# no further than an error.
 #
-# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run. Any
-# plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal, since
-# steps of two set-ups on the same machine differ as much by chance.
+# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
+# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal,
+# since steps of two set-ups on the same machine differ as much by chance.
 #
 # ## 1. What went wrong?
 #
@@ -22,7 +23,7 @@
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 
-case = scenarios.load("S01_single_node")  # seed=1, 2: another model, device or link
+case = scenarios.load("S01_single_node")  # seed=1, 2, 3: another model, device or link
 case.evidence()
 
 # %%
@@ -64,5 +65,6 @@ Card("S1_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `scenarios.load("S01_single_node", seed=1)`. Then run the page again. The
-# questions are the same, but another model, device or link asks for another plan.
+# Go back to the first cell and give it a seed: `scenarios.load("S01_single_node", seed=1)`. Then run the page again.
+# The questions are the same, but another model, device or link asks for another plan. (The brief at the top speaks of
+# the first one; what counts is the evidence.)

@@ -1,17 +1,19 @@
 # %% [markdown]
 # # Scenario 3: make it fit, then make it fast
 #
-# **What you do:** find the node that can hold a model of 70 billion parameters, make it fit, and then make it fast.<br>
+# **What you do:** find the node that can hold a model of 70 billion parameters, make it fit, and then make it
+# fast.<br>
 # **Time:** 25 minutes.<br>
-# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and [planning](../09_planning.ipynb).
+# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
+# [planning](../09_planning.ipynb).
 #
-# A model of 70 billion parameters shall be trained further on eight GPUs, with sequences of 4,096 tokens. Somebody has
-# found out that a small minibatch, 32 sequences, teaches this model the most. Nobody has asked yet whether it fits. You
-# may choose the node, and then you are on your own: no second node, no memory outside of the devices.
+# A model of 70 billion parameters shall be trained further on eight GPUs, with sequences of 4,096 tokens. Somebody
+# has found out that a small minibatch, 32 sequences, teaches this model the most. Nobody has asked yet whether it
+# fits. You may choose the node, and then you are on your own: no second node, no memory outside of the devices.
 #
-# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run. Any
-# plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal, since
-# steps of two set-ups on the same machine differ as much by chance.
+# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
+# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal,
+# since steps of two set-ups on the same machine differ as much by chance.
 #
 # ## 1. Where can it fit?
 #
@@ -63,5 +65,6 @@ Card("S3_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `scenarios.load("S03_fit_then_fast", seed=1)`. Then run the page again. The
-# questions are the same, but another model asks for another plan.
+# Go back to the first cell and give it a seed: `scenarios.load("S03_fit_then_fast", seed=1)`. Then run the page
+# again. The questions are the same, but another model asks for another plan. (The brief at the top speaks of the
+# first one; what counts is the evidence.)

@@ -1,18 +1,20 @@
 # %% [markdown]
 # # Scenario 9: new hardware, old plan
 #
-# **What you do:** find out what an old plan gives away on new devices, and choose again; then the network changes.<br>
+# **What you do:** find out what an old plan gives away on new devices, and choose again; then the network
+# changes.<br>
 # **Time:** 25 minutes.<br>
-# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and [planning](../09_planning.ipynb).
+# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
+# [planning](../09_planning.ipynb).
 #
-# For three years a model has been trained on 128 V100, in 16 nodes. Last week they were replaced by 32 H100, in 4 nodes
-# with a fast network. Somebody divided the number of replicas by four and started the job again. It runs, it is a little
-# faster than it was, and everybody is content, except for the one who signed the order: an H100 has eight times the peak
-# of a V100. Whose fault is it, the devices', the network's, or the plan's?
+# For three years a model has been trained on 128 V100, in 16 nodes. Last week they were replaced by 32 H100, in 4
+# nodes with a fast network. Somebody divided the number of replicas by four and started the job again. It runs, it is
+# a little faster than it was, and everybody is content, except for the one who signed the order: an H100 has eight
+# times the peak of a V100. Whose fault is it, the devices', the network's, or the plan's?
 #
-# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run. Any
-# plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal, since
-# steps of two set-ups on the same machine differ as much by chance.
+# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
+# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal,
+# since steps of two set-ups on the same machine differ as much by chance.
 #
 # ## 1. What does it give away?
 #
@@ -22,7 +24,7 @@
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 
-case = scenarios.load("S09_refresh")  # seed=1, 2: another model
+case = scenarios.load("S09_refresh")  # seed=1: another model
 case.evidence()
 
 # %%
@@ -48,8 +50,8 @@ Card("S9_better", case.seed)
 # %% [markdown]
 # ## 4. Pass it on
 #
-# Write it down for the next refresh. Your plan of step 3 is then set beside the usual choices and beside the best that
-# a search finds, and you compare your sentences with a good answer.
+# Write it down for the next refresh. Your plan of step 3 is then set beside the usual choices and beside the best
+# that a search finds, and you compare your sentences with a good answer.
 
 # %%
 Card("S9_defend", case.seed)
@@ -65,4 +67,5 @@ case.debrief()
 
 # %% [markdown]
 # Go back to the first cell and give it a seed: `scenarios.load("S09_refresh", seed=1)`. Then run the page again. The
-# questions are the same, but another model asks for another plan.
+# questions are the same, but another model asks for another plan. (The brief at the top speaks of the first one; what
+# counts is the evidence.)

@@ -1,17 +1,19 @@
 # %% [markdown]
 # # Scenario 10: a run bound by memory
 #
-# **What you do:** bring a run back to life that has no memory left, with every mechanism of the course and in mixed precision.<br>
+# **What you do:** bring a run back to life that has no memory left, with every mechanism of the course and in mixed
+# precision.<br>
 # **Time:** 30 minutes.<br>
-# **You need:** all lessons, above all [mixed precision](../07_mixed_precision.ipynb) and [planning](../09_planning.ipynb).
+# **You need:** all lessons, above all [mixed precision](../07_mixed_precision.ipynb) and
+# [planning](../09_planning.ipynb).
 #
-# The model shall read long documents, so somebody made its sequences four times as long: 8,192 tokens. Since then no step
-# gets to its end. The run has been in 32 bits since its first day, "to be on the safe side", and each matrix is cut among
-# the eight devices of a node. There are two nodes of A100 with 40 GB each, and soon there will be others.
+# The model shall read long documents, so somebody made its sequences four times as long: 8,192 tokens. Since then no
+# step gets to its end. The run has been in 32 bits since its first day, "to be on the safe side", and each matrix is
+# cut among the eight devices of a node. There are two nodes of A100 with 40 GB each, and soon there will be others.
 #
-# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run. Any
-# plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal, since
-# steps of two set-ups on the same machine differ as much by chance.
+# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
+# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal,
+# since steps of two set-ups on the same machine differ as much by chance.
 #
 # ## 1. What fills the memory?
 #
@@ -21,7 +23,7 @@
 from course_lib import scenarios
 from course_lib.widgets.cards import Card
 
-case = scenarios.load("S10_memory_bound")  # seed=1, 2: another model
+case = scenarios.load("S10_memory_bound")  # seed=1: another model
 case.evidence()
 
 # %%
@@ -63,5 +65,6 @@ Card("S10_defend", case.seed)
 case.debrief()
 
 # %% [markdown]
-# Go back to the first cell and give it a seed: `scenarios.load("S10_memory_bound", seed=1)`. Then run the page again. The
-# questions are the same, but another model asks for another plan.
+# Go back to the first cell and give it a seed: `scenarios.load("S10_memory_bound", seed=1)`. Then run the page again.
+# The questions are the same, but another model asks for another plan. (The brief at the top speaks of the first one;
+# what counts is the evidence.)
