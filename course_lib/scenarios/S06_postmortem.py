@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ CASE = Fault(
 
 # How to run it again: the same work, without the idle time
 
-REDESIGNS = {
+REDESIGNS: dict[str, dict[str, Any]] = {
     "more": {"micro_batches": 16},
     "shorter": {"dp": 4, "pp": 2, "micro_batches": 8},
     "buckets": {"buckets": 1},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from course_lib.figures.costs import MEMORY, TIME
+from course_lib.figures.costs import MEMORY_PARTS, TIME_PARTS
 from course_lib.planner import Estimate, Plan, estimate
 from course_lib.questions.units import BYTES, SECONDS, SHARE, TIMES
 from course_lib.scenarios.numbers import COUNT, PARAMETERS, RATE, Fact
@@ -28,7 +28,7 @@ WORDS = {  # what means a part of memory or of a step
 }
 SENDING = "sen[dt]s?|travels?|traffic|moves?|crosse?s?"
 LABELS = {
-    **{part: look.label for part, look in TIME.items()},
+    **{part: look.label for part, look in TIME_PARTS.items()},
     "tensor": "traffic of tensor ranks",
     "context": "context",
 }
@@ -78,7 +78,7 @@ def _costs(plan: Estimate, own: bool, name: str = "") -> Iterator[Fact]:
     memory, time = plan.memory, plan.step_time
     costs = [
         *(
-            (f"the {MEMORY[part].label} on the fullest device", size, BYTES, WORDS[part])
+            (f"the {MEMORY_PARTS[part].label} on the fullest device", size, BYTES, WORDS[part])
             for part, size in memory.parts.items()
         ),
         ("all that the fullest device holds", memory.total, BYTES, "fullest|needs?|in all|total|peak|holds?"),

@@ -110,7 +110,7 @@ def test_evidence_has_the_same_form_for_every_culprit(name: str) -> None:
 def test_right_answers_and_wrong_ones_are_told_apart_by_runs(name: str) -> None:
     question = questions.load(name, 0)
     found = [question.form.run(letter) for letter in question.form.letters]
-    assert 0 < sum(outcome.right for outcome in found) < len(found)
+    assert 0 < sum(outcome.right is True for outcome in found) < len(found)
     assert all(outcome.happened and outcome.why for outcome in found)
 
 
