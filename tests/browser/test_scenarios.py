@@ -49,7 +49,7 @@ def with_the_mouse(notebook: Any) -> None:
         instruments.get_by_role("radio", name=name).click()
         button(instruments, "Measure").click()
         expect(instruments.get_by_role("status")).to_contain_text(f"{minutes} minute", timeout=RUN)
-    expect(instruments).to_contain_text("1.4 ms for a layer")
+    expect(instruments).to_contain_text("1.6 ms for a layer")
 
     card = notebook.output(CHANGE)
     for name, words in (("twice as many buckets", "Not this one."), ("replace the slowest", "Right.")):

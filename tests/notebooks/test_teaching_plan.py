@@ -13,6 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLAN = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
 LESSONS = sorted((ROOT / "sources" / "notebooks").glob("0[1-9]_*.py"))
 NOTEBOOKS = sorted((ROOT / "sources" / "notebooks").glob("*.py"))
+SCENARIOS = sorted((ROOT / "sources" / "notebooks" / "scenarios").glob("S*.py"))
 IN_WORDS = {"ten": 10}
 
 
@@ -46,3 +47,12 @@ def test_the_main_page_the_plan_and_the_lesson_name_the_same_minutes(lesson: Pat
 def test_each_lesson_ends_with_a_link_to_the_one_that_follows(lesson: Path, following: Path) -> None:
     _, _, end = lesson.read_text(encoding="utf-8").rpartition("**Next:**")
     assert f"({following.stem}.ipynb)" in end
+
+
+@pytest.mark.parametrize("case", SCENARIOS, ids=lambda path: path.stem)
+def test_the_main_page_the_plan_and_the_scenario_name_the_same_minutes(case: Path) -> None:
+    source, number = case.read_text(encoding="utf-8"), int(case.stem[1:3])
+    (title, minutes) = re.findall(r"^# # Scenario \d+: (.+)$|\*\*Time:\*\* (\d+) minutes", source, re.MULTILINE)
+    name = title[0][0].upper() + title[0][1:]
+    assert f"| [S{number} {name}](notebooks/scenarios/{case.stem}.ipynb) | {minutes[1]} |" in README
+    assert f"| S{number} {name} | {minutes[1]} |" in PLAN
