@@ -20,14 +20,14 @@ from math import isnan
 from random import Random
 from typing import Any
 
-from course_lib import journal
+from course_lib import journal, questions
 from course_lib.figures import Picture, loss_curves, lost_time, time_breakdown
 from course_lib.figures.axis import counted
 from course_lib.questions.asking import choice, each
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.outcome import Feedback, Outcome
 from course_lib.questions.prose import Page, items
-from course_lib.questions.question import Question
+from course_lib.questions.question import Question, is_for_a_room
 from course_lib.scenarios.instruments import INSTRUMENTS, signals
 from course_lib.scenarios.replay import replay
 from course_lib.scenarios.situation import Situation
@@ -112,7 +112,8 @@ class Variant:
         """What everybody sees who is called: reports, settings that were changed, the log."""
         now, before = signals(self.job), signals(self.case.healthy)
         said = (
-            f"Last week: {before}. Now: {now}.\n\nSettings that were changed since:\n\n"
+            f"Last week: {before}. Now: {now}.\n\nLast week's configuration:\n\n"
+            f"{_listed(self.case.healthy.configuration)}\n\nSettings that were changed since:\n\n"
             f"{_listed(self._settings())}\n\nFrom the log:\n\n{_listed(self._log())}"
         )
         return Feedback("", Outcome(None, said, pictures=(_losses({"last week": self.case.healthy, "now": self.job}),)))
@@ -120,7 +121,7 @@ class Variant:
     def _settings(self) -> list[str]:
         """Harmless ones, and the culprit's, if it is one that somebody has set."""
         pages, random = self._page("measure").sections, Random(self.seed)
-        own = [pages[key].text for key in [f"setting: {self.culprit}"] if key in pages]
+        own = [items(pages[key].text)[0] for key in [f"setting: {self.culprit}"] if key in pages]
         lines = [*own, *random.sample(items(pages["settings"].text), SETTINGS)][:SETTINGS]
         return random.sample(lines, SETTINGS)
 
@@ -152,9 +153,8 @@ class Variant:
         return f"{counted(minutes, 'minute')} of the cluster, for {what_for}."
 
     def debrief(self, anyway: bool = False) -> Feedback:
-        """What it was, and what every change would have led to. Not before one has helped, or `anyway`."""
-        name = f"{self.case.name}_change"
-        if not anyway and not any(note.right for note in self._notes("ran", name)):
+        """What it was, and what every change would have led to. Not before one has helped, in a room, or `anyway`."""
+        if not (anyway or is_for_a_room() or questions.load(f"{self.case.name}_change", self.seed).was_right()):
             return Feedback("", Outcome(None, "There is no debrief yet. First find a change that helps."))
         led_to = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
         what, _, how = self._page("change").sections[f"culprit: {self.culprit}"].text.partition("\n\n")

@@ -15,7 +15,6 @@ What was decided is in the student's file before it is run, and there again when
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -31,12 +30,11 @@ from course_lib.questions import plan_text
 from course_lib.questions.forms import Choice, FreeText, Number, Ordering, PlanForm
 from course_lib.questions.markup import inline, to_html, to_text
 from course_lib.questions.outcome import Feedback
-from course_lib.questions.question import Question
+from course_lib.questions.question import Question, is_for_a_room
 from course_lib.ranks import RunError
 from course_lib.widgets import answers
 from course_lib.widgets.running import Running, shown
 
-POLL = "COURSE_POLL"  # an environment variable: if it is set, all cards are for a room
 WIDE = widgets.Layout(width="100%", max_width="52em")
 DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
@@ -153,7 +151,7 @@ class Card:
     """
 
     def __init__(self, name: str, seed: int = 0, poll: bool | None = None) -> None:
-        self.poll = bool(os.environ.get(POLL)) if poll is None else poll
+        self.poll = is_for_a_room() if poll is None else poll
         self._key = f"card-{secrets.token_hex(4)}"
         self.main, self.other = answers.Button(), answers.Button()
         self.running, self._seconds = Running(), 0.0

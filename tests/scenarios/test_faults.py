@@ -23,6 +23,7 @@ AS_WELL = {"sums": {"dynamic", "smaller"}, "few": {"sixteen"}}
 @pytest.fixture(autouse=True)
 def own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_STATE", str(tmp_path))
+    monkeypatch.delenv("COURSE_POLL", raising=False)
 
 
 def facts(variant: Variant, name: str) -> list[str]:
@@ -138,6 +139,21 @@ def test_there_is_no_debrief_before_a_change_has_helped() -> None:
     said = str(variant.debrief())
     assert variant.called("change", f"culprit: {variant.culprit}") in said
     assert "60 minutes of the cluster" in said
+
+
+def test_a_room_sees_the_debrief_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_POLL", "1")
+    assert "It was one slow device." in str(scenarios.load("S07_regression").debrief())
+
+
+def test_a_changed_setting_is_one_of_three_and_the_configuration_is_the_healthy_one() -> None:
+    for seed in range(len(scenarios.load("S07_regression").case.culprits)):
+        variant = scenarios.load("S07_regression", seed)
+        said = str(variant.evidence())
+        assert "- layers on the stages: 8, 8;" in said
+        assert "- -" not in said
+        own = CATALOG["S7_measure"].sections.get(f"setting: {variant.culprit}")
+        assert own is None or own.text.replace("`", "") in said
 
 
 @pytest.mark.parametrize("name", scenarios.FAULTS)

@@ -27,7 +27,7 @@ from course_lib.scenarios.numbers import AGREES, DIFFERS, NOT_CHECKED
 from course_lib.widgets.cards import Card
 
 ROOT = Path(__file__).parents[2]
-MEMOS = read(ROOT / "sources" / "instructors")
+MEMOS = read(ROOT / "sources" / "instructors" / "memos")
 GOOD = plan_text.parse(MEMOS["model"].sections[PLAN].text)
 
 
