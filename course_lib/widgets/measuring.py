@@ -1,4 +1,4 @@
-"""The instruments of a scenario: choose one, see its price, measure, and see what it says and what all of it has cost.
+"""The instruments of a scenario: a button for each, with its price; what it says, and what all of it has cost so far.
 
 from course_lib.widgets.measuring import Measuring
 Measuring(scenarios.load("S02_night_call"))
@@ -16,7 +16,7 @@ from course_lib.figures.axis import counted
 from course_lib.questions.markup import inline
 from course_lib.ranks import RunError
 from course_lib.scenarios.faults import Variant
-from course_lib.scenarios.instruments import INSTRUMENTS
+from course_lib.scenarios.instruments import INSTRUMENTS, Instrument
 from course_lib.widgets import answers
 from course_lib.widgets.running import Running, interruptible, shown
 
@@ -26,22 +26,16 @@ class Measuring:
 
     def __init__(self, variant: Variant) -> None:
         self.variant, self._key = variant, f"measuring-{secrets.token_hex(4)}"
-        prices = [f"{one.title}: {counted(one.minutes, 'minute')}" for one in INSTRUMENTS.values()]
-        self.choice = answers.Options(label="What do you measure?", texts=prices)
-        self.button, self.running = answers.Button(label="Measure"), Running()
-        self.bill, self.found = widgets.HTML(), widgets.HTML()
-        self._box = widgets.VBox([self.choice, self.button, self.running, self.bill, self.found])
+        self.running, self.bill, self.found = Running(), widgets.HTML(), widgets.HTML()
+        self.buttons = {name: answers.Button(label=_priced(one)) for name, one in INSTRUMENTS.items()}
+        for name, button in self.buttons.items():
+            button.observe(lambda _, name=name: self._measure(name), "clicks")
+        self._box = widgets.VBox([*self.buttons.values(), self.running, self.bill, self.found])
         self._box.add_class("course-live")
         self._say(variant.bill())
-        self.button.observe(lambda _: self._measure(), "clicks")
 
-    def _measure(self) -> None:
-        if not self.choice.chosen:
-            self._say("Choose a measurement first.", "alert")
-            self.button.enabled = True
-            return
-        self.button.enabled = False
-        name = list(INSTRUMENTS)[self.choice.chosen[0]]
+    def _measure(self, name: str) -> None:
+        self.buttons[name].enabled = False
         self.running.begin("Measuring on real ranks")
         try:
             with interruptible():
@@ -55,13 +49,13 @@ class Measuring:
             self._say(f"This could not be measured. {reason} Press the button to try again.", "alert")
         finally:
             self.running.end()
-            self.button.enabled = True
+            self.buttons[name].enabled = True
 
     def _say(self, text: str, role: str = "status") -> None:
         self.bill.value = f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        prices = [f"{name}: {one.title}, {counted(one.minutes, 'minute')}" for name, one in INSTRUMENTS.items()]
+        prices = [f"{name}: {_priced(one)}" for name, one in INSTRUMENTS.items()]
         how = 'case.measure("profile")'
         html = "".join(f"<li>{escape(price)}</li>" for price in prices)
         stored = {
@@ -69,3 +63,7 @@ class Measuring:
             "text/html": f"<ul>{html}</ul><p><i>Run this cell for buttons, or write <code>{escape(how)}</code></i></p>",
         }
         return shown(self._box._repr_mimebundle_(), stored)
+
+
+def _priced(one: Instrument) -> str:
+    return f"{one.title}, {counted(one.minutes, 'minute')}"
