@@ -34,6 +34,9 @@ class ExecuteUntilDeath(Execute):
 
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821  (nbgrader gives it to this file)
+c.CourseDirectory.course_id = "distributed_training"
 c.Execute.timeout = SECONDS
+# As learning platforms name what they pack: the student first, anything between, the exercise, perhaps "-1" or "(2)".
+c.FileNameCollectorPlugin.named_regexp = r".*[/\\](?P<student_id>[^/\\_]+)_(.*_)?(?P<file_id>\d\d_[a-z_]+)[^/\\]*$"
 steps = Autograde.class_traits()["autograde_preprocessors"].default()
 c.Autograde.autograde_preprocessors = [ExecuteUntilDeath if step is Execute else step for step in steps]

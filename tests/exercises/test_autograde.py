@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import csv
 import filecmp
+import getpass
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +77,13 @@ def ring_all_reduce(tensor):
 """
 STUDENTS: dict[str, tuple[dict[str, str], tuple[float, float, float]]] = {  # answers that are not right; what they earn
     "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5)),
-    "looping_and_dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0)),
+    "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0)),
     "cheating": ({"split_batch": FOR_THE_VISIBLE_CHECK, "ring_all_reduce": CHEATING}, (0, 3, 0)),
 }
+
+
+# What learning platforms put between the student's name and the file's: nothing, Canvas, Moodle.
+PLATFORMS = ("", "1234_567890_", "1234567_assignsubmission_file_")
 
 
 def notebook(folder: str, name: str = NAME) -> Any:
@@ -99,12 +105,21 @@ def filled_in(answers: dict[str, str]) -> Any:
     return submission
 
 
-def commands() -> list[list[str]]:
-    """What the teaching plan says to type, in its order."""
+def commands() -> tuple[list[list[str]], list[list[str]]]:
+    """What the teaching plan says to type, in its order: to grade, and where an exchange carries the files."""
     lines = re.findall(
         r"^    nbgrader (.*?) *(?:#.*)?$", (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    return [line.split() for line in lines]
+    typed = [line.split() for line in lines]
+    return typed[:5], typed[5:]
+
+
+def nbgrader(folder: Path, *words: str) -> None:
+    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "nbgrader", *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")
@@ -113,26 +128,46 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     course = tmp_path_factory.mktemp("class")
     shutil.copy(ROOT / "sources" / "nbgrader_config.py", course)
     shutil.copytree(ROOT / "solutions", course / "source")
-    for student, (answers, _) in STUDENTS.items():
-        folder = course / "submitted" / student / NAME
-        folder.mkdir(parents=True)
-        nbformat.write(filled_in(solutions() | answers), folder / f"{NAME}.ipynb")
-    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
-    for command in commands():
-        done = subprocess.run(
-            [sys.executable, "-m", "nbgrader", *command], cwd=course, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+    archive = course / "downloaded" / NAME / "archive" / "all.zip"
+    archive.parent.mkdir(parents=True)
+    with zipfile.ZipFile(archive, "w") as packed:
+        for between, (student, (answers, _)) in zip(PLATFORMS, STUDENTS.items(), strict=True):
+            file = f"{student}_{between}{NAME}{'-1' * bool(between)}.ipynb"
+            packed.writestr(file, nbformat.writes(filled_in(solutions() | answers)))
+    for command in commands()[0]:
+        nbgrader(course, *command)
     return course
 
 
 def test_the_way_in_the_plan_is_whole() -> None:
-    assert [command[0] for command in commands()] == [
+    grading, exchange = commands()
+    assert [command[0] for command in grading] == [
         "generate_assignment",
+        "zip_collect",
         "autograde",
         "generate_feedback",
         "export",
     ]
+    assert [command[0] for command in exchange] == ["release_assignment", "fetch_assignment", "submit", "collect"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nbgrader has no exchange on Windows, and the plan says so")
+def test_an_exchange_carries_the_exercise_there_and_back(course: Path, tmp_path: Path) -> None:
+    root = tmp_path / "exchange"
+    root.mkdir()
+    root.chmod(0o777)
+    student = tmp_path / "student"
+    student.mkdir()
+    release, fetch, submit, collect = ([*command, f"--Exchange.root={root}"] for command in commands()[1])
+    nbgrader(course, *release)
+    nbgrader(student, *fetch)
+    page = student / NAME / f"{NAME}.ipynb"
+    assert filecmp.cmp(page, ROOT / "exercises" / NAME / f"{NAME}.ipynb", shallow=False)
+    nbformat.write(filled_in(solutions()), page)
+    nbgrader(student, *submit)
+    nbgrader(course, *collect)
+    arrived = course / "submitted" / getpass.getuser() / NAME / f"{NAME}.ipynb"
+    assert filecmp.cmp(page, arrived, shallow=False)
 
 
 def test_what_nbgrader_releases_is_the_exercise(course: Path) -> None:
@@ -168,7 +203,7 @@ def outputs(course: Path, student: str, part: str) -> list[Any]:
     [
         ("half", "average_gradients", "How much does one sample count if it is in a small share?"),
         ("cheating", "split_batch", "Your function raised an exception, so its idea could not be tried."),
-        ("looping_and_dying", "average_gradients", "perhaps a loop never ends"),
+        ("looping and dying", "average_gradients", "perhaps a loop never ends"),
         ("cheating", "ring_all_reduce", "Your function sends nothing"),
     ],
 )
@@ -181,7 +216,7 @@ def test_a_student_reads_what_is_wrong_and_no_wall_of_text(course: Path, student
 
 
 def test_after_a_kernel_has_died_every_cell_says_so(course: Path) -> None:
-    (error,) = outputs(course, "looping_and_dying", "ring_all_reduce")
+    (error,) = outputs(course, "looping and dying", "ring_all_reduce")
     assert re.fullmatch(r"The kernel died in cell \d+ of this notebook. This cell could not .*", error.evalue)
 
 
