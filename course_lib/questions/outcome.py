@@ -73,4 +73,5 @@ class Feedback:
         words = "".join(to_html(text) for text in self._words() if text)
         style = f"border-left:4px solid {bar};padding-left:12px;line-height:1.4"
         said = f"<div style='max-width:46em'><p><b>{headline}</b></p>{words}</div>"
-        return f"<div style='{style}'>{said}{''.join(pictures)}</div>"
+        shown = f"<div style='contain:inline-size;overflow-x:auto'>{''.join(pictures)}</div>" if pictures else ""
+        return f"<div style='{style}'>{said}{shown}</div>"  # where there is little room, pictures scroll, words do not

@@ -22,9 +22,9 @@ CHANGES: dict[str, Change] = {
 TURNS = {
     "matrices among all eight": "dp=1 tp=8",
     "everything sharded": "zero=3",
-    "everything sharded, and all activations computed again": "zero=3 recompute=full",
+    "everything sharded, all computed again": "zero=3 recompute=full",
     "a stage for each device": "dp=1 pp=8",
-    "a stage for each device, and all activations computed again": "dp=1 pp=8 recompute=full",
+    "a stage for each device, all recomputed": "dp=1 pp=8 recompute=full",
 }
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.figures import Picture, gantt, loss_at_end, lost_time, time_breakdown
-from course_lib.figures.axis import duration, number, percent, ticks
+from course_lib.figures.axis import counted, duration, number, percent, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
@@ -49,10 +49,19 @@ def throughput(jobs: Mapping[str, Situation]) -> Picture:
     curves = {name: _samples_per_second(job) for name, job in jobs.items()}
     most, looks = 1.1 * max(map(max, curves.values())), lines_of(curves)
     across, up = Axis("step", 0, STEPS, ticks(STEPS, 8)), Axis("samples a second", 0, most, ticks(most, 4))
-    lines = [Curve(name, list(starmap(Point, enumerate(curve))), looks[name]) for name, curve in curves.items()]
+    lines = [Curve(name, _points(name, curve), looks[name]) for name, curve in curves.items()]
     chart = Chart([Panel(across, up, lines, height=120.0)], {"emulated"}, "The throughput", 800, looks)
-    said = "; ".join(f"{name}, {min(curve):.0f} to {max(curve):.0f}" for name, curve in curves.items())
-    return Picture.of(chart, f"Samples a second over {STEPS} steps: {said}.", [])
+    said = "; ".join(_range(name, curve) for name, curve in curves.items())
+    return Picture.of(chart, f"Samples a second: {said}.", [])
+
+
+def _points(name: str, rates: list[float]) -> list[Point]:
+    """With a symbol where a training ended."""
+    return [*starmap(Point, enumerate(rates[:-1])), Point(len(rates) - 1, rates[-1], tip=_range(name, rates))]
+
+
+def _range(name: str, rates: list[float]) -> str:
+    return f"{name}, {min(rates):.0f} to {max(rates):.0f} over {counted(len(rates), 'step')}"
 
 
 def _samples_per_second(job: Situation) -> list[float]:
