@@ -24,7 +24,7 @@ RATE = Quantity("a rate", {f"{name}/s": factor for name, factor in BYTES.units.i
 PARAMETERS = Quantity("a number of parameters", {"billion": 1e9, "B": 1e9, "million": 1e6}, "7 billion")
 COUNT = Quantity("a count", {"": 1.0}, "32")
 # Factors by which one is easily off, and what that means.
-SLIPS = {
+SLIPS: dict[float, str] = {
     2: "That is a factor of 2: two bytes or four, once or twice, there or there and back.",
     4: "That is a factor of 4: two bytes or eight, one of four or all four.",
     8: "That is a factor of 8: a byte has eight bits, and a node has eight GPUs.",
