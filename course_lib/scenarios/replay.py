@@ -24,7 +24,7 @@ from course_lib.scenarios.situation import ACTIVATIONS, DEVICES, GRADIENTS, Situ
 from course_lib.timeline import Timeline, compute
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def replay(job: Situation) -> Timeline:
     """One step of a job, on the emulated clock."""
     return after_barrier(launch(_step, DEVICES, (job,), pace=job.pace).timeline)
