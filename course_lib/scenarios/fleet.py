@@ -13,7 +13,7 @@ best plans are those that `search` finds; a test searches again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
@@ -101,26 +101,22 @@ def trial(policy: Policy) -> Trials:
 
 def tried(policy: Policy) -> Trials:
     """Ask the policy for a plan for each model and cluster. What it raises becomes a sentence."""
-    return Trials(sorted(_trials(policy), key=lambda one: -one.times))
+    found = (Trial(name, *_try(policy, *pair)) for name, pair in FLEET.items())
+    return Trials(sorted(found, key=lambda one: -one.times))
 
 
-def _trials(policy: Policy) -> Iterator[Trial]:
-    for name, (model, cluster, batch, best) in FLEET.items():
-        try:
-            plan = policy(model, cluster, batch)
-        except Exception as error:
-            yield Trial(name, inf, f"The policy raised {type(error).__name__}: {error}")
-            continue
-        if not isinstance(plan, Plan):
-            yield Trial(name, inf, f"A Plan is asked for, and this is of type {type(plan).__name__}.")
-            continue
-        try:
-            found = estimate(model, cluster, plan, batch)
-        except (ValueError, TypeError) as error:
-            yield Trial(name, inf, f"There can be no such plan: {error}")
-            continue
-        seconds = estimate(model, cluster, best, batch).step_time.total
-        if found.fits:
-            yield Trial(name, found.step_time.total / seconds, plan_in_words(plan))
-        else:
-            yield Trial(name, inf, f"{plan_in_words(plan)}. {found.why}")
+def _try(policy: Policy, model: ModelSpec, cluster: Cluster, batch: int, best: Plan) -> tuple[float, str]:
+    """How many times the best plan's time, and what there is to say."""
+    try:
+        plan = policy(model, cluster, batch)
+    except Exception as error:
+        return inf, f"The policy raised {type(error).__name__}: {error}"
+    if not isinstance(plan, Plan):
+        return inf, f"A Plan is asked for, and this is of type {type(plan).__name__}."
+    try:
+        found = estimate(model, cluster, plan, batch)
+    except (ValueError, TypeError) as error:
+        return inf, f"There can be no such plan: {error}"
+    if not found.fits:
+        return inf, f"{plan_in_words(plan)}. {found.why}"
+    return found.step_time.total / estimate(model, cluster, best, batch).step_time.total, plan_in_words(plan)

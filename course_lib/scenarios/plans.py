@@ -41,19 +41,13 @@ class Planning:
     def questions(self) -> dict[str, Step]:
         """By name: what `questions.load` looks up."""
         asked = {
-            "limit": (self._first, choice(each(_change, self.tasks[0][0].changes))),
-            "plan": (self._first, plan(_judge, _now)),
-            "better": (self._then, plan(_judge, _now)),
+            "limit": (lambda seed: self.variant(seed).first, choice(each(_change, self.tasks[0][0].changes))),
+            "plan": (lambda seed: self.variant(seed).first, plan(_judge, _now)),
+            "better": (lambda seed: self.variant(seed).then, plan(_judge, _now)),
         }
         steps = {f"{self.name}_{step}": Step(about, ask, _facts) for step, (about, ask) in asked.items()}
         defend = Step(self.variant, open_case(Variant.compare), lambda variant: _facts(variant.then))
         return {**steps, f"{self.name}_defend": defend}
-
-    def _first(self, seed: int) -> Task:
-        return self.variant(seed).first
-
-    def _then(self, seed: int) -> Task:
-        return self.variant(seed).then
 
 
 @dataclass(frozen=True)
