@@ -28,10 +28,12 @@ FILE, LOCK = "answers.jsonl", "answers.lock"
 class Note(NamedTuple):
     """One line of the file.
 
-    what: "drafted" (a text to go on with), "committed" (the student has decided), "ran" (the answer was run) or
-        "checked" (the points of the model answer that the student finds in a text, by number).
-    question: its name, or that of a part of an exercise.
-    answer: as the question's form reads it: a letter, a list of events, a text; of a part, what the check found.
+    what: "drafted" (a text to go on with), "committed" (the student has decided), "ran" (the answer was run),
+        "checked" (the points of the model answer that the student finds in a text, by number) or "measured" (an
+        instrument of a scenario was paid for).
+    question: its name, or that of a part of an exercise, or of a scenario.
+    answer: as the question's form reads it: a letter, a list of events, a text; of a part, what the check found; of a
+        policy for a fleet, how it did; the name of an instrument.
     right: what the run said; None where nothing is said, or only the student can say.
     """
 

@@ -25,6 +25,7 @@ from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from course_lib.planner.spec import RECOMPUTE, SCHEDULES, divisors
 from course_lib.questions import plan_text, units
 from course_lib.questions.outcome import Outcome
+from course_lib.questions.prose import as_list
 
 
 @dataclass(frozen=True)
@@ -201,14 +202,11 @@ class FreeText:
     @property
     def compared(self) -> str:
         """What an answer is compared with."""
-        levels = "\n".join(f"- {level}" for level in self.levels)
-        return (
-            f"Which of these is yours the most like?\n\n{levels}" if levels else f"A good answer: {self.model_answer}"
-        )
+        levels = f"Which of these is yours the most like?\n\n{as_list(self.levels)}"
+        return levels if self.levels else f"A good answer: {self.model_answer}"
 
     def explanations(self) -> list[tuple[str, str]]:
-        points = "\n".join(f"- {point}" for point in self.checklist)
-        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{points}")]
+        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{as_list(self.checklist)}")]
 
     def _compare(self, answer: str) -> Outcome:
         ((_, why),) = self.explanations()

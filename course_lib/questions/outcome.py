@@ -33,11 +33,13 @@ class Feedback:
     """The outcome of an answer, in words and pictures. Shows itself in a notebook.
 
     answer: in words.  remarks: what else there is to say, for instance that the answer could not be kept.
+    title: what stands above it where nothing was answered.
     """
 
     answer: str
     outcome: Outcome
     remarks: tuple[str, ...] = ()
+    title: str = "This is what the run says."
 
     @property
     def right(self) -> bool | None:
@@ -46,7 +48,7 @@ class Feedback:
     @property
     def headline(self) -> str:
         words = {True: "Right.", False: "Not this one.", None: "Compare."}
-        return f"{words[self.right]} You answered: {self.answer}" if self.answer else "This is what the run says."
+        return f"{words[self.right]} You answered: {self.answer}" if self.answer else self.title
 
     def __str__(self) -> str:
         return "\n\n".join(filter(None, map(to_text, [self.headline, *self._words()])))
@@ -71,4 +73,5 @@ class Feedback:
         words = "".join(to_html(text) for text in self._words() if text)
         style = f"border-left:4px solid {bar};padding-left:12px;line-height:1.4"
         said = f"<div style='max-width:46em'><p><b>{headline}</b></p>{words}</div>"
-        return f"<div style='{style}'>{said}{''.join(pictures)}</div>"
+        shown = f"<div style='contain:inline-size;overflow-x:auto'>{''.join(pictures)}</div>" if pictures else ""
+        return f"<div style='{style}'>{said}{shown}</div>"  # where there is little room, pictures scroll, words do not

@@ -22,7 +22,7 @@ joined, blank lines separate paragraphs, a list begins with "- ", and code stand
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
@@ -112,6 +112,11 @@ def read(*folders: Path) -> dict[str, Page]:
 def items(text: str) -> list[str]:
     """Those of a list."""
     return re.split(r"(?:^|\n)- ", text)[1:]
+
+
+def as_list(those: Iterable[object]) -> str:
+    """A list of them, of which `items` finds them again."""
+    return "\n".join(f"- {one}" for one in those)
 
 
 def _pages(file: Path) -> list[Page]:

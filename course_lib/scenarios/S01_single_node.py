@@ -8,7 +8,7 @@ from course_lib.planner import Cluster, ModelSpec
 from course_lib.scenarios.plans import Planning
 from course_lib.scenarios.targets import Change, Task
 
-# Zhang et al. 2022, "OPT", table 1; Black et al. 2022, "GPT-NeoX-20B", section 2.
+# Zhang et al. 2022, "OPT", table 1; Black et al. 2022, "GPT-NeoX-20B".
 OPT_30B = ModelSpec(48, 7168, 56, sequence=2048, vocab=50272, flash_attention=True)
 OPT_13B = replace(OPT_30B, layers=40, hidden=5120, heads=40)
 NEOX_20B = ModelSpec(44, 6144, 64, sequence=2048, vocab=50432, tied_embeddings=False, flash_attention=True)
@@ -22,9 +22,9 @@ CHANGES: dict[str, Change] = {
 TURNS = {
     "matrices among all eight": "dp=1 tp=8",
     "everything sharded": "zero=3",
-    "everything sharded, and all activations computed again": "zero=3 recompute=full",
+    "everything sharded, all computed again": "zero=3 recompute=full",
     "a stage for each device": "dp=1 pp=8",
-    "a stage for each device, and all activations computed again": "dp=1 pp=8 recompute=full",
+    "a stage for each device, all recomputed": "dp=1 pp=8 recompute=full",
 }
 
 

@@ -23,8 +23,8 @@ CHANGES: dict[str, Change] = {
 }
 TURNS = {
     "what fits best": SMALLEST,
-    "everything sharded, and all activations computed again": "dp=8 pp=1 zero=3 recompute=full",
-    "a stage for each device, and all activations computed again": "recompute=full",
+    "everything sharded, all computed again": "dp=8 pp=1 zero=3 recompute=full",
+    "a stage for each device, all recomputed": "recompute=full",
     "four stages of two": "tp=2 pp=4 sequence_parallel=true recompute=selective",
     "two stages of four": "tp=4 pp=2 sequence_parallel=true recompute=selective",
 }

@@ -12,7 +12,7 @@ from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from course_lib.questions.asking import choice, each, open_case
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.scenarios.fleet import FLEET, Policy, Trials, trial
+from course_lib.scenarios.fleet import FLEET, Policy, Trials, tried
 
 # Where the default does not fit
 
@@ -56,15 +56,11 @@ UNFIT: dict[str, Policy] = {
 
 
 def _try(name: str) -> Outcome:
-    tried = {one: trial(policy) for one, policy in UNFIT.items()}
-    best = max(tried, key=lambda one: (len(tried[one].running), -tried[one].typical))
-    stopped = [one.pair for one in tried[name].trials if one.pair not in _running(tried[name])]
+    found = {one: tried(policy) for one, policy in UNFIT.items()}
+    best = max(found, key=lambda one: (len(found[one].running), -found[one].typical))
+    stopped = [one.pair for one in found[name].trials if one not in found[name].running]
     where = f" It does not run for: {listed(stopped)}." if stopped else ""
-    return Outcome(name == best, f"Modelled: {tried[name]}{where}", shown=(name == best) == (name == "ladder"))
-
-
-def _running(trials: Trials) -> set[str]:
-    return {one.pair for one in trials.trials if one.times < float("inf")}
+    return Outcome(name == best, f"Modelled: {found[name]}{where}", shown=(name == best) == (name == "ladder"))
 
 
 # Which is the worst to get wrong
@@ -85,15 +81,15 @@ def _with(name: str) -> Trials:
         wide: dict[str, Any] = {"tp": cluster.devices_per_node, "dp": cluster.nodes} if name == "node" else {}
         return replace(of[model, cluster], **WRONG[name], **wide)
 
-    return trial(policy)
+    return tried(policy)
 
 
 def _get_wrong(name: str) -> Outcome:
-    tried = {one: _with(one) for one in WRONG}
-    costly = max(tried, key=lambda one: tried[one].typical)
-    worst = tried[name].trials[0]
+    found = {one: _with(one) for one in WRONG}
+    costly = max(found, key=lambda one: found[one].typical)
+    worst = found[name].trials[0]
     said = (
-        f"Modelled: the best plans of all {counted(len(FLEET), 'pair')}, with this alone set otherwise. {tried[name]} "
+        f"Modelled: the best plans of all {counted(len(FLEET), 'pair')}, with this alone set otherwise. {found[name]} "
         f"The worst is {worst.times:.2f} times as long: {worst.pair}."
     )
     return Outcome(name == costly, said, shown=(name == costly) == (name == "node"))
@@ -104,7 +100,7 @@ def _get_wrong(name: str) -> Outcome:
 
 def _compare_policies() -> Outcome:
     lines = "; ".join(
-        f"{words}: {trial(UNFIT[name])}"
+        f"{words}: {tried(UNFIT[name])}"
         for name, words in {"smallest": "always the smallest plan", "ladder": "the cheapest change that fits"}.items()
     )
     return Outcome(None, f"Two defaults on the fleet (modelled). {lines}")

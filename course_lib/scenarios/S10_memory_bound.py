@@ -20,8 +20,8 @@ CHANGES: dict[str, Change] = {
 }
 TURNS = {
     "only in 16 bits": "precision=fp16",
-    "in 32 bits, and all activations computed again": "recompute=full",
-    "in 16 bits, and all activations computed again": "precision=fp16 recompute=full",
+    "in 32 bits, all computed again": "recompute=full",
+    "in 16 bits, all computed again": "precision=fp16 recompute=full",
     "everything sharded": "dp=32 tp=1 precision=fp16 zero=3 recompute=selective",
     "as on the A100": "dp=8 tp=4 pp=1 precision=fp16 zero=1 sequence_parallel=true recompute=selective",
 }

@@ -13,22 +13,23 @@ which cost minutes of the cluster. A seed draws another culprit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
 from random import Random
 from typing import Any
 
-from course_lib import journal, questions
+from course_lib import journal
 from course_lib.figures import Picture, loss_curves, lost_time, time_breakdown
 from course_lib.figures.axis import counted
-from course_lib.questions.asking import choice, each
+from course_lib.questions.asking import Ask, choice, each
 from course_lib.questions.catalog import CATALOG
+from course_lib.questions.forms import Form
 from course_lib.questions.outcome import Feedback, Outcome
-from course_lib.questions.prose import Page, items
-from course_lib.questions.question import Question, is_for_a_room
-from course_lib.scenarios.instruments import INSTRUMENTS, signals
+from course_lib.questions.prose import Page, as_list, items
+from course_lib.scenarios.case import Step, debrief
+from course_lib.scenarios.instruments import INSTRUMENTS, signals, throughput
 from course_lib.scenarios.replay import replay
 from course_lib.scenarios.situation import Situation
 from course_lib.scenarios.training import train
@@ -61,30 +62,19 @@ class Fault:
 
     def questions(self) -> dict[str, Step]:
         """By name: what `questions.load` looks up."""
-        tried = {
-            "symptom": (_see, SYMPTOMS),
-            "suspect": (_suspect, self.culprits),
-            "measure": (_plan_to_measure, INSTRUMENTS),
-            "change": (_change, self.repairs),
-        }
-        steps = {f"{self.name}_{step}": Step(self, run, tuple(names)) for step, (run, names) in tried.items()}
+        tried = {"symptom": _see, "suspect": _suspect, "measure": _plan_to_measure, "change": _change}
+        steps = {f"{self.name}_{step}": Step(self.variant, _options(run)) for step, run in tried.items()}
         return {name: step for name, step in steps.items() if name in CATALOG}
 
 
-@dataclass(frozen=True)
-class Step:
-    """One question of a case. run: tries the option of a name."""
+def _options(run: Callable[[str, Variant], Outcome]) -> Ask:
+    """Try those that the page has."""
 
-    case: Fault
-    run: Callable[[str, Variant], Outcome]
-    names: tuple[str, ...]
+    def ask(page: Page, variant: Variant) -> Form:
+        names = [heading.removeprefix("option: ") for heading in page.sections if heading]
+        return choice(each(run, names))(page, variant)
 
-    def question(self, name: str, seed: int = 0) -> Question:
-        page, variant = CATALOG[name], Variant(self.case, seed)
-        asked = {heading: section for heading, section in page.sections.items() if heading.startswith("option: ")}
-        names = [name for name in self.names if f"option: {name}" in asked]
-        form = choice(each(self.run, names))(replace(page, sections=asked), variant)
-        return Question(name, seed, page.text, form, varies=False)  # else one card would change, and the others not
+    return ask
 
 
 @dataclass(frozen=True)
@@ -110,13 +100,19 @@ class Variant:
 
     def evidence(self) -> Feedback:
         """What everybody sees who is called: reports, settings that were changed, the log."""
-        now, before = signals(self.job), signals(self.case.healthy)
-        said = (
-            f"Last week: {before}. Now: {now}.\n\nLast week's configuration:\n\n"
-            f"{_listed(self.case.healthy.configuration)}\n\nSettings that were changed since:\n\n"
-            f"{_listed(self._settings())}\n\nFrom the log:\n\n{_listed(self._log())}"
+        jobs = {"last week": self.case.healthy, "now": self.job}
+        memory = (f"{when}: {', '.join(f'{size / 1e6:.1f}' for size in job.memory)} MB" for when, job in jobs.items())
+        said = {
+            "The job's reports": [f"{when}: {signals(job)}" for when, job in jobs.items()],
+            "Memory of ranks 0 to 7 (modelled)": memory,
+            "Last week's configuration": self.case.healthy.configuration,
+            "Settings that were changed since": self._settings(),
+            "From the log": self._log(),
+        }
+        text = "\n\n".join(f"{what}:\n\n{as_list(lines)}" for what, lines in said.items())
+        return Feedback(
+            "", Outcome(None, text, pictures=(throughput(jobs), _losses(jobs))), title="What everybody sees"
         )
-        return Feedback("", Outcome(None, said, pictures=(_losses({"last week": self.case.healthy, "now": self.job}),)))
 
     def _settings(self) -> list[str]:
         """Harmless ones, and the culprit's, if it is one that somebody has set."""
@@ -138,8 +134,8 @@ class Variant:
         if name not in self.paid():
             journal.record("measured", self.case.name, self.seed, name)
         one, found = INSTRUMENTS[name], INSTRUMENTS[name].read(self.job)
-        facts = _listed(f"{what}: {fact}" for what, fact in found.facts.items())
-        return Feedback("", Outcome(None, f"{one.title}:\n\n{facts}", pictures=found.pictures))
+        facts = as_list(f"{what}: {fact}" for what, fact in found.facts.items())
+        return Feedback("", Outcome(None, facts, pictures=found.pictures), title=one.title)
 
     def paid(self) -> list[str]:
         """The instruments that were used, in this order."""
@@ -153,13 +149,15 @@ class Variant:
         return f"{counted(minutes, 'minute')} of the cluster, for {what_for}."
 
     def debrief(self, anyway: bool = False) -> Feedback:
-        """What it was, and what every change would have led to. Not before one has helped, in a room, or `anyway`."""
-        if not (anyway or is_for_a_room() or questions.load(f"{self.case.name}_change", self.seed).was_right()):
-            return Feedback("", Outcome(None, "There is no debrief yet. First find a change that helps."))
+        """What it was, and what every change would have led to."""
+        return debrief(f"{self.case.name}_change", self.seed, "find a change that helps", self._told, anyway)
+
+    def _told(self) -> Feedback:
         led_to = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
         what, _, how = self._page("change").sections[f"culprit: {self.culprit}"].text.partition("\n\n")
-        said = f"It was {what}. {how}\n\nYour bill: {self.bill()}\n\nWhat each change leads to:\n\n{_listed(led_to)}"
-        return Feedback("", Outcome(None, said, self._page("change").sections["incident"].text))
+        said = f"{how}\n\nYour bill: {self.bill()}\n\nWhat each change leads to:\n\n{as_list(led_to)}"
+        incident = self._page("change").sections["incident"].text
+        return Feedback("", Outcome(None, said, incident), title=f"It was {what}.")
 
     def called(self, step: str, heading: str) -> str:
         """The first line of a section."""
@@ -233,10 +231,6 @@ def _change(repair: str, variant: Variant) -> Outcome:
 
 
 # What is seen
-
-
-def _listed(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def _losses(jobs: Mapping[str, Situation]) -> Picture:

@@ -5,8 +5,10 @@ Every reading has the same facts in the same order, whatever is wrong, so only w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import starmap
 from math import isfinite, nan
 from typing import NamedTuple
 
@@ -14,11 +16,13 @@ import torch
 import torch.distributed as dist
 
 from course_lib.figures import Picture, gantt, loss_at_end, lost_time, time_breakdown
-from course_lib.figures.axis import duration, number, percent
+from course_lib.figures.axis import counted, duration, number, percent, ticks
+from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
+from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
 from course_lib.scenarios.replay import replay
 from course_lib.scenarios.situation import DEVICES, Situation
-from course_lib.scenarios.training import RANKS, train
+from course_lib.scenarios.training import RANKS, STEPS, train
 from course_lib.timeline import compute
 
 MESSAGE = 1_000_000  # bytes, to try a link with
@@ -40,6 +44,32 @@ def signals(job: Situation) -> Signals:
     return Signals(job.samples / replay(job).makespan, sum(ended) / RANKS)
 
 
+def throughput(jobs: Mapping[str, Situation]) -> Picture:
+    """Over the steps of the training. A step without an update is shorter by that."""
+    curves = {name: _samples_per_second(job) for name, job in jobs.items()}
+    most, looks = 1.1 * max(map(max, curves.values())), lines_of(curves)
+    across, up = Axis("step", 0, STEPS, ticks(STEPS, 8)), Axis("samples a second", 0, most, ticks(most, 4))
+    lines = [Curve(name, _points(name, curve), looks[name]) for name, curve in curves.items()]
+    chart = Chart([Panel(across, up, lines, height=120.0)], {"emulated"}, "The throughput", 800, looks)
+    said = "; ".join(_range(name, curve) for name, curve in curves.items())
+    return Picture.of(chart, f"Samples a second: {said}.", [])
+
+
+def _points(name: str, rates: list[float]) -> list[Point]:
+    """With a symbol where a training ended."""
+    return [*starmap(Point, enumerate(rates[:-1])), Point(len(rates) - 1, rates[-1], tip=_range(name, rates))]
+
+
+def _range(name: str, rates: list[float]) -> str:
+    return f"{name}, {min(rates):.0f} to {max(rates):.0f} over {counted(len(rates), 'step')}"
+
+
+def _samples_per_second(job: Situation) -> list[float]:
+    step = replay(job)
+    before_update = replace(step, spans=[span for span in step.spans if span.kind != "optimizer"])
+    return [job.samples / (before_update if skips else step).makespan for skips in train(job.recipe)[0].skipped]
+
+
 class Reading(NamedTuple):
     facts: dict[str, str]
     pictures: tuple[Picture, ...] = ()
@@ -54,6 +84,7 @@ class Instrument:
     read: Callable[[Situation], Reading]
 
 
+@cache
 def _devices(job: Situation) -> Reading:
     timeline = launch(_compute_alone, DEVICES, pace=job.pace).timeline
     return Reading({f"device {rank}": f"{duration(timeline.busy(rank))} for a layer" for rank in range(DEVICES)})
@@ -64,22 +95,23 @@ def _compute_alone(rank: int) -> None:
         pass
 
 
+@cache
 def _links(job: Situation) -> Reading:
     """Devices 0 and 1, 4 and 5, and across, one after the other, wherever their ranks are."""
     first, second = ([rank for rank in range(DEVICES) if job.machine(rank) == node] for node in (0, 1))
     pairs = {"inside machine 0": first[:2], "inside machine 1": second[:2], "between them": [first[0], second[0]]}
-    facts = {}
-    for name, (source, target) in pairs.items():
-        sent = launch(_send, DEVICES, (source, target), pace=job.pace).timeline
-        facts[name] = f"{MESSAGE / sent.makespan / 1e6:.0f} MB a second"
-    return Reading(facts)
+    sent = launch(_send, DEVICES, (list(pairs.values()),), pace=job.pace).timeline
+    seconds = {span.rank: span.duration for span in sent.spans if (span.name, span.kind) == ("recv", "transfer")}
+    return Reading({name: f"{MESSAGE / seconds[to] / 1e6:.0f} MB a second" for name, (_, to) in pairs.items()})
 
 
-def _send(rank: int, source: int, target: int) -> None:
-    if rank == source:
-        dist.send(torch.zeros(MESSAGE, dtype=torch.uint8), target)
-    if rank == target:
-        dist.recv(torch.zeros(MESSAGE, dtype=torch.uint8), source)
+def _send(rank: int, pairs: list[list[int]]) -> None:
+    message = torch.zeros(MESSAGE, dtype=torch.uint8)
+    for source, target in pairs:
+        if rank == source:
+            dist.send(message, target)
+        if rank == target:
+            dist.recv(message, source)
 
 
 def _profile(job: Situation) -> Reading:
@@ -114,7 +146,7 @@ def _gradients(job: Situation) -> Reading:
 
 
 def _updates(job: Situation) -> Reading:
-    moved = train(job.recipe)[0].moved
+    moved = train(job.recipe)[0].moved[-1]
     return Reading({"the last update moved the weights by": f"{moved:.2%}" if isfinite(moved) else "no number"})
 
 

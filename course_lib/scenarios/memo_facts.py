@@ -27,11 +27,8 @@ WORDS = {  # what means a part of memory or of a step
     "context": "context",
 }
 SENDING = "sen[dt]s?|travels?|traffic|moves?|crosse?s?"
-LABELS = {
-    **{part: look.label for part, look in TIME_PARTS.items()},
-    "tensor": "traffic of tensor ranks",
-    "context": "context",
-}
+LABELS = {part: look.label for part, look in TIME_PARTS.items()}
+LABELS |= {"tensor": "traffic of tensor ranks", "context": "context"}
 BESIDE = {"without ZeRO": {"zero": 0, "shards": None}, "in fp32": {"precision": "fp32"}}
 NAIVE = {"schedule": "naive", "virtual_stages": 1}
 
@@ -75,40 +72,30 @@ def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
 
 def _costs(plan: Estimate, own: bool, name: str = "") -> Iterator[Fact]:
     """name: of another plan than the one that is recommended."""
-    memory, time = plan.memory, plan.step_time
-    costs = [
-        *(
-            (f"the {MEMORY_PARTS[part].label} on the fullest device", size, BYTES, WORDS[part])
-            for part, size in memory.parts.items()
-        ),
-        ("all that the fullest device holds", memory.total, BYTES, "fullest|needs?|in all|total|peak|holds?"),
-        ("a step", time.total, SECONDS, "step"),
-        *((f"{LABELS[part]}, in a step", seconds, SECONDS, WORDS[part]) for part, seconds in time.parts.items()),
-    ]
-    for said, value, quantity, words in costs:
-        yield Fact(f"{said}{name}", value, quantity, words, own and value > 0, beside=not own)
+    memory, time, whole = plan.memory, plan.step_time, "fullest|needs?|in all|total|peak|holds?"
+    held = {
+        f"the {MEMORY_PARTS[part].label} on the fullest device": (part, size) for part, size in memory.parts.items()
+    }
+    taken = {f"{LABELS[part]}, in a step": (part, seconds) for part, seconds in time.parts.items()}
+    yield Fact(f"all that the fullest device holds{name}", memory.total, BYTES, whole, own, beside=not own)
+    yield Fact(f"a step{name}", time.total, SECONDS, "step", own, beside=not own)
+    for parts, quantity in ((held, BYTES), (taken, SECONDS)):
+        for said, (part, value) in parts.items():
+            yield Fact(f"{said}{name}", value, quantity, WORDS[part], own and value > 0, beside=not own)
 
 
 def _speeds(plan: Estimate, one_node: Estimate) -> Iterator[Fact]:
     gained, ideal = one_node.step_time.total / plan.step_time.total, plan.cluster.nodes
+    used, left = plan.memory.total / plan.capacity, plan.capacity - plan.memory.total
     yield Fact("a step on one node", one_node.step_time.total, SECONDS, "node|8")
     yield Fact("the speed-up from one node", gained, TIMES, r"speed-?up|faster|as fast|scal", own=True)
     yield Fact("the share of the ideal speed-up", gained / ideal, SHARE, "ideal|linear|scal|efficien", own=True)
     yield Fact("the MFU", plan.mfu, SHARE, r"mfu|utili[sz]|peak", own=True)
-    used = plan.memory.total / plan.capacity
     yield Fact("the share of the memory in use", used, SHARE, "memory")
-    yield Fact(
-        "the memory that is left", (1 - used) * plan.capacity, BYTES, "left|free|headroom|spare|room", own=used < 1
-    )
+    yield Fact("the memory that is left", left, BYTES, "left|free|headroom|spare|room", own=left > 0)
     for part, seconds in plan.step_time.parts.items():
-        words = WORDS[part]
-        yield Fact(
-            f"{LABELS[part]}, as a share of a step",
-            seconds / plan.step_time.total,
-            SHARE,
-            words,
-            own=part == "bubble" and seconds > 0,
-        )
+        share, is_own = seconds / plan.step_time.total, part == "bubble" and seconds > 0
+        yield Fact(f"{LABELS[part]}, as a share of a step", share, SHARE, WORDS[part], is_own)
 
 
 def _traffic(plan: Estimate) -> Iterator[Fact]:

@@ -9,12 +9,13 @@ not checked   whatever remains: nobody is blamed on a guess
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from course_lib.figures import axis
-from course_lib.questions.units import BYTES, SECONDS, SHARE, TIMES, Quantity
+from course_lib.questions.units import BYTES, SECONDS, SHARE, TIMES, Quantity, is_close
 
 AGREES, DIFFERS, NOT_CHECKED = "agrees", "differs", "not checked"
 FAR = 1_000_000
@@ -23,7 +24,7 @@ RATE = Quantity("a rate", {f"{name}/s": factor for name, factor in BYTES.units.i
 PARAMETERS = Quantity("a number of parameters", {"billion": 1e9, "B": 1e9, "million": 1e6}, "7 billion")
 COUNT = Quantity("a count", {"": 1.0}, "32")
 # Factors by which one is easily off, and what that means.
-SLIPS = {
+SLIPS: dict[float, str] = {
     2: "That is a factor of 2: two bytes or four, once or twice, there or there and back.",
     4: "That is a factor of 4: two bytes or eight, one of four or all four.",
     8: "That is a factor of 8: a byte has eight bits, and a node has eight GPUs.",
@@ -31,17 +32,12 @@ SLIPS = {
     1000: "That is a factor of a thousand: look at the prefix of the unit.",
 }
 BINARY = "Close: GB counts in thousands, GiB in powers of 1024. Which of them do you mean?"
-POWERS = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
-_PLURALS = {"seconds": SECONDS.units["s"], "second": SECONDS.units["s"], "minutes": SECONDS.units["min"]}
 _UNITS = {
-    **dict.fromkeys(COUNT.units, (COUNT, 1.0)),
-    **{
-        name: (quantity, factor) for quantity in (RATE, TIMES, SHARE) for name, factor in quantity.units.items() if name
-    },
-    **{name: (SECONDS, factor) for name, factor in {**SECONDS.units, **_PLURALS}.items()},
-    **{name: (BYTES, factor) for name, factor in BYTES.units.items() if name.endswith(("B", "bytes"))},
-    **{name: (PARAMETERS, factor) for name, factor in PARAMETERS.units.items()},
-}
+    name: (quantity, factor)
+    for quantity in (RATE, TIMES, SHARE, SECONDS, BYTES, PARAMETERS, COUNT)  # the last one that knows a unit has it
+    for name, factor in quantity.units.items()
+    if "bit" not in name or quantity is RATE  # "in 16 bits" says how a number is written
+} | {"second": (SECONDS, 1.0), "seconds": (SECONDS, 1.0), "minutes": (SECONDS, 60.0)}
 _LISTED = "|".join(re.escape(name) for name in sorted(_UNITS, key=len, reverse=True) if name and name not in "x×")
 _NUMBER = re.compile(
     rf"(?<![\w.,/-])(?P<digits>\d+(?:,\d{{3}})*(?P<decimals>\.\d+)?)(?:\s?(?P<unit>{_LISTED})(?![\w/])|(?P<times>[x×])(?!\w)|(?![\w-]|\.\d))"
@@ -102,12 +98,10 @@ class _Number(NamedTuple):
 
     def slip(self, fact: Fact) -> str:
         """Which leads from the fact to the number; "" if none does."""
-        binary = 1.024 ** POWERS.get(self.unit[:1], 0) if self.quantity is BYTES else 1.0
-        off = self.value / fact.value
-        for factor, text in [*SLIPS.items(), (binary, BINARY)]:
-            if any(abs(off / slip - 1) <= TOLERANCE for slip in (factor, 1 / factor)):
-                return text
-        return ""
+        power = round(math.log(_UNITS[self.unit][1], 1000)) if self.quantity is BYTES else 0  # 3 for GB and for GiB
+        off = max(self.value, fact.value) / (min(self.value, fact.value) or math.inf)
+        meant = {**SLIPS, 1.024**power: BINARY}
+        return next((text for factor, text in meant.items() if is_close(off, factor, TOLERANCE)), "")
 
     def says(self, fact: Fact) -> str:
         """The fact in the unit of the number."""

@@ -13,19 +13,19 @@ A seed draws another model, device or link. All of it is modelled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from string import Formatter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from course_lib import journal, questions
+from course_lib import journal
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
 from course_lib.planner import Estimate, Plan, estimate
 from course_lib.questions import plan_text
-from course_lib.questions.asking import Ask, choice, each, open_case, plan
+from course_lib.questions.asking import choice, each, open_case, plan
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.outcome import Feedback, Outcome
-from course_lib.questions.question import Question, is_for_a_room
-from course_lib.scenarios.targets import Task, brief, listed
+from course_lib.questions.prose import as_list
+from course_lib.scenarios.case import Step, debrief
+from course_lib.scenarios.targets import Task, brief
 
 
 @dataclass(frozen=True)
@@ -40,36 +40,14 @@ class Planning:
 
     def questions(self) -> dict[str, Step]:
         """By name: what `questions.load` looks up."""
-        return {
-            f"{self.name}_limit": Step(self, lambda variant: choice(each(_change, variant.first.changes))),
-            f"{self.name}_plan": Step(self, lambda variant: plan(_judge, _now)),
-            f"{self.name}_better": Step(self, lambda variant: plan(_judge, _now), is_harder=True),
-            f"{self.name}_defend": Step(self, lambda variant: open_case(lambda _: variant.compare()), is_harder=True),
+        asked = {
+            "limit": (lambda seed: self.variant(seed).first, choice(each(_change, self.tasks[0][0].changes))),
+            "plan": (lambda seed: self.variant(seed).first, plan(_judge, _now)),
+            "better": (lambda seed: self.variant(seed).then, plan(_judge, _now)),
         }
-
-
-@dataclass(frozen=True)
-class Step:
-    """One question of a case. is_harder: about the second task."""
-
-    case: Planning
-    ask: Callable[[Variant], Ask]
-    is_harder: bool = False
-
-    def question(self, name: str, seed: int = 0) -> Question:
-        variant = self.case.variant(seed)
-        task, page = variant.then if self.is_harder else variant.first, CATALOG[name]
-        page = replace(page, sections={key: text for key, text in page.sections.items() if key != "debrief"})
-        facts = {
-            "model": task.words,
-            "machine": task.machine,
-            "targets": listed(task.targets),
-            "states": f"{16 * task.model.parameters / 1e9:,.0f} GB",
-        }
-        said = {field for section in page.sections.values() for _, field, _, _ in Formatter().parse(section.text)}
-        page = page.fill({field: fact for field, fact in facts.items() if field in said})
-        form = self.ask(variant)(page, task)
-        return Question(name, seed, page.text, form, varies=False)  # else one card would change, and the others not
+        steps = {f"{self.name}_{step}": Step(about, ask, _facts) for step, (about, ask) in asked.items()}
+        defend = Step(self.variant, open_case(Variant.compare), lambda variant: _facts(variant.then))
+        return {**steps, f"{self.name}_defend": defend}
 
 
 @dataclass(frozen=True)
@@ -95,8 +73,8 @@ class Variant:
             old = task.estimate(task.old)
             facts[f"before, on {old.cluster.devices} {old.cluster.device}"] = brief(old)
             pictures.append(step_time_by_part({"before": old, "now": one}, title="The same plan, before and now"))
-        said = listed(f"{what}: {fact}" for what, fact in facts.items())
-        return Feedback("", Outcome(None, f"The planner's figures (modelled):\n\n{said}", pictures=tuple(pictures)))
+        said = as_list(f"{what}: {fact}" for what, fact in facts.items())
+        return Feedback("", Outcome(None, said, pictures=tuple(pictures)), title="What the planner says (modelled)")
 
     def compare(self) -> Outcome:
         """The plan that was last decided on, and what else one might have chosen."""
@@ -105,21 +83,30 @@ class Variant:
         steps = {"your plan": mine} if mine else {}
         steps |= {name: task.estimate(change) for name, change in task.turns.items()}
         steps["best of a search"] = task.reaching.best
-        lines = listed(f"{name}: {brief(one)}" for name, one in steps.items())
+        lines = as_list(f"{name}: {brief(one)}" for name, one in steps.items())
         said = f"{mine.interval if mine else 'You have not decided on a plan yet.'} Modelled:\n\n{lines}"
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
 
     def debrief(self, anyway: bool = False) -> Feedback:
-        """What the usual turns lead to, and where it has happened. Not before a plan has reached all targets."""
-        if not (anyway or is_for_a_room() or questions.load(f"{self.case.name}_better", self.seed).was_right()):
-            return Feedback("", Outcome(None, "There is no debrief yet. First find a plan that reaches all targets."))
+        """What the usual turns lead to, and where it has happened."""
+        return debrief(
+            f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told, anyway
+        )
+
+    def _told(self) -> Feedback:
         said = []
         for name, change in self.then.turns.items():
-            missed = ", ".join(self.then.missed(self.then.estimate(change)))
-            said.append(f"{name}: {brief(self.then.estimate(change))}; misses {missed or 'nothing'}")
+            one = self.then.estimate(change)
+            said.append(f"{name}: {brief(one)}; misses {', '.join(self.then.missed(one)) or 'nothing'}")
         said.append(f"the best that a search finds: {brief(self.then.reaching.best)}")
         incident = CATALOG[f"{self.case.name}_defend"].sections["debrief"].text
-        return Feedback("", Outcome(None, f"What usual choices lead to (modelled):\n\n{listed(said)}", incident))
+        return Feedback("", Outcome(None, as_list(said), incident), title="What usual choices lead to (modelled)")
+
+
+def _facts(task: Task) -> dict[str, object]:
+    """What a page may say of a task."""
+    states = f"{16 * task.model.parameters / 1e9:,.0f} GB"
+    return {"model": task.words, "machine": task.machine, "targets": as_list(task.targets), "states": states}
 
 
 def _now(task: Task) -> Plan:
@@ -143,7 +130,7 @@ def _change(name: str, task: Task) -> Outcome:
 
 def _judge(task: Task, one: Estimate) -> Outcome:
     """Any plan that reaches the targets will do."""
-    said = f"Modelled:\n\n{listed(target.of(one) for target in task.targets)}\n\n{one.interval}"
+    said = f"Modelled:\n\n{as_list(target.of(one) for target in task.targets)}\n\n{one.interval}"
     if task.missed(one):
         memory = memory_by_part(devices(one), one.capacity, title="What each device of a pipeline holds")
         time = step_time_by_part({"your plan": one}, title="What the time of a step goes into")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +21,10 @@ from course_lib.experiments import after_barrier
 from course_lib.mechanisms.hybrid import Mesh
 from course_lib.ranks import launch
 from course_lib.scenarios.situation import ACTIVATIONS, DEVICES, GRADIENTS, Situation
-from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline, compute
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def replay(job: Situation) -> Timeline:
     """One step of a job, on the emulated clock."""
     return after_barrier(launch(_step, DEVICES, (job,), pace=job.pace).timeline)
@@ -34,19 +34,17 @@ def _step(rank: int, job: Situation) -> None:
     mesh = Mesh(job.dp, job.pp, job.tp)
     dist.barrier()
     stage, pipeline = mesh.rank("pp"), mesh.group("pp")
-    samples = job.samples / job.dp / job.micro_batches
-    hidden = torch.zeros(int(ACTIVATIONS * samples), dtype=torch.uint8)
-    arriving, leaving = torch.empty_like(hidden), []
-    for action in SCHEDULES["1f1b"](job.pp, job.micro_batches).actions[stage]:
-        is_forward = action.op == "F"
-        source, target = (stage - 1, stage + 1) if is_forward else (stage + 1, stage - 1)
+    hidden = torch.zeros(int(ACTIVATIONS * job.micro_batch), dtype=torch.uint8)
+    arriving, leaving = torch.empty_like(hidden), list[Any]()
+    for action in job.schedule.actions[stage]:
+        kind, way = ("forward", 1) if action.op == "F" else ("backward", -1)
+        source, target = stage - way, stage + way
         if 0 <= source < job.pp:
             dist.recv(arriving, group=pipeline, group_src=source)
-        is_last = not is_forward and action.micro_batch == job.micro_batches - 1
+        is_last = action == job.schedule.actions[stage][-1]
         for size in _buckets(job, stage) if is_last else [job.of_stages[stage]]:
             for _ in range(size):
-                kind = "forward" if is_forward else "backward"
-                with compute(kind, micro_batch=action.micro_batch, stage=stage, work=samples / job.tp):
+                with compute(kind, micro_batch=action.micro_batch, stage=stage, work=job.micro_batch / job.tp):
                     pass
                 dist.all_reduce(hidden, group=mesh.group("tp"))
             if is_last:
@@ -55,8 +53,7 @@ def _step(rank: int, job: Situation) -> None:
         if 0 <= target < job.pp:
             leaving.append(dist.isend(hidden, group=pipeline, group_dst=target))
     for work in leaving:
-        if work is not None:
-            work.wait()
+        work.wait()
     with compute("optimizer", work=1 / job.pp / job.tp):
         pass
     mesh.close()

@@ -11,16 +11,18 @@ is what is set otherwise, so all three are the same kind of thing:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
 from course_lib.ranks import Link, Pace
+from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 
 DEVICES, PER_MACHINE = 8, 4
 LAYERS = 16
 FORWARD, BACKWARD, UPDATE = 0.001, 0.002, 0.01  # seconds of a device: for a layer and a sample; for the optimizer
-ACTIVATIONS, GRADIENTS = 4_000, 160_000  # bytes: between two layers for a sample; of a layer
+ACTIVATIONS, GRADIENTS = 4_000, 160_000  # bytes, 2 for each number: between two layers for a sample; of a layer
 INSIDE, BETWEEN = Link(1e-5, 400e6), Link(5e-5, 50e6)
 
 
@@ -78,6 +80,29 @@ class Situation:
     def of_stages(self) -> tuple[int, ...]:
         """Layers of each stage."""
         return self.layers or (LAYERS // self.pp,) * self.pp
+
+    @property
+    def micro_batch(self) -> float:
+        """Samples of a micro-batch."""
+        return self.samples / self.dp / self.micro_batches
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return SCHEDULES["1f1b"](self.pp, self.micro_batches)
+
+    @property
+    def memory(self) -> list[float]:
+        """Bytes that each rank needs at its fullest, by the formulas of the planner.
+
+        Weights, gradients and Adam's moments take 16 bytes for each parameter, or 8 if all are in 16 bits. For the
+        backward pass a layer keeps 5 + 12/tp times what it hands on (Korthikanti et al. 2022, without what one kernel
+        for attention does not keep).
+        """
+        state = GRADIENTS * (8 if self.recipe.master_weights else 4) / self.tp
+        kept = ACTIVATIONS * (5 + 12 / self.tp) * self.micro_batch
+        of_layers = [state + kept * in_flight for in_flight in peak_in_flight(self.schedule)]
+        stages = [rank // self.tp % self.pp for rank in range(DEVICES)]
+        return [self.of_stages[stage] * of_layers[stage] for stage in stages]
 
     @property
     def pace(self) -> Pace:

@@ -6,7 +6,7 @@ Any plan will do that reaches them. Those that the planner cannot tell apart fro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import NamedTuple
@@ -142,7 +142,3 @@ def brief(one: Estimate) -> str:
     fits = "" if one.fits else ", does not fit"
     tokens = f"{one.tokens_per_second:,.0f} tokens a second"
     return f"{plan_in_words(one.plan)}, in {one.plan.precision}: {memory_size(one.memory.total)}{fits}, {tokens}"
-
-
-def listed(lines: Iterable[object]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

@@ -7,38 +7,44 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import data
+from course_lib.experiments import training
 from course_lib.experiments.ablations import RoundedWeights
-from course_lib.experiments.training import SMALL, flat, shares
-from course_lib.mechanisms.collectives import all_reduce_in
+from course_lib.experiments.training import SMALL, flat, gradients_of, shares
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.ranks import launch
 from course_lib.scenarios.situation import Recipe
 
-RANKS, BATCH, STEPS = 4, 32, 60
+RANKS, BATCH, STEPS = 4, 32, 40
 GROWTH = 20  # steps after which the scale may grow: a short training stands for a long one
 
 
 class Trained(NamedTuple):
-    """What a rank has to tell of a training.
+    """What a rank has to tell of a training, step by step.
 
-    losses, scales, skipped, overflowed: by step; of its share, what the loss was multiplied by, whether there was no
-        update, whether its own gradient was not finite before any sum.
-    moved: how far the last update moved the weights, as a share of their length.  checksum: of all weights at the end.
+    losses, scales, overflowed: of its share, what the loss was multiplied by, whether its own gradient was not finite
+        before any sum.
+    moved: how far an update moved the weights, as a share of their length; 0 if it was skipped.
+    checksum: of all weights at the end.
     """
 
     losses: list[float]
     scales: list[float]
-    skipped: list[bool]
     overflowed: list[bool]
-    moved: float = 0.0
-    checksum: float = 0.0
+    moved: list[float]
+    checksum: float
+
+    @property
+    def skipped(self) -> list[bool]:
+        return [length == 0 for length in self.moved]
 
 
 @cache
@@ -52,27 +58,26 @@ def _train(rank: int, recipe: Recipe) -> Trained:
     weights, scaler = list(model.parameters()), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
     keeps: Any = MasterWeights if recipe.master_weights else RoundedWeights
     optimizer = keeps(weights, torch.optim.AdamW, scaler, lr=recipe.rate)
-    found = Trained([], [], [], [])
-    for step, (inputs, targets) in enumerate(shares(rank, BATCH, STEPS)):
-        loss, before = data.answer_loss(model(inputs).float(), targets), flat(weights).float()
-        found.losses.append(loss.item())
-        found.scales.append(scaler.scale_factor)
-        try:
-            scaler.scale(loss).backward()
-            total = flat(weight.grad for weight in weights if weight.grad is not None).to(recipe.sums)
-            if rank == recipe.bad_rank and step % 3:
-                total[0] = math.inf
-            found.overflowed.append(not total.isfinite().all())
-            _hand_over(_sum(total, recipe), weights, optimizer.parameters)
-            found.skipped.append(not optimizer.step())
-        except ValueError:  # a loss that is not finite, or a scale that helps no more
-            break
-        found = found._replace(moved=((flat(weights).float() - before).norm() / before.norm()).item())
-    return found._replace(checksum=flat(weights).double().sum().item())
+    scales, overflowed, were = list[float](), list[bool](), [flat(weights).float()]
 
+    def combine() -> None:
+        total = flat(gradients_of(model)).to(recipe.sums)
+        if rank == recipe.bad_rank and len(scales) % 2:
+            total[0] = math.inf
+        scales.append(scaler.scale_factor)
+        overflowed.append(not bool(total.isfinite().all()))
+        if recipe.together:
+            dist.all_reduce(total)
+            total /= RANKS
+        _hand_over(total, weights, optimizer.parameters)
 
-def _sum(gradient: Tensor, recipe: Recipe) -> Tensor:
-    return all_reduce_in(recipe.sums)(gradient).div_(RANKS) if recipe.together else gradient
+    def remember() -> None:
+        were.append(flat(weights).float())
+
+    minibatches = shares(rank, BATCH, STEPS)
+    losses = training.train(model, minibatches, data.answer_loss, optimizer, scaler, combine, remember)
+    moved = [((after - before).norm() / before.norm()).item() for before, after in pairwise(were)]
+    return Trained(losses, scales, overflowed, moved, flat(weights).double().sum().item())
 
 
 def _hand_over(gradient: Tensor, weights: list[Any], kept: list[Any]) -> None:

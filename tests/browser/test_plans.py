@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.browser.hands import MOVE, cell, violations
+from tests.browser.hands import MOVE, OURS, cell, violations
 
 
 def test_a_plan_is_put_together_with_keys_alone_and_defended_with_the_mouse(lab: Any) -> None:
@@ -38,3 +38,7 @@ def test_a_plan_is_put_together_with_keys_alone_and_defended_with_the_mouse(lab:
         defence.get_by_role("button", name=name).click()
     expect(defence.get_by_text("your plan: data 1 x tensor 2 x pipeline 4")).to_be_visible(timeout=MOVE)
     assert violations(page) == []
+
+    page.set_viewport_size({"width": 700, "height": 900})
+    for output in (cell(page, "case.evidence()"), card, defence):  # pictures scroll, words do not
+        assert output.locator(OURS).last.evaluate("output => output.scrollWidth - output.clientWidth") <= 2

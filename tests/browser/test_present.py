@@ -21,12 +21,18 @@ from tests.browser.hands import MOVE, cell, smallest_label
 
 
 @pytest.fixture
-def stage(chromium: str, tmp_path: Path) -> Iterator[Server]:
-    """JupyterLab with the options that course.py gives it for lesson 02."""
+def stage(chromium: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """JupyterLab with the options that course.py gives it for lesson 02, or for the page that the test names."""
     course = load_course()
-    options = course.stage(tmp_path / "stage", "02_data_parallelism")
+    options = course.stage(tmp_path / "stage", getattr(request, "param", "02_data_parallelism"))
     started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), tmp_path / "stage")
-    words = [*options, "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
+    words = [
+        *options,
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.ip=127.0.0.1",
+        "--LabApp.expose_app_in_browser=True",
+    ]
     words.append(f"--ServerApp.port={started.url.rsplit(':', 1)[1]}")
     variables = {**surroundings(tmp_path, started.token), "COURSE_POLL": "1"}
     with open(tmp_path / "log.txt", "wb") as log:
@@ -119,6 +125,26 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
     card.get_by_role("button", name="Run it", exact=True).click()
     expect(card.get_by_role("group", name="What came of it")).to_have_count(4, timeout=MOVE)
     pictures_grow_with_the_text_and_with_a_key(page, card)
+
+
+@pytest.mark.parametrize("stage", ["S02_night_call"], indirect=True)
+def test_a_room_investigates_a_case_and_sees_its_debrief_without_an_answer(stage: Server, page: Page) -> None:
+    open_lesson(page, stage)
+    it_is_large_and_nothing_else_is_there(page)
+    expect(page.get_by_role("heading", name="Scenario 2: a call in the night")).to_be_visible()
+    for command in ("expand-all-headings", "run-all-cells"):
+        page.evaluate(f"jupyterapp.commands.execute('notebook:{command}')")
+    evidence, suspects = cell(page, "case.evidence()"), cell(page, 'Card("S2_suspect"')
+    expect(evidence.get_by_text("What everybody sees")).to_be_visible(timeout=MOVE)
+    assert smallest_label(evidence) >= 11
+    expect(suspects.get_by_role("button", name="Run it", exact=True)).to_be_visible(timeout=MOVE)
+    assert suspects.get_by_role("radio").count() == 0
+    instruments = cell(page, "Measuring(case)")
+    instruments.get_by_role("button", name="Every kind of link, 10 minutes", exact=True).click()
+    expect(instruments.get_by_text("between them: 10 MB a second")).to_be_visible(timeout=MOVE)
+    expect(cell(page, "case.debrief()").get_by_text("It was a slow link between the machines.")).to_be_visible(
+        timeout=MOVE
+    )
 
 
 def pictures_grow_with_the_text_and_with_a_key(page: Page, card: Locator) -> None:

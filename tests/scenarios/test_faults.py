@@ -12,6 +12,8 @@ from course_lib import journal, questions, scenarios
 from course_lib.questions.catalog import CATALOG
 from course_lib.scenarios.faults import SYMPTOMS, Variant
 from course_lib.scenarios.instruments import INSTRUMENTS
+from course_lib.scenarios.situation import Situation
+from course_lib.scenarios.training import STEPS
 
 WELL = SYMPTOMS["neither"]
 VARIANTS = [(name, seed) for name in scenarios.FAULTS for seed in range(2 * len(scenarios.load(name).case.culprits))]
@@ -26,8 +28,8 @@ def own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COURSE_POLL", raising=False)
 
 
-def facts(variant: Variant, name: str) -> list[str]:
-    return list(INSTRUMENTS[name].read(variant.job).facts.values())
+def facts(job: Situation, name: str) -> list[str]:
+    return list(INSTRUMENTS[name].read(job).facts.values())
 
 
 def number(text: str) -> float:
@@ -38,20 +40,20 @@ def number(text: str) -> float:
 def diagnose(variant: Variant) -> str:
     """What it must be, from what the debriefs say of measurements, and from nothing else."""
     slower, learns = variant.symptoms(variant.job)
-    return of_time(variant) if slower else of_numbers(variant, learns)
+    if not slower:
+        return of_numbers(variant.job, learns)
+    return of_time(variant.job, variant.case.healthy, set(variant.case.culprits))
 
 
-def of_time(variant: Variant) -> str:
-    healthy, known = variant.case.variant(variant.seed), variant.case.culprits
-    healthy.__dict__["job"] = variant.case.healthy
-    ranks, seconds = facts(variant, "placement"), list(map(number, facts(variant, "devices")))
+def of_time(job: Situation, healthy: Situation, known: set[str]) -> str:
+    ranks, seconds = facts(job, "placement"), list(map(number, facts(job, "devices")))
     if ranks != facts(healthy, "placement"):
         return "in_turn"
     if max(seconds) > min(seconds):
         return "device"
-    if facts(variant, "links") != facts(healthy, "links"):
+    if facts(job, "links") != facts(healthy, "links"):
         return "link"
-    step, *shares = map(number, facts(variant, "profile"))
+    step, *shares = map(number, facts(job, "profile"))
     if max(shares) - min(shares) > 5:
         return "uneven"
     if step < number(facts(healthy, "profile")[0]):
@@ -59,15 +61,15 @@ def of_time(variant: Variant) -> str:
     return next(name for name in ("few", "one_bucket", "small_buckets") if name in known)
 
 
-def of_numbers(variant: Variant, learns: str) -> str:
+def of_numbers(job: Situation, learns: str) -> str:
     if learns == "broken":
         return "kept"
-    if len(set(facts(variant, "replicas"))) > 1:
+    if len(set(facts(job, "replicas"))) > 1:
         return "apart"
-    overflows = [int(fact.split(" in ")[1].split(" of ")[0]) for fact in facts(variant, "gradients")]
+    overflows = [int(fact.split(" in ")[1].split(" of ")[0]) for fact in facts(job, "gradients")]
     if max(overflows) > 10:
         return "data"
-    skipped, of = facts(variant, "scale")[-1].split(" of ")
+    skipped, of = facts(job, "scale")[-1].split(" of ")
     return "sums" if skipped == of else "rate"
 
 
@@ -103,8 +105,33 @@ def test_evidence_has_the_same_form_for_every_culprit(name: str) -> None:
         variant = scenarios.load(name, seed)
         said = variant.evidence().outcome.happened
         readings = tuple(tuple(INSTRUMENTS[one].read(variant.job).facts) for one in INSTRUMENTS)
-        forms.add((said.count("\n- "), said.count("\n\n"), readings))
+        charts = tuple(picture.summary.partition(":")[0] for picture in variant.evidence().outcome.pictures)
+        forms.add((said.count("\n- "), re.sub(r"(?s)\n- .*?(?=\n\n|$)", "", said), charts, readings))
     assert len(forms) == 1
+
+
+def test_memory_and_throughput_show_what_a_culprit_does_to_them() -> None:
+    lost, slow = scenarios.load("S06_postmortem").case, scenarios.load("S07_regression").case
+    kept, few, uneven = (
+        next(v for v in map(case.variant, range(9)) if v.culprit == culprit)
+        for case, culprit in ((lost, "kept"), (slow, "few"), (slow, "uneven"))
+    )
+    assert all(now < before for now, before in zip(kept.job.memory, lost.healthy.memory, strict=True))
+    assert all(now > before for now, before in zip(few.job.memory, slow.healthy.memory, strict=True))
+    assert max(uneven.job.memory) > max(slow.healthy.memory)
+    assert sum(kept.job.memory) > sum(lost.healthy.memory) / 2  # activations are as large as before
+    for variant in (kept, few):
+        shown, _ = variant.evidence().outcome.pictures
+        assert shown.summary.startswith("Samples a second: last week, ")
+        assert f"over {STEPS} steps; now, " in shown.summary
+    rates = [float(rate) for rate in re.findall(r"\d+", shown.summary)]
+    assert rates[3] < 0.97 * rates[0]
+
+
+def test_the_evidence_says_where_each_figure_comes_from() -> None:
+    shown = str(scenarios.load("S02_night_call").evidence())
+    assert shown.startswith("What everybody sees\n\nThe job's reports:")
+    assert all(f"({origin})" in shown for origin in ("emulated", "measured", "modelled"))
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if name[:2] in ("S2", "S6", "S7", "S8")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from course_lib import questions
+from course_lib import journal, questions
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from course_lib.scenarios.fleet import FLEET, trial
 
@@ -45,6 +45,17 @@ def test_a_naive_policy_runs_for_two_of_twelve_and_a_good_one_for_all() -> None:
     assert len(best.running) == len(FLEET) == 12
     assert best.trials[0].times < 1.5
     assert best.typical < 1.15
+
+
+def test_what_became_of_a_policy_is_kept_as_an_answer_is() -> None:
+    for policy in (naive, good):
+        trial(policy)
+    kept = journal.notes()
+    assert [(note.what, note.question, bool(note.right)) for note in kept] == [
+        ("ran", "S4_policy", False),
+        ("ran", "S4_policy", True),
+    ]
+    assert kept[0].answer == str(trial(naive))
 
 
 def test_the_worst_comes_first_and_says_why() -> None:
