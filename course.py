@@ -169,7 +169,7 @@ def test_steps() -> dict[str, list[str]]:
         "tests": ["-m", "pytest", "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
         "notebooks": ["-m", "pytest", *nbval, sanitize, *few, "tests/exercises", *notebooks, "tests/notebooks"],
-        "browser": ["-m", "pytest", "tests/browser", *few],
+        "browser": ["-m", "pytest", "-p", "no:nbval", "tests/browser", *few],
     }
 
 

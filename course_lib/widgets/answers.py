@@ -7,6 +7,7 @@ carries `data-lm-suppress-shortcuts`, or JupyterLab would take a typed "d d" for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import anywidget
@@ -15,64 +16,73 @@ import traitlets
 HERE = Path(__file__).parent
 
 
-class Options(anywidget.AnyWidget):
+class Labelled(anywidget.AnyWidget):
+    """Something to use that says what it is."""
+
+    _css = HERE / "controls.css"
+    label = traitlets.Unicode().tag(sync=True)
+
+
+class Answer(Labelled):
+    disabled = traitlets.Bool().tag(sync=True)
+
+
+class Options(Answer):
     """Radio buttons, or with `several` check boxes. chosen: the numbers of those chosen."""
 
     _esm = HERE / "options.js"
-    _css = HERE / "answers.css"
-    label = traitlets.Unicode().tag(sync=True)
     texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
     several = traitlets.Bool().tag(sync=True)
     chosen = traitlets.List(traitlets.Int()).tag(sync=True)
-    disabled = traitlets.Bool().tag(sync=True)
 
 
-class OrderList(anywidget.AnyWidget):
+class OrderList(Answer):
     """A list to put in order, with the mouse or with keys. order: the names; texts: how each is written."""
 
     _esm = HERE / "order.js"
-    _css = HERE / "answers.css"
-    label = traitlets.Unicode().tag(sync=True)
     texts = traitlets.Dict().tag(sync=True)
     order = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    disabled = traitlets.Bool().tag(sync=True)
 
 
-class Fields(anywidget.AnyWidget):
+class Fields(Answer):
     """Drop-down lists, one for each name. texts: what to choose from.  chosen: what stands there.
 
     names: how each is called where one reads it.  off: those that do not matter now.  said: what there is to say.
     """
 
     _esm = HERE / "fields.js"
-    _css = HERE / "answers.css"
-    label = traitlets.Unicode().tag(sync=True)
     names = traitlets.Dict().tag(sync=True)
     texts = traitlets.Dict().tag(sync=True)
     chosen = traitlets.Dict().tag(sync=True)
     off = traitlets.List(traitlets.Unicode()).tag(sync=True)
     said = traitlets.Unicode().tag(sync=True)
-    disabled = traitlets.Bool().tag(sync=True)
 
 
-class Sentences(anywidget.AnyWidget):
+class Sentences(Answer):
     """A box for sentences. value: what stands in it, a second after it was typed at the latest."""
 
     _esm = HERE / "sentences.js"
-    _css = HERE / "answers.css"
-    label = traitlets.Unicode().tag(sync=True)
     value = traitlets.Unicode().tag(sync=True)
-    disabled = traitlets.Bool().tag(sync=True)
 
 
-class Button(anywidget.AnyWidget):
-    """A button; without a label it is hidden.
+class Button(Labelled):
+    """Does something when it is pressed; without a label it is hidden.
 
-    clicks: how often it was pressed.  enabled: not while what it does is being done; whoever does it says when again.
+    clicks: how often it was pressed.  enabled: not while what it does is being done.
+    leads_on: whether a key that is pressed meanwhile counts, for what the button stands for afterwards.
     """
 
     _esm = HERE / "button.js"
-    _css = HERE / "answers.css"
-    label = traitlets.Unicode().tag(sync=True)
     enabled = traitlets.Bool(True).tag(sync=True)
     clicks = traitlets.Int().tag(sync=True)
+    leads_on = traitlets.Bool().tag(sync=True)
+
+    def __init__(self, action: Callable[[], object], label: str = "") -> None:
+        super().__init__(label=label)
+        self._action = action
+
+    @traitlets.observe("clicks")
+    def _press(self, _: object) -> None:
+        self.enabled = False
+        self._action()
+        self.enabled = True

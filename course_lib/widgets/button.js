@@ -1,5 +1,6 @@
 function render({ model, el }) {
   const button = document.createElement("button");
+  let isNext = false; // a key was pressed while something else was being done
   button.dataset.lmSuppressShortcuts = "true";
   const show = () => {
     button.textContent = model.get("label");
@@ -12,14 +13,23 @@ function render({ model, el }) {
     if (!model.get("enabled") || !answer) return;
     answer.scrollIntoView({ block: answer.offsetHeight > 0.7 * window.innerHeight ? "start" : "nearest" });
   };
-  button.addEventListener("click", () => {
-    if (!model.get("enabled")) return;
+  const press = () => {
     model.set("enabled", false);
     model.set("clicks", model.get("clicks") + 1);
     model.save_changes();
+  };
+  button.addEventListener("click", event => {
+    if (model.get("enabled")) press();
+    else isNext ||= model.get("leads_on") && event.detail === 0; // by a key: the mouse may have been clicked twice
   });
+  button.addEventListener("keydown", event => event.repeat && event.preventDefault()); // a key that is held down
   for (const trait of ["label", "enabled"]) model.on(`change:${trait}`, show);
-  model.on("change:enabled", look);
+  model.on("change:enabled", () => {
+    look();
+    if (!model.get("enabled") || !isNext) return;
+    isNext = false;
+    press();
+  });
   show();
   el.classList.add("course-answer");
   el.append(button);

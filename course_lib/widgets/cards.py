@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
@@ -31,9 +31,8 @@ from course_lib.questions.forms import Choice, FreeText, Number, Ordering, PlanF
 from course_lib.questions.markup import inline, to_html, to_text
 from course_lib.questions.outcome import Feedback
 from course_lib.questions.question import Question, is_for_a_room
-from course_lib.ranks import RunError
 from course_lib.widgets import answers
-from course_lib.widgets.running import Running, shown
+from course_lib.widgets.running import Running, attempt, explained, said, shown
 
 WIDE = widgets.Layout(width="100%", max_width="52em")
 DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
@@ -53,92 +52,91 @@ IN_A_PLAN = {  # what there is to decide, as one reads it
 }
 
 
-# Where an answer is given. widget: what is shown.  holds: its trait.  answer: None before there is one.
+class Field(NamedTuple):
+    """Where an answer is given. holds: the widget's trait that has it, as the widget wants it.
 
+    read, write: from there to an answer, None before there is one; and back.
+    """
 
-class ChoiceField:
-    holds = "chosen"
-
-    def __init__(self, form: Choice) -> None:
-        self.form, self.widget = form, answers.Options(label="Choose one:", texts=form.lines)
-
-    @property
-    def answer(self) -> Any:
-        return self.form.letters[self.widget.chosen[0]] if self.widget.chosen else None
-
-    def show(self, answer: Any) -> None:
-        self.widget.chosen = [self.form.letters.index(answer)]
-
-
-class OrderField:
-    holds = "order"
-
-    def __init__(self, form: Ordering) -> None:
-        label, names = "Events, the first at the top", list(form.events)
-        self.widget = answers.OrderList(label=label, texts=form.events, order=names)
+    widget: Any
+    holds: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
 
     @property
     def answer(self) -> Any:
-        return list(self.widget.order)
+        return self.read(getattr(self.widget, self.holds))
 
     def show(self, answer: Any) -> None:
-        self.widget.order = list(answer)
+        setattr(self.widget, self.holds, self.write(answer))
 
 
-class PlanField:
+def choice_field(form: Choice) -> Field:
+    options = answers.Options(label="Choose one:", texts=form.lines)
+    letter_of, number_of = form.letters.__getitem__, form.letters.index
+    return Field(options, "chosen", lambda chosen: letter_of(*chosen) if chosen else None, lambda one: [number_of(one)])
+
+
+def order_field(form: Ordering) -> Field:
+    label, names = "Events, the first at the top", list(form.events)
+    return Field(answers.OrderList(label=label, texts=form.events, order=names), "order", list, list)
+
+
+def plan_field(form: PlanForm) -> Field:
     """A list for each thing there is to decide. What else an answer has, from a cell of code, stays in it."""
-
-    holds = "chosen"
-
-    def __init__(self, form: PlanForm) -> None:
-        self.form = form
-        self.widget = answers.Fields(label="Your plan:", names=IN_A_PLAN, texts=form.choices)
-        self.show(plan_text.write(form.start))
-        self.widget.observe(lambda _: self._describe(), "chosen")
-
-    @property
-    def answer(self) -> Any:
-        stages = {"interleaved_1f1b": self.widget.chosen["virtual_stages"], **dict.fromkeys(V_SHAPED, "2")}
-        chosen = {**self.widget.chosen, "virtual_stages": stages.get(self.widget.chosen["schedule"], "1")}
-        return " ".join(f"{name}={value}" for name, value in chosen.items())
-
-    def show(self, answer: Any) -> None:
-        plan = plan_text.parse(answer)
-        lists = {name: str(getattr(plan, name)) for name in IN_A_PLAN}
-        self.widget.chosen = {**plan_text.pairs(answer), **lists}
-        self._describe()
-
-    def _describe(self) -> None:
-        """Whether there can be such a plan; not what it costs."""
-        self.widget.off = ["virtual_stages"] * (self.widget.chosen["schedule"] != "interleaved_1f1b")
-        try:
-            plan = plan_text.parse(self.form.read(self.answer))
-            n = plan.micro_batches(self.form.global_batch)
-            self.widget.said = f"{plan.devices} devices, {n} micro-batches for each replica."
-        except ValueError as error:
-            self.widget.said = f"Not possible: {error}."
+    lists = answers.Fields(label="Your plan:", names=IN_A_PLAN, texts=form.choices)
+    lists.observe(lambda change: _describe_plan(form, change.owner), "chosen")
+    field = Field(lists, "chosen", _plan_written, _plan_in_lists)
+    field.show(plan_text.write(form.start))
+    return field
 
 
-class TextField:
-    """A number with its unit on a line, or sentences in a box."""
+def _plan_written(chosen: dict[str, str]) -> str:
+    stages = {"interleaved_1f1b": chosen["virtual_stages"], **dict.fromkeys(V_SHAPED, "2")}
+    chosen = {**chosen, "virtual_stages": stages.get(chosen["schedule"], "1")}
+    return " ".join(f"{name}={value}" for name, value in chosen.items())
 
-    holds = "value"
 
-    def __init__(self, form: Number | FreeText) -> None:
-        if isinstance(form, Number):
-            hint = f"with its unit, for instance {form.quantity.example}"
-            self.widget: Any = widgets.Text(description="Your answer:", placeholder=hint, continuous_update=False)
-            self.widget.layout = widgets.Layout(width="30em", max_width="100%")
-            self.widget.style.description_width = "initial"
-        else:
-            self.widget = answers.Sentences(label="Your answer:")
+def _plan_in_lists(answer: str) -> dict[str, str]:
+    plan = plan_text.parse(answer)
+    return {**plan_text.pairs(answer), **{name: str(getattr(plan, name)) for name in IN_A_PLAN}}
 
-    @property
-    def answer(self) -> Any:
-        return self.widget.value.strip() or None
 
-    def show(self, answer: Any) -> None:
-        self.widget.value = answer
+def _describe_plan(form: PlanForm, lists: answers.Fields) -> None:
+    """Whether there can be such a plan; not what it costs."""
+    lists.off = ["virtual_stages"] * (lists.chosen["schedule"] != "interleaved_1f1b")
+    try:
+        plan = plan_text.parse(form.read(_plan_written(lists.chosen)))
+        n = plan.micro_batches(form.global_batch)
+        lists.said = f"{plan.devices} devices, {n} micro-batches for each replica."
+    except ValueError as error:
+        lists.said = f"Not possible: {error}."
+
+
+def number_field(form: Number) -> Field:
+    """With its unit, on a line."""
+    hint = f"with its unit, for instance {form.quantity.example}"
+    line = widgets.Text(description="Your answer:", placeholder=hint, continuous_update=False)
+    line.layout, line.style.description_width = {"width": "30em", "max_width": "100%"}, "initial"
+    return Field(line, "value", _text, str)
+
+
+def text_field(form: FreeText) -> Field:
+    return Field(answers.Sentences(label="Your answer:"), "value", _text, str)
+
+
+def _text(typed: str) -> str | None:
+    return typed.strip() or None
+
+
+FIELDS: dict[Any, Callable[[Any], Field]] = {
+    Choice: choice_field,
+    Ordering: order_field,
+    PlanForm: plan_field,
+    Number: number_field,
+    FreeText: text_field,
+}
+FOR_A_ROOM = Ordering, PlanForm  # what it has to give before anything can be run
 
 
 class Card:
@@ -153,20 +151,20 @@ class Card:
     def __init__(self, name: str, seed: int = 0, poll: bool | None = None) -> None:
         self.poll = is_for_a_room() if poll is None else poll
         self._key = f"card-{secrets.token_hex(4)}"
-        self.main, self.other = answers.Button(), answers.Button()
+        self.main = answers.Button(lambda: self._try(self._press))
+        self.other = answers.Button(lambda: self._try(self._ask_other_numbers))
         self.running, self._seconds = Running(), 0.0
         self.text, self.status, self.feedback = (widgets.HTML(layout=WIDE) for _ in range(3))
         self.feedback.layout = widgets.Layout(width="auto")
         self.checklist: Any = None
         self._box, self._buttons = widgets.VBox(), widgets.HBox([self.main, self.other])
         self._box.add_class("course-live")
-        self.main.observe(lambda _: self._try(self._press, self.main), "clicks")
-        self.other.observe(lambda _: self._try(self._ask_other_numbers, self.other), "clicks")
         self._ask(questions.load(name, seed))
 
     def _ask(self, question: Question) -> None:
         self.question, self._known = question, {""}  # texts that have been seen here
-        self.field = _field(question, self.poll)
+        has_field = not self.poll or isinstance(question.form, FOR_A_ROOM)
+        self.field: Any = FIELDS[type(question.form)](question.form) if has_field else None
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
         self._say("")
         self._reopen()
@@ -213,7 +211,7 @@ class Card:
             self._draft(self.field.widget.value)
         if self._step == RUN and not self.poll:
             self._reopen()
-            self._try(self._commit, self.main)
+            self._try(self._commit)
 
     def _draft(self, text: str) -> None:
         """Keep it, and say so if another page has written something else meanwhile."""
@@ -274,6 +272,7 @@ class Card:
     def _go(self, step: str) -> None:
         """The step that the main button stands for now."""
         self._step = self.main.label = step
+        self.main.leads_on = step == DECIDE  # what was run is not to vanish because a key was pressed twice
         self.other.label = OTHER if self.question.varies and step in (DECIDE, AGAIN) else ""
         field = self.field.widget if self.field else None
         parts = [self.text, field, self._buttons, self.running, self.status, self.feedback, self.checklist]
@@ -290,23 +289,15 @@ class Card:
         self.checklist.observe(lambda change: self.question.check(change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
-        """role: "status" or "alert", so that screen readers speak up."""
-        self.status.value = f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"
+        self.status.value = said(text, role)
 
-    def _try(self, action: Callable[[], None], button: Any) -> None:
+    def _try(self, action: Callable[[], None]) -> None:
         """What goes wrong is said in the card, and its buttons go on working."""
-        button.enabled = False
-        try:
-            action()
-        except ValueError as error:
-            self._say(str(error), "alert")
-        except KeyboardInterrupt:
-            self._say("Stopped. Press the button to run it again.", "alert")
-        except Exception as error:
-            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            self._say(f"It could not be run. {reason} Press the button to try again.", "alert")
-        finally:
-            button.enabled = True
+        problem = attempt(action)
+        if isinstance(problem, ValueError):
+            self._say(str(problem), "alert")
+        elif problem:
+            self._say(explained(problem, "Press the button to run it again."), "alert")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return shown(self._box._repr_mimebundle_(), stored(self.question, self.poll))
@@ -329,18 +320,6 @@ def stored(question: Question, poll: bool) -> dict[str, str]:
         explained = (f"{words}: {why}" if words else why for words, why in question.form.explanations())
         html += f"<details><summary>What the answers lead to</summary>{''.join(map(to_html, explained))}</details>"
     return {"text/plain": "\n\n".join(filter(None, text)), "text/html": _wrap(html)}
-
-
-def _field(question: Question, poll: bool) -> Any:
-    """None where a room has nothing to give."""
-    form = question.form
-    if isinstance(form, Ordering):
-        return OrderField(form)
-    if isinstance(form, PlanForm):
-        return PlanField(form)
-    if poll:
-        return None
-    return ChoiceField(form) if isinstance(form, Choice) else TextField(form)
 
 
 def _heading(question: Question) -> str:

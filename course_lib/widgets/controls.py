@@ -7,16 +7,14 @@ the option. These are the browser's own: label, value in words and keys are ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 
-HERE = Path(__file__).parent
+from course_lib.widgets.answers import HERE, Labelled
 
 
-class Slider(anywidget.AnyWidget):
+class Slider(Labelled):
     """Chooses one of some options. Dragging changes `value` only once it is let go.
 
     options: at least one value.  texts: how each is written; by default as `str` has it.
@@ -25,8 +23,6 @@ class Slider(anywidget.AnyWidget):
     """
 
     _esm = HERE / "slider.js"
-    _css = HERE / "controls.css"
-    label = traitlets.Unicode().tag(sync=True)
     texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int().tag(sync=True)
 
@@ -48,12 +44,10 @@ class Slider(anywidget.AnyWidget):
         self.index = self.options.index(value)
 
 
-class Switch(anywidget.AnyWidget):
+class Switch(Labelled):
     """Something that is on or off. text: what it means to be on."""
 
     _esm = HERE / "switch.js"
-    _css = HERE / "controls.css"
-    label = traitlets.Unicode().tag(sync=True)
     text = traitlets.Unicode().tag(sync=True)
     value = traitlets.Bool().tag(sync=True)
 

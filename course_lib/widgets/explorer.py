@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from itertools import chain, starmap
 from math import isclose
 from typing import Any, NamedTuple
 
@@ -24,17 +25,17 @@ import ipywidgets as widgets
 from course_lib.figures import Picture
 from course_lib.figures.axis import duration, percent
 from course_lib.figures.svg import scaled
-from course_lib.ranks import RunError
 from course_lib.timeline import Timeline
 from course_lib.widgets.answers import Button
 from course_lib.widgets.controls import in_words
 from course_lib.widgets.player import WIDTH, Player
-from course_lib.widgets.running import Running, interruptible, shown
+from course_lib.widgets.running import Running, attempt, explained, said, shown
 
 PAUSE = 0.6  # seconds without a move before more is looked at
 BREATH = 0.05  # seconds in which a move can come between two pieces of it
 HALF = WIDTH // 2 - 5  # pixels
 EXACTLY = "exactly as predicted"
+AGAIN = "Move a control to go on."
 
 
 def compared(seconds: float, predicted: float) -> str:
@@ -44,11 +45,6 @@ def compared(seconds: float, predicted: float) -> str:
     off = abs(seconds - predicted)
     how_much = percent(off / predicted) if off >= 0.01 * predicted else duration(off)
     return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
-
-
-def where_seen(predicted: Timeline, step: Timeline) -> Timeline | None:
-    """A prediction to draw below a run, where one could tell them apart; else words say how far it is off."""
-    return predicted if abs(predicted.makespan - step.makespan) >= 0.01 * step.makespan else None
 
 
 def beside_pinned(seconds: float, pinned: float) -> str:
@@ -108,7 +104,8 @@ class Explorer:
         self._views: Iterator[View] = iter(())  # that are still to come
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
-        self.running, self.play, self.pin, self._stage = Running(), Button(), Button(), widgets.VBox()
+        self.running, self._stage = Running(), widgets.VBox()
+        self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
         self._pinned: tuple[Timeline, str] | None = None  # and at which setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
@@ -123,8 +120,6 @@ class Explorer:
         for control in self.controls:
             control.observe(lambda _: self.move(), ["index", "value"])
         self.running.observe(lambda _: self.stop(), "clicks")
-        self.play.observe(lambda _: self._open_player(), "clicks")
-        self.pin.observe(lambda _: self._pin_or_unpin(), "clicks")
 
     def move(self) -> None:
         """Look at what the controls say, and plan what more there is to see."""
@@ -151,13 +146,12 @@ class Explorer:
             control.value = value
         self._is_back = False
         self._box.remove_class("course-old")
-        self._fail(f"{self.view.sentences if self.view else ''} Stopped. Move a control to go on.".strip())
+        self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
 
     def _open_player(self) -> None:
         """For the first of the runs in the pictures, in place of the one below."""
         self.below.layout.display = "none"
         self._stage.children = [Player(self._timelines[0])]
-        self.play.enabled = True
 
     def _pin_or_unpin(self) -> None:
         """Keep the first of the runs in the pictures, to compare others with; or forget it."""
@@ -166,7 +160,6 @@ class Explorer:
         self._close_player()
         if self.view:
             self._draw(self.view)
-        self.pin.enabled = True
 
     def _close_player(self) -> None:
         self.below.layout.display = None
@@ -178,17 +171,14 @@ class Explorer:
         return [panel.timeline for picture in pictures for panel in picture.timelines]
 
     def _look_anew(self) -> None:
-        self._views = self._all_views()
+        values = [control.value for control in self.controls]
+        self._views = chain.from_iterable(starmap(self._look, [values]))  # looks when the first is asked for
         self._look_further("first")
-
-    def _all_views(self) -> Iterator[View]:
-        yield from self._look(*(control.value for control in self.controls))
 
     def _look_further(self, which: str = "next") -> bool:
         """Whether there was something to show."""
         start = time.monotonic()
-        with interruptible():
-            view = next(self._views, None)
+        view = next(self._views, None)
         if view:
             self._seconds[which] = time.monotonic() - start
             self._draw(view)
@@ -217,28 +207,25 @@ class Explorer:
             return
         self._timer = loop.call_later(seconds, self._try, self._continue)
 
-    def _try(self, action: Callable[[], Any]) -> bool:
+    def _try(self, action: Callable[[], object]) -> bool:
         """Whether it went well; if not, why it did not is there to read."""
-        try:
-            action()
-            return True
-        except KeyboardInterrupt:
+        problem = attempt(action)
+        if isinstance(problem, KeyboardInterrupt):
             self.stop()
-        except Exception as error:
-            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            self._fail(f"This could not be run. {reason} Move a control to try again.")
-        return False
+        elif problem:
+            self._fail(explained(problem, AGAIN))
+        return problem is None
 
     def _fail(self, text: str) -> None:
         self.running.end()
-        self._say(text, "alert")
+        self.sentences.value = said(text, "alert")
 
     def _draw(self, view: View) -> None:
         self.view, self._shown = view, [control.value for control in self.controls]
         self._box.remove_class("course-old")
         if self._pinned and self._timelines:
             view = self._with_pinned(view, *self._pinned)
-        self._say(view.sentences, "status")
+        self.sentences.value = said(view.sentences)
         self.play.label = "Play" if self._timelines else ""
         self.pin.label = self.play.label and ("Unpin" if self._pinned else "Pin")
         for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
@@ -250,10 +237,6 @@ class Explorer:
         difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
         beside, below = (one.beside(pinned) if one.beside else one for one in view.pictures)
         return View(f"{view.sentences} {difference} ({setting}).", beside, below)
-
-    def _say(self, text: str, role: str) -> None:
-        """role: "status" or "alert", so that screen readers speak up."""
-        self.sentences.value = f"<p role='{role}' style='line-height:1.4;margin:8px 0'>{escape(text)}</p>"
 
     def _arrange(self, above: int, below: int) -> Any:
         self.play.layout.order = self.pin.layout.order = "-1"  # seen first, but a key comes to Stop before

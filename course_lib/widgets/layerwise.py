@@ -23,7 +23,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, Runs, View, compared, where_seen
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, Runs, View, compared
 
 LAYERS = 6  # with embedding and head, 8 blocks
 UNITS = (1, 2, 3, 4, 6, 8)
@@ -70,7 +70,7 @@ def look(setting: LayerWiseSetting, runs: Runs) -> View:
     return View(
         describe(setting, step, alone, predicted),
         memory_by_part(bars, width=HALF, title="What does every rank hold?"),
-        gantt(step.timeline, where_seen(predicted, step.timeline), WIDTH, "What did every rank do?"),
+        gantt(step.timeline, width=WIDTH, title="What did every rank do?"),
     )
 
 

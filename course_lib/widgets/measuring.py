@@ -7,18 +7,17 @@ Measuring(scenarios.load("S02_night_call"))
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from html import escape
 from typing import Any
 
 import ipywidgets as widgets
 
 from course_lib.figures.axis import counted
-from course_lib.questions.markup import inline
-from course_lib.ranks import RunError
 from course_lib.scenarios.faults import Variant
 from course_lib.scenarios.instruments import INSTRUMENTS, Instrument
-from course_lib.widgets import answers
-from course_lib.widgets.running import Running, interruptible, shown
+from course_lib.widgets.answers import Button
+from course_lib.widgets.running import Running, attempt, explained, said, shown
 
 
 class Measuring:
@@ -26,33 +25,21 @@ class Measuring:
 
     def __init__(self, variant: Variant) -> None:
         self.variant, self._key = variant, f"measuring-{secrets.token_hex(4)}"
-        self.running, self.bill, self.found = Running(), widgets.HTML(), widgets.HTML()
-        self.buttons = {name: answers.Button(label=_priced(one)) for name, one in INSTRUMENTS.items()}
-        for name, button in self.buttons.items():
-            button.observe(lambda _, name=name: self._measure(name), "clicks")
+        self.running, self.bill, self.found = Running(), widgets.HTML(said(variant.bill())), widgets.HTML()
+        self.buttons = {name: Button(partial(self._try, name), _priced(one)) for name, one in INSTRUMENTS.items()}
         self._box = widgets.VBox([*self.buttons.values(), self.running, self.bill, self.found])
         self._box.add_class("course-live")
-        self._say(variant.bill())
+
+    def _try(self, name: str) -> None:
+        self.running.begin("Measuring on real ranks")
+        problem = attempt(lambda: self._measure(name))
+        self.running.end()
+        if problem:
+            self.bill.value = said(explained(problem, "Press the button to measure again."), "alert")
 
     def _measure(self, name: str) -> None:
-        self.buttons[name].enabled = False
-        self.running.begin("Measuring on real ranks")
-        try:
-            with interruptible():
-                found = self.variant.measure(name)
-            self.found.value = found.inline(f"{self._key}-{name}") + self.found.value
-            self._say(self.variant.bill())
-        except KeyboardInterrupt:
-            self._say("Stopped. Press the button to measure again.", "alert")
-        except Exception as error:
-            reason = error.message if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            self._say(f"This could not be measured. {reason} Press the button to try again.", "alert")
-        finally:
-            self.running.end()
-            self.buttons[name].enabled = True
-
-    def _say(self, text: str, role: str = "status") -> None:
-        self.bill.value = f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"
+        self.found.value = self.variant.measure(name).inline(f"{self._key}-{name}") + self.found.value
+        self.bill.value = said(self.variant.bill())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         prices = [f"{name}: {_priced(one)}" for name, one in INSTRUMENTS.items()]

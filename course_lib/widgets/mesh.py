@@ -5,7 +5,7 @@
     | schedule       -o-----   1f1b         | beside it what was predicted  |
     | precision      o------   32 bits      |                               |
     | what came of it, in words             |                               |
-    | what every rank did, and below it on the same axis what was predicted |
+    | what every rank did                                                   |
 
 Each move trains one step on eight real ranks, on two emulated machines of four with a slow link between them. Bytes are
 counted in the trace, the updated weights are compared with those of one process.
@@ -25,7 +25,7 @@ from course_lib.planner import exact_bytes, simulate
 from course_lib.ranks import Link
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer, View, compared, where_seen
+from course_lib.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer, View, compared
 
 RANKS = 8
 MESHES = (
@@ -123,7 +123,7 @@ def look(experiment: HybridExperiment) -> View:
     return View(
         describe(experiment, step, predicted),
         mesh_map(experiment.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?", step),
-        gantt(step.timeline, where_seen(predicted, step.timeline), WIDTH, "What did every rank do?"),
+        gantt(step.timeline, width=WIDTH, title="What did every rank do?"),
     )
 
 
@@ -170,7 +170,7 @@ class MeshExplorer(Explorer):
 
     def __init__(
         self,
-        mesh: tuple[int, int, int] = (2, 2, 2),
+        mesh: tuple = (2, 2, 2),
         micro_batches: int = 4,
         schedule: str = "1f1b",
         dtype: torch.dtype = torch.float32,

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from course_lib.figures import limits, memory_by_part
 from course_lib.figures.axis import counted, long_time, memory_size
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
@@ -38,7 +36,6 @@ AGAIN = {"none": "nothing", "full": "every layer"}
 BATCH = 256  # samples of a minibatch, which pass through the device `samples` at a time
 
 
-@lru_cache(maxsize=256)
 def on_one_device(model: str, device: str, samples: int, recompute: str) -> Estimate:
     """A model of the family, trained on a single device in bf16, `samples` at a time."""
     return estimate(FAMILY[model], Cluster(device, 1, 1), Plan(micro_batch=samples, recompute=recompute), BATCH)

@@ -22,7 +22,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared, where_seen
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
@@ -73,7 +73,7 @@ def look(setting: PipelineSetting) -> View:
     return View(
         describe(setting, step, predicted),
         in_flight(step, HALF, "What does every rank hold?"),
-        gantt(step, where_seen(predicted, step), WIDTH, "What did every rank do?"),
+        gantt(step, width=WIDTH, title="What did every rank do?"),
     )
 
 

@@ -364,7 +364,7 @@ function render({ model, el }) {
   el.setAttribute("aria-label", "Player of a timeline");
   svg.after(controls, text.line);
   el.append(picture);
-  requestAnimationFrame(() => el.closest(".course-live") && el.scrollIntoView({ block: "nearest" }));
+  requestAnimationFrame(() => el.closest(".course-live")?.scrollIntoView({ block: "nearest" }));
   return () => {
     time.halt();
     around.rest();

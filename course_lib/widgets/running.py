@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import anywidget
 import traitlets
 
 from course_lib.figures.svg import ROOMY
+from course_lib.questions.markup import inline
+from course_lib.ranks import RunError
 
 
 def beside_this(name: str) -> str:
@@ -65,3 +67,26 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def attempt(action: Callable[[], object]) -> BaseException | None:
+    """What went wrong: an error, or that somebody stopped it."""
+    try:
+        with interruptible():
+            action()
+    except (Exception, KeyboardInterrupt) as problem:
+        return problem
+    return None
+
+
+def explained(problem: BaseException, again: str) -> str:
+    """What went wrong, in words. again: what to do to try again."""
+    if isinstance(problem, KeyboardInterrupt):
+        return f"Stopped. {again}"
+    reason = problem.message if isinstance(problem, RunError) else f"{type(problem).__name__}: {problem}"
+    return f"This could not be run. {reason} {again}"
+
+
+def said(text: str, role: str = "status") -> str:
+    """A sentence as HTML. role: "status" or "alert", so that screen readers speak up."""
+    return f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"

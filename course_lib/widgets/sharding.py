@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from course_lib.experiments.sharded import STAGES
 from course_lib.figures import memory_by_part, step_time_by_part
 from course_lib.figures.axis import data_size, duration, memory_size, percent
@@ -25,7 +23,6 @@ DEVICES = (8, 16, 32, 64, 128, 256, 512)
 SAMPLES = 2  # for each device, all at once
 
 
-@lru_cache(maxsize=256)
 def planned(model: str, devices: int, stage: int, recompute: str = "none") -> Estimate:
     """A model of the family on so many A100 in nodes of eight, two samples for each, in bf16."""
     plan = Plan(dp=devices, zero=stage, micro_batch=SAMPLES, recompute=recompute)

@@ -1,9 +1,9 @@
 """An explorer of tensor parallelism: cut two matrices, and real ranks run them, forward and backward.
 
-    | ranks        --o--  4               | what every rank did, and    |
-    | hidden size  --o--  64              | below it, where that is     |
-    | cut          o----  columns, rows   | something else, what the    |
-    | sequence     [ ] parallel           | formula says                |
+    | ranks        --o--  4               | what every rank did         |
+    | hidden size  --o--  64              |                             |
+    | cut          o----  columns, rows   |                             |
+    | sequence     [ ] parallel           |                             |
     | what came of it, in words           |                             |
     | who holds what, and where something travels                       |
 
@@ -22,7 +22,7 @@ from course_lib.figures.who_holds_what import count_operations
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
-from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared, where_seen
+from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
@@ -76,7 +76,7 @@ def look(setting: TensorParallelSetting) -> View:
     title = "Who holds what, and what travels?"
     return View(
         describe(setting, run, predicted),
-        gantt(run.timeline, where_seen(predicted, run.timeline), HALF, "What did every rank do?"),
+        gantt(run.timeline, width=HALF, title="What did every rank do?"),
         who_holds_what(run.operations, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
     )
 

@@ -155,9 +155,10 @@ compare("sum of sums, / B", launch(summed, world_size=4).results[0] / len(miniba
 Card("data_distribution")
 
 # %% [markdown]
-# This is what ran, with shares of 3, 3, 2 and 2:
+# This is what ran, with shares of 3, 3, 2 and 2. (The cell and what it printed are folded away until you have answered:
+# choose the three dots to open them.)
 
-# %%
+# %% jupyter={"outputs_hidden": true, "source_hidden": true}
 from course_lib.mechanisms.data_parallel import average_gradients
 
 ten_samples = tuple(tensor[:10] for tensor in minibatch)
@@ -174,9 +175,13 @@ compare("plain mean", launch(averaged, 4, args=(False,)).results[0])
 compare("weighted mean", launch(averaged, 4, args=(True,)).results[0])
 
 # %% [markdown]
+# <details><summary>What it shows</summary>
+#
 # The mean of means needs equal shares. In the plain mean, a sample from a share of two counts one and a half times as
 # much as one from a share of three. With each gradient weighted by the size of its share, all samples count the same
 # again.
+#
+# </details>
 #
 # `average_gradients` is the whole mechanism: an all-reduce for each parameter, and a division. You will build it
 # yourself in the [exercise](../exercises/02_data_parallelism/02_data_parallelism.ipynb).

@@ -69,9 +69,9 @@ Card("which_cut")
 # %% [markdown]
 # Here is that cut with layers you can use in a model of your own. They are made from the whole layers, and each rank
 # keeps its share. (PyTorch's `Linear` stores a matrix as [outputs, inputs], so its *columns* in our formula are the
-# first dimension.)
+# first dimension.) The cell is folded away until you have answered: choose the three dots to open it.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import torch.nn.functional as F
 
 from course_lib import launch

@@ -21,6 +21,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -106,6 +107,15 @@ class Server:
     def end_kernels(self) -> None:
         for session in self.call("GET", "sessions"):
             self.call("DELETE", f"sessions/{session['id']}")
+
+    def begin_to_end_kernels(self) -> None:
+        """Those there are now: the next test need not wait until they are gone with their ranks."""
+        for session in self.call("GET", "sessions"):
+            threading.Thread(target=self._end, args=(session["id"],)).start()
+
+    def _end(self, session: str) -> None:
+        with contextlib.suppress(OSError):  # what takes too long ends with the server
+            self.call("DELETE", f"sessions/{session}")
 
 
 @pytest.fixture(scope="session")
@@ -296,7 +306,7 @@ def lab(server: Server, page: Page, request: pytest.FixtureRequest) -> Iterator[
     yield opened
     if not has_failed(request):
         opened.close()
-    server.end_kernels()
+    server.begin_to_end_kernels()
 
 
 @pytest.fixture
@@ -327,6 +337,11 @@ def name_of(request: pytest.FixtureRequest) -> str:
 
 
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the one that loads JupyterLab anew: so it is the first to load it at all."""
+    items.sort(key=lambda item: item.path.name != "test_lab.py")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -130,6 +130,7 @@ def what_was_decided_is_there_when_the_page_is_loaded_and_the_card_made_anew(not
 def with_the_keyboard_alone(notebook: Any) -> None:
     a_choice_is_made_with_keys(notebook.page, notebook.output(CHOICE))
     what_was_chosen_last_counts_though_the_kernel_is_busy(notebook, notebook.output(CHOICE))
+    a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(notebook.page, notebook.output(CHOICE))
     a_number_is_typed(notebook.page, notebook.output(NUMBER))
     an_order_is_made_with_keys(notebook.page, notebook.output(ORDER))
     a_text_is_written_and_compared(notebook.page, notebook.output(TEXT))
@@ -161,6 +162,16 @@ def what_was_chosen_last_counts_though_the_kernel_is_busy(notebook: Any, card: L
     expect(card.get_by_role("radio").nth(3)).to_be_checked()
     button(card, "Run it").click()
     expect(feedback(card)).to_contain_text("You answered: d", timeout=RUN)
+
+
+def a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(page: Page, card: Locator) -> None:
+    """The second press comes before the kernel has heard of the first; those after it, while the answer is run."""
+    button(card, "Try another answer").click()
+    card.get_by_role("radio").nth(1).click()
+    button(card, "Commit to this answer").focus()
+    press(page, *["Enter"] * 4)
+    expect(feedback(card)).to_contain_text("Right. You answered: b", timeout=RUN)
+    ready(button(card, "Try another answer"))
 
 
 def a_number_is_typed(page: Page, card: Locator) -> None:

@@ -60,6 +60,7 @@ def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
     explorer.get_by_role("button", name="Play", exact=True).click()
     time = slider(explorer, "Time")
     expect(time).to_be_visible(timeout=MOVE)
+    fits_one_screen(explorer)
     time.press("Home")
     expect(dots).to_have_count(0)
     for _ in range(12):  # until the first forward pass is done

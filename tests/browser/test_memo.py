@@ -25,7 +25,7 @@ def test_the_memo_from_start_to_export(lab: Any, tmp_path: Path) -> None:
     notebook = lab.open("notebooks/memo.ipynb")
     notebook.run_cells("Card")
     a_plan_is_put_together_with_the_mouse(notebook.output(PLAN))
-    what_is_typed_is_there_after_a_restart(notebook)
+    what_is_typed_is_there_after_a_restart(lab, notebook)
     a_section_is_compared_with_keys_alone(notebook.page, notebook.output(MEMORY))
     the_bottleneck_is_run_with_keys_alone(notebook.page, notebook.output(BOTTLENECK))
     assert violations(notebook.page) == []
@@ -44,12 +44,15 @@ def a_plan_is_put_together_with_the_mouse(card: Locator) -> None:
     expect(feedback(card)).to_contain_text("3.48 times as fast as the best plan on one node")
 
 
-def what_is_typed_is_there_after_a_restart(notebook: Any) -> None:
+def what_is_typed_is_there_after_a_restart(lab: Any, notebook: Any) -> None:
     """A second after it was typed, though the box was never left."""
     box = notebook.output(MEMORY).get_by_role("textbox", name="Your answer:")
     box.click()
     notebook.page.keyboard.type(TEXT[:30])
-    notebook.page.wait_for_timeout(3000)
+    answers = lab.server.answers / "answers.jsonl"
+    for _ in range(RUN // 100):
+        if TEXT[:30] not in answers.read_text(encoding="utf-8"):
+            notebook.page.wait_for_timeout(100)
     notebook.restart()
     notebook.wait_until_idle()
     notebook.run_cells("Card")

@@ -121,6 +121,8 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
     card = cell(page, 'Card("Q4")')
     expect(card.get_by_role("button", name="Run it", exact=True)).to_be_visible(timeout=MOVE)
     assert card.get_by_role("radio").count() == 0
+    question = card.locator("b", has_text="What does each worker get?")
+    assert question.evaluate("text => parseFloat(getComputedStyle(text).fontSize)") >= 18
     assert card.get_by_role("group", name="What came of it").count() == 0
     card.get_by_role("button", name="Run it", exact=True).click()
     expect(card.get_by_role("group", name="What came of it")).to_have_count(4, timeout=MOVE)

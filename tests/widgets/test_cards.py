@@ -87,6 +87,17 @@ def test_a_choice_is_decided_then_run_then_tried_again() -> None:
     assert [note.right for note in journal.notes()] == [None, False, None, True]
 
 
+def test_a_key_that_comes_early_counts_only_after_a_decision() -> None:
+    """What was run would vanish if one more press meant to try another answer."""
+    card = Card("Q4")
+    card.field.widget.chosen = [1]
+    steps = {}
+    for _ in range(3):
+        steps[card.main.label] = card.main.leads_on
+        press(card.main)
+    assert steps == {DECIDE: True, RUN: False, AGAIN: False}
+
+
 def test_a_change_made_before_the_click_but_heard_of_after_it_is_what_was_decided() -> None:
     card = Card("Q4")
     card.field.widget.chosen = [1]

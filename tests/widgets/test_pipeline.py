@@ -13,7 +13,7 @@ from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES, peak_in_flight
 from course_lib.timeline import Timeline
 from course_lib.widgets import micro_batches, pipeline
-from course_lib.widgets.explorer import Runs, compared, where_seen
+from course_lib.widgets.explorer import Runs, compared
 from course_lib.widgets.micro_batches import MINIBATCH, SIZES, MicroBatchExplorer
 from course_lib.widgets.pipeline import CUTS, LAYERS, NAMES, STAGES, PipelineExplorer, PipelineSetting
 from tests.widgets.hands import move
@@ -57,15 +57,6 @@ def test_a_move_runs_real_ranks_beside_what_was_predicted(name: str) -> None:
     assert f"2 stages, 2 micro-batches, {name}, emulated: " in sentences(shown)
     assert "emulated (real processes and messages, emulated clock)" in shown.below.value
     assert "exactly as predicted" in sentences(shown)
-
-
-def test_a_prediction_is_drawn_where_one_could_see_that_it_was_wrong() -> None:
-    step = PipelineSetting(2, 2, "gpipe", 0).predict()
-    for seconds, is_drawn in ((0.999, False), (0.98, True), (1.02, True)):
-        off = replace(
-            step, spans=[span._replace(start=seconds * span.start, end=seconds * span.end) for span in step.spans]
-        )
-        assert where_seen(off, step) == (off if is_drawn else None)
 
 
 @pytest.mark.parametrize(
