@@ -283,6 +283,15 @@ def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTi
     return errors.RankTimeout(f"Time limit: after {timeout:g} s {text}.", rank, details=advice)
 
 
+def explain_stop(statuses: list[RankStatus]) -> errors.Stopped:
+    """Who was doing what when the run was stopped."""
+    doing = {"computing": "computed", "waiting": "waited"}
+    ranks = {state: [status.rank for status in statuses if status.state == state] for state in doing}
+    parts = [f"{listing(ranks[state])} {did}" for state, did in doing.items() if ranks[state]]
+    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
+    return errors.Stopped(text, details="The next launch starts fresh.")
+
+
 def line_in(stacks: str) -> str:
     """The student's innermost line in the stacks that faulthandler wrote, as `file:number`."""
     for stack in reversed(stacks.split("(most recent call first):")):

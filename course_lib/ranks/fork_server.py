@@ -114,19 +114,6 @@ def no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Finish a clean-up even if Stop is pressed again; the second press has nothing left to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
 def retire() -> None:
     """Let the fork server go; the next pool starts another."""
     if start_method() == "forkserver":

@@ -17,6 +17,7 @@ from multiprocessing import connection
 import psutil
 
 from course_lib.ranks import diagnosis, errors, messages, mismatch
+from course_lib.ranks.interrupts import Interrupt
 from course_lib.ranks.output import Display
 from course_lib.ranks.pool import Pool
 
@@ -45,8 +46,8 @@ class _Stillness:
 class RunMonitor:
     """One run on a pool: hand out the task, listen, and judge when it is over."""
 
-    def __init__(self, pool: Pool, timeout: float, display: Display) -> None:
-        self.pool, self.timeout, self.display = pool, timeout, display
+    def __init__(self, pool: Pool, timeout: float, display: Display, interrupt: Interrupt) -> None:
+        self.pool, self.timeout, self.display, self.interrupt = pool, timeout, display, interrupt
         self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
         self.exit_codes: list[int | None] = [None] * pool.world_size
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
@@ -138,6 +139,8 @@ class RunMonitor:
         now = time.perf_counter()
         if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
             self.began = now
+        if self.interrupt.has_come:
+            self._raise_stop()
         if self.first_failure is not None:
             if now - self.first_failure >= self._grace():
                 self._raise_failure()
@@ -201,12 +204,19 @@ class RunMonitor:
         self._raise(diagnosis.explain_failures(statuses), statuses)
 
     def _raise_timeout(self) -> None:
-        statuses = self.statuses()
-        self._raise(_mismatch(statuses), statuses)
+        self._raise(_mismatch(statuses := self.statuses()), statuses)
+        self._look_closer(statuses)
+        self._raise(diagnosis.explain_timeout(statuses, self.timeout), statuses)
+
+    def _raise_stop(self) -> None:
+        self._look_closer(statuses := self.statuses())
+        self._raise(diagnosis.explain_stop(statuses), statuses)
+
+    def _look_closer(self, statuses: list[diagnosis.RankStatus]) -> None:
+        """Where exactly the ranks are that compute."""
         for status in statuses:
             if status.state == "computing":
                 status.line = self.pool.stack_line(status.rank) or status.line
-        self._raise(diagnosis.explain_timeout(statuses, self.timeout), statuses)
 
     def _judge_result(self) -> None:
         """Everybody has ended; look for what went wrong without stopping anybody."""

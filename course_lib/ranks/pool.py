@@ -29,6 +29,7 @@ import psutil
 
 from course_lib.ranks import diagnosis, fork_server, messages, start
 from course_lib.ranks.board import SLOT, Board
+from course_lib.ranks.interrupts import Interrupt
 
 ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
 
@@ -110,9 +111,8 @@ class Pool:
         if not self.is_alive or self.owner != os.getpid():
             return
         self.is_alive = False
-        with fork_server.interrupts_deferred():
-            self._end_workers()
-            shutil.rmtree(self.directory, ignore_errors=True)
+        self._end_workers()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _end_workers(self) -> None:
         for worker in self.started:
@@ -169,20 +169,21 @@ _lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
+def borrowed(purpose: str, world_size: int, uses_gpu: bool, interrupt: Interrupt) -> Iterator[Pool]:
     """The pool kept for a purpose, with so many ranks; a new one if there is none that can be used.
 
     It is killed afterwards unless the body has found it tidy.
     """
-    # Those with GPUs stay as they are: their connections are not made anew within a moment.
-    room = world_size if uses_gpu else max(world_size, ROOM)
+    # Those of cells keep their variables, and those with GPUs connections that take more than a moment to make.
+    room = world_size if uses_gpu or purpose == "cells" else max(world_size, ROOM)
     with _lock:
         if purpose in _pools and not _pools[purpose].fits(room, uses_gpu):
             discard(purpose)
         pool = _pools[purpose] = _pools.get(purpose) or Pool(room, uses_gpu)
         pool.is_tidy, pool.has_run = False, True
         try:
-            pool.gather(world_size)
+            with interrupt.open("Stopped while the ranks were starting."):  # the fork server may still import
+                pool.gather(world_size)
             yield pool
         finally:
             if not pool.is_tidy:
@@ -194,7 +195,7 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
 
 def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
     """Start the ranks of the next run now: they import torch on their own while the student reads what went wrong."""
-    with contextlib.suppress(OSError), fork_server.interrupts_deferred():
+    with contextlib.suppress(OSError):
         _pools[purpose] = Pool(room, uses_gpu)
         _pools[purpose].gather(world_size)
 

@@ -22,6 +22,7 @@ import cloudpickle
 
 from course_lib.ranks import diagnosis, errors, fork_server, messages, pool
 from course_lib.ranks.board import MAX_WORLD_SIZE
+from course_lib.ranks.interrupts import fenced
 from course_lib.ranks.monitor import RunMonitor
 from course_lib.ranks.output import make_display
 from course_lib.ranks.pace import Pace
@@ -84,21 +85,13 @@ def run_on(
     """Run on the pool kept for this purpose, and keep the pool if nothing was left on it."""
     started = time.perf_counter()
     task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
-    try:
-        with pool.borrowed(purpose, world_size, uses_gpu) as workers:
-            monitor = RunMonitor(workers, timeout, display)
-            try:
-                outcomes = monitor.run(task)
-            except KeyboardInterrupt:
-                with fork_server.interrupts_deferred():
-                    raise _stopped(monitor) from None
-            finally:
-                display.finish()
-                workers.is_tidy = monitor.is_clean(may_keep_groups=purpose == "cells")
-    except errors.Stopped:
-        raise
-    except KeyboardInterrupt:
-        raise errors.Stopped("Stopped while the ranks were starting.") from None
+    with fenced() as interrupt, pool.borrowed(purpose, world_size, uses_gpu, interrupt) as workers:
+        monitor = RunMonitor(workers, timeout, display, interrupt)
+        try:
+            outcomes = monitor.run(task)
+        finally:
+            display.finish()
+            workers.is_tidy = monitor.is_clean(may_keep_groups=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
@@ -163,18 +156,6 @@ def _unpack(outcome: messages.Outcome, rank: int, monitor: RunMonitor) -> Any:
         text = f"Rank {rank} returned something that cannot be rebuilt here ({type(error).__name__}: {error})."
         advice = "Return tensors, numbers, strings, lists or dictionaries."
         raise errors.RankFailed(text, rank, diagnosis.make_report(monitor.statuses()), advice) from error
-
-
-def _stopped(monitor: RunMonitor) -> errors.Stopped:
-    statuses = monitor.statuses()
-    busy = [status.rank for status in statuses if status.state == "computing"]
-    waiting = [status.rank for status in statuses if status.state == "waiting"]
-    for rank in busy:
-        statuses[rank].line = monitor.pool.stack_line(rank) or statuses[rank].line
-    parts = [f"{errors.listing(busy)} computed"] if busy else []
-    parts += [f"{errors.listing(waiting)} waited"] if waiting else []
-    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
-    return errors.Stopped(text, None, diagnosis.make_report(statuses), "The next launch starts fresh.")
 
 
 def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:

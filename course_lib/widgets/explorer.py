@@ -132,8 +132,7 @@ class Explorer:
             return
         self._box.add_class("course-old")
         self._close_player()
-        self.running.begin("Running", self._seconds["first"])
-        if self._try(self._look_anew):
+        if self._try(self._move):
             self.running.end()
             self._plan(PAUSE)
 
@@ -177,6 +176,11 @@ class Explorer:
         pictures = self.view.pictures if self.view else ()
         return [panel.timeline for picture in pictures for panel in picture.timelines]
 
+    def _move(self) -> None:
+        with interruptible():
+            self.running.begin("Running", self._seconds["first"])
+            self._look_anew()
+
     def _look_anew(self) -> None:
         self._views = self._all_views()
         self._look_further("first")
@@ -187,20 +191,20 @@ class Explorer:
     def _look_further(self, which: str = "next") -> bool:
         """Whether there was something to show."""
         start = time.monotonic()
-        with interruptible():
-            view = next(self._views, None)
+        view = next(self._views, None)
         if view:
             self._seconds[which] = time.monotonic() - start
             self._draw(view)
         return view is not None
 
     def _continue(self) -> None:
-        self._announce()
-        if self._look_further():
+        with interruptible():
             self._announce()
-            self._plan(BREATH)
-        else:
-            self.running.end()
+            if self._look_further():
+                self._announce()
+                self._plan(BREATH)
+            else:
+                self.running.end()
 
     def _announce(self) -> None:
         """Say what is still to be looked at."""

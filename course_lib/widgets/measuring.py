@@ -36,9 +36,9 @@ class Measuring:
 
     def _measure(self, name: str) -> None:
         self.buttons[name].enabled = False
-        self.running.begin("Measuring on real ranks")
         try:
             with interruptible():
+                self.running.begin("Measuring on real ranks")
                 found = self.variant.measure(name)
             self.found.value = found.inline(f"{self._key}-{name}") + self.found.value
             self._say(self.variant.bill())

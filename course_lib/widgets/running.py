@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import anywidget
 import traitlets
 
 from course_lib.figures.svg import ROOMY
+from course_lib.ranks.interrupts import fenced
 
 
 def beside_this(name: str) -> str:
@@ -57,11 +56,5 @@ def shown(live: dict[str, Any], stored: Mapping[str, str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Let an interrupt stop what is done here. A kernel ignores it outside of its cells and messages."""
-    if threading.current_thread() is not threading.main_thread():
+    with fenced(always=True) as interrupt, interrupt.open("Stopped."):
         yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

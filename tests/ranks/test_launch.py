@@ -399,6 +399,7 @@ import os, signal, time
 import psutil, torch
 import torch.distributed as dist
 from course_lib import Deadlock, Stopped, launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in tests that run in the background
 
 def process(rank, fault=None):
     if fault == "wait":
