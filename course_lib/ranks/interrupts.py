@@ -2,7 +2,7 @@
 
 Python raises KeyboardInterrupt between any two lines. In a clean-up that leaves the rest undone, and in a `__del__` it
 is lost. So what must not break is `fenced`: inside, an interrupt is only noted. Who waits there looks at `has_come`
-again and again, what may wait where nobody can look is `open` to it, and one that nobody has heard is raised at the end:
+again and again; what may wait where nobody can look is `open` to it; one that nobody has heard is raised at the end:
 
     fenced |--noted--|--open: raised at once--|--noted--| what is left: raised
 """

@@ -87,41 +87,29 @@ class RunMonitor:
         self.display.show(rank, text)
 
     def _listen(self) -> None:
-        lines = {w.line: rank for rank, w in enumerate(self.pool.workers) if self.outcomes[rank] is None}
-        lines = {line: rank for line, rank in lines.items() if self.exit_codes[rank] is None}
-        ends = {self.pool.workers[rank].process.sentinel: rank for rank in lines.values()}
-        for ready in connection.wait([*lines, *ends], timeout=_TICK):
-            if ready in ends:
-                self._drain(ends[ready])
-                self._note_death(ends[ready])
-            else:
-                self._drain(lines[ready])  # type: ignore[index]
+        workers = self.pool.workers
+        awaited = [rank for rank, one in enumerate(self.outcomes) if one is None and self.exit_codes[rank] is None]
+        whose = {end: rank for rank in awaited for end in (workers[rank].line, workers[rank].process.sentinel)}
+        for rank in {whose[end] for end in connection.wait(whose, timeout=_TICK)}:
+            exit_code = workers[rank].process.exitcode
+            self._drain(rank)  # what it has sent before
+            if exit_code is not None and self.outcomes[rank] is None:
+                self.exit_codes[rank] = exit_code
+                self._note_failure()
 
-    def _receive(self, rank: int) -> bool:
-        """Take one message from a rank; False if its line is closed."""
-        try:
-            message = self.pool.workers[rank].line.recv_bytes()
-        except (EOFError, OSError):
-            return False
+    def _drain(self, rank: int) -> None:
+        line = self.pool.workers[rank].line
+        with contextlib.suppress(EOFError, OSError):
+            while self.outcomes[rank] is None and line.poll():
+                self._take(rank, line.recv_bytes())
+
+    def _take(self, rank: int, message: bytes) -> None:
         if message.startswith(messages.PRINTED):
             self._print(rank, message[1:].decode())
         else:
             self.outcomes[rank] = outcome = pickle.loads(message[1:])
             if outcome.failure:
                 self._note_failure()
-        return True
-
-    def _drain(self, rank: int) -> None:
-        line = self.pool.workers[rank].line
-        while self.outcomes[rank] is None and line.poll() and self._receive(rank):
-            pass
-
-    def _note_death(self, rank: int) -> None:
-        process = self.pool.workers[rank].process
-        process.join(1)
-        if self.outcomes[rank] is None:
-            self.exit_codes[rank] = process.exitcode if process.exitcode is not None else 255
-            self._note_failure()
 
     def _note_failure(self) -> None:
         self.first_failure = self.first_failure or time.perf_counter()

@@ -117,16 +117,15 @@ class Tracer:
         self.orders[self._last_key] -= 1
         if self.emulated:
             self.emulated.withdraw(op)
-        op.ended = clock()
-        self.board.mark_ended(self.rank, op)
+        self.finish(op)
 
     def block(self, op: Operation, started: int) -> None:
         op.blocked = op.posted if self.steps == started else clock()
-        self.board.mark_blocked(self.rank, op)
+        self.board.write(self.rank, op)
 
     def finish(self, op: Operation) -> None:
         op.ended = clock()
-        self.board.mark_ended(self.rank, op)
+        self.board.write(self.rank, op)
 
 
 @functools.lru_cache(maxsize=10_000)
