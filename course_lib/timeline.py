@@ -84,9 +84,8 @@ class Timeline:
     @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last end; 0 for an empty timeline."""
-        if not self.spans:
-            return 0.0
-        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
+        starts, ends = [span.start for span in self.spans], [span.end for span in self.spans]
+        return max(ends, default=0.0) - min(starts, default=0.0)
 
     def busy(self, rank: int) -> float:
         """Seconds this rank computed. Time blocked inside a compute span does not count."""
@@ -123,10 +122,8 @@ class Timeline:
 
     @cached_property
     def _by_rank(self) -> list[list[Span]]:
-        by_rank: list[list[Span]] = [[] for _ in range(self.world_size)]
-        for span in sorted(self.spans, key=lambda span: (span.start, -span.end)):
-            by_rank[span.rank].append(span)
-        return by_rank
+        ordered = sorted(self.spans, key=lambda span: (span.start, -span.end))
+        return [[span for span in ordered if span.rank == rank] for rank in range(self.world_size)]
 
     def _covered(self, rank: int, *kinds: str) -> float:
         """Seconds in which this rank was in a span of any of these kinds that was not in the background."""

@@ -258,13 +258,13 @@ def explain_death(status: RankStatus) -> errors.RankDied:
     if code >= 0:
         text = f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
         return errors.RankDied(text, status.rank)
-    reason = {
-        signal.SIGKILL: "was killed (SIGKILL), by somebody or because memory ran out",
-        signal.SIGSEGV: "crashed with a segmentation fault: compiled code touched memory that is not its own",
-        signal.SIGABRT: "was aborted by compiled code (SIGABRT)",
-        signal.SIGTERM: "was asked to end (SIGTERM)",
+    reasons = {  # by name, as not every system has each
+        "SIGKILL": "was killed (SIGKILL), by somebody or because memory ran out",
+        "SIGSEGV": "crashed with a segmentation fault: compiled code touched memory that is not its own",
+        "SIGABRT": "was aborted by compiled code (SIGABRT)",
+        "SIGTERM": "was asked to end (SIGTERM)",
     }
-    why = reason.get(signal.Signals(-code), f"was ended by signal {-code}")
+    why = reasons.get(signal.Signals(-code).name, f"was ended by signal {-code}")
     return errors.RankDied(f"Rank {status.rank} {why}.{last}", status.rank)
 
 

@@ -58,13 +58,6 @@ class RunMonitor:
 
     def run(self, task: messages.Task) -> list[messages.Outcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
-        try:
-            return self._run(task)
-        except errors.RunError as error:
-            error.histories = [status.operations for status in self.statuses()]
-            raise
-
-    def _run(self, task: messages.Task) -> list[messages.Outcome]:
         asked, message = time.perf_counter(), pickle.dumps((self.pool.world, task))
         for worker in self.pool.workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below
@@ -91,11 +84,15 @@ class RunMonitor:
         awaited = [rank for rank, one in enumerate(self.outcomes) if one is None and self.exit_codes[rank] is None]
         whose = {end: rank for rank in awaited for end in (workers[rank].line, workers[rank].process.sentinel)}
         for rank in {whose[end] for end in connection.wait(whose, timeout=_TICK)}:
-            exit_code = workers[rank].process.exitcode
+            has_ended = workers[rank].process.exitcode is not None
             self._drain(rank)  # what it has sent before
-            if exit_code is not None and self.outcomes[rank] is None:
-                self.exit_codes[rank] = exit_code
-                self._note_failure()
+            if has_ended:
+                self._note_death(rank)
+
+    def _note_death(self, rank: int) -> None:
+        if self.outcomes[rank] is None:
+            self.exit_codes[rank] = self.pool.workers[rank].process.exitcode
+            self._note_failure()
 
     def _drain(self, rank: int) -> None:
         line = self.pool.workers[rank].line
@@ -151,8 +148,7 @@ class RunMonitor:
         if not still or now - self.looked < _STILL / 2:
             return
         self.looked = now
-        statuses = self.statuses()
-        self._raise(_mismatch(statuses), statuses)
+        statuses = self._matching()
         self._raise(diagnosis.explain_deadlock(self._settled(statuses), still), statuses)
 
     def _settled(self, statuses: list[diagnosis.RankStatus]) -> list[diagnosis.RankStatus]:
@@ -178,11 +174,17 @@ class RunMonitor:
         """Raise an error, if there is one, with a report of what every rank was doing."""
         if error is not None:
             error.report = diagnosis.make_report(statuses)
+            error.histories = [status.operations for status in statuses]
             raise error
 
-    def _raise_failure(self) -> None:
+    def _matching(self) -> list[diagnosis.RankStatus]:
+        """What every rank is doing, if all that belongs together fits: what does not explains anything else."""
         statuses = self.statuses()
-        self._raise(_mismatch(statuses), statuses)
+        self._raise(mismatch.explain_mismatch([status.operations for status in statuses]), statuses)
+        return statuses
+
+    def _raise_failure(self) -> None:
+        statuses = self._matching()
         if any(status.state == "died" for status in statuses):
             diagnosis.forgive_cut_off(statuses)
         for status in statuses:
@@ -192,8 +194,7 @@ class RunMonitor:
         self._raise(diagnosis.explain_failures(statuses), statuses)
 
     def _raise_timeout(self) -> None:
-        self._raise(_mismatch(statuses := self.statuses()), statuses)
-        self._look_closer(statuses)
+        self._look_closer(statuses := self._matching())
         self._raise(diagnosis.explain_timeout(statuses, self.timeout), statuses)
 
     def _raise_stop(self) -> None:
@@ -225,7 +226,3 @@ class RunMonitor:
             return False
         done = all(not outcome.unfinished for outcome in outcomes)
         return done and mismatch.all_matched([outcome.operations for outcome in outcomes])
-
-
-def _mismatch(statuses: list[diagnosis.RankStatus]) -> errors.Mismatch | None:
-    return mismatch.explain_mismatch([status.operations for status in statuses])

@@ -53,7 +53,6 @@ class Pool:
         self.started: list[_Worker] = []
         self.world = messages.World(0, "")
         self.worlds = itertools.count()
-        self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         self.has_run = False
         self.context: Any = multiprocessing.get_context(fork_server.start_method(uses_gpu))
@@ -101,18 +100,15 @@ class Pool:
         return _Worker(process, line, lifeline)
 
     def fits(self, room: int, uses_gpu: bool) -> bool:
-        """Whether it can be used now: neither a fork of the notebook's kernel nor a swept directory leaves it whole."""
-        same = (self.room, self.uses_gpu, self.owner) == (room, uses_gpu, os.getpid())
-        is_whole = self.is_alive and os.path.isdir(self.directory)
-        return same and is_whole and all(worker.process.is_alive() for worker in self.started)
+        """Whether it can be used now: all are alive, and nobody has swept its directory away."""
+        is_whole = os.path.isdir(self.directory) and all(worker.process.is_alive() for worker in self.started)
+        return is_whole and (self.room, self.uses_gpu) == (room, uses_gpu)
 
     def kill(self) -> None:
         """End all workers and whatever they have started, and remove every trace."""
-        if not self.is_alive or self.owner != os.getpid():
-            return
-        self.is_alive = False
-        self._end_workers()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self.owner == os.getpid():
+            self._end_workers()
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _end_workers(self) -> None:
         for worker in self.started:

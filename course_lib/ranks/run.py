@@ -186,8 +186,9 @@ def _uses_gpu(world_size: int, device: str | None) -> bool:
     if device == "cpu" or (device is None and not _has_nvidia_driver()):
         return False
     import torch
+    import torch.distributed as dist
 
-    n_gpus = torch.cuda.device_count()
+    n_gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0  # Windows has no NCCL
     if device == "cuda" and n_gpus < world_size:
         raise ValueError(f"device='cuda' needs a GPU for each of the {world_size} ranks, but there are {n_gpus}")
     return n_gpus >= world_size

@@ -178,9 +178,8 @@ def options_from(words: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="course_lib.scale_out.train", description=(__doc__ or "").splitlines()[0])
     for field in fields(Options):
         flag = "--" + field.name.replace("_", "-")
-        kind: dict[str, Any] = {"type": type(field.default)}
-        if isinstance(field.default, bool):
-            kind = {"action": argparse.BooleanOptionalAction}
+        is_switch = isinstance(field.default, bool)
+        kind: Any = {"action": argparse.BooleanOptionalAction} if is_switch else {"type": type(field.default)}
         parser.add_argument(flag, default=field.default, help=f"default: {field.default!r}", **kind)
     try:
         return Options(**vars(parser.parse_args(words)))

@@ -59,7 +59,7 @@ def files_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.name != "ready" and "torchinductor" not in path.name}
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", ["idle", "in a long operation"])  # one in a deadlock is killed below
 def test_a_kernel_killed_leaves_nothing_running(fresh_kernel, state):
     processes = bring_to(fresh_kernel, state)
     fresh_kernel.kill()
