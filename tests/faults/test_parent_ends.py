@@ -213,7 +213,7 @@ def answers(request: urllib.request.Request) -> bool:
     return True
 
 
-def wait_for(look, within: float = 30.0):
+def wait_for(look, within: float = 90.0):
     deadline = time.monotonic() + within
     while not (found := look()):
         assert time.monotonic() < deadline, "the notebook server did not start"
