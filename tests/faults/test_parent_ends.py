@@ -191,6 +191,7 @@ def start_kernel_with_workers(folder: Path) -> int:
     wait_for(lambda: answers(request))
     client = BlockingKernelClient(connection_file=str(next((folder / "runtime").glob("kernel-*.json"))))
     client.load_connection_file()
+    client.hb_channel.time_to_dead = 60.0  # seconds without a beat: on a busy machine one is not a dead kernel
     client.start_channels()
     client.wait_for_ready(timeout=60)
     note = folder / "kernel-pid"
