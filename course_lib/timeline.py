@@ -84,21 +84,20 @@ class Timeline:
     @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last end; 0 for an empty timeline."""
-        if not self.spans:
-            return 0.0
-        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
+        starts, ends = [span.start for span in self.spans], [span.end for span in self.spans]
+        return max(ends, default=0.0) - min(starts, default=0.0)
 
     def busy(self, rank: int) -> float:
         """Seconds this rank computed. Time blocked inside a compute span does not count."""
-        return self._times[rank].busy
+        return self._covered(rank, *KINDS) - self._covered(rank, "wait", "transfer")
 
     def waiting(self, rank: int) -> float:
         """Seconds this rank was held up because a peer had not arrived yet."""
-        return self._times[rank].waiting
+        return self._covered(rank, "wait")
 
     def transferring(self, rank: int) -> float:
         """Seconds this rank was held up by data on the move: transfers hidden behind compute do not count."""
-        return self._times[rank].transferring
+        return self._covered(rank, "wait", "transfer") - self.waiting(rank)
 
     def idle_fraction(self) -> float:
         """Share of world_size x makespan in which no rank computed, 0 to 1: a pipeline's bubble."""
@@ -123,32 +122,13 @@ class Timeline:
 
     @cached_property
     def _by_rank(self) -> list[list[Span]]:
-        by_rank: list[list[Span]] = [[] for _ in range(self.world_size)]
-        for span in sorted(self.spans, key=lambda span: (span.start, -span.end)):
-            by_rank[span.rank].append(span)
-        return by_rank
+        ordered = sorted(self.spans, key=lambda span: (span.start, -span.end))
+        return [[span for span in ordered if span.rank == rank] for rank in range(self.world_size)]
 
-    @cached_property
-    def _times(self) -> list[_Times]:
-        return [_times(spans) for spans in self._by_rank]
-
-
-class _Times(NamedTuple):
-    busy: float
-    waiting: float
-    transferring: float
-
-
-def _times(spans: list[Span]) -> _Times:
-    """Split one rank's time: at any moment it waits, else moves data, else computes, else does none of them."""
-    waiting = _union((s.start, s.end) for s in spans if s.kind == "wait" and not s.background)
-    blocked = _union((s.start, s.end) for s in spans if s.kind in ("wait", "transfer") and not s.background)
-    compute = _union((s.start, s.end) for s in spans if s.kind in COMPUTE_KINDS)
-    return _Times(
-        busy=_length(_union([*compute, *blocked])) - _length(blocked),
-        waiting=_length(waiting),
-        transferring=_length(blocked) - _length(waiting),
-    )
+    def _covered(self, rank: int, *kinds: str) -> float:
+        """Seconds in which this rank was in a span of any of these kinds that was not in the background."""
+        spans = _union((span.start, span.end) for span in self.of(rank) if span.kind in kinds and not span.background)
+        return sum(end - start for start, end in spans)
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -159,10 +139,6 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
         else:
             merged.append((start, end))
     return merged
-
-
-def _length(intervals: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in intervals)
 
 
 def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:

@@ -149,6 +149,8 @@ def _fails_alike(exercise: Exercise, case: Case, mistake: Mistake, error: RunErr
     """Whether a wrong solution ends in the same error after the same operations."""
     try:
         exercise.run([mistake.program], case)
+    except Stopped:
+        raise
     except RunError as theirs:
         return _how_it_ended(theirs) == _how_it_ended(error)
     return False

@@ -20,8 +20,6 @@ MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
 _HEADER = struct.Struct("<QQQ")  # has begun, events, operations posted
 _OPERATION = struct.Struct("<QIQIiqqQIIdddBB20s24s32s16s192s")
-_ENDED_AT = struct.calcsize("<QIQIiqqQIIdd")
-_BLOCKED_AT = struct.calcsize("<QIQIiqqQIId")
 SLOT = 64 + RING * _OPERATION.size
 
 
@@ -150,27 +148,19 @@ class Board:
     def post(self, rank: int, op: Operation) -> None:
         """Write a new operation; the counter moves last, so that a reader never sees half of one."""
         self.write(rank, op)
-        _, events, _ = _HEADER.unpack_from(self.memory, rank * SLOT)
-        struct.pack_into("<QQ", self.memory, rank * SLOT + 8, events + 1, op.number)
+        struct.pack_into("<Q", self.memory, rank * SLOT + 16, op.number)
 
     def write(self, rank: int, op: Operation) -> None:
+        """Write an operation that has changed."""
         texts = [text.encode()[-192:] for text in _texts_of(op)]  # of a long line the end, where its number is
         _OPERATION.pack_into(self.memory, _offset(rank, op.number), *_numbers_of(op), *texts)
-
-    def mark_blocked(self, rank: int, op: Operation) -> None:
-        struct.pack_into("<d", self.memory, _offset(rank, op.number) + _BLOCKED_AT, op.blocked)
-        self.touch(rank)
-
-    def mark_ended(self, rank: int, op: Operation) -> None:
-        struct.pack_into("<d", self.memory, _offset(rank, op.number) + _ENDED_AT, op.ended)
         self.touch(rank)
 
     def operations(self, rank: int) -> list[Operation]:
-        """The rank's last operations of this run, oldest first, at most RING."""
+        """The operations of this run that the rank wrote last, oldest first, at most RING."""
         posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
-        numbers = range(max(0, posted - RING) + 1, posted + 1)
-        found = {number: self._read(rank, number) for number in numbers}
-        return [op for number, op in found.items() if op.number == number]
+        found = (self._read(rank, number) for number in range(1, min(posted, RING) + 1))
+        return sorted((op for op in found if op.number <= posted), key=attrgetter("number"))
 
     def _read(self, rank: int, number: int) -> Operation:
         values: list[Any] = list(_OPERATION.unpack_from(self.memory, _offset(rank, number)))

@@ -73,7 +73,6 @@ class Entries:
         self.rank, self._prefix = rank, prefix
         self._own = open(f"{self._prefix}{rank}", "ab", buffering=0)  # noqa: SIM115  (closed with the run)
         self._files: dict[int, IO[bytes]] = {}
-        self._rest: dict[int, bytes] = defaultdict(bytes)
         self._known: dict[int, dict[_Key, Entry]] = defaultdict(dict)
 
     def write(self, entry: Entry) -> None:
@@ -99,16 +98,13 @@ class Entries:
         with contextlib.suppress(FileNotFoundError):
             if rank not in self._files:
                 self._files[rank] = open(f"{self._prefix}{rank}", "rb", buffering=0)  # noqa: SIM115  (as above)
-            while new := self._files[rank].read(1 << 16):
-                self._take(rank, self._rest[rank] + new)
+            data = self._files[rank].read()
+            whole = len(data) - len(data) % _ENTRY.size
+            self._files[rank].seek(whole - len(data), os.SEEK_CUR)  # the rest of an entry comes with the next look
+            for entry in map(Entry._make, _ENTRY.iter_unpack(data[:whole])):
+                if entry.peer in (-1, self.rank):
+                    self._known[rank][entry[:4]] = entry
         return self._known[rank]
-
-    def _take(self, rank: int, data: bytes) -> None:
-        whole = len(data) - len(data) % _ENTRY.size
-        self._rest[rank] = data[whole:]
-        for entry in map(Entry._make, _ENTRY.iter_unpack(data[:whole])):
-            if entry.peer in (-1, self.rank):
-                self._known[rank][entry[:4]] = entry
 
     def close(self) -> None:
         """After the run: no other rank reads any more."""

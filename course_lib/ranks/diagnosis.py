@@ -258,13 +258,13 @@ def explain_death(status: RankStatus) -> errors.RankDied:
     if code >= 0:
         text = f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
         return errors.RankDied(text, status.rank)
-    reason = {
-        signal.SIGKILL: "was killed (SIGKILL), by somebody or because memory ran out",
-        signal.SIGSEGV: "crashed with a segmentation fault: compiled code touched memory that is not its own",
-        signal.SIGABRT: "was aborted by compiled code (SIGABRT)",
-        signal.SIGTERM: "was asked to end (SIGTERM)",
+    reasons = {  # by name, as not every system has each
+        "SIGKILL": "was killed (SIGKILL), by somebody or because memory ran out",
+        "SIGSEGV": "crashed with a segmentation fault: compiled code touched memory that is not its own",
+        "SIGABRT": "was aborted by compiled code (SIGABRT)",
+        "SIGTERM": "was asked to end (SIGTERM)",
     }
-    why = reason.get(signal.Signals(-code), f"was ended by signal {-code}")
+    why = reasons.get(signal.Signals(-code).name, f"was ended by signal {-code}")
     return errors.RankDied(f"Rank {status.rank} {why}.{last}", status.rank)
 
 
@@ -281,6 +281,15 @@ def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTi
     advice = "If it is right but slow, give launch a longer timeout."
     rank = busy[0].rank if busy else None
     return errors.RankTimeout(f"Time limit: after {timeout:g} s {text}.", rank, details=advice)
+
+
+def explain_stop(statuses: list[RankStatus]) -> errors.Stopped:
+    """Who was doing what when the run was stopped."""
+    doing = {"computing": "computed", "waiting": "waited"}
+    ranks = {state: [status.rank for status in statuses if status.state == state] for state in doing}
+    parts = [f"{listing(ranks[state])} {did}" for state, did in doing.items() if ranks[state]]
+    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
+    return errors.Stopped(text, details="The next launch starts fresh.")
 
 
 def line_in(stacks: str) -> str:

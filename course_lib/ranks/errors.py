@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
 from course_lib.ranks.board import Operation
 
@@ -21,13 +21,6 @@ class Row:
     seconds: float = 0.0
     line: str = ""
 
-    def cells(self) -> list[str]:
-        values = [getattr(self, column) for column in COLUMNS]
-        return [f"{value:.2f}" if isinstance(value, float) else str(value) for value in values]
-
-
-COLUMNS = [column.name for column in fields(Row)]
-
 
 @dataclass(frozen=True, repr=False)
 class Report:
@@ -36,8 +29,9 @@ class Report:
     rows: tuple[Row, ...]
 
     def __repr__(self) -> str:
-        table = [COLUMNS, *(row.cells() for row in self.rows)]
-        widths = [max(len(cells[i]) for cells in table) for i in range(len(COLUMNS))]
+        table = [[column.name for column in fields(Row)]]
+        table += [[f"{x:.2f}" if isinstance(x, float) else str(x) for x in astuple(row)] for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
         return "\n".join(line.rstrip() for line in lines)
 

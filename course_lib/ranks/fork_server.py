@@ -41,11 +41,14 @@ def warm_up() -> None:
     from multiprocessing import forkserver, resource_tracker
 
     with _lock, _in_own_group():
-        resource_tracker.ensure_running()  # first, as it unblocks the signals that the next line blocks
-        with _signals_blocked():
-            _choose_directory()
-            forkserver.set_forkserver_preload(PRELOAD)
+        resource_tracker.ensure_running()  # first, as it unblocks the signals that are to be blocked
+        _choose_directory()
+        forkserver.set_forkserver_preload(PRELOAD)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until it is in a group of its own
+        try:
             forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _choose_directory() -> None:
@@ -94,16 +97,6 @@ def _in_own_group() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """A process started here never sees Ctrl-C, not even before it can say so itself."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
 def no_main_module() -> Iterator[None]:
     """Keep a worker from running the student's script again: what it needs travels by value."""
     main = sys.modules["__main__"]
@@ -112,19 +105,6 @@ def no_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Finish a clean-up even if Stop is pressed again; the second press has nothing left to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def retire() -> None:

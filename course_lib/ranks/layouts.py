@@ -8,24 +8,23 @@ x[:, 0] it would reduce one number, and then the neighbours of that number, with
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
-def carry_out(call: Callable[..., Any], name: str, written: Any, *others: Any, **options: Any) -> Any:
-    """Call an operation that writes into its first argument, a tensor or lists of them; returns its handle.
+
+def without_gaps(name: str, written: Any, *others: Any) -> tuple[list[Any], Pairs]:
+    """The arguments for an operation that writes into the first, a tensor or lists of them; and what to bring back.
 
     Raises ValueError if numbers that it writes would fall on the same place.
     """
     tensors = flatten(written)
     _refuse_shared_places(name, tensors)
     copies = packed(written)
-    work = call(copies, *map(packed, others), **options)
     pairs = [pair for pair in zip(tensors, flatten(copies), strict=True) if pair[0] is not pair[1]]
-    return _BringingBack(work, pairs) if pairs else work
+    return [copies, *map(packed, others)], pairs
 
 
 def flatten(tensors: Any) -> list[torch.Tensor]:
@@ -59,37 +58,3 @@ def _refuse_shared_places(name: str, tensors: list[torch.Tensor]) -> None:
             f"{name} would write all its results into one tensor: [tensor] * {n} is {n} times the same. "
             f"Make {n} tensors: [torch.zeros(2) for _ in range({n})]."
         )
-
-
-class _BringingBack:
-    """A handle that fills the tensors with gaps, once, before anybody sees that the operation has ended."""
-
-    def __init__(self, inner: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self.inner, self.pairs, self.lock = inner, pairs, threading.Lock()
-
-    def _bring_back(self) -> None:
-        with self.lock, torch.no_grad():
-            while self.pairs:
-                tensor, copy = self.pairs.pop()
-                tensor.copy_(copy)
-
-    def wait(self, *timeout: Any) -> bool:
-        done = self.inner.wait(*timeout)
-        self._bring_back()
-        return done
-
-    def is_completed(self) -> bool:
-        completed = self.inner.is_completed()
-        if completed:
-            self._bring_back()
-        return completed
-
-    def get_future(self) -> Any:
-        def values(future: Any) -> Any:
-            self._bring_back()
-            return future.value()
-
-        return self.inner.get_future().then(values)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)

@@ -38,12 +38,8 @@ class RanksMagic(Magics):
         source = f"#%%ranks {line}\n{cell}"  # the same line numbers as in the notebook
         filename = f"cell In[{self.shell.execution_count}]"
         remember_source(filename, source)
-        size = pool.size_of(_PURPOSE)
-        if size != options.world_size:
-            if size is not None:
-                pool.discard(_PURPOSE)
-            if self.held:
-                print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
+        if self.held and pool.size_of(_PURPOSE) != options.world_size:
+            print(f"These are {options.world_size} new ranks: variables of earlier %%ranks cells are gone.")
         arguments = (source, filename)
         try:
             run = run_on(_PURPOSE, run_cell, options.world_size, arguments, options.timeout, None, uses_gpu=False)

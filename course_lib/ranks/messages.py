@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from course_lib.ranks.board import Operation
 from course_lib.ranks.pace import Pace
+from course_lib.timeline import Span
 
 MAX_RESULT_BYTES = 256 * 1024**2
 MAX_PRINTED = 1_000_000  # characters kept of what one rank prints in one run
@@ -35,17 +36,6 @@ class World(NamedTuple):
 
     size: int
     rendezvous: str
-
-
-class Mark(NamedTuple):
-    """One stretch of compute that the code on a rank has marked."""
-
-    kind: str
-    name: str
-    start: float
-    end: float
-    micro_batch: int | None
-    stage: int | None
 
 
 @dataclass
@@ -97,7 +87,7 @@ class Outcome:
     value: bytes | None = None
     failure: Failure | None = None
     operations: list[Operation] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[Span] = field(default_factory=list)
     untimed: set[str] = field(default_factory=set)
     unfinished: list[int] = field(default_factory=list)  # numbers of operations nobody waited for
     reusable: bool = True  # False when a thread or child process is left that a next run could meet

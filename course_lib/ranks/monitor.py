@@ -17,6 +17,7 @@ from multiprocessing import connection
 import psutil
 
 from course_lib.ranks import diagnosis, errors, messages, mismatch
+from course_lib.ranks.interrupts import Interrupt
 from course_lib.ranks.output import Display
 from course_lib.ranks.pool import Pool
 
@@ -45,8 +46,8 @@ class _Stillness:
 class RunMonitor:
     """One run on a pool: hand out the task, listen, and judge when it is over."""
 
-    def __init__(self, pool: Pool, timeout: float, display: Display) -> None:
-        self.pool, self.timeout, self.display = pool, timeout, display
+    def __init__(self, pool: Pool, timeout: float, display: Display, interrupt: Interrupt) -> None:
+        self.pool, self.timeout, self.display, self.interrupt = pool, timeout, display, interrupt
         self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
         self.exit_codes: list[int | None] = [None] * pool.world_size
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
@@ -57,13 +58,6 @@ class RunMonitor:
 
     def run(self, task: messages.Task) -> list[messages.Outcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
-        try:
-            return self._run(task)
-        except errors.RunError as error:
-            error.histories = [status.operations for status in self.statuses()]
-            raise
-
-    def _run(self, task: messages.Task) -> list[messages.Outcome]:
         asked, message = time.perf_counter(), pickle.dumps((self.pool.world, task))
         for worker in self.pool.workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below
@@ -86,41 +80,33 @@ class RunMonitor:
         self.display.show(rank, text)
 
     def _listen(self) -> None:
-        lines = {w.line: rank for rank, w in enumerate(self.pool.workers) if self.outcomes[rank] is None}
-        lines = {line: rank for line, rank in lines.items() if self.exit_codes[rank] is None}
-        ends = {self.pool.workers[rank].process.sentinel: rank for rank in lines.values()}
-        for ready in connection.wait([*lines, *ends], timeout=_TICK):
-            if ready in ends:
-                self._drain(ends[ready])
-                self._note_death(ends[ready])
-            else:
-                self._drain(lines[ready])  # type: ignore[index]
+        workers = self.pool.workers
+        awaited = [rank for rank, one in enumerate(self.outcomes) if one is None and self.exit_codes[rank] is None]
+        whose = {end: rank for rank in awaited for end in (workers[rank].line, workers[rank].process.sentinel)}
+        for rank in {whose[end] for end in connection.wait(whose, timeout=_TICK)}:
+            has_ended = workers[rank].process.exitcode is not None
+            self._drain(rank)  # what it has sent before
+            if has_ended:
+                self._note_death(rank)
 
-    def _receive(self, rank: int) -> bool:
-        """Take one message from a rank; False if its line is closed."""
-        try:
-            message = self.pool.workers[rank].line.recv_bytes()
-        except (EOFError, OSError):
-            return False
+    def _note_death(self, rank: int) -> None:
+        if self.outcomes[rank] is None:
+            self.exit_codes[rank] = self.pool.workers[rank].process.exitcode
+            self._note_failure()
+
+    def _drain(self, rank: int) -> None:
+        line = self.pool.workers[rank].line
+        with contextlib.suppress(EOFError, OSError):
+            while self.outcomes[rank] is None and line.poll():
+                self._take(rank, line.recv_bytes())
+
+    def _take(self, rank: int, message: bytes) -> None:
         if message.startswith(messages.PRINTED):
             self._print(rank, message[1:].decode())
         else:
             self.outcomes[rank] = outcome = pickle.loads(message[1:])
             if outcome.failure:
                 self._note_failure()
-        return True
-
-    def _drain(self, rank: int) -> None:
-        line = self.pool.workers[rank].line
-        while self.outcomes[rank] is None and line.poll() and self._receive(rank):
-            pass
-
-    def _note_death(self, rank: int) -> None:
-        process = self.pool.workers[rank].process
-        process.join(1)
-        if self.outcomes[rank] is None:
-            self.exit_codes[rank] = process.exitcode if process.exitcode is not None else 255
-            self._note_failure()
 
     def _note_failure(self) -> None:
         self.first_failure = self.first_failure or time.perf_counter()
@@ -138,6 +124,8 @@ class RunMonitor:
         now = time.perf_counter()
         if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
             self.began = now
+        if self.interrupt.has_come:
+            self._raise_stop()
         if self.first_failure is not None:
             if now - self.first_failure >= self._grace():
                 self._raise_failure()
@@ -160,8 +148,7 @@ class RunMonitor:
         if not still or now - self.looked < _STILL / 2:
             return
         self.looked = now
-        statuses = self.statuses()
-        self._raise(_mismatch(statuses), statuses)
+        statuses = self._matching()
         self._raise(diagnosis.explain_deadlock(self._settled(statuses), still), statuses)
 
     def _settled(self, statuses: list[diagnosis.RankStatus]) -> list[diagnosis.RankStatus]:
@@ -187,11 +174,17 @@ class RunMonitor:
         """Raise an error, if there is one, with a report of what every rank was doing."""
         if error is not None:
             error.report = diagnosis.make_report(statuses)
+            error.histories = [status.operations for status in statuses]
             raise error
 
-    def _raise_failure(self) -> None:
+    def _matching(self) -> list[diagnosis.RankStatus]:
+        """What every rank is doing, if all that belongs together fits: what does not explains anything else."""
         statuses = self.statuses()
-        self._raise(_mismatch(statuses), statuses)
+        self._raise(mismatch.explain_mismatch([status.operations for status in statuses]), statuses)
+        return statuses
+
+    def _raise_failure(self) -> None:
+        statuses = self._matching()
         if any(status.state == "died" for status in statuses):
             diagnosis.forgive_cut_off(statuses)
         for status in statuses:
@@ -201,12 +194,18 @@ class RunMonitor:
         self._raise(diagnosis.explain_failures(statuses), statuses)
 
     def _raise_timeout(self) -> None:
-        statuses = self.statuses()
-        self._raise(_mismatch(statuses), statuses)
+        self._look_closer(statuses := self._matching())
+        self._raise(diagnosis.explain_timeout(statuses, self.timeout), statuses)
+
+    def _raise_stop(self) -> None:
+        self._look_closer(statuses := self.statuses())
+        self._raise(diagnosis.explain_stop(statuses), statuses)
+
+    def _look_closer(self, statuses: list[diagnosis.RankStatus]) -> None:
+        """Where exactly the ranks are that compute."""
         for status in statuses:
             if status.state == "computing":
                 status.line = self.pool.stack_line(status.rank) or status.line
-        self._raise(diagnosis.explain_timeout(statuses, self.timeout), statuses)
 
     def _judge_result(self) -> None:
         """Everybody has ended; look for what went wrong without stopping anybody."""
@@ -227,7 +226,3 @@ class RunMonitor:
             return False
         done = all(not outcome.unfinished for outcome in outcomes)
         return done and mismatch.all_matched([outcome.operations for outcome in outcomes])
-
-
-def _mismatch(statuses: list[diagnosis.RankStatus]) -> errors.Mismatch | None:
-    return mismatch.explain_mismatch([status.operations for status in statuses])

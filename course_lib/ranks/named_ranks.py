@@ -20,7 +20,7 @@ _RING = "The neighbours in a ring are (rank + 1) % world_size and (rank - 1) % w
 _RING_IN_GROUP = "A ring in a group closes with group ranks: (dist.get_rank(group) + 1) % dist.get_world_size(group)"
 
 
-def check(group: TracedGroup, operation: str, rank: Any = None, group_rank: Any = None) -> None:
+def check(group: TracedGroup, operation: str, rank: Any, group_rank: Any) -> None:
     """Raise ValueError unless the group has this rank (or this group rank), and a message goes to another one."""
     ranks = group.ranks
     named, choices = (group_rank, range(len(ranks))) if rank is None else (rank, ranks)

@@ -29,6 +29,7 @@ import psutil
 
 from course_lib.ranks import diagnosis, fork_server, messages, start
 from course_lib.ranks.board import SLOT, Board
+from course_lib.ranks.interrupts import Interrupt
 
 ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
 
@@ -52,7 +53,6 @@ class Pool:
         self.started: list[_Worker] = []
         self.world = messages.World(0, "")
         self.worlds = itertools.count()
-        self.is_alive = True
         self.is_tidy = True  # nothing is left that a next run could meet
         self.has_run = False
         self.context: Any = multiprocessing.get_context(fork_server.start_method(uses_gpu))
@@ -100,17 +100,13 @@ class Pool:
         return _Worker(process, line, lifeline)
 
     def fits(self, room: int, uses_gpu: bool) -> bool:
-        """Whether it can be used now: neither a fork of the notebook's kernel nor a swept directory leaves it whole."""
-        same = (self.room, self.uses_gpu, self.owner) == (room, uses_gpu, os.getpid())
-        is_whole = self.is_alive and os.path.isdir(self.directory)
-        return same and is_whole and all(worker.process.is_alive() for worker in self.started)
+        """Whether it can be used now: all are alive, and nobody has swept its directory away."""
+        is_whole = os.path.isdir(self.directory) and all(worker.process.is_alive() for worker in self.started)
+        return is_whole and (self.room, self.uses_gpu) == (room, uses_gpu)
 
     def kill(self) -> None:
         """End all workers and whatever they have started, and remove every trace."""
-        if not self.is_alive or self.owner != os.getpid():
-            return
-        self.is_alive = False
-        with fork_server.interrupts_deferred():
+        if self.owner == os.getpid():
             self._end_workers()
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -169,20 +165,21 @@ _lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
+def borrowed(purpose: str, world_size: int, uses_gpu: bool, interrupt: Interrupt) -> Iterator[Pool]:
     """The pool kept for a purpose, with so many ranks; a new one if there is none that can be used.
 
     It is killed afterwards unless the body has found it tidy.
     """
-    # Those with GPUs stay as they are: their connections are not made anew within a moment.
-    room = world_size if uses_gpu else max(world_size, ROOM)
+    # Those of cells keep their variables, and those with GPUs connections that take more than a moment to make.
+    room = world_size if uses_gpu or purpose == "cells" else max(world_size, ROOM)
     with _lock:
         if purpose in _pools and not _pools[purpose].fits(room, uses_gpu):
             discard(purpose)
         pool = _pools[purpose] = _pools.get(purpose) or Pool(room, uses_gpu)
         pool.is_tidy, pool.has_run = False, True
         try:
-            pool.gather(world_size)
+            with interrupt.open("Stopped while the ranks were starting."):  # the fork server may still import
+                pool.gather(world_size)
             yield pool
         finally:
             if not pool.is_tidy:
@@ -194,7 +191,7 @@ def borrowed(purpose: str, world_size: int, uses_gpu: bool) -> Iterator[Pool]:
 
 def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
     """Start the ranks of the next run now: they import torch on their own while the student reads what went wrong."""
-    with contextlib.suppress(OSError), fork_server.interrupts_deferred():
+    with contextlib.suppress(OSError):
         _pools[purpose] = Pool(room, uses_gpu)
         _pools[purpose].gather(world_size)
 

@@ -22,6 +22,7 @@ import cloudpickle
 
 from course_lib.ranks import diagnosis, errors, fork_server, messages, pool
 from course_lib.ranks.board import MAX_WORLD_SIZE
+from course_lib.ranks.interrupts import fenced
 from course_lib.ranks.monitor import RunMonitor
 from course_lib.ranks.output import make_display
 from course_lib.ranks.pace import Pace
@@ -84,21 +85,13 @@ def run_on(
     """Run on the pool kept for this purpose, and keep the pool if nothing was left on it."""
     started = time.perf_counter()
     task, display = _pack(fn, args, pace), make_display(fold=purpose == "cells")
-    try:
-        with pool.borrowed(purpose, world_size, uses_gpu) as workers:
-            monitor = RunMonitor(workers, timeout, display)
-            try:
-                outcomes = monitor.run(task)
-            except KeyboardInterrupt:
-                with fork_server.interrupts_deferred():
-                    raise _stopped(monitor) from None
-            finally:
-                display.finish()
-                workers.is_tidy = monitor.is_clean(may_keep_groups=purpose == "cells")
-    except errors.Stopped:
-        raise
-    except KeyboardInterrupt:
-        raise errors.Stopped("Stopped while the ranks were starting.") from None
+    with fenced() as interrupt, pool.borrowed(purpose, world_size, uses_gpu, interrupt) as workers:
+        monitor = RunMonitor(workers, timeout, display, interrupt)
+        try:
+            outcomes = monitor.run(task)
+        finally:
+            display.finish()
+            workers.is_tidy = monitor.is_clean(may_keep_groups=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
@@ -165,18 +158,6 @@ def _unpack(outcome: messages.Outcome, rank: int, monitor: RunMonitor) -> Any:
         raise errors.RankFailed(text, rank, diagnosis.make_report(monitor.statuses()), advice) from error
 
 
-def _stopped(monitor: RunMonitor) -> errors.Stopped:
-    statuses = monitor.statuses()
-    busy = [status.rank for status in statuses if status.state == "computing"]
-    waiting = [status.rank for status in statuses if status.state == "waiting"]
-    for rank in busy:
-        statuses[rank].line = monitor.pool.stack_line(rank) or statuses[rank].line
-    parts = [f"{errors.listing(busy)} computed"] if busy else []
-    parts += [f"{errors.listing(waiting)} waited"] if waiting else []
-    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
-    return errors.Stopped(text, None, diagnosis.make_report(statuses), "The next launch starts fresh.")
-
-
 def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:
     """Raise TypeError or ValueError, naming the argument, its value and what would work."""
     if fork_server.is_rank:
@@ -205,8 +186,9 @@ def _uses_gpu(world_size: int, device: str | None) -> bool:
     if device == "cpu" or (device is None and not _has_nvidia_driver()):
         return False
     import torch
+    import torch.distributed as dist
 
-    n_gpus = torch.cuda.device_count()
+    n_gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0  # Windows has no NCCL
     if device == "cuda" and n_gpus < world_size:
         raise ValueError(f"device='cuda' needs a GPU for each of the {world_size} ranks, but there are {n_gpus}")
     return n_gpus >= world_size

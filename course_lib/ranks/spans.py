@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from course_lib.ranks.board import Moments, Operation
-from course_lib.ranks.messages import Mark, Outcome
+from course_lib.ranks.messages import Outcome
 from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 
@@ -22,7 +22,7 @@ def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
     arrivals = {} if is_emulated else _arrivals(outcomes)
     spans = []
     for rank, outcome in enumerate(outcomes):
-        spans += [_compute_span(rank, mark, zero) for mark in outcome.marks]
+        spans += [mark._replace(start=mark.start - zero, end=mark.end - zero) for mark in outcome.marks]
         for op in outcome.operations:
             if op.ended and op.name != "new_group":
                 moments = op.emulated or _measured(op, arrivals[_key(rank, op)])
@@ -30,11 +30,6 @@ def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
     untimed = set().union(*(outcome.untimed for outcome in outcomes))
     origin = "emulated" if is_emulated else "measured"
     return Timeline(spans, len(outcomes), origin, tuple(kind for kind in COMPUTE_KINDS if kind in untimed))
-
-
-def _compute_span(rank: int, mark: Mark, zero: float) -> Span:
-    name = mark.name or mark.kind
-    return Span(rank, mark.kind, name, mark.start - zero, mark.end - zero, mark.micro_batch, mark.stage)
 
 
 def _measured(op: Operation, arrived: float) -> Moments:

@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -30,9 +30,9 @@ _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the proces
 class TracedWork(dist.Work):
     """A handle that notes when its rank begins to wait for an operation and when that ends."""
 
-    def __init__(self, tracer: Tracer, op: Operation, inner: Any, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tracer: Tracer, op: Operation, inner: Any, pairs: layouts.Pairs) -> None:
         super().__init__()
-        self.tracer, self.op, self.inner, self.tensors = tracer, op, inner, tensors
+        self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
         self.started = tracer.steps
         if _is_by_hand():
             tracer.unclaimed[op.number] = self
@@ -47,7 +47,7 @@ class TracedWork(dist.Work):
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:
             self.op.ended = clock()
-            self.tracer.board.mark_ended(self.tracer.rank, self.op)
+            self.tracer.board.write(self.tracer.rank, self.op)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._claim()
@@ -58,6 +58,7 @@ class TracedWork(dist.Work):
         op.ended = 0.0
         if self.inner is not None:
             self.inner.wait()
+            self._bring_back()
             if op.name == "recv_any_source":
                 self._note_sender()
             if tracer.device is not None:
@@ -68,6 +69,13 @@ class TracedWork(dist.Work):
         if done:
             op.ended = done
         return True
+
+    def _bring_back(self) -> None:
+        """Fill the tensors with gaps, once, before anybody sees that the operation has ended."""
+        with self.lock, torch.no_grad():
+            while self.pairs:
+                tensor, copy = self.pairs.pop()
+                tensor.copy_(copy)
 
     def _note_sender(self) -> None:
         op, tracer = self.op, self.tracer
@@ -80,8 +88,10 @@ class TracedWork(dist.Work):
         if self.tracer.emulated:
             return self.wait()
         completed = self.inner is None or self.inner.is_completed()
-        if completed and not self.op.is_message:
-            self._claim()
+        if completed:
+            self._bring_back()
+            if not self.op.is_message:
+                self._claim()
         return completed
 
     def get_future(self) -> Any:
@@ -90,7 +100,12 @@ class TracedWork(dist.Work):
         self.tracer.board.write(self.tracer.rank, self.op)
         if self.tracer.emulated:
             self.tracer.emulated.wait_unseen(self)
-        return self.inner.get_future()
+        future = self.inner.get_future()
+        return future.then(self._values) if self.pairs else future
+
+    def _values(self, future: Any) -> Any:
+        self._bring_back()
+        return future.value()
 
     def result(self) -> list[torch.Tensor]:
         return self.inner.result()
@@ -102,54 +117,21 @@ class TracedWork(dist.Work):
         return self.inner._source_rank()
 
 
-# How students know it, and which argument holds this rank's own part of the data.
-_COLLECTIVES: dict[str, tuple[str, int | None]] = {
-    "allreduce": ("all_reduce", 0),
-    "allreduce_coalesced": ("all_reduce", 0),
-    "broadcast": ("broadcast", 0),
-    "reduce": ("reduce", 0),
-    "allgather": ("all_gather", 1),
-    "allgather_coalesced": ("all_gather", 1),
-    "_allgather_base": ("all_gather", 1),
-    "all_gather_single": ("all_gather", 1),
-    "all_gather_single_coalesced": ("all_gather", 1),
-    "allgather_into_tensor_coalesced": ("all_gather", 1),
-    "reduce_scatter": ("reduce_scatter", 0),
-    "_reduce_scatter_base": ("reduce_scatter", 0),
-    "reduce_scatter_single": ("reduce_scatter", 0),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 0),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
-    "alltoall": ("all_to_all", 1),
-    "alltoall_base": ("all_to_all", 1),
-    "all_to_all_single": ("all_to_all", 1),
-    "gather": ("gather", 1),
-    "scatter": ("scatter", 0),
-    "barrier": ("barrier", None),
+# Which argument of a collective holds this rank's own part of the data (its input; for reduce_scatter and scatter its
+# output), and how many bytes the rank sends, given the size of that part and its place from the root in the ring of n.
+# Patarasuk and Yuan 2009 for the ring all-reduce; a rooted one passes whole tensors along a chain.
+_COLLECTIVES: dict[str, tuple[int | None, Callable[[int, int, int], int]]] = {
+    "all_reduce": (0, lambda size, place, n: 2 * (n - 1) * size // n),
+    "all_gather": (1, lambda size, place, n: (n - 1) * size),
+    "all_to_all": (1, lambda size, place, n: (n - 1) * size // n),
+    "broadcast": (0, lambda size, place, n: size if place < n - 1 else 0),
+    "reduce": (0, lambda size, place, n: size if place else 0),
+    "reduce_scatter": (0, lambda size, place, n: (n - 1) * size),  # after `reduce`, which begins alike
+    "gather": (1, lambda size, place, n: size if place else 0),
+    "scatter": (0, lambda size, place, n: 0 if place else (n - 1) * size),
+    "barrier": (None, lambda size, place, n: 0),
 }
-
-
 _REDUCTIONS = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
-
-
-def ring_bytes(name: str, n_bytes: int, position: int, n: int) -> int:
-    """Bytes one rank sends in a collective on n ranks.
-
-    n_bytes: size of this rank's own tensor (its input; for reduce_scatter and scatter its output).
-    position: distance from the root along the ring, 0 for the root.
-    Patarasuk and Yuan 2009 for the ring all-reduce; a rooted collective passes whole tensors along a chain.
-    """
-    last = n - 1
-    return {
-        "all_reduce": 2 * last * n_bytes // n,
-        "all_gather": last * n_bytes,
-        "reduce_scatter": last * n_bytes,
-        "all_to_all": last * n_bytes // n,
-        "broadcast": n_bytes if position < last else 0,
-        "reduce": n_bytes if position else 0,
-        "gather": n_bytes if position else 0,
-        "scatter": 0 if position else last * n_bytes,
-        "barrier": 0,
-    }[name]
 
 
 class TracedGroup(dist.ProcessGroup):
@@ -182,21 +164,21 @@ class TracedGroup(dist.ProcessGroup):
         return self.inner._get_backend(device)
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
-        named_ranks.check(self, "send", group_rank=destination)
+        named_ranks.check(self, "send", None, destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
-        return self._start(op, tensors, lambda: self.inner.send(layouts.packed(tensors), destination, tag))
+        return self._start(op, self.inner.send, layouts.packed(tensors), destination, tag)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
-        named_ranks.check(self, "recv", group_rank=source)
+        named_ranks.check(self, "recv", None, source)
         op = self._message(_called("recv"), tensors, self.ranks[source], tag)
         self.tracer.post(op, (self.hash, "recv", op.peer, tag))
-        return self._start(op, tensors, lambda: layouts.carry_out(self.inner.recv, op.name, tensors, source, tag))
+        return self._start(op, self.inner.recv, tensors, source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
         op = self._message("recv_any_source", tensors, -1, tag)
         self.tracer.post(op, (self.hash, "recv_any_source", tag))
-        return self._start(op, tensors, lambda: layouts.carry_out(self.inner.recv_anysource, op.name, tensors, tag))
+        return self._start(op, self.inner.recv_anysource, tensors, tag)
 
     def _message(self, name: str, tensors: list[torch.Tensor], peer: int, tag: int) -> Operation:
         op = self._describe(name, tensors)
@@ -214,9 +196,9 @@ class TracedGroup(dist.ProcessGroup):
             op.bytes += elements * tensor.element_size()  # sparse ones have no nbytes
         return op
 
-    def _collective(self, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
-        name, place = _COLLECTIVES[method]
-        tensors = [] if place is None else layouts.flatten(args[place])
+    def _collective(self, name: str, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
+        own_part, bytes_sent = _COLLECTIVES[name]
+        tensors = [] if own_part is None else layouts.flatten(args[own_part])
         options = kwargs.get("opts") or (args[-1] if args else None)
         op = self._describe(name, tensors)
         reduction = getattr(options, "reduceOp", None)
@@ -224,34 +206,31 @@ class TracedGroup(dist.ProcessGroup):
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
         if root is not None:
-            named_ranks.check(self, name, group_rank=root)
+            named_ranks.check(self, name, None, root)
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
-        op.sent = ring_bytes(name, op.bytes, (self.place - (root or 0)) % n, n)
+        op.sent = bytes_sent(op.bytes, (self.place - (root or 0)) % n, n)
         self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
-        call = getattr(self.inner, method)
-        if tensors:
-            call = functools.partial(layouts.carry_out, call, name)
-        return self._start(op, tensors, lambda: call(*args, **kwargs))
+        return self._start(op, getattr(self.inner, method), *args, **kwargs)
 
-    def _start(self, op: Operation, tensors: list[torch.Tensor], call: Callable[[], Any]) -> TracedWork:
+    def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
+        """args: the first is what the operation writes into; a send has no gaps in it already."""
         try:
-            return TracedWork(self.tracer, op, call(), tensors)
+            given, pairs = layouts.without_gaps(op.name, *args) if op.dtype else (args, [])
+            return TracedWork(self.tracer, op, call(*given, **options), pairs)
         except BaseException:
             self.tracer.withdraw(op)
             raise
 
 
-def _forward(method: str) -> Callable[..., TracedWork]:
-    def forward(self: TracedGroup, *args: Any, **kwargs: Any) -> TracedWork:
-        return self._collective(method, args, kwargs)
-
-    forward.__name__ = method
-    return forward
+def _forward(name: str, method: str) -> Callable[..., TracedWork]:
+    return lambda self, *args, **kwargs: self._collective(name, method, args, kwargs)
 
 
-for _method in _COLLECTIVES:
-    setattr(TracedGroup, _method, _forward(_method))
+for _name in _COLLECTIVES:  # each has several spellings: allgather, _allgather_base, all_gather_single, ...
+    for _method in dir(dist.ProcessGroup):
+        if _method.replace("_", "").startswith(_name.replace("_", "")):
+            setattr(TracedGroup, _method, _forward(_name, _method))
 
 
 def _is_by_hand() -> bool:

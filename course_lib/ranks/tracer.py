@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from course_lib.ranks.board import Board, Operation
 from course_lib.ranks.clock import EmulatedClock, Entries
-from course_lib.ranks.messages import Mark
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.places import COURSE
+from course_lib.timeline import Span
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _RANKS = os.path.dirname(__file__) + os.sep
@@ -51,11 +51,11 @@ class Tracer:
             self.emulated = EmulatedClock(self.rank, pace, Entries(f"{self.rendezvous}-times-{self.runs}-", self.rank))
         self.operations: list[Operation] = []
         self.unclaimed: dict[int, Any] = {}  # handles nobody has waited for: gloo forgets a message without one
-        self.marks: list[Mark] = []
+        self.marks: list[Span] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()
         self._last_key: tuple = ()
-        self._open: list[Mark] = []
+        self._open: list[Span] = []
 
     # What `course_lib.timeline.compute` reports
 
@@ -66,7 +66,7 @@ class Tracer:
         self.board.touch(self.rank)
         if self.emulated:
             self.emulated.begin(kind, work, includes)
-        self._open.append(Mark(kind, name, self.now(), 0.0, micro_batch, stage))
+        self._open.append(Span(self.rank, kind, name or kind, self.now(), 0.0, micro_batch, stage))
 
     def progress(self, fraction: float) -> None:
         self.steps += 1
@@ -117,16 +117,15 @@ class Tracer:
         self.orders[self._last_key] -= 1
         if self.emulated:
             self.emulated.withdraw(op)
-        op.ended = clock()
-        self.board.mark_ended(self.rank, op)
+        self.finish(op)
 
     def block(self, op: Operation, started: int) -> None:
         op.blocked = op.posted if self.steps == started else clock()
-        self.board.mark_blocked(self.rank, op)
+        self.board.write(self.rank, op)
 
     def finish(self, op: Operation) -> None:
         op.ended = clock()
-        self.board.mark_ended(self.rank, op)
+        self.board.write(self.rank, op)
 
 
 @functools.lru_cache(maxsize=10_000)

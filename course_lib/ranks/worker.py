@@ -200,22 +200,20 @@ class Worker:
     def _attempt(self, task: messages.Task) -> messages.Outcome:
         started = time.perf_counter()
         outcome = messages.Outcome(started, started)
+        kind = "arrival"
         try:
             fn, args = cloudpickle.loads(task.function)
-        except BaseException as error:
-            outcome.failure = _describe(error, kind="arrival")
-            return outcome
-        try:
+            kind = "raised"
             if not (task.pace or self.has_run):
                 self._line_up()
-            started = outcome.started = time.perf_counter()
+            outcome.started = time.perf_counter()
             value = run_student(fn, self.place.rank, args)
             outcome.ended = time.perf_counter()
             self.tracer.end_run()
             outcome.value, outcome.failure = _pickle_result(value)
         except BaseException as error:
             outcome.ended = time.perf_counter()
-            outcome.failure = _describe(error)
+            outcome.failure = _describe(error, kind)
         outcome.operations, outcome.marks = self.tracer.operations, self.tracer.marks
         outcome.untimed = self.tracer.emulated.untimed if self.tracer.emulated else set()
         return outcome
@@ -234,12 +232,9 @@ class Worker:
         outcome.reusable = not left and not has_child
         outcome.has_new_groups = len(dist.distributed_c10d._world.pg_map) != 1
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
-        if outcome.failure is None and own:
-            advice = "join() it before the function returns"
-            outcome.failure = messages.Failure("leftover", f"the thread {own[0].name!r}", advice)
-        elif outcome.failure is None and has_child:
-            advice = "wait() for it before the function returns"
-            outcome.failure = messages.Failure("leftover", "a child process", advice)
+        if outcome.failure is None and (own or has_child):
+            what, advice = (f"the thread {own[0].name!r}", "join() it") if own else ("a child process", "wait() for it")
+            outcome.failure = messages.Failure("leftover", what, f"{advice} before the function returns")
 
 
 def _seed(seed: int, uses_gpu: bool) -> None:
@@ -289,7 +284,7 @@ def _tensor_bytes(value: Any) -> int:
     return len(value) if isinstance(value, bytes | bytearray | str) else getattr(value, "nbytes", 0)
 
 
-def _describe(error: BaseException, kind: str = "raised") -> messages.Failure:
+def _describe(error: BaseException, kind: str) -> messages.Failure:
     kind = "exited" if isinstance(error, SystemExit) else kind
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
     own = [frame for frame in frames if not is_library(frame.filename)]

@@ -12,17 +12,16 @@ time; what several ranks have, one of them writes.
 Nothing is rounded, so a run goes on bit for bit as if it had never stopped, provided that it goes on with the same
 layout. With another number of ranks it starts from the same bits and then adds up in another order.
 
-A checkpoint is written under another name and renamed when it is complete: a crash on the way leaves a folder that
-nobody takes for a checkpoint, and the older ones as they were.
+What lies where is written last, when all the rest is there. A crash on the way leaves a folder without it, which nobody
+takes for a checkpoint, and the older ones as they were.
 
-    folder/step_00000010     folder/step_00000020     folder/step_00000030.writing
+    folder/step_00000010     folder/step_00000020     folder/step_00000030
+           .metadata                .metadata                __0_0.distcp    (still being written)
 """
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 Folder = str | os.PathLike[str]
+WRITTEN_LAST = ".metadata"  # by torch.distributed.checkpoint, under another name until it is complete
 
 
 class CheckpointError(ValueError):
@@ -46,17 +46,10 @@ def save(state: Mapping[str, Tensor], folder: Folder, step: int) -> None:
 
     Raises what torch.distributed.checkpoint raises when it cannot write, on all ranks.
     """
-    done = _path(folder, step)
-    writing = done.with_name(done.name + ".writing")
-    is_first = dist.get_rank() == 0
-    if is_first:
-        shutil.rmtree(writing, ignore_errors=True)  # what a crash has left
-    dist.barrier()
-    dcp.save(dict(state), checkpoint_id=writing)
-    if is_first:
-        shutil.rmtree(done, ignore_errors=True)
-        writing.rename(done)
-    dist.barrier()  # nobody returns before it is there
+    path = _path(folder, step)
+    if dist.get_rank() == 0:  # which then tells the others what to write
+        (path / WRITTEN_LAST).unlink(missing_ok=True)
+    dcp.save(dict(state), checkpoint_id=path)
 
 
 def load(folder: Folder, model: nn.Module) -> tuple[int, dict[str, Tensor]]:
@@ -80,8 +73,8 @@ def load(folder: Folder, model: nn.Module) -> tuple[int, dict[str, Tensor]]:
 
 def steps(folder: Folder) -> list[int]:
     """The steps of the complete checkpoints in the folder, oldest first; none if there is no folder."""
-    names = [path.name for path in Path(folder).iterdir()] if Path(folder).is_dir() else []
-    return sorted(int(name.removeprefix("step_")) for name in names if re.fullmatch(r"step_\d+", name))
+    complete = Path(folder).glob(f"step_{'[0-9]' * 8}/{WRITTEN_LAST}")
+    return sorted(int(file.parent.name.removeprefix("step_")) for file in complete)
 
 
 def _path(folder: Folder, step: int) -> Path:

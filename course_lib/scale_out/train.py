@@ -33,14 +33,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import data
-from course_lib.mechanisms.hybrid import (
-    Mesh,
-    ModelPart,
-    load_training_state,
-    make_optimizer,
-    train_step,
-    training_state,
-)
+from course_lib.mechanisms import hybrid
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.schedules import SCHEDULES, Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
@@ -110,9 +103,9 @@ def train(rank: int, options: Options) -> list[float]:
     """Train on this rank; the loss of each step, over all ranks, from where it began."""
     device = torch.device("cuda", torch.cuda.current_device()) if options.uses_gpu else torch.device("cpu")
     replicas = max(1, dist.get_world_size() // (options.pp * options.tp))
-    mesh = Mesh(replicas, options.pp, options.tp, device.type)
-    part = ModelPart(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
-    optimizer = make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
+    mesh = hybrid.Mesh(replicas, options.pp, options.tp, device.type)
+    part = hybrid.ModelPart(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
+    optimizer = hybrid.make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
     scaler = LossScaler(LOSS_SCALE, dynamic=False) if options.precision == "fp16" else None
     done, losses, seconds = resume(part, optimizer, options), [], []
     problems, _ = data.train_test_split()
@@ -120,16 +113,16 @@ def train(rank: int, options: Options) -> list[float]:
     for step, batch in enumerate(itertools.islice(minibatches, done, options.steps), done + 1):
         inputs, targets = (tokens.to(device) for tokens in batch)
         began = time.perf_counter()
-        losses.append(train_step(part, optimizer, inputs, targets, scaler, options.max_norm or None))
+        losses.append(hybrid.train_step(part, optimizer, inputs, targets, scaler, options.max_norm or None))
         seconds.append(time.perf_counter() - began)
         if is_due(step, options):
-            checkpoint.save(training_state(part, optimizer), options.checkpoints, step)
+            checkpoint.save(hybrid.training_state(part, optimizer), options.checkpoints, step)
     if rank == 0 and len(seconds) > WARM_UP:
         print(calibration(part, options, seconds[WARM_UP:]))
     return losses
 
 
-def calibration(part: ModelPart, options: Options, seconds: Sequence[float]) -> str:
+def calibration(part: hybrid.ModelPart, options: Options, seconds: Sequence[float]) -> str:
     """What to give to the planner: a call of `calibrate` with the median of these steps, or why there is none."""
     model = ModelSpec(**asdict(part.config), dropout=False, flash_attention=True)
     alike = {name: getattr(options, name) for name in ("tp", "pp", "schedule", "sequence_parallel", "precision")}
@@ -166,13 +159,11 @@ def schedule_of(options: Options) -> Schedule:
     return SCHEDULES[options.schedule](stages, options.micro_batches)
 
 
-def resume(part: ModelPart, optimizer: ShardedOptimizer, options: Options) -> int:
+def resume(part: hybrid.ModelPart, optimizer: ShardedOptimizer, options: Options) -> int:
     """Go on from the newest checkpoint; returns its step, 0 if there is none."""
-    if not options.checkpoints:
-        return 0
-    step, state = checkpoint.load(options.checkpoints, build(options))
+    step, state = checkpoint.load(options.checkpoints, build(options)) if options.checkpoints else (0, {})
     if step:
-        load_training_state(part, optimizer, state)
+        hybrid.load_training_state(part, optimizer, state)
     return step
 
 
@@ -187,9 +178,8 @@ def options_from(words: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="course_lib.scale_out.train", description=(__doc__ or "").splitlines()[0])
     for field in fields(Options):
         flag = "--" + field.name.replace("_", "-")
-        kind: dict[str, Any] = {"type": type(field.default)}
-        if isinstance(field.default, bool):
-            kind = {"action": argparse.BooleanOptionalAction}
+        is_switch = isinstance(field.default, bool)
+        kind: Any = {"action": argparse.BooleanOptionalAction} if is_switch else {"type": type(field.default)}
         parser.add_argument(flag, default=field.default, help=f"default: {field.default!r}", **kind)
     try:
         return Options(**vars(parser.parse_args(words)))

@@ -251,9 +251,9 @@ class Card:
         """Say that it runs, and once it has run before, for how long yet."""
         self._say("")
         where = "Calculating it" if isinstance(self.question.form, PlanForm) else "Running it on real ranks"
-        self.running.begin(where, self._seconds)
         start = time.monotonic()
         try:
+            self.running.begin(where, self._seconds)
             found = run()
         finally:
             self.running.end()

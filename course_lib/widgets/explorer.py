@@ -127,8 +127,7 @@ class Explorer:
             return
         self._box.add_class("course-old")
         self._close_player()
-        self.running.begin("Running", self._seconds["first"])
-        if self._try(self._look_anew):
+        if self._try(self._move):
             self.running.end()
             self._plan(PAUSE)
 
@@ -169,6 +168,10 @@ class Explorer:
     def _timelines(self) -> list[Timeline]:
         pictures = self.view.pictures if self.view else ()
         return [panel.timeline for picture in pictures for panel in picture.timelines]
+
+    def _move(self) -> None:
+        self.running.begin("Running", self._seconds["first"])
+        self._look_anew()
 
     def _look_anew(self) -> None:
         values = [control.value for control in self.controls]

@@ -31,13 +31,13 @@ class Measuring:
         self._box.add_class("course-live")
 
     def _try(self, name: str) -> None:
-        self.running.begin("Measuring on real ranks")
         problem = attempt(lambda: self._measure(name))
         self.running.end()
         if problem:
             self.bill.value = said(explained(problem, "Press the button to measure again."), "alert")
 
     def _measure(self, name: str) -> None:
+        self.running.begin("Measuring on real ranks")
         self.found.value = self.variant.measure(name).inline(f"{self._key}-{name}") + self.found.value
         self.bill.value = said(self.variant.bill())
 

@@ -9,11 +9,8 @@ one. Between two runs, where nobody minds an interrupt, the click itself arrives
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ import traitlets
 from course_lib.figures.svg import ROOMY
 from course_lib.questions.markup import inline
 from course_lib.ranks import RunError
+from course_lib.ranks.interrupts import fenced
 
 
 def beside_this(name: str) -> str:
@@ -56,23 +54,10 @@ def shown(live: dict[str, Any], stored: Mapping[str, str]) -> dict[str, Any]:
     return {**live, **stored}
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let an interrupt stop what is done here. A kernel ignores it outside of its cells and messages."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def attempt(action: Callable[[], object]) -> BaseException | None:
-    """What went wrong: an error, or that somebody stopped it."""
+    """What went wrong: an error, or that somebody stopped it, which kernels ignore between their cells."""
     try:
-        with interruptible():
+        with fenced(always=True) as interrupt, interrupt.open("Stopped."):
             action()
     except (Exception, KeyboardInterrupt) as problem:
         return problem

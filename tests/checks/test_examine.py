@@ -13,7 +13,7 @@ from course_lib import checks, launch
 from course_lib.checks import examine, exercise, prose
 from course_lib.checks.averaging import gradients
 from course_lib.checks.prose import Words
-from course_lib.ranks import monitor
+from course_lib.ranks import Stopped, monitor
 
 scale = 2.0
 
@@ -361,6 +361,26 @@ def test_what_may_be_rounding_is_right() -> None:
 def test_a_check_never_raises_by_itself() -> None:
     verdict = make(view=lambda lefts: [{}][1:5])(doubled)
     assert (verdict.outcome, verdict.message) == ("error", examine.BROKEN)
+
+
+def refuses(tensor: Tensor) -> Tensor:
+    raise ValueError("no")
+
+
+def test_a_stop_while_wrong_solutions_are_tried_stops_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(exercise: checks.Exercise, programs: list[Any], case: checks.Case) -> Any:
+        if programs == [also_refuses]:
+            raise Stopped("Stopped.")
+        return really_run(exercise, programs, case)
+
+    def also_refuses(tensor: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    part, really_run = make(), checks.Exercise.run
+    part.mistake(also_refuses, fails=True)
+    monkeypatch.setattr(checks.Exercise, "run", run)
+    with pytest.raises(Stopped):
+        part(refuses)
 
 
 def test_a_change_of_the_right_solution_has_to_be_one() -> None:

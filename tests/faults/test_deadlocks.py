@@ -300,3 +300,17 @@ def test_a_message_arrives_although_nobody_keeps_its_handle():
 
     with pytest.raises(RankFailed, match="began isend to rank 1 and returned without waiting for it"):
         launch(forgetful, 2)
+
+
+def test_a_wait_for_what_began_long_ago_is_seen_where_it_began(fault, row_at):
+    def waits_for_the_first(rank):
+        if rank == 1:
+            dist.recv(torch.zeros(1), 0, tag=7)
+        first = dist.isend(torch.zeros(1), 1)  # never received
+        others = [dist.isend(torch.zeros(1), 1) for _ in range(200)]
+        first.wait()
+        [other.wait() for other in others]
+
+    error = fault.of(Deadlock, waits_for_the_first)
+    assert "0 waits to send to 1" in str(error) and "tag 7" in str(error)
+    row_at(error, 0, waits_for_the_first, "never received")

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankDied, launch
+from course_lib.ranks import diagnosis
 from course_lib.ranks.monitor import RunMonitor
 
 
@@ -143,6 +144,7 @@ def test_a_fork_server_that_dies_between_two_runs_is_not_missed(kill):
 GREEDY = """
 import os
 from course_lib import RankDied, launch
+from course_lib.ranks import diagnosis
 from course_lib.ranks.monitor import RunMonitor
 def good(rank):
     import torch, torch.distributed as dist
@@ -214,3 +216,10 @@ def own_memory_group() -> tuple[Path, str]:
             unified = Path("/sys/fs/cgroup") / path.lstrip("/")
     # version 2 allows no processes beside groups, so the new one stands next to this process's own
     return unified.parent / name, "memory.max"
+
+
+def test_a_death_is_told_where_the_system_has_fewer_signals(monkeypatch):
+    """Windows, where a process that somebody ends has the code of SIGTERM."""
+    monkeypatch.delattr(signal, "SIGKILL")
+    error = diagnosis.explain_death(diagnosis.RankStatus(1, "died", exit_code=-signal.SIGTERM))
+    assert error.message == "Rank 1 was asked to end (SIGTERM)."

@@ -59,7 +59,7 @@ def files_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.name != "ready" and "torchinductor" not in path.name}
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", ["idle", "in a long operation"])  # one in a deadlock is killed below
 def test_a_kernel_killed_leaves_nothing_running(fresh_kernel, state):
     processes = bring_to(fresh_kernel, state)
     fresh_kernel.kill()
@@ -191,6 +191,7 @@ def start_kernel_with_workers(folder: Path) -> int:
     wait_for(lambda: answers(request))
     client = BlockingKernelClient(connection_file=str(next((folder / "runtime").glob("kernel-*.json"))))
     client.load_connection_file()
+    client.hb_channel.time_to_dead = 60.0  # seconds without a beat: on a busy machine one is not a dead kernel
     client.start_channels()
     client.wait_for_ready(timeout=60)
     note = folder / "kernel-pid"
@@ -213,7 +214,7 @@ def answers(request: urllib.request.Request) -> bool:
     return True
 
 
-def wait_for(look, within: float = 30.0):
+def wait_for(look, within: float = 90.0):
     deadline = time.monotonic() + within
     while not (found := look()):
         assert time.monotonic() < deadline, "the notebook server did not start"

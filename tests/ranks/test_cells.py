@@ -127,6 +127,9 @@ def test_a_deadlock_ends_and_the_next_cell_says_that_variables_are_gone(notebook
 def test_ranks_that_are_spawned_before_the_next_cell_know_nothing_either(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Here they are forked in their stead; that they can be spawned, test_launch shows."""
+    forks = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
     monkeypatch.setenv("COURSE_LIB_START_METHOD", "spawn")
     notebook.run("%%ranks 1\nmine = rank")
     assert "run those cells again" in str(notebook.fails("%%ranks 1\nimport os\nos._exit(1)"))

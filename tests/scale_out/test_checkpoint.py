@@ -134,7 +134,7 @@ def test_a_crash_while_saving_leaves_the_older_checkpoint(
     launch(save_ones, 2, (tmp_path, 10, None), device="cpu")
     with pytest.raises(error):
         launch(save_ones, 2, (tmp_path, 20, accident), device="cpu")
-    assert (tmp_path / "step_00000020.writing").is_dir()
+    assert (tmp_path / "step_00000020").is_dir()
     assert checkpoint.steps(tmp_path) == [10]
     step, state = newest(tmp_path)
     assert (step, set(state)) == (10, {"a", "b0", "b1"})

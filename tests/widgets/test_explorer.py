@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,32 @@ def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces)
     pieces.explorer._look = pieces.look
     pieces.number.value = 2
     assert "number 2" in pieces.explorer.sentences.value
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])  # between messages, and in one
+@pytest.mark.parametrize("how", ["a move", "more to run"])
+def test_a_stop_is_heard_as_soon_as_its_button_can_be_seen(pieces: Pieces, how: str, handler: Any) -> None:
+    def press(change: Any) -> None:
+        if change["new"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    running, explorer = pieces.explorer.running, pieces.explorer
+    if how == "more to run":
+        pieces.number.value = 2  # without an event loop nobody looks for more
+        assert pieces.missing
+    before, missing = signal.signal(signal.SIGINT, handler), pieces.missing
+    running.observe(press, "words")
+    try:
+        if how == "a move":
+            pieces.number.value = 3
+        else:
+            explorer._try(explorer._continue)
+    finally:
+        running.unobserve(press, "words")
+        assert signal.signal(signal.SIGINT, before) is handler
+    assert pieces.missing == missing
+    assert "Stopped. Move a control to go on." in explorer.sentences.value
+    assert pieces.now == ("", 0.0)
 
 
 def test_it_also_works_in_a_thread_that_no_interrupt_reaches(pieces: Pieces) -> None:
