@@ -70,22 +70,13 @@ class Words(NamedTuple):
     has_halo: bool = False
 
 
-class Label(NamedTuple):
-    """Words at a place of their own."""
-
-    x: float
-    y: float
-    words: Words
-
-
 class Point(NamedTuple):
-    """A place of a curve. tip: what to say when the mouse rests there; it has a symbol then, and may have words."""
+    """A place of a curve, or of words alone. tip: what to say when the mouse rests there; it has a symbol then."""
 
     x: float
     y: float
     tip: str = ""
     words: Words | None = None
-    look: Line | None = None
 
 
 class Curve(NamedTuple):
@@ -163,14 +154,7 @@ class Range(NamedTuple):
         return [(y, x) for x, y in places] if self.is_across else places
 
 
-class Band(NamedTuple):
-    """A shaded part of the x axis, behind everything."""
-
-    low: float
-    high: float
-
-
-Mark = Label | Curve | Cloud | Area | Bar | Rule | Range | Band
+Mark = Point | Curve | Cloud | Area | Bar | Rule | Range
 
 
 @dataclass(frozen=True)
@@ -178,6 +162,7 @@ class Panel:
     """Two axes and the marks between them, in the order in which they are drawn.
 
     height, left, right, head, foot: pixels, of the panel and around it, where titles and numbers stand.
+    shaded: parts of the x axis, behind everything.
     """
 
     x: Axis
@@ -188,6 +173,7 @@ class Panel:
     right: float = 24.0
     head: float = 22.0
     foot: float = 44.0
+    shaded: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)

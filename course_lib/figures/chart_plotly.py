@@ -91,10 +91,9 @@ def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: i
         if place + 1 < len(chart.panels):
             across |= {"matches": f"x{len(chart.panels)}", "showticklabels": False}
     layout |= {f"xaxis{suffix}": across, f"yaxis{suffix}": up}
-    for mark in panel.marks:
-        layout["annotations"] += [note | where for note in _notes(panel, mark)]
-        if isinstance(mark, charts.Band | charts.Rule):
-            layout["shapes"].append(_band(mark, where) if isinstance(mark, charts.Band) else _line(mark, where))
+    layout["annotations"] += [note | where for mark in panel.marks for note in _notes(panel, mark)]
+    layout["shapes"] += [_band(*ends, where) for ends in panel.shaded]
+    layout["shapes"] += [_line(mark, where) for mark in panel.marks if isinstance(mark, charts.Rule)]
     # What the legend does not name lies below what it names, in the order of the legend.
     order = {name: place for place, name in enumerate(chart.legend)}
     traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
@@ -128,17 +127,13 @@ def _on_axis(axis: charts.Axis, value: float) -> float:
     return math.log10(value) if axis.is_log else value
 
 
-def _notes(panel: charts.Panel, mark: charts.Mark) -> Iterator[Data]:
+def _notes(panel: charts.Panel, mark: charts.Mark) -> list[Data]:
     """The words of a mark, each at its place."""
-    if isinstance(mark, charts.Label):
-        yield _written(panel, mark.words, mark.x, mark.y)
-    elif isinstance(mark, charts.Rule):
+    if isinstance(mark, charts.Rule):
         x, y = (panel.x.high, mark.at) if mark.is_across else (mark.at, panel.y.high)
-        yield _written(panel, mark.words, x, y)
-    elif isinstance(mark, charts.Curve):
-        for point in mark.points:
-            if point.words:
-                yield _written(panel, point.words, point.x, point.y)
+        return [_written(panel, mark.words, x, y)]
+    points = mark.points if isinstance(mark, charts.Curve) else [mark] if isinstance(mark, charts.Point) else []
+    return [_written(panel, point.words, point.x, point.y) for point in points if point.words]
 
 
 def _written(panel: charts.Panel, words: charts.Words, x: float, y: float) -> Data:
@@ -155,8 +150,8 @@ def _written(panel: charts.Panel, words: charts.Words, x: float, y: float) -> Da
     }
 
 
-def _band(band: charts.Band, where: Data) -> Data:
-    across = {"xref": where["xref"], "x0": band.low, "x1": band.high}
+def _band(low: float, high: float, where: Data) -> Data:
+    across = {"xref": where["xref"], "x0": low, "x1": high}
     up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
     return {"type": "rect", **across, **up, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
 
@@ -242,13 +237,8 @@ def _curve(curve: charts.Curve) -> Data:
     look = curve.look
     if look is None:
         return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}
-    looks = [point.look or look for point in curve.points]
-    marker = {
-        "color": [one.color for one in looks],
-        "symbol": [one.symbol for one in looks],
-        "size": [9 if point.tip else 0 for point in curve.points],
-        "opacity": 1,
-    }
+    sizes = [9 if point.tip else 0 for point in curve.points]
+    marker = {"color": look.color, "symbol": look.symbol, "size": sizes, "opacity": 1}
     if look.dash is None:
         return {"mode": "markers", "marker": marker}
     dash = look.dash.replace(",", "px,") + "px" if look.dash else "solid"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from course_lib.figures.axis import number
-from course_lib.figures.chart import Area, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
+from course_lib.figures.chart import Area, Bar, Chart, Cloud, Curve, Panel, Point, Range, Rule, Words
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
@@ -48,15 +48,13 @@ def _draw_panel(sheet: Sheet, panel: Panel, left: float, width: float, top: floa
     """left, width: of the room that it has.  Returns where the next thing goes."""
     top += panel.head
     box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height, set())
-    bands = [mark for mark in panel.marks if isinstance(mark, Band)]
-    if bands:
+    if panel.shaded:
         with sheet.group(fill="currentColor", fill_opacity=0.1):
-            for band in bands:
-                sheet.box(box.x(band.low), top, box.x(band.high) - box.x(band.low), panel.height)
+            for low, high in panel.shaded:
+                sheet.box(box.x(low), top, box.x(high) - box.x(low), panel.height)
     _draw_axes(sheet, box)
     for mark in panel.marks:
-        if type(mark) in DRAW:
-            DRAW[type(mark)](sheet, box, mark)
+        DRAW[type(mark)](sheet, box, mark)
     return box.bottom + panel.foot
 
 
@@ -100,20 +98,19 @@ def _write(sheet: Sheet, words: Words, x: float, y: float) -> None:
     sheet.text(x + words.right, y + words.down, words.text, **look)
 
 
-def _label(sheet: Sheet, box: _Box, label: Label) -> None:
-    _write(sheet, label.words, box.x(label.x), box.y(label.y))
+def _point(sheet: Sheet, box: _Box, point: Point) -> None:
+    if point.words:
+        _write(sheet, point.words, *box.at(point))
 
 
 def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
     draw_line(sheet, curve.look, map(box.at, curve.points))
     for point in curve.points:
-        look = point.look or curve.look
-        if point.tip and look:
+        if point.tip and curve.look:
             x, y = box.at(point)
-            draw_symbol(sheet, look, x, y)
+            draw_symbol(sheet, curve.look, x, y)
             sheet.box(x - 8, y - 8, 16.0, 16.0, tip=point.tip, fill="none", pointer_events="all")
-            if point.words:
-                _write(sheet, point.words, x, y)
+        _point(sheet, box, point)
 
 
 def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
@@ -188,7 +185,7 @@ def _range(sheet: Sheet, box: _Box, likely: Range) -> None:
 
 
 DRAW: dict[type, Callable[..., None]] = {
-    Label: _label,
+    Point: _point,
     Curve: _curve,
     Cloud: _cloud,
     Area: _area,

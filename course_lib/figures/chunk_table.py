@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from course_lib.experiments.chunks import Sum
 from course_lib.figures.axis import counted, duration, listed
 from course_lib.figures.frame import MARGIN, begin
 from course_lib.figures.palette import INK, RANKS
@@ -23,6 +23,9 @@ from course_lib.figures.picture import Picture, Row
 from course_lib.figures.svg import BACKGROUND, Sheet, moving
 from course_lib.figures.words import began
 from course_lib.timeline import Timeline
+
+if TYPE_CHECKING:
+    from course_lib.experiments.chunks import Sum
 
 GUTTER, GAP, HIGH, WIDEST = 62.0, 3.0, 14.0, 91.0  # pixels: beside the rows, between them; of a number, and of a piece
 IN_A_LINE, HALF = 4, 0.5  # numbers; of the time

@@ -10,10 +10,11 @@ from course_lib.figures.bars import bars_panel, with_origins
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import LIKELY, STYLES, Style
 from course_lib.figures.picture import Picture, Row
+from course_lib.planner import Estimate, Memory
+from course_lib.planner.memory import memory_of_rank
 
 if TYPE_CHECKING:
     from course_lib.instruments.ledger import Bytes
-    from course_lib.planner import Estimate, Memory
 
 
 def _look(kind: str, label: str) -> Style:
@@ -69,8 +70,6 @@ def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[dict[str, dict[str, float
 
 def devices(estimate: Estimate) -> dict[str, Memory]:
     """What every device of one pipeline holds, by its place; in a long pipeline, some of them."""
-    from course_lib.planner.memory import memory_of_rank
-
     plan, m = estimate.plan, estimate.plan.micro_batches(estimate.global_batch)
     step = -(-plan.pp // MOST_DEVICES)
     ranks = sorted({*range(0, plan.pp, step), estimate.memory.rank, plan.pp - 1})

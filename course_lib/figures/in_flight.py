@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from course_lib.figures.axis import TIMES, counted, number
-from course_lib.figures.chart import Area, Axis, Chart, Label, Panel, Words
+from course_lib.figures.chart import Area, Axis, Chart, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
 from course_lib.figures.palette import LINES
@@ -76,7 +76,7 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
 def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     """A rank's row. size: seconds of 1 on the axis of time."""
     names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
-    labels = [Label(0, 0, Words(text, -8, down, "end", font, is_bold=False)) for text, down, font in names]
+    labels = [Point(0, 0, "", Words(text, -8, down, "end", font, is_bold=False)) for text, down, font in names]
     steps = [(when / size, count) for when, count in one.steps]
     tip = f"rank {one.rank}: up to {counted(one.most, 'micro-batch')} in flight"
     area = Area(f"rank {one.rank}", steps, LINES[0], tip)
@@ -86,8 +86,7 @@ def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
 
 def _summary(ranks: list[Activations], origin: str) -> str:
     most, least = (choose(ranks, key=lambda one: one.most) for choose in (max, min))
-    sentence = f"Activations on {len(ranks)} ranks, {origin}: "
-    if most.most == least.most:
-        return f"{sentence}each holds those of up to {counted(most.most, 'micro-batch')}."
-    sentence += f"rank {most.rank} holds those of up to {counted(most.most, 'micro-batch')}"
-    return f"{sentence}, rank {least.rank} of up to {number(least.most)}."
+    who = "each" if most.most == least.most else f"rank {most.rank}"
+    other = "" if most.most == least.most else f", rank {least.rank} of up to {number(least.most)}"
+    held = counted(most.most, "micro-batch")
+    return f"Activations on {len(ranks)} ranks, {origin}: {who} holds those of up to {held}{other}."

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.experiments.meshes import MeshStep
 from course_lib.figures.axis import data_size
 from course_lib.figures.frame import MARGIN, begin, draw_legend
 from course_lib.figures.palette import INK, LINES, PAPER, Style
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import HALO, Sheet, moving
 from course_lib.figures.words import began
+
+if TYPE_CHECKING:
+    from course_lib.experiments.meshes import MeshStep
 
 Sizes = tuple[int, int, int]
 Sent = Mapping[str, Mapping[tuple[int, int], int]]

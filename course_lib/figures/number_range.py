@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import percent, ticks
-from course_lib.figures.chart import Axis, Band, Bar, Chart, Label, Mark, Panel, Rule, Words
+from course_lib.figures.chart import Axis, Bar, Chart, Mark, Panel, Point, Rule, Words
 from course_lib.figures.palette import STYLES, Style
 from course_lib.figures.picture import Picture, Row
 
@@ -96,11 +96,11 @@ def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
     across = Axis("size of the numbers", low, high, tens, power)
     up = Axis("share of the numbers", 0, highest, ticks(highest, 4), percent)
     first, last = max(holds.lowest, low), min(holds.highest, high)
-    bands = [Band(*ends) for ends in ((low, first), (last, high)) if ends[0] < ends[1]]
+    beyond = [ends for ends in ((low, first), (last, high)) if ends[0] < ends[1]]
     name = Words(f"what {holds.name} holds", down=-4, anchor="middle", size=11, is_bold=False)
-    bars = [_bar(exponent, shares[exponent], holds) for exponent in seen]
-    marks: list[Mark] = [*bands, *bars, *_edges(shares, holds, low, high), Label((first + last) / 2, highest, name)]
-    return Panel(across, up, marks, height=150.0, right=20.0, head=16.0)
+    marks: list[Mark] = [_bar(exponent, shares[exponent], holds) for exponent in seen]
+    marks += [*_edges(shares, holds, low, high), Point((first + last) / 2, highest, "", name)]
+    return Panel(across, up, marks, height=150.0, right=20.0, head=16.0, shaded=beyond)
 
 
 def _bar(exponent: int, share: float, holds: Format) -> Bar:

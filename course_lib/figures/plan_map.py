@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import duration, memory_size
 from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Range, Rule, Words
 from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
 from course_lib.figures.picture import Picture, Row
 from course_lib.figures.words import plan_in_words
-
-if TYPE_CHECKING:
-    from course_lib.planner import Estimate, Found
+from course_lib.planner import Estimate, Found
 
 FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"

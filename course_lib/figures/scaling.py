@@ -6,16 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_lib.figures.axis import number, percent, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture, Row
+from course_lib.planner import Estimate
 from course_lib.timeline import Timeline
-
-if TYPE_CHECKING:
-    from course_lib.planner import Estimate
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.experiments.cuts import Operation
 from course_lib.figures.axis import counted, data_size, listed
 from course_lib.figures.frame import MARGIN, begin, draw_legend, draw_origins
 from course_lib.figures.palette import PAPER, RANKS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
+
+if TYPE_CHECKING:
+    from course_lib.experiments.cuts import Operation
 
 GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: beside the lanes, between things, and of a communication
 NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: of the hidden size, of four times it, and of a sequence

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from math import isclose
-from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import counted, data_size, duration, listed, percent
 from course_lib.figures.breakdown import DONE, time_breakdown
 from course_lib.figures.palette import ORIGINS, STYLES
+from course_lib.figures.picture import Row
+from course_lib.planner import Plan
 from course_lib.timeline import Span, Timeline
-
-if TYPE_CHECKING:
-    from course_lib.figures.picture import Row
-    from course_lib.planner import Plan
 
 
 def began(timeline: Timeline) -> float:
