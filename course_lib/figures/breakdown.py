@@ -50,8 +50,6 @@ def time_breakdown(timeline: Timeline) -> TimeBreakdown:
     if whole <= 0:
         raise ValueError("the timeline is empty, so there is no time to attribute; mark compute or communicate in it")
     timeline, ranks = filled(timeline), range(timeline.world_size)
-    compute = sum(map(timeline.busy, ranks)) / whole
-    wait = sum(map(timeline.waiting, ranks)) / whole
-    transfer = sum(map(timeline.transferring, ranks)) / whole
-    rest = max(0.0, 1 - compute - wait - transfer)
-    return TimeBreakdown(compute, wait, transfer, rest, timeline.origin)
+    of_rank = timeline.busy, timeline.waiting, timeline.transferring
+    compute, wait, transfer = (sum(map(seconds, ranks)) / whole for seconds in of_rank)
+    return TimeBreakdown(compute, wait, transfer, max(0.0, 1 - compute - wait - transfer), timeline.origin)

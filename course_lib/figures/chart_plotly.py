@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
 
@@ -21,14 +20,19 @@ from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
+# Dark on white whatever the theme of the page, as the stored pictures are.
+CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
+BARS = {"barmode": "stack", "uniformtext": {"minsize": 9, "mode": "hide"}}
+INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # numbers, from which on a notebook keeps them packed
+NUMBER = re.compile(r"[\d.]*\d")
 
 Data = dict[str, Any]
 
 
 def figure(chart: charts.Chart) -> Data:
-    """Its "data" and "layout": dark on white whatever the theme of the page, as the stored pictures are."""
-    layout: Data = {"annotations": [], "shapes": []}
+    """Its "data" and "layout"."""
+    layout: Data = {"annotations": [], "shapes": [], **CARD, **BARS}
     data: list[Data] = []
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
@@ -42,13 +46,8 @@ def figure(chart: charts.Chart) -> Data:
     height = max(200, (1 if chart.is_row else len(chart.panels)) * (20 + chart.panels[0].height))
     layout |= {
         "title": {"text": "<br>".join(lines), "font": {"size": 14}, **TOP_LEFT},
-        "font": {"color": INK},
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
         "margin": {"t": head, "r": 20, "b": foot},
         "height": head + height + foot + LEGEND,
-        "barmode": "stack",
-        "uniformtext": {"minsize": 9, "mode": "hide"},
         # Below the title of the axis; plotly makes room for as many rows as it takes.
         "legend": {"traceorder": "normal", "orientation": "h", "y": -foot / height, "itemsizing": "constant"},
         "hovermode": "x unified" if chart.has_crosshair else "closest",
@@ -207,17 +206,13 @@ def _lines(text: str) -> str:
 
 def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
     """A trace for all points whose tips differ in numbers only, so that thousands of them do not repeat their words."""
-    groups: dict[tuple[bool, tuple[str, ...]], list[tuple[charts.Point, list[str]]]] = {}
+    groups: dict[tuple[bool, str], list[tuple[charts.Point, list[str]]]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
-        parts = re.split(r"([\d.]*\d)", point.tip)
-        groups.setdefault((is_pale, tuple(parts[::2])), []).append((point, parts[1::2]))
+        groups.setdefault((is_pale, NUMBER.sub("{}", point.tip)), []).append((point, NUMBER.findall(point.tip)))
     for (is_pale, words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
         columns = list(zip(*(numbers for _, numbers in told), strict=True))
         differ = [column for column in columns if len(set(column)) > 1]
-        places = [
-            f"%{{customdata[{differ.index(column)}]:~r}}" if column in differ else column[0] for column in columns
-        ]
-        template = "".join(escape(word) + place for word, place in zip_longest(words, places, fillvalue=""))
+        said = [f"%{{customdata[{differ.index(one)}]:~r}}" if one in differ else one[0] for one in columns]
         place = "%{{y:.3~r}} {}, %{{x:.3~r}} {}".format(*cloud.units)
         look = cloud.look
         yield {
@@ -228,7 +223,7 @@ def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
             "mode": "markers",
             "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": OPACITY[is_pale]},
             "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
-            "hovertemplate": _lines(f"{template}: {place}") + "<extra></extra>",
+            "hovertemplate": _lines(f"{escape(words).format(*said)}: {place}") + "<extra></extra>",
         }
 
 
@@ -247,25 +242,20 @@ def _curve(curve: charts.Curve) -> Data:
 
 
 def _bars(bars: list[charts.Bar]) -> Data:
-    style, is_across = bars[0].style, bars[0].is_across
-    places, sizes = [bar.at for bar in bars], [bar.size for bar in bars]
+    style = bars[0].style
+    pattern = {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6}
+    along, beside, way = ("x", "y", "h") if bars[0].is_across else ("y", "x", "v")
     return {
         "type": "bar",
         "name": style.label,
-        "orientation": "h" if is_across else "v",
-        "x": sizes if is_across else places,
-        "y": places if is_across else sizes,
+        "orientation": way,
+        along: [bar.size for bar in bars],
+        beside: [bar.at for bar in bars],
         "width": bars[0].thickness,
         "text": [bar.text for bar in bars],
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
         "insidetextfont": {"color": style.text},
         "hovertext": [escape(bar.tip) for bar in bars],
         "hoverinfo": "text",
-        "marker": {
-            "color": style.fill,
-            "line": {"color": INK, "width": 0.5},
-            "pattern": {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6},
-        },
+        "marker": {"color": style.fill, "line": {"color": INK, "width": 0.5}, "pattern": pattern},
+        **INSIDE,
     }

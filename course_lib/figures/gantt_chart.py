@@ -214,13 +214,11 @@ def _apart(bars: list[Bar]) -> float:
 
 def _draw_together(sheet: Sheet, bars: list[Bar]) -> None:
     """Bars as one shape for each kind."""
-    paths: dict[str, list[str]] = defaultdict(list)
-    for bar in bars:
-        paths[bar.span.kind].append(f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z")
     for kind, style in STYLES.items():
-        if kind in paths:
-            tip = f"{style.label}, many short pieces"
-            sheet.path("".join(paths[kind]), tip=tip, fill=sheet.fill(kind, style))
+        own = (bar for bar in bars if bar.span.kind == kind)
+        data = "".join(f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z" for bar in own)
+        if data:
+            sheet.path(data, tip=f"{style.label}, many short pieces", fill=sheet.fill(kind, style))
 
 
 def _draw_micro_batches(sheet: Sheet, bars: list[Bar]) -> None:

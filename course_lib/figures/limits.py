@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from course_lib.figures.axis import long_time, memory_size, number, thousands
 from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Range, Rule, Words
 from course_lib.figures.palette import LIKELY, LINES
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
 
 DAY = 86_400.0
 GiB = 2**30
 PATIENCE = {"a day": 1.0, "a month": 30.0, "a year": 365.25}
+COLUMNS = "model", "parameters", "memory", "fits", "training", "with 90%"
 CHOSEN = LINES[1]._replace(dash=None)
 
 
@@ -30,20 +31,21 @@ def limits(
     """
     capacity = next(iter(estimates.values())).capacity
     seconds = {name: tokens[name] / one.tokens_per_second for name, one in estimates.items()}
-    memory, time, likely = {}, {}, []
+    memory, time, ranges, rows = {}, {}, [], []
     for name, one in estimates.items():
-        size, needed, low, high = one.model.parameters / 1e9, one.memory.total, *one.step_time.around(seconds[name])
-        memory[name] = Point(size, needed / GiB, f"{name}: {memory_size(needed)}")
-        time[name] = Point(size, seconds[name] / DAY, f"{name}: {long_time(seconds[name])}")
-        likely.append(Range(size, low / DAY, high / DAY, f"{name}, with 90%: {_likely(one, seconds[name])}"))
+        size, (low, high) = one.model.parameters / 1e9, one.step_time.around(seconds[name])
+        needs, takes, likely = memory_size(one.memory.total), long_time(seconds[name]), _likely(one, seconds[name])
+        memory[name] = Point(size, one.memory.total / GiB, f"{name}: {needs}")
+        time[name] = Point(size, seconds[name] / DAY, f"{name}: {takes}")
+        ranges.append(Range(size, low / DAY, high / DAY, f"{name}, with 90%: {likely}"))
+        rows.append((name, f"{size:.2f} billion", needs, one.fits, takes, likely))
     room = {f"a device has {memory_size(capacity)}": capacity / GiB}
     panels = [
         _panel("memory (GiB)", memory, room, [], chosen),
-        _panel("training (days)", time, PATIENCE, likely, chosen),
+        _panel("training (days)", time, PATIENCE, ranges, chosen),
     ]
     chart = Chart(panels, {"modelled"}, title, width, {LIKELY: None}, is_row=True)
-    rows = [_row(name, one, seconds[name]) for name, one in estimates.items()]
-    return Picture.of(chart, _summary(estimates, seconds, capacity), rows)
+    return Picture.of(chart, _summary(estimates, seconds, capacity), table(COLUMNS, rows))
 
 
 def _panel(
@@ -63,17 +65,6 @@ def _panel(
 
 def _likely(one: Estimate, seconds: float) -> str:
     return " to ".join(map(long_time, one.step_time.around(seconds)))
-
-
-def _row(name: str, one: Estimate, seconds: float) -> Row:
-    return {
-        "model": name,
-        "parameters": f"{one.model.parameters / 1e9:.2f} billion",
-        "memory": memory_size(one.memory.total),
-        "fits": one.fits,
-        "training": long_time(seconds),
-        "with 90%": _likely(one, seconds),
-    }
 
 
 def _summary(estimates: Mapping[str, Estimate], seconds: Mapping[str, float], capacity: float) -> str:

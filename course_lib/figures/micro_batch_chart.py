@@ -17,7 +17,7 @@ from course_lib.figures.bars import stacked
 from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LINES, STYLES, Look, Style
-from course_lib.figures.picture import Picture
+from course_lib.figures.picture import Picture, table
 
 LEFT, RIGHT = 64.0, 16.0
 PARTS: dict[str, Style] = {
@@ -31,6 +31,10 @@ NOTES = (  # below the axis, the last one where it is needed
     Words("✗ there is no room for them", MARGIN - LEFT, 67, size=11, is_bold=False),
 )
 NONE, RUNS = "None of them fits into memory", "all of it, emulated"
+COLUMNS = (
+    *("size (samples)", "computing (ms)", "overhead (ms)", "idle (ms)"),
+    *("modelled (ms)", "run (ms)", "held (samples)", "fits"),
+)
 MEASURED = LINES[1]._replace(dash=None)
 
 
@@ -72,7 +76,7 @@ def micro_batch_sizes(
     if any(step.measured for step in steps):
         legend, origins = {**legend, RUNS: MEASURED}, {"modelled", "emulated"}
     chart = Chart([_panel(steps, chosen)], origins, title, width, legend)
-    return Picture.of(chart, _summary(steps), [_row(step) for step in steps])
+    return Picture.of(chart, _summary(steps), table(COLUMNS, map(_row, steps)))
 
 
 def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
@@ -110,14 +114,7 @@ def _summary(steps: Sequence[SizedStep]) -> str:
     return f"{sentence}. {fits}."
 
 
-def _row(step: SizedStep) -> dict[str, object]:
-    return {
-        "size (samples)": step.size,
-        "computing (ms)": 1e3 * step.computing,
-        "overhead (ms)": 1e3 * step.overhead,
-        "idle (ms)": 1e3 * step.idle,
-        "modelled (ms)": 1e3 * step.modelled,
-        "run (ms)": "not yet" if step.measured is None else 1e3 * step.measured,
-        "held (samples)": step.held,
-        "fits": "yes" if step.fits else "no",
-    }
+def _row(step: SizedStep) -> tuple[object, ...]:
+    times = (1e3 * seconds for seconds in (step.computing, step.overhead, step.idle, step.modelled))
+    run = "not yet" if step.measured is None else 1e3 * step.measured
+    return step.size, *times, run, step.held, "yes" if step.fits else "no"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from course_lib.figures.axis import percent, ticks
 from course_lib.figures.chart import Axis, Bar, Chart, Mark, Panel, Point, Rule, Words
 from course_lib.figures.palette import STYLES, Style
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
 
 if TYPE_CHECKING:
     from course_lib.experiments.ablations import Format
@@ -42,16 +42,12 @@ def number_range(shares: Mapping[int, float], holds: Format, width: int = 560, t
     whole = sum(shares.values())
     shares = {exponent: share / whole for exponent, share in shares.items()}  # zeros are zeros in every format
     chart = Chart([_panel(shares, holds)], {"measured"}, title, width, FATES)
-    rows = [_row(exponent, share, holds) for exponent, share in sorted(shares.items())]
-    return Picture.of(chart, _summary(shares, holds), rows)
+    rows = [(_size(e), percent(share), FATES[fate(e, holds)].label) for e, share in sorted(shares.items())]
+    return Picture.of(chart, _summary(shares, holds), table(("size", "share", f"in {holds.name}"), rows))
 
 
-def _row(exponent: int, share: float, holds: Format) -> Row:
-    return {
-        "size": f"{power(exponent)} to {power(exponent + 1)}",
-        "share": percent(share),
-        f"in {holds.name}": FATES[fate(exponent, holds)].label,
-    }
+def _size(exponent: int) -> str:
+    return f"{power(exponent)} to {power(exponent + 1)}"
 
 
 def power(exponent: float) -> str:
@@ -105,7 +101,7 @@ def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
 
 def _bar(exponent: int, share: float, holds: Format) -> Bar:
     name = fate(exponent, holds)
-    tip = f"{power(exponent)} to {power(exponent + 1)}: {percent(share)}, {FATES[name].label} in {holds.name}"
+    tip = f"{_size(exponent)}: {percent(share)}, {FATES[name].label} in {holds.name}"
     return Bar(name, FATES[name], exponent + 0.5, share, 0.0, tip)
 
 

@@ -8,7 +8,7 @@ from itertools import cycle
 from course_lib.figures.axis import duration, memory_size
 from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Range, Rule, Words
 from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Estimate, Found
 
@@ -16,6 +16,7 @@ FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
 COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
+COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 
 
 def plan_map(
@@ -53,7 +54,12 @@ def plan_map(
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
     panel = Panel(memory, time, marks, 320.0, left=60.0)
     chart = Chart([panel], {"modelled"}, title, width, {**legend, **looks})
-    return Picture.of(chart, _summary(found), [_row(one) for one in found.pareto])
+    rows = (
+        (plan_in_words(one.plan), step.total, f"{step.low:.4g} to {step.high:.4g}", one.memory.total / GiB, one.fits)
+        for one in found.pareto
+        for step in [one.step_time]
+    )
+    return Picture.of(chart, _summary(found), table(COLUMNS, rows))
 
 
 def _clouds(found: Found, by: str) -> Iterator[Cloud]:
@@ -91,13 +97,3 @@ def _summary(found: Found) -> str:
         return f"{text}; the smallest is {_in_words(smallest)}."
     text = f"{text}; the fastest of them is {_in_words(found.best)}; the smallest of all is {_in_words(smallest)}."
     return f"{text} {found.best.interval}"
-
-
-def _row(one: Estimate) -> Row:
-    return {
-        "plan": plan_in_words(one.plan),
-        "step (s)": one.step_time.total,
-        "with 90% (s)": f"{one.step_time.low:.4g} to {one.step_time.high:.4g}",
-        "memory (GiB)": one.memory.total / GiB,
-        "fits": one.fits,
-    }

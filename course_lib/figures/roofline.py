@@ -19,12 +19,13 @@ from typing import NamedTuple
 from course_lib.figures.axis import number, percent, powers, with_prefix
 from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Range, Words
 from course_lib.figures.palette import LIKELY, LINES, Line
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
 from course_lib.planner.communication import groups
 
 LEFT, RIGHT, HEIGHT = 60.0, 24.0, 320.0
 TERA = 1e12
+COLUMNS = "plan", "link", "FLOPs a byte", "TFLOP/s", "with 90%", "roof (TFLOP/s)"
 
 
 class _Use(NamedTuple):
@@ -52,16 +53,6 @@ class _Use(NamedTuple):
             f"({self.likely} with 90%), {percent(self.speed / self.roof)} of its roof"
         )
 
-    def row(self) -> Row:
-        return {
-            "plan": self.name,
-            "link": self.link,
-            "FLOPs a byte": self.intensity,
-            "TFLOP/s": self.speed,
-            "with 90%": self.likely,
-            "roof (TFLOP/s)": self.roof,
-        }
-
 
 def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
     """Draw how much each plan computes for a byte it sends, and what every link allows at that.
@@ -78,7 +69,8 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
     uses = [use for name, one in estimates.items() for use in _uses(name, one, roofs, peak)]
     looks = dict(zip(roofs, LINES, strict=False))
     chart = Chart([_panel(uses, roofs, peak, looks, width)], {"modelled"}, title, width, {**looks, LIKELY: None})
-    return Picture.of(chart, _summary(uses, roofs, peak), [use.row() for use in uses])
+    rows = [(use.name, use.link, use.intensity, use.speed, use.likely, use.roof) for use in uses]
+    return Picture.of(chart, _summary(uses, roofs, peak), table(COLUMNS, rows))
 
 
 def _uses(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Use]:
