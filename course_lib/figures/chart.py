@@ -90,7 +90,8 @@ class Curve(NamedTuple):
 class Cloud(NamedTuple):
     """Thousands of points as dots, the first the most important; pale where is_pale says so.
 
-    A tip says what a dot is; how far up and along the axes it lies follows, in these units.
+    A tip, which only a figure to touch shows, says what a dot is; how far up and along the axes it lies follows, in
+    these units.
     """
 
     name: str

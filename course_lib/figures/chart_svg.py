@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from course_lib.figures.axis import number
 from course_lib.figures.chart import Area, Bar, Chart, Cloud, Curve, Panel, Point, Range, Rule, Words
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
 
 CELL = 5.0  # pixels; of the dots that fall into one cell, the first is drawn
-MOST_TIPS = 300  # of a cloud
 
 
 def draw(chart: Chart) -> Sheet:
@@ -114,7 +112,7 @@ def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
 
 
 def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
-    """Dots where no other cloud has one, as two shapes, one of them pale; the first have tooltips."""
+    """Dots where no other cloud has one, as two shapes, one of them pale."""
     cells: dict[tuple[int, int], tuple[Point, bool]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         x, y = box.at(point)
@@ -127,11 +125,6 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
         )
         look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
         sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
-    up, along = cloud.units
-    for point, _ in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
-        x, y = box.at(point)
-        tip = f"{point.tip}: {number(point.y)} {up}, {number(point.x)} {along}"
-        sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
     box.taken.update(cells)
 
 

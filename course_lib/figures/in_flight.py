@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from course_lib.figures.axis import TIMES, counted, number
@@ -54,11 +55,9 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
             lives[span.stage, span.micro_batch] += [span.start, span.end]
     weight = 1 / max(1, len({stage for stage, _ in lives}))
     changes = [(min(times), weight) for times in lives.values()] + [(max(times), -weight) for times in lives.values()]
-    steps, count = [(0.0, 0.0)], 0.0
-    for when, change in sorted(changes):  # of two at once the one that frees comes first
-        count += change
-        steps.append((when - zero, round(count, 6)))
-    return steps
+    changes.sort()  # of two at once the one that frees comes first
+    counts = accumulate(change for _, change in changes)
+    return [(0.0, 0.0), *((when - zero, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:

@@ -13,6 +13,7 @@ A collective is drawn as its ring: each rank sends to the next, and the last to 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,10 +108,9 @@ class _Block(NamedTuple):
 
 def between(sent: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     """Bytes between two ranks, both ways, the lower rank first."""
-    both: dict[tuple[int, int], int] = {}
+    both = Counter[tuple[int, int]]()
     for (source, target), count in sent.items():
-        pair = min(source, target), max(source, target)
-        both[pair] = both.get(pair, 0) + count
+        both[min(source, target), max(source, target)] += count
     return {pair: count for pair, count in sorted(both.items()) if count}
 
 

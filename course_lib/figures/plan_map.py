@@ -34,10 +34,10 @@ def plan_map(
     their intervals: what is not known of the machine makes all plans on it slower or faster together.
     """
     pointed_out = marked or {}
-    needed = [one.memory.total / GiB for one in (*found, *pointed_out.values())]
+    drawn = *found, *pointed_out.values()
+    needed = [one.memory.total / GiB for one in drawn]
     memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
-    steps = [one.step_time for one in (*found, *pointed_out.values())]
-    ends = [edge for step in steps for edge in (step.low, step.high)]
+    ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
     time = Axis.by_powers("time of one step (s)", ends)
     clouds = list(_clouds(found, by))
     fastest = Words("fastest that fits", right=-4, down=22, anchor="end")

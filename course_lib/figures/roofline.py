@@ -13,7 +13,6 @@ A point lies below its roof, as not all traffic is hidden, and matrices are not 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import NamedTuple
 
 from course_lib.figures.axis import number, percent, powers, with_prefix
@@ -23,7 +22,6 @@ from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
 from course_lib.planner.communication import groups
 
-LEFT, RIGHT, HEIGHT = 60.0, 24.0, 320.0
 TERA = 1e12
 COLUMNS = "plan", "link", "FLOPs a byte", "TFLOP/s", "with 90%", "roof (TFLOP/s)"
 
@@ -68,7 +66,7 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
     peak = cluster.spec.peak[plans[0].plan.precision] * cluster.spec.matmul / TERA
     uses = [use for name, one in estimates.items() for use in _uses(name, one, roofs, peak)]
     looks = dict(zip(roofs, LINES, strict=False))
-    chart = Chart([_panel(uses, roofs, peak, looks, width)], {"modelled"}, title, width, {**looks, LIKELY: None})
+    chart = Chart([_panel(uses, roofs, peak, looks)], {"modelled"}, title, width, {**looks, LIKELY: None})
     rows = [(use.name, use.link, use.intensity, use.speed, use.likely, use.roof) for use in uses]
     return Picture.of(chart, _summary(uses, roofs, peak), table(COLUMNS, rows))
 
@@ -95,7 +93,7 @@ def _sent(one: Estimate) -> dict[str, float]:
     return sent
 
 
-def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line], width: int) -> Panel:
+def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line]) -> Panel:
     known = [*(peak / bandwidth for bandwidth in roofs.values()), *(use.intensity for use in uses)]
     across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, with_prefix)
     low, high = min([peak, *(use.speed for use in uses)]) / 8, 2 * peak
@@ -105,27 +103,19 @@ def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Map
         start = max(across.low, low / bandwidth)
         ends = Point(start, start * bandwidth), Point(peak / bandwidth, peak), Point(across.high, peak)
         marks.append(Curve(link, ends, looks[link]))
-    marks += _names(uses, across, up, width)
+    marks += [_joined(name, uses) for name in dict.fromkeys(use.name for use in uses)]
     for use in uses:
         marks.append(Range(use.intensity, use.low, use.high, use.in_words()))
         at = Point(use.intensity, use.speed, use.in_words())
         marks.append(Curve(use.link, [at], looks[use.link]._replace(dash=None)))
-    return Panel(across, up, marks, HEIGHT, LEFT, RIGHT)
+    return Panel(across, up, marks, height=320.0, left=60.0)
 
 
-def _names(uses: list[_Use], across: Axis, up: Axis, width: int) -> Iterator[Curve | Point]:
-    """A thin line through the points of each plan, and its name below, lower where another name stands already."""
-    taken: list[tuple[float, float]] = []
-    for name in dict.fromkeys(use.name for use in uses):
-        own = [Point(use.intensity, use.speed) for use in uses if use.name == name]
-        yield Curve("", sorted(own), look=None)
-        middle = prod(point.x for point in own) ** (1 / len(own))
-        x, y = (width - LEFT - RIGHT) * across.share(middle), -HEIGHT * up.share(own[0].y)
-        down = 20
-        while any(abs(x - other) < 160 and abs(y + down - height) < 16 for other, height in taken):
-            down += 16
-        yield Point(middle, own[0].y, "", Words(name, down=down, anchor="middle", is_bold=False, has_halo=True))
-        taken.append((x, y + down))
+def _joined(name: str, uses: list[_Use]) -> Curve:
+    """A thin line through the points of a plan, with its name to the right of the last."""
+    *others, last = sorted(Point(use.intensity, use.speed) for use in uses if use.name == name)
+    words = Words(name, right=9, down=4, is_bold=False, has_halo=True)
+    return Curve("", [*others, last._replace(words=words)], look=None)
 
 
 def _summary(uses: list[_Use], roofs: Mapping[str, float], peak: float) -> str:
