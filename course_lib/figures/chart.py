@@ -80,11 +80,15 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Points in one look, joined by a line; without a look by a thin one in the color of the text."""
+    """Points in one look, joined by a line; without a look by a thin one in the color of the text.
+
+    is_filled: an area instead, down to the ground.
+    """
 
     name: str
     points: Sequence[Point]
     look: Line | None
+    is_filled: bool = False
 
 
 class Cloud(NamedTuple):
@@ -99,15 +103,6 @@ class Cloud(NamedTuple):
     look: Line
     is_pale: Sequence[bool]
     units: tuple[str, str]
-
-
-class Area(NamedTuple):
-    """A staircase, filled down to the ground. steps: where it changes, and to what."""
-
-    name: str
-    steps: Sequence[tuple[float, float]]
-    look: Line
-    tip: str
 
 
 class Bar(NamedTuple):
@@ -155,7 +150,7 @@ class Range(NamedTuple):
         return [(y, x) for x, y in places] if self.is_across else places
 
 
-Mark = Point | Curve | Cloud | Area | Bar | Rule | Range
+Mark = Point | Curve | Cloud | Bar | Rule | Range
 
 
 @dataclass(frozen=True)

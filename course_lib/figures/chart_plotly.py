@@ -170,10 +170,6 @@ def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
             yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
         elif isinstance(mark, charts.Cloud):
             yield from ((mark.name, trace) for trace in _cloud(mark))
-        elif isinstance(mark, charts.Area):
-            stairs = {"shape": "hv", "color": mark.look.color}
-            points = [charts.Point(*step) for step in mark.steps]
-            yield mark.name, _scatter(panel, mark.name, points, mode="lines", line=stairs, fill="tozeroy")
         elif isinstance(mark, charts.Range):
             caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
             points = [charts.Point(*end, mark.tip) for end in mark.ends]
@@ -232,6 +228,8 @@ def _curve(curve: charts.Curve) -> Data:
     look = curve.look
     if look is None:
         return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}
+    if curve.is_filled:
+        return {"mode": "lines", "line": {"color": look.color}, "fill": "tozeroy"}
     sizes = [9 if point.tip else 0 for point in curve.points]
     marker = {"color": look.color, "symbol": look.symbol, "size": sizes, "opacity": 1}
     if look.dash is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from course_lib.figures.chart import Area, Bar, Chart, Cloud, Curve, Panel, Point, Range, Rule, Words
+from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Panel, Point, Range, Rule, Words
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
@@ -102,7 +102,13 @@ def _point(sheet: Sheet, box: _Box, point: Point) -> None:
 
 
 def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
-    draw_line(sheet, curve.look, map(box.at, curve.points))
+    if curve.is_filled and curve.look:
+        outline = "".join("L{:.2f},{:.2f}".format(*box.at(point)) for point in curve.points)
+        data = f"M{box.left:.2f},{box.bottom:.2f}{outline}V{box.bottom:.2f}z"
+        sheet.path(data, fill=curve.look.color, fill_opacity=0.75)
+        sheet.line(box.left, box.bottom, box.right, box.bottom, stroke="currentColor", stroke_opacity=0.4)
+    else:
+        draw_line(sheet, curve.look, map(box.at, curve.points))
     for point in curve.points:
         if point.tip and curve.look:
             x, y = box.at(point)
@@ -126,15 +132,6 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
         look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
         sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
     box.taken.update(cells)
-
-
-def _area(sheet: Sheet, box: _Box, area: Area) -> None:
-    steps = "".join(f"H{box.x(x):.2f}V{box.y(y):.2f}" for x, y in area.steps)
-    outline = f"M{box.left:.2f},{box.bottom:.2f}{steps}V{box.bottom:.2f}z"
-    sheet.path(outline, fill=area.look.color, fill_opacity=0.75)
-    sheet.line(box.left, box.bottom, box.right, box.bottom, stroke="currentColor", stroke_opacity=0.4)
-    width, height = box.right - box.left, box.bottom - box.top
-    sheet.box(box.left, box.top, width, height, tip=area.tip, fill="none", pointer_events="all")
 
 
 def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
@@ -181,7 +178,6 @@ DRAW: dict[type, Callable[..., None]] = {
     Point: _point,
     Curve: _curve,
     Cloud: _cloud,
-    Area: _area,
     Bar: _bar,
     Rule: _rule,
     Range: _range,

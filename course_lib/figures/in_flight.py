@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from course_lib.figures.axis import TIMES, counted, number
-from course_lib.figures.chart import Area, Axis, Chart, Panel, Point, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
 from course_lib.figures.palette import LINES
@@ -75,12 +75,12 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
 def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     """A rank's row. size: seconds of 1 on the axis of time."""
     names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
-    labels = [Point(0, 0, "", Words(text, -8, down, "end", font, is_bold=False)) for text, down, font in names]
-    steps = [(when / size, count) for when, count in one.steps]
-    tip = f"rank {one.rank}: up to {counted(one.most, 'micro-batch')} in flight"
-    area = Area(f"rank {one.rank}", steps, LINES[0], tip)
-    up = Axis("", 0, most, has_grid=False)
-    return Panel(time, up, [*labels, area], ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
+    marks: list[Mark] = [
+        Point(0, 0, "", Words(name, -8, down, "end", font, is_bold=False)) for name, down, font in names
+    ]
+    stairs = [Point(when / size, n) for (_, before), (when, after) in pairwise(one.steps) for n in (before, after)]
+    marks.append(Curve(f"rank {one.rank}", stairs, LINES[0], is_filled=True))
+    return Panel(time, Axis("", 0, most, has_grid=False), marks, ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
 
 
 def _summary(ranks: list[Activations], origin: str) -> str:

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.figures.axis import counted, data_size, listed
-from course_lib.figures.frame import MARGIN, begin, draw_legend, draw_origins
+from course_lib.figures.frame import MARGIN, begin
 from course_lib.figures.palette import PAPER, RANKS, STYLES
 from course_lib.figures.picture import Picture, table
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
@@ -63,9 +63,7 @@ def who_holds_what(
     """
     if not 1 <= ranks <= len(RANKS):
         raise ValueError(f"ranks={ranks} cannot be drawn; the picture tells 1 to {len(RANKS)} ranks apart")
-    sheet, y = begin(width, title)
-    y = draw_legend(sheet, {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])}, y)
-    y = draw_origins(sheet, [origin], y)
+    sheet, y = begin(width, title, [origin], {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])})
     _draw(sheet, _line_up(operations, traffic), ranks, y)
     rows = (
         (one.name, one.leaves, one.forward or "nothing", forward, one.backward or "nothing", backward)
