@@ -43,11 +43,13 @@ def figure(chart: charts.Chart) -> Data:
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
     lines = title + [ORIGINS[origin] for origin in ORIGINS if origin in chart.origins]
     head, foot = 32 + 20 * len(lines), 56
-    height = max(200, (1 if chart.is_row else len(chart.panels)) * (20 + chart.panels[0].height))
+    rows, columns = (1, len(chart.panels)) if chart.is_row else (len(chart.panels), 1)
+    height = max(200, rows * (20 + chart.panels[0].height))
     layout |= {
         "title": {"text": "<br>".join(lines), "font": {"size": 14}, **TOP_LEFT},
         "margin": {"t": head, "r": 20, "b": foot},
         "height": head + height + foot + LEGEND,
+        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3},
         # Below the title of the axis; plotly makes room for as many rows as it takes.
         "legend": {"traceorder": "normal", "orientation": "h", "y": -foot / height, "itemsizing": "constant"},
         "hovermode": "x unified" if chart.has_crosshair else "closest",
@@ -81,15 +83,9 @@ def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: i
     """Add a panel's axes, words and lines to the layout; returns its traces."""
     suffix = str(place + 1) if place else ""
     where = {"xref": f"x{suffix}", "yref": f"y{suffix}"}
-    across, up = _axis(panel.x) | {"anchor": f"y{suffix}"}, _axis(panel.y) | {"anchor": f"x{suffix}"}
-    start, end = _domain(place, len(chart.panels), 0.12 if chart.is_row else 0.3 / len(chart.panels))
-    if chart.is_row:
-        across["domain"] = [start, end]
-    else:
-        up["domain"] = [max(0.0, 1 - end), 1 - start]
-        if place + 1 < len(chart.panels):
-            across |= {"matches": f"x{len(chart.panels)}", "showticklabels": False}
-    layout |= {f"xaxis{suffix}": across, f"yaxis{suffix}": up}
+    layout |= {f"xaxis{suffix}": _axis(panel.x), f"yaxis{suffix}": _axis(panel.y)}
+    if not chart.is_row and place + 1 < len(chart.panels):
+        layout[f"xaxis{suffix}"] |= {"matches": f"x{len(chart.panels)}", "showticklabels": False}
     layout["annotations"] += [note | where for mark in panel.marks for note in _notes(panel, mark)]
     layout["shapes"] += [_band(*ends, where) for ends in panel.shaded]
     layout["shapes"] += [_line(mark, where) for mark in panel.marks if isinstance(mark, charts.Rule)]
@@ -98,12 +94,6 @@ def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: i
     traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
     axes = {"xaxis": where["xref"], "yaxis": where["yref"]} if place else {}
     return [trace | axes for _, trace in traces]
-
-
-def _domain(place: int, n: int, gap: float) -> tuple[float, float]:
-    """Where one of n panels lies, as shares of the figure."""
-    start = place * (1 + gap) / n
-    return start, start + (1 - gap * (n - 1)) / n
 
 
 def _axis(axis: charts.Axis) -> Data:

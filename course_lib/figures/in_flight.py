@@ -78,7 +78,8 @@ def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     marks: list[Mark] = [
         Point(0, 0, "", Words(name, -8, down, "end", font, is_bold=False)) for name, down, font in names
     ]
-    stairs = [Point(when / size, n) for (_, before), (when, after) in pairwise(one.steps) for n in (before, after)]
+    steps = pairwise([(0.0, 0.0), *dict(one.steps).items()])  # of two at once the last
+    stairs = [Point(when / size, n) for (_, before), (when, after) in steps for n in (before, after)]
     marks.append(Curve(f"rank {one.rank}", stairs, LINES[0], is_filled=True))
     return Panel(time, Axis("", 0, most, has_grid=False), marks, ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
 

@@ -94,15 +94,13 @@ def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
     first, last = max(holds.lowest, low), min(holds.highest, high)
     beyond = [ends for ends in ((low, first), (last, high)) if ends[0] < ends[1]]
     name = Words(f"what {holds.name} holds", down=-4, anchor="middle", size=11, is_bold=False)
-    marks: list[Mark] = [_bar(exponent, shares[exponent], holds) for exponent in seen]
+    marks: list[Mark] = []
+    for exponent in seen:
+        part, share = fate(exponent, holds), shares[exponent]
+        tip = f"{_size(exponent)}: {percent(share)}, {FATES[part].label} in {holds.name}"
+        marks.append(Bar(part, FATES[part], exponent + 0.5, share, 0.0, tip))
     marks += [*_edges(shares, holds, low, high), Point((first + last) / 2, highest, "", name)]
     return Panel(across, up, marks, height=150.0, right=20.0, head=16.0, shaded=beyond)
-
-
-def _bar(exponent: int, share: float, holds: Format) -> Bar:
-    name = fate(exponent, holds)
-    tip = f"{_size(exponent)}: {percent(share)}, {FATES[name].label} in {holds.name}"
-    return Bar(name, FATES[name], exponent + 0.5, share, 0.0, tip)
 
 
 def _edges(shares: Mapping[int, float], holds: Format, low: int, high: int) -> Iterator[Rule]:
