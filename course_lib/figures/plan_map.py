@@ -33,33 +33,35 @@ def plan_map(
     The line joins the plans that no other beats in both; to the left of the dashed one they fit. Its two ends have
     their intervals: what is not known of the machine makes all plans on it slower or faster together.
     """
-    pointed_out = marked or {}
-    drawn = *found, *pointed_out.values()
-    needed = [one.memory.total / GiB for one in drawn]
-    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
-    ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
-    time = Axis.by_powers("time of one step (s)", ends)
     clouds = list(_clouds(found, by))
-    fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
-    front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
-    capacity = found[0].capacity
-    limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
-    marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
-    for name, one in pointed_out.items():
-        words = Words(name, right=9, down=-9, has_halo=True)
-        marks.append(Curve(name, [_point(one, f"{name}: {_in_words(one)}", words)], MARKED))
-    if memory.low < capacity / GiB < memory.high:
-        marks.insert(0, limit)
-    looks: dict[str, Look] = {BEST: FRONT, **dict.fromkeys(pointed_out, MARKED), LIKELY: None}
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
-    panel = Panel(memory, time, marks, 320.0, left=60.0)
-    chart = Chart([panel], {"modelled"}, title, width, {**legend, **looks})
+    legend |= {BEST: FRONT, **dict.fromkeys(marked or {}, MARKED), LIKELY: None}
+    chart = Chart([_panel(found, clouds, marked or {})], {"modelled"}, title, width, legend)
     rows = (
         (plan_in_words(one.plan), step.total, f"{step.low:.4g} to {step.high:.4g}", one.memory.total / GiB, one.fits)
         for one in found.pareto
         for step in [one.step_time]
     )
     return Picture.of(chart, _summary(found), table(COLUMNS, rows))
+
+
+def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) -> Panel:
+    drawn = *found, *marked.values()
+    needed = [one.memory.total / GiB for one in drawn]
+    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
+    ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
+    time = Axis.by_powers("time of one step (s)", ends)
+    fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
+    front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
+    capacity = found[0].capacity
+    limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
+    marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
+    for name, one in marked.items():
+        words = Words(name, right=9, down=-9, has_halo=True)
+        marks.append(Curve(name, [_point(one, f"{name}: {_in_words(one)}", words)], MARKED))
+    if memory.low < capacity / GiB < memory.high:
+        marks.insert(0, limit)
+    return Panel(memory, time, marks, 320.0, left=60.0)
 
 
 def _clouds(found: Found, by: str) -> Iterator[Cloud]:
