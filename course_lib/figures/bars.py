@@ -43,11 +43,11 @@ def bars_panel(
         words = Words(limit[1], down=-9)
         marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))
     pitch = PITCH if len(values) <= MANY else CLOSE
-    widest = min(0.4 * width, max(map(text_width, values)))
-    names = [shorten(name, int(widest / text_width("x")), placeholder="…") for name in values]
+    letters = min(int(0.4 * width / text_width("x")), max(map(len, values)))
+    names = [name if len(name) <= letters else shorten(name, letters, placeholder="…") for name in values]
     rows = Axis("", len(names), 0, [row + 0.5 for row in range(len(names))], lambda y: names[int(y)], has_grid=False)
     head = LIMIT if limit else 0.0
-    return Panel(axis, rows, marks, pitch * len(names), MARGIN + widest + 8, right=30.0, head=head)
+    return Panel(axis, rows, marks, pitch * len(names), MARGIN + text_width("x" * letters) + 8, right=30.0, head=head)
 
 
 def stacked(

@@ -8,13 +8,9 @@ from math import isclose
 from course_lib.figures.axis import counted, data_size, duration, listed, percent
 from course_lib.figures.breakdown import DONE, time_breakdown
 from course_lib.figures.palette import ORIGINS, STYLES
-from course_lib.figures.picture import Row, table
+from course_lib.figures.picture import Row
 from course_lib.planner import Plan
 from course_lib.timeline import Span, Timeline
-
-COLUMNS = (
-    *("origin", "rank", "computing (ms)", "waiting (ms)", "communication not hidden (ms)", "all (ms)", "sent (bytes)"),
-)
 
 
 def began(timeline: Timeline) -> float:
@@ -65,14 +61,18 @@ def activity(span: Span) -> str:
 
 def rank_rows(timeline: Timeline) -> list[Row]:
     """What became of each rank's time, in milliseconds, and what it sent."""
-    times = timeline.busy, timeline.waiting, timeline.transferring, lambda rank: timeline.makespan
-    return table(
-        COLUMNS,
-        (
-            (timeline.origin, rank, *(1e3 * seconds(rank) for seconds in times), timeline.bytes_sent(rank))
-            for rank in range(timeline.world_size)
-        ),
-    )
+    return [
+        {
+            "origin": timeline.origin,
+            "rank": rank,
+            "computing (ms)": timeline.busy(rank) * 1e3,
+            "waiting (ms)": timeline.waiting(rank) * 1e3,
+            "communication not hidden (ms)": timeline.transferring(rank) * 1e3,
+            "all (ms)": timeline.makespan * 1e3,
+            "sent (bytes)": timeline.bytes_sent(rank),
+        }
+        for rank in range(timeline.world_size)
+    ]
 
 
 def plan_in_words(plan: Plan) -> str:
