@@ -21,19 +21,17 @@ roofline({"plan": estimate})                         how fast the links let the 
 limits({"1.3B": estimate}, tokens)                   what one device is too small and too slow for
 """
 
-from course_lib.figures.breakdown import TimeBreakdown, time_breakdown
-from course_lib.figures.collective_times import collective_times
+from course_lib.figures.breakdown import TimeBreakdown, lost_time, time_breakdown
 from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
 from course_lib.figures.in_flight import held, in_flight
 from course_lib.figures.limits import limits
 from course_lib.figures.loss_curves import loss_at_end, loss_curves
-from course_lib.figures.losses import lost_time
 from course_lib.figures.mesh_map import mesh_map
 from course_lib.figures.micro_batch_chart import SizedStep, micro_batch_sizes
 from course_lib.figures.number_range import number_range
 from course_lib.figures.picture import Picture
 from course_lib.figures.plan_map import plan_map
 from course_lib.figures.roofline import roofline
-from course_lib.figures.scaling import Timing, speed_up
+from course_lib.figures.scaling import Timing, collective_times, speed_up
 from course_lib.figures.who_holds_what import who_holds_what

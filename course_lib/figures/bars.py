@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from textwrap import shorten
 
 from course_lib.figures.chart import Axis, Bar, Mark, Panel, Range, Rule, Words, Write
 from course_lib.figures.frame import MARGIN
@@ -42,11 +43,11 @@ def bars_panel(
         words = Words(limit[1], down=-9)
         marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))
     pitch = PITCH if len(values) <= MANY else CLOSE
-    widest = min(0.4 * width, max(map(text_width, values)))
-    names = [_shortened(name, widest) for name in values]
+    letters = min(int(0.4 * width / text_width("x")), max(map(len, values)))
+    names = [name if len(name) <= letters else shorten(name, letters, placeholder="…") for name in values]
     rows = Axis("", len(names), 0, [row + 0.5 for row in range(len(names))], lambda y: names[int(y)], has_grid=False)
     head = LIMIT if limit else 0.0
-    return Panel(axis, rows, marks, pitch * len(names), MARGIN + widest + 8, right=30.0, head=head)
+    return Panel(axis, rows, marks, pitch * len(names), MARGIN + text_width("x" * letters) + 8, right=30.0, head=head)
 
 
 def stacked(
@@ -72,9 +73,3 @@ def with_origins(origins: Mapping[str, str]) -> dict[str, str]:
     """What to call each bar: its name, with its origin where those differ."""
     is_mixed = len(set(origins.values())) > 1
     return {name: f"{name} ({origin})" if is_mixed else name for name, origin in origins.items()}
-
-
-def _shortened(name: str, widest: float) -> str:
-    if text_width(name) <= widest:
-        return name
-    return name[: int(widest / text_width("x")) - 1] + "…"

@@ -70,36 +70,32 @@ class Words(NamedTuple):
     has_halo: bool = False
 
 
-class Label(NamedTuple):
-    """Words at a place of their own."""
-
-    x: float
-    y: float
-    words: Words
-
-
 class Point(NamedTuple):
-    """A place of a curve. tip: what to say when the mouse rests there; it has a symbol then, and may have words."""
+    """A place of a curve, or of words alone. tip: what to say when the mouse rests there; it has a symbol then."""
 
     x: float
     y: float
     tip: str = ""
     words: Words | None = None
-    look: Line | None = None
 
 
 class Curve(NamedTuple):
-    """Points in one look, joined by a line; without a look by a thin one in the color of the text."""
+    """Points in one look, joined by a line; without a look by a thin one in the color of the text.
+
+    is_filled: an area instead, down to the ground.
+    """
 
     name: str
     points: Sequence[Point]
     look: Line | None
+    is_filled: bool = False
 
 
 class Cloud(NamedTuple):
     """Thousands of points as dots, the first the most important; pale where is_pale says so.
 
-    A tip says what a dot is; how far up and along the axes it lies follows, in these units.
+    A tip, which only a figure to touch shows, says what a dot is; how far up and along the axes it lies follows, in
+    these units.
     """
 
     name: str
@@ -107,15 +103,6 @@ class Cloud(NamedTuple):
     look: Line
     is_pale: Sequence[bool]
     units: tuple[str, str]
-
-
-class Area(NamedTuple):
-    """A staircase, filled down to the ground. steps: where it changes, and to what."""
-
-    name: str
-    steps: Sequence[tuple[float, float]]
-    look: Line
-    tip: str
 
 
 class Bar(NamedTuple):
@@ -163,14 +150,7 @@ class Range(NamedTuple):
         return [(y, x) for x, y in places] if self.is_across else places
 
 
-class Band(NamedTuple):
-    """A shaded part of the x axis, behind everything."""
-
-    low: float
-    high: float
-
-
-Mark = Label | Curve | Cloud | Area | Bar | Rule | Range | Band
+Mark = Point | Curve | Cloud | Bar | Rule | Range
 
 
 @dataclass(frozen=True)
@@ -178,6 +158,7 @@ class Panel:
     """Two axes and the marks between them, in the order in which they are drawn.
 
     height, left, right, head, foot: pixels, of the panel and around it, where titles and numbers stand.
+    shaded: parts of the x axis, behind everything.
     """
 
     x: Axis
@@ -188,6 +169,7 @@ class Panel:
     right: float = 24.0
     head: float = 22.0
     foot: float = 44.0
+    shaded: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)

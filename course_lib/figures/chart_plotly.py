@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
 
@@ -21,14 +20,19 @@ from course_lib.figures.palette import INK, LIKELY, OPACITY, ORIGINS, PAPER
 FORMATS = {number: "", percent: ".0%", thousands: ",", with_prefix: "~s"}
 LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
+# Dark on white whatever the theme of the page, as the stored pictures are.
+CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
+BARS = {"barmode": "stack", "uniformtext": {"minsize": 9, "mode": "hide"}}
+INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # numbers, from which on a notebook keeps them packed
+NUMBER = re.compile(r"[\d.]*\d")
 
 Data = dict[str, Any]
 
 
 def figure(chart: charts.Chart) -> Data:
-    """Its "data" and "layout": dark on white whatever the theme of the page, as the stored pictures are."""
-    layout: Data = {"annotations": [], "shapes": []}
+    """Its "data" and "layout"."""
+    layout: Data = {"annotations": [], "shapes": [], **CARD, **BARS}
     data: list[Data] = []
     for place, panel in enumerate(chart.panels):
         data += _draw_panel(layout, chart, panel, place)
@@ -39,16 +43,13 @@ def figure(chart: charts.Chart) -> Data:
     title = [f"<b>{escape(chart.title)}</b>"] if chart.title else []
     lines = title + [ORIGINS[origin] for origin in ORIGINS if origin in chart.origins]
     head, foot = 32 + 20 * len(lines), 56
-    height = max(200, (1 if chart.is_row else len(chart.panels)) * (20 + chart.panels[0].height))
+    rows, columns = (1, len(chart.panels)) if chart.is_row else (len(chart.panels), 1)
+    height = max(200, rows * (20 + chart.panels[0].height))
     layout |= {
         "title": {"text": "<br>".join(lines), "font": {"size": 14}, **TOP_LEFT},
-        "font": {"color": INK},
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
         "margin": {"t": head, "r": 20, "b": foot},
         "height": head + height + foot + LEGEND,
-        "barmode": "stack",
-        "uniformtext": {"minsize": 9, "mode": "hide"},
+        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3},
         # Below the title of the axis; plotly makes room for as many rows as it takes.
         "legend": {"traceorder": "normal", "orientation": "h", "y": -foot / height, "itemsizing": "constant"},
         "hovermode": "x unified" if chart.has_crosshair else "closest",
@@ -82,30 +83,17 @@ def _draw_panel(layout: Data, chart: charts.Chart, panel: charts.Panel, place: i
     """Add a panel's axes, words and lines to the layout; returns its traces."""
     suffix = str(place + 1) if place else ""
     where = {"xref": f"x{suffix}", "yref": f"y{suffix}"}
-    across, up = _axis(panel.x) | {"anchor": f"y{suffix}"}, _axis(panel.y) | {"anchor": f"x{suffix}"}
-    start, end = _domain(place, len(chart.panels), 0.12 if chart.is_row else 0.3 / len(chart.panels))
-    if chart.is_row:
-        across["domain"] = [start, end]
-    else:
-        up["domain"] = [max(0.0, 1 - end), 1 - start]
-        if place + 1 < len(chart.panels):
-            across |= {"matches": f"x{len(chart.panels)}", "showticklabels": False}
-    layout |= {f"xaxis{suffix}": across, f"yaxis{suffix}": up}
-    for mark in panel.marks:
-        layout["annotations"] += [note | where for note in _notes(panel, mark)]
-        if isinstance(mark, charts.Band | charts.Rule):
-            layout["shapes"].append(_band(mark, where) if isinstance(mark, charts.Band) else _line(mark, where))
+    layout |= {f"xaxis{suffix}": _axis(panel.x), f"yaxis{suffix}": _axis(panel.y)}
+    if not chart.is_row and place + 1 < len(chart.panels):
+        layout[f"xaxis{suffix}"] |= {"matches": f"x{len(chart.panels)}", "showticklabels": False}
+    layout["annotations"] += [note | where for mark in panel.marks for note in _notes(panel, mark)]
+    layout["shapes"] += [_band(*ends, where) for ends in panel.shaded]
+    layout["shapes"] += [_line(mark, where) for mark in panel.marks if isinstance(mark, charts.Rule)]
     # What the legend does not name lies below what it names, in the order of the legend.
     order = {name: place for place, name in enumerate(chart.legend)}
     traces = sorted(_traces(panel), key=lambda named: order.get(named[0], -1))
     axes = {"xaxis": where["xref"], "yaxis": where["yref"]} if place else {}
     return [trace | axes for _, trace in traces]
-
-
-def _domain(place: int, n: int, gap: float) -> tuple[float, float]:
-    """Where one of n panels lies, as shares of the figure."""
-    start = place * (1 + gap) / n
-    return start, start + (1 - gap * (n - 1)) / n
 
 
 def _axis(axis: charts.Axis) -> Data:
@@ -128,17 +116,13 @@ def _on_axis(axis: charts.Axis, value: float) -> float:
     return math.log10(value) if axis.is_log else value
 
 
-def _notes(panel: charts.Panel, mark: charts.Mark) -> Iterator[Data]:
+def _notes(panel: charts.Panel, mark: charts.Mark) -> list[Data]:
     """The words of a mark, each at its place."""
-    if isinstance(mark, charts.Label):
-        yield _written(panel, mark.words, mark.x, mark.y)
-    elif isinstance(mark, charts.Rule):
+    if isinstance(mark, charts.Rule):
         x, y = (panel.x.high, mark.at) if mark.is_across else (mark.at, panel.y.high)
-        yield _written(panel, mark.words, x, y)
-    elif isinstance(mark, charts.Curve):
-        for point in mark.points:
-            if point.words:
-                yield _written(panel, point.words, point.x, point.y)
+        return [_written(panel, mark.words, x, y)]
+    points = mark.points if isinstance(mark, charts.Curve) else [mark] if isinstance(mark, charts.Point) else []
+    return [_written(panel, point.words, point.x, point.y) for point in points if point.words]
 
 
 def _written(panel: charts.Panel, words: charts.Words, x: float, y: float) -> Data:
@@ -155,8 +139,8 @@ def _written(panel: charts.Panel, words: charts.Words, x: float, y: float) -> Da
     }
 
 
-def _band(band: charts.Band, where: Data) -> Data:
-    across = {"xref": where["xref"], "x0": band.low, "x1": band.high}
+def _band(low: float, high: float, where: Data) -> Data:
+    across = {"xref": where["xref"], "x0": low, "x1": high}
     up = {"yref": f"{where['yref']} domain", "y0": 0, "y1": 1}
     return {"type": "rect", **across, **up, "fillcolor": INK, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}
 
@@ -176,10 +160,6 @@ def _traces(panel: charts.Panel) -> Iterator[tuple[str, Data]]:
             yield mark.name, _scatter(panel, mark.name, mark.points, **_curve(mark))
         elif isinstance(mark, charts.Cloud):
             yield from ((mark.name, trace) for trace in _cloud(mark))
-        elif isinstance(mark, charts.Area):
-            stairs = {"shape": "hv", "color": mark.look.color}
-            points = [charts.Point(*step) for step in mark.steps]
-            yield mark.name, _scatter(panel, mark.name, points, mode="lines", line=stairs, fill="tozeroy")
         elif isinstance(mark, charts.Range):
             caps = {"symbol": "line-ns-open" if mark.is_across else "line-ew-open", "size": 10, "color": INK}
             points = [charts.Point(*end, mark.tip) for end in mark.ends]
@@ -212,17 +192,13 @@ def _lines(text: str) -> str:
 
 def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
     """A trace for all points whose tips differ in numbers only, so that thousands of them do not repeat their words."""
-    groups: dict[tuple[bool, tuple[str, ...]], list[tuple[charts.Point, list[str]]]] = {}
+    groups: dict[tuple[bool, str], list[tuple[charts.Point, list[str]]]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
-        parts = re.split(r"([\d.]*\d)", point.tip)
-        groups.setdefault((is_pale, tuple(parts[::2])), []).append((point, parts[1::2]))
+        groups.setdefault((is_pale, NUMBER.sub("{}", point.tip)), []).append((point, NUMBER.findall(point.tip)))
     for (is_pale, words), told in sorted(groups.items(), key=lambda group: not group[0][0]):
         columns = list(zip(*(numbers for _, numbers in told), strict=True))
         differ = [column for column in columns if len(set(column)) > 1]
-        places = [
-            f"%{{customdata[{differ.index(column)}]:~r}}" if column in differ else column[0] for column in columns
-        ]
-        template = "".join(escape(word) + place for word, place in zip_longest(words, places, fillvalue=""))
+        said = [f"%{{customdata[{differ.index(one)}]:~r}}" if one in differ else one[0] for one in columns]
         place = "%{{y:.3~r}} {}, %{{x:.3~r}} {}".format(*cloud.units)
         look = cloud.look
         yield {
@@ -233,7 +209,7 @@ def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
             "mode": "markers",
             "marker": {"color": look.color, "symbol": look.symbol, "size": 5, "opacity": OPACITY[is_pale]},
             "customdata": [list(map(float, numbers)) for numbers in zip(*differ, strict=True)],
-            "hovertemplate": _lines(f"{template}: {place}") + "<extra></extra>",
+            "hovertemplate": _lines(f"{escape(words).format(*said)}: {place}") + "<extra></extra>",
         }
 
 
@@ -242,13 +218,10 @@ def _curve(curve: charts.Curve) -> Data:
     look = curve.look
     if look is None:
         return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}
-    looks = [point.look or look for point in curve.points]
-    marker = {
-        "color": [one.color for one in looks],
-        "symbol": [one.symbol for one in looks],
-        "size": [9 if point.tip else 0 for point in curve.points],
-        "opacity": 1,
-    }
+    if curve.is_filled:
+        return {"mode": "lines", "line": {"color": look.color}, "fill": "tozeroy"}
+    sizes = [9 if point.tip else 0 for point in curve.points]
+    marker = {"color": look.color, "symbol": look.symbol, "size": sizes, "opacity": 1}
     if look.dash is None:
         return {"mode": "markers", "marker": marker}
     dash = look.dash.replace(",", "px,") + "px" if look.dash else "solid"
@@ -257,25 +230,20 @@ def _curve(curve: charts.Curve) -> Data:
 
 
 def _bars(bars: list[charts.Bar]) -> Data:
-    style, is_across = bars[0].style, bars[0].is_across
-    places, sizes = [bar.at for bar in bars], [bar.size for bar in bars]
+    style = bars[0].style
+    pattern = {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6}
+    along, beside, way = ("x", "y", "h") if bars[0].is_across else ("y", "x", "v")
     return {
         "type": "bar",
         "name": style.label,
-        "orientation": "h" if is_across else "v",
-        "x": sizes if is_across else places,
-        "y": places if is_across else sizes,
+        "orientation": way,
+        along: [bar.size for bar in bars],
+        beside: [bar.at for bar in bars],
         "width": bars[0].thickness,
         "text": [bar.text for bar in bars],
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
         "insidetextfont": {"color": style.text},
         "hovertext": [escape(bar.tip) for bar in bars],
         "hoverinfo": "text",
-        "marker": {
-            "color": style.fill,
-            "line": {"color": INK, "width": 0.5},
-            "pattern": {"shape": style.shape, "fgcolor": style.shade, "bgcolor": style.fill, "size": 6},
-        },
+        "marker": {"color": style.fill, "line": {"color": INK, "width": 0.5}, "pattern": pattern},
+        **INSIDE,
     }

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from course_lib.figures.axis import number
-from course_lib.figures.chart import Area, Band, Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule, Words
+from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Panel, Point, Range, Rule, Words
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
 
 CELL = 5.0  # pixels; of the dots that fall into one cell, the first is drawn
-MOST_TIPS = 300  # of a cloud
 
 
 def draw(chart: Chart) -> Sheet:
@@ -48,15 +46,13 @@ def _draw_panel(sheet: Sheet, panel: Panel, left: float, width: float, top: floa
     """left, width: of the room that it has.  Returns where the next thing goes."""
     top += panel.head
     box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height, set())
-    bands = [mark for mark in panel.marks if isinstance(mark, Band)]
-    if bands:
+    if panel.shaded:
         with sheet.group(fill="currentColor", fill_opacity=0.1):
-            for band in bands:
-                sheet.box(box.x(band.low), top, box.x(band.high) - box.x(band.low), panel.height)
+            for low, high in panel.shaded:
+                sheet.box(box.x(low), top, box.x(high) - box.x(low), panel.height)
     _draw_axes(sheet, box)
     for mark in panel.marks:
-        if type(mark) in DRAW:
-            DRAW[type(mark)](sheet, box, mark)
+        DRAW[type(mark)](sheet, box, mark)
     return box.bottom + panel.foot
 
 
@@ -100,24 +96,29 @@ def _write(sheet: Sheet, words: Words, x: float, y: float) -> None:
     sheet.text(x + words.right, y + words.down, words.text, **look)
 
 
-def _label(sheet: Sheet, box: _Box, label: Label) -> None:
-    _write(sheet, label.words, box.x(label.x), box.y(label.y))
+def _point(sheet: Sheet, box: _Box, point: Point) -> None:
+    if point.words:
+        _write(sheet, point.words, *box.at(point))
 
 
 def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
-    draw_line(sheet, curve.look, map(box.at, curve.points))
+    if curve.is_filled and curve.look:
+        outline = "".join("L{:.2f},{:.2f}".format(*box.at(point)) for point in curve.points)
+        data = f"M{box.left:.2f},{box.bottom:.2f}{outline}V{box.bottom:.2f}z"
+        sheet.path(data, fill=curve.look.color, fill_opacity=0.75)
+        sheet.line(box.left, box.bottom, box.right, box.bottom, stroke="currentColor", stroke_opacity=0.4)
+    else:
+        draw_line(sheet, curve.look, map(box.at, curve.points))
     for point in curve.points:
-        look = point.look or curve.look
-        if point.tip and look:
+        if point.tip and curve.look:
             x, y = box.at(point)
-            draw_symbol(sheet, look, x, y)
+            draw_symbol(sheet, curve.look, x, y)
             sheet.box(x - 8, y - 8, 16.0, 16.0, tip=point.tip, fill="none", pointer_events="all")
-            if point.words:
-                _write(sheet, point.words, x, y)
+        _point(sheet, box, point)
 
 
 def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
-    """Dots where no other cloud has one, as two shapes, one of them pale; the first have tooltips."""
+    """Dots where no other cloud has one, as two shapes, one of them pale."""
     cells: dict[tuple[int, int], tuple[Point, bool]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         x, y = box.at(point)
@@ -130,21 +131,7 @@ def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
         )
         look: dict[str, Any] = {"stroke": cloud.look.color, "stroke_opacity": opacity}
         sheet.path(dots, fill="none", stroke_width=3, stroke_linecap="square", **look)
-    up, along = cloud.units
-    for point, _ in list(cells.values())[: max(0, MOST_TIPS - len(box.taken))]:
-        x, y = box.at(point)
-        tip = f"{point.tip}: {number(point.y)} {up}, {number(point.x)} {along}"
-        sheet.box(x - 3, y - 3, 6.0, 6.0, tip=tip, fill="none", pointer_events="all")
     box.taken.update(cells)
-
-
-def _area(sheet: Sheet, box: _Box, area: Area) -> None:
-    steps = "".join(f"H{box.x(x):.2f}V{box.y(y):.2f}" for x, y in area.steps)
-    outline = f"M{box.left:.2f},{box.bottom:.2f}{steps}V{box.bottom:.2f}z"
-    sheet.path(outline, fill=area.look.color, fill_opacity=0.75)
-    sheet.line(box.left, box.bottom, box.right, box.bottom, stroke="currentColor", stroke_opacity=0.4)
-    width, height = box.right - box.left, box.bottom - box.top
-    sheet.box(box.left, box.top, width, height, tip=area.tip, fill="none", pointer_events="all")
 
 
 def _bar(sheet: Sheet, box: _Box, bar: Bar) -> None:
@@ -188,10 +175,9 @@ def _range(sheet: Sheet, box: _Box, likely: Range) -> None:
 
 
 DRAW: dict[type, Callable[..., None]] = {
-    Label: _label,
+    Point: _point,
     Curve: _curve,
     Cloud: _cloud,
-    Area: _area,
     Bar: _bar,
     Rule: _rule,
     Range: _range,

@@ -14,15 +14,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from course_lib.experiments.chunks import Sum
 from course_lib.figures.axis import counted, duration, listed
 from course_lib.figures.frame import MARGIN, begin
 from course_lib.figures.palette import INK, RANKS
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
 from course_lib.figures.svg import BACKGROUND, Sheet, moving
 from course_lib.figures.words import began
 from course_lib.timeline import Timeline
+
+if TYPE_CHECKING:
+    from course_lib.experiments.chunks import Sum
 
 GUTTER, GAP, HIGH, WIDEST = 62.0, 3.0, 14.0, 91.0  # pixels: beside the rows, between them; of a number, and of a piece
 IN_A_LINE, HALF = 4, 0.5  # numbers; of the time
@@ -51,7 +54,12 @@ def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title
         with sheet.group(**moving(periods, HALF if stays else None), **flies, text_anchor="middle"):
             _draw_sum(sheet, cells[source][piece], members, not stays)
     sheet.height = y + 30 + ranks * pitch
-    return Picture(sheet, _summary(timeline, sums), [_row(one, zero) for one in sums if one.source != one.target])
+    rows = (
+        (1e3 * (one.end - zero), one.source, one.target, one.piece, listed([str(rank) for rank in one.members]))
+        for one in sums
+        if one.source != one.target
+    )
+    return Picture(sheet, _summary(timeline, sums), table(COLUMNS, rows))
 
 
 def _draw_frame(sheet: Sheet, cells: Sequence[Sequence[Cell]]) -> None:
@@ -80,9 +88,3 @@ def _summary(timeline: Timeline, sums: Sequence[Sum]) -> str:
     what = f"the sum over {most} ranks" if most > 1 else "from one rank each"
     who = f"{counted(timeline.world_size, 'rank')}, {timeline.origin}"
     return f"{who}: in the end each has {counted(complete, 'piece')} complete, {what}."
-
-
-def _row(one: Sum, zero: float) -> Row:
-    """Of what was sent."""
-    ranks = listed([str(rank) for rank in one.members])
-    return dict(zip(COLUMNS, (1e3 * (one.end - zero), one.source, one.target, one.piece, ranks), strict=True))

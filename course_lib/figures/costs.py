@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import MEMORY, TIMES, duration, memory_size, percent
@@ -10,10 +11,11 @@ from course_lib.figures.bars import bars_panel, with_origins
 from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import LIKELY, STYLES, Style
 from course_lib.figures.picture import Picture, Row
+from course_lib.planner import Estimate, Memory
+from course_lib.planner.memory import memory_of_rank
 
 if TYPE_CHECKING:
     from course_lib.instruments.ledger import Bytes
-    from course_lib.planner import Estimate, Memory
 
 
 def _look(kind: str, label: str) -> Style:
@@ -40,6 +42,7 @@ TIME_PARTS = {
     "optimizer": _look("optimizer", "optimizer"),
 }
 MOST_DEVICES = 16
+Parts = Mapping[str, Mapping[str, float]]  # of each bar
 
 
 def memory_by_part(
@@ -56,10 +59,11 @@ def memory_by_part(
     limit = (capacity, f"a device has {memory_size(capacity)}") if capacity else None
     panel = bars_panel(held, styles, axis, width, memory_size, unit, limit)
     chart = Chart([panel], origins, title, width, styles)
-    return Picture.of(chart, _memory_summary(held, capacity), _memory_rows(held, styles, capacity))
+    rows = [_memory_row(name, parts, styles, capacity) for name, parts in held.items()]
+    return Picture.of(chart, _memory_summary(held, capacity), rows)
 
 
-def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[dict[str, dict[str, float]], set[str]]:
+def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
     """The parts of each bar, and where they come from: in the names of the bars too, where that differs."""
     origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
     names = with_origins(origins)
@@ -69,8 +73,6 @@ def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[dict[str, dict[str, float
 
 def devices(estimate: Estimate) -> dict[str, Memory]:
     """What every device of one pipeline holds, by its place; in a long pipeline, some of them."""
-    from course_lib.planner.memory import memory_of_rank
-
     plan, m = estimate.plan, estimate.plan.micro_batches(estimate.global_batch)
     step = -(-plan.pp // MOST_DEVICES)
     ranks = sorted({*range(0, plan.pp, step), estimate.memory.rank, plan.pp - 1})
@@ -99,7 +101,7 @@ def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title
     return Picture.of(chart, f"{_time_summary(times, fastest)} {estimates[fastest].interval}", rows)
 
 
-def _used(styles: Mapping[str, Style], values: Mapping[str, Mapping[str, float]]) -> dict[str, Style]:
+def _used(styles: Mapping[str, Style], values: Parts) -> dict[str, Style]:
     """The parts that any bar has."""
     return {part: style for part, style in styles.items() if any(parts[part] > 0 for parts in values.values())}
 
@@ -109,38 +111,31 @@ def _time_parts(estimate: Estimate) -> dict[str, float]:
     return {part: parts["tensor"] + parts["context"] if part == "inside" else parts[part] for part in TIME_PARTS}
 
 
-def _memory_summary(held: Mapping[str, Mapping[str, float]], capacity: float | None) -> str:
+def _memory_summary(held: Parts, capacity: float | None) -> str:
     totals = {name: sum(parts.values()) for name, parts in held.items()}
-    fullest = max(totals, key=lambda name: totals[name])
-    part = max(held[fullest], key=lambda part: held[fullest][part])
-    share = percent(held[fullest][part] / totals[fullest])
+    fullest, most = max(totals.items(), key=itemgetter(1))
+    part, size = max(held[fullest].items(), key=itemgetter(1))
     who = f"The most memory is needed by {fullest}:" if len(held) > 1 else f"{fullest} needs"
-    text = f"{who} {memory_size(totals[fullest])}, most of it ({share}) {MEMORY_PARTS[part].label}"
+    text = f"{who} {memory_size(most)}, most of it ({percent(size / most)}) {MEMORY_PARTS[part].label}"
     if capacity is None:
         return f"{text}."
     over = sum(total > capacity for total in totals.values())
-    if len(held) == 1:
-        which = "it does not fit" if over else "it fits"
-    else:
-        which = f"{over} of {len(held)} do not fit" if over else "all of them fit"
-    return f"{text}; a device has {memory_size(capacity)}, so {which}."
+    fits, not_fits = (
+        ("it fits", "it does not fit") if len(held) == 1 else ("all of them fit", f"{over} of {len(held)} do not fit")
+    )
+    return f"{text}; a device has {memory_size(capacity)}, so {not_fits if over else fits}."
 
 
-def _memory_rows(
-    held: Mapping[str, Mapping[str, float]], styles: Mapping[str, Style], capacity: float | None
-) -> list[Row]:
-    rows: list[Row] = []
-    for name, parts in held.items():
-        total = sum(parts.values())
-        row = {"device": name, **{style.label: memory_size(parts[part]) for part, style in styles.items()}}
-        rows.append({**row, "all": memory_size(total), **({"fits": total <= capacity} if capacity else {})})
-    return rows
+def _memory_row(name: str, parts: Mapping[str, float], styles: Mapping[str, Style], capacity: float | None) -> Row:
+    total = sum(parts.values())
+    row = {"device": name, **{style.label: memory_size(parts[part]) for part, style in styles.items()}}
+    return {**row, "all": memory_size(total), **({"fits": total <= capacity} if capacity else {})}
 
 
-def _time_summary(times: Mapping[str, Mapping[str, float]], fastest: str) -> str:
-    losses = {part: seconds for part, seconds in times[fastest].items() if part != "compute"}
-    worst = max(losses, key=lambda part: losses[part])
-    total = sum(times[fastest].values())
+def _time_summary(times: Parts, fastest: str) -> str:
+    losses = dict(times[fastest])
+    total, compute = sum(losses.values()), losses.pop("compute")
+    worst, lost = max(losses.items(), key=itemgetter(1))
     best = f"The fastest of {len(times)} is {fastest}: " if len(times) > 1 else f"{fastest}: "
-    text = f"{best}{duration(total)} a step, {percent(times[fastest]['compute'] / total)} of it computing"
-    return f"{text}; the largest loss is {TIME_PARTS[worst].label}, {percent(losses[worst] / total)}."
+    text = f"{best}{duration(total)} a step, {percent(compute / total)} of it computing"
+    return f"{text}; the largest loss is {TIME_PARTS[worst].label}, {percent(lost / total)}."

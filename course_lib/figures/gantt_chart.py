@@ -18,7 +18,7 @@ from typing import NamedTuple
 from course_lib.figures.axis import TIMES, number, ticks, unit_of
 from course_lib.figures.breakdown import filled
 from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
-from course_lib.figures.palette import INK, ORIGINS, STYLES, Look
+from course_lib.figures.palette import INK, ORIGINS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
 from course_lib.figures.words import began, heading, rank_rows, span_in_words, summary
@@ -50,7 +50,8 @@ def gantt(
     parts = [(one, name, _lanes(one, many)) for one, name in zip(shown, names, strict=False)]
     if pinned is not None:
         parts.append((filled(pinned), "pinned", SMALL))
-    sheet, y = begin(width, title, looks=_styles([one for one, _, _ in parts]))
+    kinds = {span.kind for one, _, _ in parts for span in one.spans}
+    sheet, y = begin(width, title, looks={kind: style for kind, style in STYLES.items() if kind in kinds})
     scale = _Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
     panels = []
     for one, name, lanes in parts:
@@ -133,12 +134,6 @@ def _lanes(timeline: Timeline, many: int) -> _Lanes:
     return _Lanes(bar, lane, bar + lane + gap)
 
 
-def _styles(timelines: list[Timeline]) -> dict[str, Look]:
-    """The kinds that occur, in the order of the legend."""
-    present = {span.kind for timeline in timelines for span in timeline.spans}
-    return {kind: style for kind, style in STYLES.items() if kind in present}
-
-
 def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
     """One timeline under its heading."""
     timeline, scale, lanes, top = panel
@@ -214,13 +209,11 @@ def _apart(bars: list[Bar]) -> float:
 
 def _draw_together(sheet: Sheet, bars: list[Bar]) -> None:
     """Bars as one shape for each kind."""
-    paths: dict[str, list[str]] = defaultdict(list)
-    for bar in bars:
-        paths[bar.span.kind].append(f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z")
     for kind, style in STYLES.items():
-        if kind in paths:
-            tip = f"{style.label}, many short pieces"
-            sheet.path("".join(paths[kind]), tip=tip, fill=sheet.fill(kind, style))
+        own = (bar for bar in bars if bar.span.kind == kind)
+        data = "".join(f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z" for bar in own)
+        if data:
+            sheet.path(data, tip=f"{style.label}, many short pieces", fill=sheet.fill(kind, style))
 
 
 def _draw_micro_batches(sheet: Sheet, bars: list[Bar]) -> None:

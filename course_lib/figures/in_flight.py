@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from course_lib.figures.axis import TIMES, counted, number
-from course_lib.figures.chart import Area, Axis, Chart, Label, Panel, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
 from course_lib.figures.palette import LINES
@@ -54,11 +55,9 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
             lives[span.stage, span.micro_batch] += [span.start, span.end]
     weight = 1 / max(1, len({stage for stage, _ in lives}))
     changes = [(min(times), weight) for times in lives.values()] + [(max(times), -weight) for times in lives.values()]
-    steps, count = [(0.0, 0.0)], 0.0
-    for when, change in sorted(changes):  # of two at once the one that frees comes first
-        count += change
-        steps.append((when - zero, round(count, 6)))
-    return steps
+    changes.sort()  # of two at once the one that frees comes first
+    counts = accumulate(change for _, change in changes)
+    return [(0.0, 0.0), *((when - zero, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:
@@ -76,18 +75,18 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
 def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     """A rank's row. size: seconds of 1 on the axis of time."""
     names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
-    labels = [Label(0, 0, Words(text, -8, down, "end", font, is_bold=False)) for text, down, font in names]
-    steps = [(when / size, count) for when, count in one.steps]
-    tip = f"rank {one.rank}: up to {counted(one.most, 'micro-batch')} in flight"
-    area = Area(f"rank {one.rank}", steps, LINES[0], tip)
-    up = Axis("", 0, most, has_grid=False)
-    return Panel(time, up, [*labels, area], ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
+    marks: list[Mark] = [
+        Point(0, 0, "", Words(name, -8, down, "end", font, is_bold=False)) for name, down, font in names
+    ]
+    steps = pairwise([(0.0, 0.0), *dict(one.steps).items()])  # of two at once the last
+    stairs = [Point(when / size, n) for (_, before), (when, after) in steps for n in (before, after)]
+    marks.append(Curve(f"rank {one.rank}", stairs, LINES[0], is_filled=True))
+    return Panel(time, Axis("", 0, most, has_grid=False), marks, ROW, GUTTER, MARGIN, head=0.0, foot=GAP)
 
 
 def _summary(ranks: list[Activations], origin: str) -> str:
     most, least = (choose(ranks, key=lambda one: one.most) for choose in (max, min))
-    sentence = f"Activations on {len(ranks)} ranks, {origin}: "
-    if most.most == least.most:
-        return f"{sentence}each holds those of up to {counted(most.most, 'micro-batch')}."
-    sentence += f"rank {most.rank} holds those of up to {counted(most.most, 'micro-batch')}"
-    return f"{sentence}, rank {least.rank} of up to {number(least.most)}."
+    who = "each" if most.most == least.most else f"rank {most.rank}"
+    other = "" if most.most == least.most else f", rank {least.rank} of up to {number(least.most)}"
+    held = counted(most.most, "micro-batch")
+    return f"Activations on {len(ranks)} ranks, {origin}: {who} holds those of up to {held}{other}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from course_lib.figures.axis import counted, number, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point, Words
@@ -46,8 +47,7 @@ def loss_at_end(losses: Sequence[float]) -> float:
 
 def _finite(losses: Sequence[float]) -> list[float]:
     """The losses up to the first one that is not finite."""
-    broken = (step for step, loss in enumerate(losses) if not math.isfinite(loss))
-    return list(losses[: next(broken, len(losses))])
+    return list(takewhile(math.isfinite, losses))
 
 
 def _summary(curves: Mapping[str, Sequence[float]], steps: int) -> str:

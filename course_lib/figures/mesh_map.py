@@ -13,16 +13,19 @@ A collective is drawn as its ring: each rank sends to the next, and the last to 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.experiments.meshes import MeshStep
 from course_lib.figures.axis import data_size
 from course_lib.figures.frame import MARGIN, begin, draw_legend
-from course_lib.figures.palette import INK, LINES, PAPER, Style
-from course_lib.figures.picture import Picture
+from course_lib.figures.palette import LINES, PAPER, Style
+from course_lib.figures.picture import Picture, table
 from course_lib.figures.svg import HALO, Sheet, moving
 from course_lib.figures.words import began
+
+if TYPE_CHECKING:
+    from course_lib.experiments.meshes import MeshStep
 
 Sizes = tuple[int, int, int]
 Sent = Mapping[str, Mapping[tuple[int, int], int]]
@@ -36,11 +39,9 @@ RADIUS, PITCH, EDGE = 11.0, 100.0, 58.0  # pixels: of a rank, most for a step, a
 THIN, WIDE = 1.5, 12.0  # pixels: of the lines for next to nothing and for the most
 PULSE = {"class": "course-pulse", "stroke_width": 4.0, "stroke_dasharray": "0,8", "stroke_linecap": "round"}  # dots
 GLIMPSE = 0.02  # of the step, which is as long as a line is seen at least
-ROW, INDENT, COLUMNS = 17.0, 40.0, (0.75, 0.97)
-MACHINES = (
-    Style("machine 0", PAPER, PAPER, INK, "", ""),
-    Style("machine 1", "#c4c4c4", "#c4c4c4", INK, "", ""),
-)
+ROW, INDENT, RIGHT = 17.0, 40.0, (0.75, 0.97)
+COLUMNS = "axis", "from rank", "to rank", "sent (bytes)"
+MACHINES = Style("machine 0", PAPER, PAPER), Style("machine 1", "#c4c4c4", "#c4c4c4")
 
 
 def mesh_map(
@@ -69,7 +70,7 @@ def mesh_map(
     for rank in range(mesh[0] * mesh[1] * mesh[2]):
         _draw_rank(sheet, rank, block.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
     sheet.height = _draw_table(sheet, sent, predicted, block.bottom, MACHINES if per_machine else ())
-    return Picture(sheet, _summary(mesh, sent, predicted, origin), list(_rows(sent)))
+    return Picture(sheet, _summary(mesh, sent, predicted, origin), table(COLUMNS, _rows(sent)))
 
 
 class _Block(NamedTuple):
@@ -107,10 +108,9 @@ class _Block(NamedTuple):
 
 def between(sent: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     """Bytes between two ranks, both ways, the lower rank first."""
-    both: dict[tuple[int, int], int] = {}
+    both = Counter[tuple[int, int]]()
     for (source, target), count in sent.items():
-        pair = min(source, target), max(source, target)
-        both[pair] = both.get(pair, 0) + count
+        both[min(source, target), max(source, target)] += count
     return {pair: count for pair, count in sorted(both.items()) if count}
 
 
@@ -179,17 +179,15 @@ def _draw_table(
 ) -> float:
     """What each axis sends, all ranks together, and what was predicted; returns where the next thing goes."""
     room = sheet.width - 2 * MARGIN
-    columns = [MARGIN + share * room for share in COLUMNS]
+    columns = [MARGIN + share * room for share in RIGHT]
     draw_legend(sheet, {f"machine{number}": style for number, style in enumerate(machines)}, y - 2)
-    sheet.text(columns[0], y + 12, "sent in a step", text_anchor="end", font_size=11)
-    if predicted is not None:
-        sheet.text(columns[1], y + 12, "predicted", text_anchor="end", font_size=11)
+    for x, text in zip(columns, ("sent in a step", "predicted") if predicted else ("sent in a step",), strict=False):
+        sheet.text(x, y + 12, text, text_anchor="end", font_size=11)
     for axis in (axis for axis in NAMES if axis in sent):
         y += ROW
         if axis in LOOKS:
             color, dash, _ = LOOKS[axis]
-            key = MARGIN, y + 8, MARGIN + 30, y + 8
-            sheet.line(*key, stroke=color, stroke_width=5, stroke_dasharray=dash or "none")
+            sheet.line(MARGIN, y + 8, MARGIN + 30, y + 8, stroke=color, stroke_width=5, stroke_dasharray=dash or "none")
         sheet.text(MARGIN + INDENT, y + 12, NAMES[axis])
         count = total(sent, axis)
         sheet.text(columns[0], y + 12, data_size(count), text_anchor="end")
@@ -214,7 +212,7 @@ def _summary(mesh: Sizes, sent: Sent, predicted: Mapping[str, int] | None, origi
     return f"{text}; {'to the byte what' if same else 'not what'} was predicted."
 
 
-def _rows(sent: Sent) -> Iterator[dict[str, object]]:
+def _rows(sent: Sent) -> Iterator[tuple[object, ...]]:
     for axis in (axis for axis in NAMES if axis in sent):
         for (source, target), count in sorted(sent[axis].items()):
-            yield {"axis": NAMES[axis], "from rank": source, "to rank": target, "sent (bytes)": count}
+            yield NAMES[axis], source, target, count

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from course_lib.figures.axis import TIMES, counted, duration, percent
 from course_lib.figures.bars import stacked
-from course_lib.figures.chart import Axis, Band, Chart, Curve, Label, Mark, Panel, Point, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LINES, STYLES, Look, Style
-from course_lib.figures.picture import Picture
+from course_lib.figures.picture import Picture, table
 
 LEFT, RIGHT = 64.0, 16.0
 PARTS: dict[str, Style] = {
@@ -25,8 +25,16 @@ PARTS: dict[str, Style] = {
     "overhead": STYLES["optimizer"]._replace(label="overhead of every micro-batch"),
     "idle": STYLES["wait"]._replace(label="idle: filling and draining"),
 }
-HELD = "samples in a micro-batch; held: how many have activations"
-RUNS = "all of it, emulated"
+NOTES = (  # below the axis, the last one where it is needed
+    Words("held", -8, 33, "end", 11, is_bold=False),
+    Words("samples in a micro-batch; held: how many have activations", MARGIN - LEFT, 52, size=11, is_bold=False),
+    Words("✗ there is no room for them", MARGIN - LEFT, 67, size=11, is_bold=False),
+)
+NONE, RUNS = "None of them fits into memory", "all of it, emulated"
+COLUMNS = (
+    *("size (samples)", "computing (ms)", "overhead (ms)", "idle (ms)"),
+    *("modelled (ms)", "run (ms)", "held (samples)", "fits"),
+)
 MEASURED = LINES[1]._replace(dash=None)
 
 
@@ -64,11 +72,11 @@ def micro_batch_sizes(
 
     chosen: a size to be marked.
     """
-    is_run = any(step.measured for step in steps)
-    legend: dict[str, Look] = {**PARTS, **({RUNS: MEASURED} if is_run else {})}
-    origins = {"modelled", "emulated"} if is_run else {"modelled"}
+    legend, origins = dict[str, Look](PARTS), {"modelled"}
+    if any(step.measured for step in steps):
+        legend, origins = {**legend, RUNS: MEASURED}, {"modelled", "emulated"}
     chart = Chart([_panel(steps, chosen)], origins, title, width, legend)
-    return Picture.of(chart, _summary(steps), [_row(step) for step in steps])
+    return Picture.of(chart, _summary(steps), table(COLUMNS, map(_row, steps)))
 
 
 def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
@@ -76,25 +84,19 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
     up, size = Axis.in_unit("time of a step", longest, TIMES, 5)
     places = {place + 0.5: step for place, step in enumerate(steps)}
     across = Axis("samples", 0, len(steps), list(places), lambda x: str(places[x].size), has_grid=False)
-    marks: list[Mark] = [Band(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]
+    marks: list[Mark] = []
+    points = []
     for x, step in places.items():
-        held = str(step.held) if step.fits else f"{step.held} ✗"
-        marks += stacked(counted(step.size, "sample"), vars(step), PARTS, duration, size, x, thickness=2 / 3)
-        marks.append(Label(x, 0, Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
-    points = [
-        Point(x, step.measured / size, f"{counted(step.size, 'sample')}: {duration(step.measured)}, emulated")
-        for x, step in places.items()
-        if step.measured
-    ]
+        name, held = counted(step.size, "sample"), str(step.held) if step.fits else f"{step.held} ✗"
+        marks += stacked(name, vars(step), PARTS, duration, size, x, thickness=2 / 3)
+        marks.append(Point(x, 0, "", Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
+        if step.measured:
+            points.append(Point(x, step.measured / size, f"{name}: {duration(step.measured)}, emulated"))
     marks += [Curve(RUNS, points, MEASURED)] if points else []
-    notes = [Words("held", -8, 33, "end", 11, is_bold=False), _note(HELD, 52)]
-    notes += [] if all(step.fits for step in steps) else [_note("✗ there is no room for them", 67)]
-    marks += [Label(0, 0, note) for note in notes]
-    return Panel(across, up, marks, 170.0, LEFT, RIGHT, head=16.0, foot=notes[-1].down + 9)
-
-
-def _note(text: str, down: float) -> Words:
-    return Words(text, MARGIN - LEFT, down, size=11, is_bold=False)
+    notes = NOTES if any(not step.fits for step in steps) else NOTES[:2]
+    marks += [Point(0, 0, "", note) for note in notes]
+    shaded = [(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]
+    return Panel(across, up, marks, 170.0, LEFT, RIGHT, head=16.0, foot=notes[-1].down + 9, shaded=shaded)
 
 
 def _summary(steps: Sequence[SizedStep]) -> str:
@@ -106,21 +108,13 @@ def _summary(steps: Sequence[SizedStep]) -> str:
     )
     size = counted(shortest.size, "sample")
     sentence = f"The shortest step has micro-batches of {size}, {duration(shortest.modelled)}; {ends}"
-    if fastest is None:
-        return f"{sentence}. None of them fits into memory."
-    if fastest is not shortest:
-        return f"{sentence}. The shortest that fits into memory has {counted(fastest.size, 'sample')}."
-    return f"{sentence}."
+    if fastest is shortest:
+        return f"{sentence}."
+    fits = f"The shortest that fits into memory has {counted(fastest.size, 'sample')}" if fastest else NONE
+    return f"{sentence}. {fits}."
 
 
-def _row(step: SizedStep) -> dict[str, object]:
-    return {
-        "size (samples)": step.size,
-        "computing (ms)": 1e3 * step.computing,
-        "overhead (ms)": 1e3 * step.overhead,
-        "idle (ms)": 1e3 * step.idle,
-        "modelled (ms)": 1e3 * step.modelled,
-        "run (ms)": "not yet" if step.measured is None else 1e3 * step.measured,
-        "held (samples)": step.held,
-        "fits": "yes" if step.fits else "no",
-    }
+def _row(step: SizedStep) -> tuple[object, ...]:
+    times = (1e3 * seconds for seconds in (step.computing, step.overhead, step.idle, step.modelled))
+    run = "not yet" if step.measured is None else 1e3 * step.measured
+    return step.size, *times, run, step.held, "yes" if step.fits else "no"

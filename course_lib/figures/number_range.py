@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import percent, ticks
-from course_lib.figures.chart import Axis, Band, Bar, Chart, Label, Mark, Panel, Rule, Words
+from course_lib.figures.chart import Axis, Bar, Chart, Mark, Panel, Point, Rule, Words
 from course_lib.figures.palette import STYLES, Style
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
 
 if TYPE_CHECKING:
     from course_lib.experiments.ablations import Format
@@ -42,16 +42,12 @@ def number_range(shares: Mapping[int, float], holds: Format, width: int = 560, t
     whole = sum(shares.values())
     shares = {exponent: share / whole for exponent, share in shares.items()}  # zeros are zeros in every format
     chart = Chart([_panel(shares, holds)], {"measured"}, title, width, FATES)
-    rows = [_row(exponent, share, holds) for exponent, share in sorted(shares.items())]
-    return Picture.of(chart, _summary(shares, holds), rows)
+    rows = [(_size(e), percent(share), FATES[fate(e, holds)].label) for e, share in sorted(shares.items())]
+    return Picture.of(chart, _summary(shares, holds), table(("size", "share", f"in {holds.name}"), rows))
 
 
-def _row(exponent: int, share: float, holds: Format) -> Row:
-    return {
-        "size": f"{power(exponent)} to {power(exponent + 1)}",
-        "share": percent(share),
-        f"in {holds.name}": FATES[fate(exponent, holds)].label,
-    }
+def _size(exponent: int) -> str:
+    return f"{power(exponent)} to {power(exponent + 1)}"
 
 
 def power(exponent: float) -> str:
@@ -96,17 +92,15 @@ def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
     across = Axis("size of the numbers", low, high, tens, power)
     up = Axis("share of the numbers", 0, highest, ticks(highest, 4), percent)
     first, last = max(holds.lowest, low), min(holds.highest, high)
-    bands = [Band(*ends) for ends in ((low, first), (last, high)) if ends[0] < ends[1]]
+    beyond = [ends for ends in ((low, first), (last, high)) if ends[0] < ends[1]]
     name = Words(f"what {holds.name} holds", down=-4, anchor="middle", size=11, is_bold=False)
-    bars = [_bar(exponent, shares[exponent], holds) for exponent in seen]
-    marks: list[Mark] = [*bands, *bars, *_edges(shares, holds, low, high), Label((first + last) / 2, highest, name)]
-    return Panel(across, up, marks, height=150.0, right=20.0, head=16.0)
-
-
-def _bar(exponent: int, share: float, holds: Format) -> Bar:
-    name = fate(exponent, holds)
-    tip = f"{power(exponent)} to {power(exponent + 1)}: {percent(share)}, {FATES[name].label} in {holds.name}"
-    return Bar(name, FATES[name], exponent + 0.5, share, 0.0, tip)
+    marks: list[Mark] = []
+    for exponent in seen:
+        part, share = fate(exponent, holds), shares[exponent]
+        tip = f"{_size(exponent)}: {percent(share)}, {FATES[part].label} in {holds.name}"
+        marks.append(Bar(part, FATES[part], exponent + 0.5, share, 0.0, tip))
+    marks += [*_edges(shares, holds, low, high), Point((first + last) / 2, highest, "", name)]
+    return Panel(across, up, marks, height=150.0, right=20.0, head=16.0, shaded=beyond)
 
 
 def _edges(shares: Mapping[int, float], holds: Format, low: int, high: int) -> Iterator[Rule]:

@@ -15,48 +15,53 @@ OPACITY = {False: 0.9, True: 0.35}  # of dots, by whether they are pale
 LIKELY = "where 90% of such runs lie"  # what the legend calls the ranges around estimates
 
 
-class Style(NamedTuple):
-    """label: what the legend calls it. fill, shade: of the bar and of its pattern. text: readable over both.
+RISING, FALLING = "M-2,2l4,-4M0,8l8,-8M6,10l4,-4", "M-2,6l4,4M0,0l8,8M6,-2l4,4"
+PATTERNS = {  # as SVG path data, by what plotly calls the nearest of its own
+    "": "",
+    "/": RISING,
+    "\\": FALLING,
+    "x": RISING + FALLING,
+    "|": "M2,0v8M6,0v8",
+    "-": "M0,2h8M0,6h8",
+    ".": "M2,1v2M6,5v2",
+    "+": "M0,4h8M4,0v8",
+}
 
-    path: the pattern as SVG path data, empty for a plain bar. shape: the nearest of plotly's patterns.
-    """
+
+class Style(NamedTuple):
+    """label: what the legend calls it. fill, shade: of the bar and of its pattern. text: readable over both."""
 
     label: str
     fill: str
     shade: str
-    text: str
-    path: str
-    shape: str
+    shape: str = ""
+    text: str = INK
 
+    @property
+    def path(self) -> str:
+        return PATTERNS[self.shape]
 
-RISING = "M-2,2l4,-4M0,8l8,-8M6,10l4,-4"
-FALLING = "M-2,6l4,4M0,0l8,8M6,-2l4,4"
 
 STYLES = {
-    "forward": Style("forward", "#8bcbf1", "#8bcbf1", INK, "", ""),
-    "backward": Style("backward", "#d98600", "#ffc04d", INK, RISING, "/"),
-    "weight_grad": Style("weight gradient", "#2fb58b", "#7fe0c0", INK, RISING + FALLING, "x"),
-    "optimizer": Style("optimizer", "#cc79a7", "#ecc3d9", INK, "M2,0v8M6,0v8", "|"),
-    "other": Style("other", "#c4c4c4", "#8c8c8c", INK, "M2,1v2M6,5v2", "."),
-    "transfer": Style("transfer", "#0072b2", "#00497a", PAPER, "M0,2h8M0,6h8", "-"),
-    "wait": Style("wait", PAPER, "#8a8a8a", INK, FALLING, "\\"),
+    "forward": Style("forward", "#8bcbf1", "#8bcbf1"),
+    "backward": Style("backward", "#d98600", "#ffc04d", "/"),
+    "weight_grad": Style("weight gradient", "#2fb58b", "#7fe0c0", "x"),
+    "optimizer": Style("optimizer", "#cc79a7", "#ecc3d9", "|"),
+    "other": Style("other", "#c4c4c4", "#8c8c8c", "."),
+    "transfer": Style("transfer", "#0072b2", "#00497a", "-", PAPER),
+    "wait": Style("wait", PAPER, "#8a8a8a", "\\"),
 }
 
 # Whose share it is, for up to eight ranks.
-RANKS = tuple(
-    Style(f"rank {rank}", *look)
-    for rank, look in enumerate(
-        (
-            ("#8bcbf1", "#8bcbf1", INK, "", ""),
-            ("#ffc04d", "#c98a00", INK, RISING, "/"),
-            ("#7fe0c0", "#2fb58b", INK, FALLING, "\\"),
-            ("#ecc3d9", "#cc79a7", INK, "M2,0v8M6,0v8", "|"),
-            ("#f0e442", "#b5a800", INK, "M0,2h8M0,6h8", "-"),
-            ("#d4d4d4", "#8c8c8c", INK, "M2,1v2M6,5v2", "."),
-            ("#c3bdff", "#8f86e8", INK, RISING + FALLING, "x"),
-            (PAPER, "#8a8a8a", INK, "M0,4h8M4,0v8", "+"),
-        )
-    )
+RANKS = (
+    Style("rank 0", "#8bcbf1", "#8bcbf1"),
+    Style("rank 1", "#ffc04d", "#c98a00", "/"),
+    Style("rank 2", "#7fe0c0", "#2fb58b", "\\"),
+    Style("rank 3", "#ecc3d9", "#cc79a7", "|"),
+    Style("rank 4", "#f0e442", "#b5a800", "-"),
+    Style("rank 5", "#d4d4d4", "#8c8c8c", "."),
+    Style("rank 6", "#c3bdff", "#8f86e8", "x"),
+    Style("rank 7", PAPER, "#8a8a8a", "+"),
 )
 
 ORIGINS = {

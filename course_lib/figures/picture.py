@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,11 @@ MOST_TIPS = 500
 NARROWEST_TIP = 4.0
 
 Row = dict[str, object]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Row]:
+    """The numbers behind a picture, from the names of the columns and what stands in them."""
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 @dataclass(frozen=True)

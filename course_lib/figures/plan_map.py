@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import duration, memory_size
 from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Range, Rule, Words
 from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
 from course_lib.figures.words import plan_in_words
-
-if TYPE_CHECKING:
-    from course_lib.planner import Estimate, Found
+from course_lib.planner import Estimate, Found
 
 FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
 COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
+COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 
 
 def plan_map(
@@ -35,28 +33,35 @@ def plan_map(
     The line joins the plans that no other beats in both; to the left of the dashed one they fit. Its two ends have
     their intervals: what is not known of the machine makes all plans on it slower or faster together.
     """
-    pointed_out = marked or {}
-    needed = [one.memory.total / GiB for one in (*found, *pointed_out.values())]
-    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
-    steps = [one.step_time for one in (*found, *pointed_out.values())]
-    ends = [edge for step in steps for edge in (step.low, step.high)]
-    time = Axis.by_powers("time of one step (s)", ends)
     clouds = list(_clouds(found, by))
+    legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
+    legend |= {BEST: FRONT, **dict.fromkeys(marked or {}, MARKED), LIKELY: None}
+    chart = Chart([_panel(found, clouds, marked or {})], {"modelled"}, title, width, legend)
+    rows = (
+        (plan_in_words(one.plan), step.total, f"{step.low:.4g} to {step.high:.4g}", one.memory.total / GiB, one.fits)
+        for one in found.pareto
+        for step in [one.step_time]
+    )
+    return Picture.of(chart, _summary(found), table(COLUMNS, rows))
+
+
+def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) -> Panel:
+    drawn = *found, *marked.values()
+    needed = [one.memory.total / GiB for one in drawn]
+    memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
+    ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
+    time = Axis.by_powers("time of one step (s)", ends)
     fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
     capacity = found[0].capacity
     limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
     marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
-    for name, one in pointed_out.items():
+    for name, one in marked.items():
         words = Words(name, right=9, down=-9, has_halo=True)
         marks.append(Curve(name, [_point(one, f"{name}: {_in_words(one)}", words)], MARKED))
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
-    looks: dict[str, Look] = {BEST: FRONT, **dict.fromkeys(pointed_out, MARKED), LIKELY: None}
-    legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
-    panel = Panel(memory, time, marks, 320.0, left=60.0)
-    chart = Chart([panel], {"modelled"}, title, width, {**legend, **looks})
-    return Picture.of(chart, _summary(found), [_row(one) for one in found.pareto])
+    return Panel(memory, time, marks, 320.0, left=60.0)
 
 
 def _clouds(found: Found, by: str) -> Iterator[Cloud]:
@@ -94,13 +99,3 @@ def _summary(found: Found) -> str:
         return f"{text}; the smallest is {_in_words(smallest)}."
     text = f"{text}; the fastest of them is {_in_words(found.best)}; the smallest of all is {_in_words(smallest)}."
     return f"{text} {found.best.interval}"
-
-
-def _row(one: Estimate) -> Row:
-    return {
-        "plan": plan_in_words(one.plan),
-        "step (s)": one.step_time.total,
-        "with 90% (s)": f"{one.step_time.low:.4g} to {one.step_time.high:.4g}",
-        "memory (GiB)": one.memory.total / GiB,
-        "fits": one.fits,
-    }

@@ -13,26 +13,24 @@ A point lies below its roof, as not all traffic is hidden, and matrices are not 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_lib.figures.axis import number, percent, powers, with_prefix
-from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Range, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Range, Words
 from course_lib.figures.palette import LIKELY, LINES, Line
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
+from course_lib.planner import Estimate
+from course_lib.planner.communication import groups
 
-if TYPE_CHECKING:
-    from course_lib.planner import Cluster, Estimate
-
-LEFT, RIGHT, HEIGHT = 60.0, 24.0, 320.0
 TERA = 1e12
+COLUMNS = "plan", "link", "FLOPs a byte", "TFLOP/s", "with 90%", "roof (TFLOP/s)"
 
 
-class _Point(NamedTuple):
+class _Use(NamedTuple):
     """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends there.
 
-    speed, roof: FLOP/s of a device, as planned and as the link allows at this intensity.
-    likely: where its speed lies with 90%.
+    speed, roof: TFLOP/s of a device, as planned and as the link allows at this intensity.
+    low, high: where its speed lies with 90%.
     """
 
     name: str
@@ -40,31 +38,18 @@ class _Point(NamedTuple):
     intensity: float
     speed: float
     roof: float
-    likely: tuple[float, float]
+    low: float
+    high: float
 
     @property
-    def share(self) -> float:
-        return self.speed / self.roof
-
-    @property
-    def likely_in_words(self) -> str:
-        return " to ".join(number(speed / TERA) for speed in self.likely)
+    def likely(self) -> str:
+        return f"{number(self.low)} to {number(self.high)}"
 
     def in_words(self) -> str:
         return (
-            f"{self.name} over {self.link}: {with_prefix(self.intensity)} FLOPs a byte, "
-            f"{number(self.speed / TERA)} TFLOP/s ({self.likely_in_words} with 90%), {percent(self.share)} of its roof"
+            f"{self.name} over {self.link}: {with_prefix(self.intensity)} FLOPs a byte, {number(self.speed)} TFLOP/s "
+            f"({self.likely} with 90%), {percent(self.speed / self.roof)} of its roof"
         )
-
-    def row(self) -> Row:
-        return {
-            "plan": self.name,
-            "link": self.link,
-            "FLOPs a byte": self.intensity,
-            "TFLOP/s": self.speed / TERA,
-            "with 90%": self.likely_in_words,
-            "roof (TFLOP/s)": self.roof / TERA,
-        }
 
 
 def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
@@ -72,40 +57,31 @@ def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | N
 
     Raises ValueError if the plans are for different clusters.
     """
-    cluster, precision = _common(estimates)
-    roofs = {link.name: link.achieved for link in (cluster.inside_link, cluster.between_link)}
-    peak = cluster.spec.peak[precision] * cluster.spec.matmul
-    points = [point for name, one in estimates.items() for point in _points(name, one, roofs, peak)]
-    looks = dict(zip(roofs, LINES, strict=False))
-    chart = Chart([_panel(points, roofs, peak, looks, width)], {"modelled"}, title, width, {**looks, LIKELY: None})
-    return Picture.of(chart, _summary(points, roofs, peak), [point.row() for point in points])
-
-
-def _common(estimates: Mapping[str, Estimate]) -> tuple[Cluster, str]:
-    """What all plans compute on."""
-    kinds = {
-        (one.cluster.device, one.cluster.inside, one.cluster.between, one.plan.precision): one.cluster
-        for one in estimates.values()
-    }
+    plans = list(estimates.values())
+    kinds = {(one.cluster.device, one.cluster.inside, one.cluster.between, one.plan.precision) for one in plans}
     if len(kinds) > 1:
         raise ValueError(f"estimates are for {len(kinds)} kinds of cluster or precision; draw them one by one")
-    (((*_, precision), cluster),) = kinds.items()
-    return cluster, precision
+    cluster = plans[0].cluster
+    roofs = {link.name: link.achieved / TERA for link in (cluster.inside_link, cluster.between_link)}
+    peak = cluster.spec.peak[plans[0].plan.precision] * cluster.spec.matmul / TERA
+    uses = [use for name, one in estimates.items() for use in _uses(name, one, roofs, peak)]
+    looks = dict(zip(roofs, LINES, strict=False))
+    chart = Chart([_panel(uses, roofs, peak, looks)], {"modelled"}, title, width, {**looks, LIKELY: None})
+    rows = [(use.name, use.link, use.intensity, use.speed, use.likely, use.roof) for use in uses]
+    return Picture.of(chart, _summary(uses, roofs, peak), table(COLUMNS, rows))
 
 
-def _points(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Point]:
+def _uses(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> Iterator[_Use]:
     own = one.flops / one.cluster.devices
-    speed = own / one.step_time.total
+    speed = own / one.step_time.total / TERA
     for link, sent in _sent(one).items():
         if sent:
             roof = min(peak, own / sent * roofs[link])
-            yield _Point(name, link, own / sent, speed, roof, one.step_time.around(speed))
+            yield _Use(name, link, own / sent, speed, roof, *one.step_time.around(speed))
 
 
 def _sent(one: Estimate) -> dict[str, float]:
     """Bytes of one device by link. Of a ring through several nodes, one hop in each node crosses the network."""
-    from course_lib.planner.communication import groups
-
     inside, between = one.cluster.inside_link.name, one.cluster.between_link.name
     sent = {inside: 0.0, between: 0.0}
     for kind, flow in one.flows.items():
@@ -117,46 +93,33 @@ def _sent(one: Estimate) -> dict[str, float]:
     return sent
 
 
-def _panel(
-    points: list[_Point], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line], width: int
-) -> Panel:
-    known = [*(peak / bandwidth for bandwidth in roofs.values()), *(point.intensity for point in points)]
+def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Mapping[str, Line]) -> Panel:
+    known = [*(peak / bandwidth for bandwidth in roofs.values()), *(use.intensity for use in uses)]
     across = Axis.by_powers("FLOPs for each byte that a device sends over the link", known, 4, with_prefix)
-    low, high = min([peak, *(point.speed for point in points)]) / 8 / TERA, 2 * peak / TERA
+    low, high = min([peak, *(use.speed for use in uses)]) / 8, 2 * peak
     up = Axis("TFLOP/s of a device", low, high, powers(low, high), is_log=True)
     marks: list[Mark] = []
     for link, bandwidth in roofs.items():
-        start = max(across.low, TERA * low / bandwidth)
-        ends = (start, start * bandwidth), (peak / bandwidth, peak), (across.high, peak)
-        marks.append(Curve(link, [Point(intensity, speed / TERA) for intensity, speed in ends], looks[link]))
-    marks += _names(points, across, up, width)
-    for point in points:
-        low, high = point.likely
-        marks.append(Range(point.intensity, low / TERA, high / TERA, point.in_words()))
-        at = Point(point.intensity, point.speed / TERA, point.in_words())
-        marks.append(Curve(point.link, [at], looks[point.link]._replace(dash=None)))
-    return Panel(across, up, marks, HEIGHT, LEFT, RIGHT)
+        start = max(across.low, low / bandwidth)
+        ends = Point(start, start * bandwidth), Point(peak / bandwidth, peak), Point(across.high, peak)
+        marks.append(Curve(link, ends, looks[link]))
+    marks += [_joined(name, uses) for name in dict.fromkeys(use.name for use in uses)]
+    for use in uses:
+        marks.append(Range(use.intensity, use.low, use.high, use.in_words()))
+        at = Point(use.intensity, use.speed, use.in_words())
+        marks.append(Curve(use.link, [at], looks[use.link]._replace(dash=None)))
+    return Panel(across, up, marks, height=320.0, left=60.0)
 
 
-def _names(points: list[_Point], across: Axis, up: Axis, width: int) -> Iterator[Curve | Label]:
-    """A thin line through the points of each plan, and its name below, lower where another name stands already."""
-    taken: list[tuple[float, float]] = []
-    for name in dict.fromkeys(point.name for point in points):
-        own = [Point(point.intensity, point.speed / TERA) for point in points if point.name == name]
-        yield Curve("", sorted(own), look=None)
-        middle = prod(point.x for point in own) ** (1 / len(own))
-        x, y = (width - LEFT - RIGHT) * across.share(middle), -HEIGHT * up.share(own[0].y)
-        down = 20
-        while any(abs(x - other) < 160 and abs(y + down - height) < 16 for other, height in taken):
-            down += 16
-        yield Label(middle, own[0].y, Words(name, down=down, anchor="middle", is_bold=False, has_halo=True))
-        taken.append((x, y + down))
+def _joined(name: str, uses: list[_Use]) -> Curve:
+    """A thin line through the points of a plan, with its name to the right of the last."""
+    *others, last = sorted(Point(use.intensity, use.speed) for use in uses if use.name == name)
+    words = Words(name, right=9, down=4, is_bold=False, has_halo=True)
+    return Curve("", [*others, last._replace(words=words)], look=None)
 
 
-def _summary(points: list[_Point], roofs: Mapping[str, float], peak: float) -> str:
+def _summary(uses: list[_Use], roofs: Mapping[str, float], peak: float) -> str:
     ridges = " and ".join(f"{with_prefix(peak / bandwidth)} for {link}" for link, bandwidth in roofs.items())
-    text = f"To compute at full speed a plan needs so many FLOPs for each byte it sends: {ridges}"
-    if not points:
-        return f"{text}; these plans send nothing."
-    nearest = min(points, key=lambda point: point.intensity * roofs[point.link])
-    return f"{text}; nearest to the slope is {nearest.in_words()}."
+    nearest = min(uses, key=lambda use: use.intensity * roofs[use.link], default=None)
+    where = f"nearest to the slope is {nearest.in_words()}" if nearest else "these plans send nothing"
+    return f"To compute at full speed a plan needs so many FLOPs for each byte it sends: {ridges}; {where}."

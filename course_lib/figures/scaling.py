@@ -1,21 +1,21 @@
-"""How much faster more ranks are: the speed-up over the number of ranks, against the ideal."""
+"""What more and more ranks do: the speed-up of a step, against the ideal, and the time of a collective."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.figures.axis import number, percent, ticks
+from course_lib.figures.axis import duration, number, percent, thousands, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import Line, lines_of
-from course_lib.figures.picture import Picture, Row
+from course_lib.figures.picture import Picture, table
+from course_lib.planner import Estimate
 from course_lib.timeline import Timeline
 
-if TYPE_CHECKING:
-    from course_lib.planner import Estimate
+Times = Mapping[str, Mapping[int, float]]  # seconds, by algorithm and number of ranks
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Timing:
     origin: str = "measured"
     work: float = 1.0
     label: str = ""
+
+    @property
+    def line(self) -> str:
+        """What its line is called."""
+        return f"{self.label} ({self.origin})" if self.label else self.origin
 
     @classmethod
     def of(cls, timeline: Timeline, work: float = 1.0, label: str = "") -> Timing:
@@ -53,59 +58,78 @@ def speed_up(timings: Iterable[Timing], width: int = 560, title: str | None = No
 
     Raises ValueError if there are no timings or more lines than can be told apart.
     """
-    curves = _curves(timings)
-    counts = sorted({ranks for curve in curves for ranks, _ in curve.points})
+    known = list(timings)
+    if not known:
+        raise ValueError("timings is empty; give at least one Timing, for instance Timing.of(run.timeline)")
+    curves = _curves(known)
+    looks = lines_of(curves)
+    counts = sorted({timing.ranks for timing in known})
     most = counts[-1]
-    highest = max(most, *(speed for curve in curves for _, speed in curve.points))
-    looks = lines_of(curve.name for curve in curves)
+    highest = max(most, *(speed for speeds in curves.values() for speed in speeds.values()))
     ideal = Curve("ideal", [Point(0, 0), Point(most, most)], look=None)
-    lines = [ideal, *(_line(curve, looks[curve.name]) for curve in curves)]
+    lines = [ideal, *(_line(name, speeds, looks[name]) for name, speeds in curves.items())]
     across, up = Axis("ranks", 0, most, counts, str), Axis("speed-up", 0, highest, ticks(highest, 6))
     panel = Panel(across, up, lines, height=0.3 * width + 50)
-    origins = {curve.origin for curve in curves}
-    summary = "Speed-up over the number of ranks: " + "; ".join(map(_in_words, curves)) + "."
-    rows: list[Row] = [
-        {"line": curve.name, "ranks": ranks, "speed-up": speed, "of the ideal": percent(speed / ranks)}
-        for curve in curves
-        for ranks, speed in curve.points
-    ]
-    return Picture.of(Chart([panel], origins, title, width, {**looks, "ideal": None}), summary, rows)
+    summary = "Speed-up over the number of ranks: " + "; ".join(starmap(_in_words, curves.items())) + "."
+    rows = [(name, n, speed, percent(speed / n)) for name, own in curves.items() for n, speed in own.items()]
+    origins = {timing.origin for timing in known}
+    chart = Chart([panel], origins, title, width, {**looks, "ideal": None})
+    return Picture.of(chart, summary, table(("line", "ranks", "speed-up", "of the ideal"), rows))
 
 
-class _Series(NamedTuple):
-    label: str
-    origin: str
-    points: list[tuple[int, float]]
-
-    @property
-    def name(self) -> str:
-        return f"{self.label} ({self.origin})" if self.label else self.origin
-
-
-def _curves(timings: Iterable[Timing]) -> list[_Series]:
-    speeds: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _curves(timings: Iterable[Timing]) -> dict[str, dict[int, float]]:
+    """The speed-up by number of ranks, by the names of the lines."""
+    rates: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for timing in timings:
-        speeds[timing.label, timing.origin][timing.ranks].append(timing.work / timing.seconds)
-    if not speeds:
-        raise ValueError("timings is empty; give at least one Timing, for instance Timing.of(run.timeline)")
-    return [_Series(*key, _relative({ranks: median(s) for ranks, s in one.items()})) for key, one in speeds.items()]
+        rates[timing.line][timing.ranks].append(timing.work / timing.seconds)
+    return {name: _relative({ranks: median(rate) for ranks, rate in own.items()}) for name, own in rates.items()}
 
 
-def _relative(speeds: dict[int, float]) -> list[tuple[int, float]]:
-    fewest = min(speeds)
-    return [(ranks, fewest * speed / speeds[fewest]) for ranks, speed in sorted(speeds.items())]
+def _relative(rates: dict[int, float]) -> dict[int, float]:
+    fewest = min(rates)
+    return {ranks: fewest * rate / rates[fewest] for ranks, rate in sorted(rates.items())}
 
 
-def _in_words(curve: _Series) -> str:
-    (fewest, _), (most, speed) = curve.points[0], curve.points[-1]
+def _in_words(name: str, speeds: dict[int, float]) -> str:
+    fewest, most = min(speeds), max(speeds)
     if fewest == most:
-        return f"{curve.name}, only {fewest} timed"
-    times = number(speed / fewest)
-    return f"{curve.name}, {most} ranks are {times} times as fast as {fewest}, {percent(speed / most)} of the ideal"
+        return f"{name}, only {fewest} timed"
+    times, share = number(speeds[most] / fewest), percent(speeds[most] / most)
+    return f"{name}, {most} ranks are {times} times as fast as {fewest}, {share} of the ideal"
 
 
-def _line(curve: _Series, look: Line) -> Curve:
-    def tip(ranks: int, speed: float) -> str:
-        return f"{curve.name}: {ranks} ranks, speed-up {number(speed)}, {percent(speed / ranks)} of the ideal"
+def _line(name: str, speeds: dict[int, float], look: Line) -> Curve:
+    tip = "{}: {} ranks, speed-up {}, {} of the ideal".format
+    points = [Point(n, speed, tip(name, n, number(speed), percent(speed / n))) for n, speed in speeds.items()]
+    return Curve(name, points, look)
 
-    return Curve(curve.name, [Point(*point, tip(*point)) for point in curve.points], look)
+
+def collective_times(panels: Mapping[str, Times], width: int = 850, title: str | None = None) -> Picture:
+    """Draw modelled times beside each other. panels: by what is sent, such as "an all-reduce of 1 MB"."""
+    looks = lines_of(next(iter(panels.values())))
+    rows: list[dict[str, object]] = [
+        {"what": what, "ranks": ranks, **{name: duration(times[name][ranks]) for name in times}}
+        for what, times in panels.items()
+        for ranks in next(iter(times.values()))
+    ]
+    chart = Chart(
+        [_times_panel(*panel, looks) for panel in panels.items()], {"modelled"}, title, width, looks, is_row=True
+    )
+    return Picture.of(chart, "; ".join(_times_in_words(*panel) for panel in panels.items()) + ".", rows)
+
+
+def _times_panel(what: str, times: Times, looks: Mapping[str, Line]) -> Panel:
+    curves = [
+        Curve(name, [Point(n, 1e3 * s, f"{name}, {n} ranks: {duration(s)}") for n, s in line.items()], looks[name])
+        for name, line in times.items()
+    ]
+    ranks, seconds = zip(*(point for line in times.values() for point in line.items()), strict=True)
+    across = Axis.by_powers(f"number of ranks, for {what}", ranks, 1.3, thousands)
+    up = Axis.by_powers("time (ms)", [1e3 * s for s in seconds], 1.6, thousands)
+    return Panel(across, up, curves, 220.0)
+
+
+def _times_in_words(what: str, times: Times) -> str:
+    most = max(next(iter(times.values())))
+    ends = ", ".join(f"{name} {duration(line[most])}" for name, line in times.items())
+    return f"{what} over {thousands(most)} ranks: {ends}"

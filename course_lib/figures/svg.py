@@ -14,6 +14,7 @@ from course_lib.figures.palette import INK, PAPER, Style
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # Stand-ins for what is known only when the sheet is written out. No text contains them: they are not XML.
+TITLED = re.compile(r"><title>[^<]*</title></\w+>")
 HIDDEN = re.compile(r'<g [^>]*visibility="hidden"[^>]*>.*?</g>')
 KEY, BACKGROUND = "\x00", "\x01"
 PIXEL = "var(--jp-content-font-size1,14px) / 14"
@@ -34,18 +35,6 @@ class Tip(NamedTuple):
     text: str
 
 
-class _Element(NamedTuple):
-    tag: str
-    attributes: str
-    text: str = ""
-    tip: str = ""
-
-    def write(self, tips: bool) -> str:
-        content = f"<title>{clean(self.tip)}</title>" if tips and self.tip else ""
-        content += clean(self.text)
-        return f"<{self.tag}{self.attributes}>{content}</{self.tag}>" if content else f"<{self.tag}{self.attributes}/>"
-
-
 class Sheet:
     """Elements in the order they are painted, in pixels from the top left. Set `height` before writing it out."""
 
@@ -53,23 +42,26 @@ class Sheet:
         self.width = width
         self.height = 0.0
         self.tips: list[Tip] = []
-        self._body: list[_Element | str] = []
+        self._body: list[str] = []
         self._patterns: dict[str, str] = {}
 
     def box(self, x: float, y: float, width: float, height: float, tip: str = "", **attributes: object) -> None:
         if tip:
             self.tips.append(Tip(x, y, width, height, tip))
-        place = _attributes({"x": x, "y": y, "width": width, "height": height, **attributes})
-        self._body.append(_Element("rect", place, tip=tip))
+        self._add("rect", {"x": x, "y": y, "width": width, "height": height, **attributes}, tip=tip)
 
     def text(self, x: float, y: float, text: object, **attributes: object) -> None:
-        self._body.append(_Element("text", _attributes({"x": x, "y": y, **attributes}), text=str(text)))
+        self._add("text", {"x": x, "y": y, **attributes}, str(text))
 
     def line(self, x1: float, y1: float, x2: float, y2: float, **attributes: object) -> None:
-        self._body.append(_Element("line", _attributes({"x1": x1, "y1": y1, "x2": x2, "y2": y2, **attributes})))
+        self._add("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, **attributes})
 
     def path(self, data: str, tip: str = "", **attributes: object) -> None:
-        self._body.append(_Element("path", _attributes({"d": data, **attributes}), tip=tip))
+        self._add("path", {"d": data, **attributes}, tip=tip)
+
+    def _add(self, tag: str, attributes: dict[str, object], text: str = "", tip: str = "") -> None:
+        start, content = f"<{tag}{_attributes(attributes)}", f"<title>{clean(tip)}</title>" if tip else clean(text)
+        self._body.append(f"{start}>{content}</{tag}>" if content else f"{start}/>")
 
     @contextmanager
     def group(self, **attributes: object) -> Iterator[None]:
@@ -102,15 +94,14 @@ class Sheet:
         ink = f"var(--jp-ui-font-color1,{INK})" if themed else INK
         ground = f"var(--jp-layout-color0,{PAPER})" if themed else PAPER
         size = _attributes({"width": self.width, "height": self.height})
-        parts = [
+        markup = (
             f'<svg xmlns="http://www.w3.org/2000/svg"{size} viewBox="0 0 {_short(self.width)} {_short(self.height)}"'
             f' style="color:{ink};{fit};height:auto" font-family="{FONT}" font-size="12" fill="currentColor"'
             f' role="img" aria-label="{clean(label)}"><defs>{"".join(self._patterns.values())}</defs>'
-            f'<rect{size} rx="4" fill="{BACKGROUND}"/>',
-            *(part if isinstance(part, str) else part.write(tips) for part in self._body),
-            "</svg>",
-        ]
-        markup = "".join(parts)
+            f'<rect{size} rx="4" fill="{BACKGROUND}"/>{"".join(self._body)}</svg>'
+        )
+        if not tips:
+            markup = TITLED.sub("/>", markup)
         if not themed:  # no player reaches an image
             markup = HIDDEN.sub("", markup)
         key = key or "p" + hashlib.sha1(markup.encode()).hexdigest()[:8]

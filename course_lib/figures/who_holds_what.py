@@ -14,20 +14,26 @@ The colors and patterns are those of ranks: what a rank holds alone has its own,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.experiments.cuts import Operation
 from course_lib.figures.axis import counted, data_size, listed
-from course_lib.figures.frame import MARGIN, begin, draw_legend, draw_origins
+from course_lib.figures.frame import MARGIN, begin
 from course_lib.figures.palette import PAPER, RANKS, STYLES
-from course_lib.figures.picture import Picture
+from course_lib.figures.picture import Picture, table
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
+
+if TYPE_CHECKING:
+    from course_lib.experiments.cuts import Operation
 
 GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: beside the lanes, between things, and of a communication
 NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: of the hidden size, of four times it, and of a sequence
 LANE, LINE = 42.0, 15.0
 STACK = 10.0  # by how much addends stand out behind each other
+COLUMNS = (
+    *("operation", "after it, ranks hold", "forward", "sent forward (bytes)", "backward", "sent backward (bytes)"),
+)
 Traffic = Sequence[tuple[int, int]]
 
 
@@ -57,12 +63,13 @@ def who_holds_what(
     """
     if not 1 <= ranks <= len(RANKS):
         raise ValueError(f"ranks={ranks} cannot be drawn; the picture tells 1 to {len(RANKS)} ranks apart")
-    sheet, y = begin(width, title)
-    y = draw_legend(sheet, {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])}, y)
-    y = draw_origins(sheet, [origin], y)
+    sheet, y = begin(width, title, [origin], {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])})
     _draw(sheet, _line_up(operations, traffic), ranks, y)
-    rows = [_row(operation, sent) for operation, sent in zip(operations, traffic, strict=True)]
-    return Picture(sheet, _summary(operations, traffic, ranks, origin), rows)
+    rows = (
+        (one.name, one.leaves, one.forward or "nothing", forward, one.backward or "nothing", backward)
+        for one, (forward, backward) in zip(operations, traffic, strict=True)
+    )
+    return Picture(sheet, _summary(operations, traffic, ranks, origin), table(COLUMNS, rows))
 
 
 class _Station(NamedTuple):
@@ -171,27 +178,14 @@ def _summary(operations: Sequence[Operation], traffic: Traffic, ranks: int, orig
     matrices = " and ".join(
         f"{operation.name} by {_matrix(operation).cut}" for operation in operations if operation.work
     )
-    travels = []
-    for direction, way in (("forward", 0), ("backward", 1)):
-        ops = [(operation.forward, operation.backward)[way] for operation in operations]
-        travels.append(f"{direction} {count_operations(ops)}")
+    forward, backward = (count_operations(map(attrgetter(way), operations)) for way in ("forward", "backward"))
     sent = data_size(sum(map(sum, traffic)))
     who = "1 rank holds" if ranks == 1 else f"{ranks} ranks hold"
-    return f"{who} {matrices}; what travels ({origin}) is {', '.join(travels)}; each rank sends {sent}."
+    travels = f"what travels ({origin}) is forward {forward}, backward {backward}"
+    return f"{who} {matrices}; {travels}; each rank sends {sent}."
 
 
-def count_operations(names: Sequence[str]) -> str:
+def count_operations(names: Iterable[str]) -> str:
     """What travels, counted, in words: "2 all-reduces and 1 all-gather"; "" counts as nothing."""
     counts = Counter(filter(None, names))
     return listed([counted(count, name) for name, count in counts.items()]) if counts else "nothing"
-
-
-def _row(operation: Operation, sent: tuple[int, int]) -> dict[str, object]:
-    return {
-        "operation": operation.name,
-        "after it, ranks hold": operation.leaves,
-        "forward": operation.forward or "nothing",
-        "sent forward (bytes)": sent[0],
-        "backward": operation.backward or "nothing",
-        "sent backward (bytes)": sent[1],
-    }

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from math import isclose
-from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import counted, data_size, duration, listed, percent
 from course_lib.figures.breakdown import DONE, time_breakdown
 from course_lib.figures.palette import ORIGINS, STYLES
+from course_lib.figures.picture import Row
+from course_lib.planner import Plan
 from course_lib.timeline import Span, Timeline
-
-if TYPE_CHECKING:
-    from course_lib.figures.picture import Row
-    from course_lib.planner import Plan
 
 
 def began(timeline: Timeline) -> float:
@@ -34,14 +31,12 @@ def _untimed(timeline: Timeline) -> str:
 
 def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
     """The picture of a timeline, and of the one below it, in one sentence."""
-    sentence = f"{counted(timeline.world_size, 'rank')}, {duration(timeline.makespan)}, {timeline.origin}: "
-    if timeline.makespan:
-        sentence += _average(timeline) + _longest_wait(timeline)
-    else:
-        sentence += "nothing was recorded"
-    if compare is not None:
-        sentence += f"; below it {compare.origin}, {duration(compare.makespan)}{_difference(timeline, compare)}"
-    return f"{sentence}{_untimed(timeline)}."
+    who = f"{counted(timeline.world_size, 'rank')}, {duration(timeline.makespan)}, {timeline.origin}"
+    what = _average(timeline) + _longest_wait(timeline) if timeline.makespan else "nothing was recorded"
+    below = (
+        f"; below it {compare.origin}, {duration(compare.makespan)}{_difference(timeline, compare)}" if compare else ""
+    )
+    return f"{who}: {what}{below}{_untimed(timeline)}."
 
 
 def span_in_words(span: Span, zero: float) -> str:
@@ -99,13 +94,13 @@ def plan_in_words(plan: Plan) -> str:
 def _average(timeline: Timeline) -> str:
     shares = time_breakdown(timeline)
     who = "it" if timeline.world_size == 1 else "on average a rank"
-    parts = [f"computed {percent(shares.compute)} of the time"]
-    if shares.transfer > 0:
-        parts.append(f"moved data for {percent(shares.transfer)}")
-    parts.append(f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited")
-    if shares.rest >= 0.02:
-        parts.append(f"did none of these for {percent(shares.rest)}")
-    return f"{who} {listed(parts)}"
+    parts = [
+        f"computed {percent(shares.compute)} of the time",
+        f"moved data for {percent(shares.transfer)}" if shares.transfer > 0 else "",
+        f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited",
+        f"did none of these for {percent(shares.rest)}" if shares.rest >= 0.02 else "",
+    ]
+    return f"{who} {listed(list(filter(None, parts)))}"
 
 
 def _longest_wait(timeline: Timeline) -> str:

@@ -208,6 +208,14 @@ def test_a_point_of_the_roofline_is_its_flops_by_its_bytes() -> None:
     assert inside["TFLOP/s"] == between["TFLOP/s"] == pytest.approx(FAST.mfu * 312)
 
 
+def test_the_name_of_a_plan_stands_right_of_its_last_point() -> None:
+    svg = roofline(PLANS).svg
+    for name in PLANS:
+        points = [box for box in boxes(svg) if box.tip.startswith(f"{name} over ") and box.width == 16]
+        last = max(points, key=lambda box: box.x)
+        assert places(svg)[name] == pytest.approx((last.x + 8 + 9, last.y + 8 + 4), abs=0.02)
+
+
 def test_no_plan_is_faster_than_its_roof() -> None:
     over_nodes = {
         "tensor": estimate(GPT, NODE, Plan(tp=16), 64),

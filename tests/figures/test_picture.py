@@ -177,9 +177,10 @@ def test_a_timeline_in_a_cell_is_the_image_that_is_stored(monkeypatch: pytest.Mo
     assert outputs(PICTURES["gantt"], monkeypatch) == [PICTURES["gantt"]._repr_mimebundle_()]
 
 
-def test_pictures_are_drawn_without_importing_plotly() -> None:
+@pytest.mark.parametrize("package", ["plotly", "torch"])  # each takes seconds
+def test_pictures_are_drawn_without_importing(package: str) -> None:
     program = (
         "import sys; from course_lib.figures import Timing, speed_up\n"
-        "speed_up([Timing(1, 1.0)])._ipython_display_(); sys.exit('plotly' in sys.modules)"
+        f"speed_up([Timing(1, 1.0)])._ipython_display_(); sys.exit({package!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
