@@ -97,15 +97,14 @@ class Bucket:
         self.updated = parameters
         self._arriving: Callable[[], Tensor] | None = None
 
-    def send(self, gradients: Iterable[Tensor | None], weight: float = 1.0, room: Any = (None, None)) -> None:
+    def send(self, gradients: Iterable[Tensor | None], room: Any = (None, None)) -> None:
         """Begin to average gradients of the parameters over the ranks.
 
         room: two flat tensors to send from and to receive in; without it, new ones.
         """
         self.receive()
         own, arrived = room
-        joined = join_gradients(self.layout, gradients, self.flat, weight, own)
-        self._arriving = reduce_scatter(joined, self.layout, arrived)
+        self._arriving = reduce_scatter(join_gradients(self.layout, gradients, self.flat, own), self.layout, arrived)
 
     def receive(self) -> None:
         """Wait for what was sent, if anything was, and add this rank's part of it to the gradients it has."""
@@ -151,9 +150,9 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def join_gradients(
-    layout: Layout, gradients: Iterable[Tensor | None], like: Tensor, weight: float = 1.0, out: Tensor | None = None
+    layout: Layout, gradients: Iterable[Tensor | None], like: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Gradients times a weight in one flat tensor, with -0.0 where there is none.
+    """Gradients in one flat tensor, with -0.0 where there is none.
 
     Only -0.0 + -0.0 is -0.0. So where the sum over the ranks is, no rank had a gradient, and nothing else has to be
     sent for all to know.
@@ -161,10 +160,7 @@ def join_gradients(
     gradients = list(gradients)
     if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
         raise ValueError("a gradient is sparse, and shards are dense; build the nn.Embedding with sparse=False")
-    flat = layout.join(gradients, like, out)
-    if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
-        return flat.fill_(-0.0)
-    flat.mul_(weight).add_(0.0)  # -0.0 + 0.0 is 0.0
+    flat = layout.join(gradients, like, out).add_(0.0)  # -0.0 + 0.0 is 0.0
     for gradient, view in zip(gradients, layout.split(flat), strict=True):
         if gradient is None:
             view.fill_(-0.0)
