@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from course_lib.mechanisms.buckets import watch_gradients, weakly
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import device_of, make_equal, mean_share, samples_in, tensors_in
-from course_lib.mechanisms.shards import Bucket, Layout, master_dtype, take_back
+from course_lib.mechanisms.shards import Bucket, Layout, check_frozen, master_dtype, take_back
 from course_lib.timeline import progress
 
 
@@ -166,7 +166,7 @@ class FullySharded(nn.Module):
         Raises RuntimeError if this rank's share of the minibatch is not as large as the mean share.
         """
         self._check_backward()
-        self._check_frozen()
+        check_frozen(self.module.parameters(), self._block_of, "FullySharded")
         self._done = 0
         samples = samples_in((args, kwargs))
         mean = mean_share(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
@@ -275,13 +275,6 @@ class FullySharded(nn.Module):
         raise RuntimeError("parameters are in shards already; load the state into the plain model, and shard it then")
 
     # What would end in a wrong gradient
-
-    def _check_frozen(self) -> None:
-        if any(parameter.requires_grad and parameter not in self._block_of for parameter in self.module.parameters()):
-            raise RuntimeError(
-                "a parameter was frozen when FullySharded was made, and now it is to be trained; "
-                "set requires_grad first, and shard the model after that"
-            )
 
     def _check_backward(self) -> None:
         if self._backward not in (None, torch._C._current_graph_task_id()):

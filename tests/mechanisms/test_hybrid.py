@@ -347,14 +347,14 @@ def cause(what: str, value: Any) -> None:
 
 
 BAD: list[tuple[str, Any, str]] = [
-    ("mesh", (3, 1, 1), r"dp=3 does not divide the 4 ranks there are; choose one of [1, 2, 4]"),
-    ("mesh", (4, 0, 1), r"pp=0 does not divide the 4 ranks there are; choose one of [1, 2, 4]"),
-    ("mesh", (2, 1, 1), r"dp=2 x pp=1 x tp=1 makes 2 ranks; there are 4, so choose dp=4 with this pp and tp"),
-    ("mesh", (1, 4, 4), r"dp=1 x pp=4 x tp=4 makes 16 ranks; there are 4, so choose smaller pp or tp"),
-    ("part", (4, 4, 3), r"schedule is for 4 ranks, the mesh has pp=2; build both for the same number"),
+    ("mesh", (3, 1, 1), r"dp=3 x pp=1 x tp=1 makes 3 ranks, and there are 4; choose sizes that make 4"),
+    ("mesh", (4, 0, 1), r"dp=4 x pp=0 x tp=1 makes 0 ranks, and there are 4"),
+    ("mesh", (1, -2, -2), r"dp=1 x pp=-2 x tp=-2 makes 4 ranks, and there are 4"),
+    ("mesh", (1, 4, 4), r"dp=1 x pp=4 x tp=4 makes 16 ranks, and there are 4; choose sizes that make 4"),
+    ("part", (4, 4, 3), r"schedule is for 4 ranks; the group has 2, so build it for these"),
     ("part", (2, 4, 1), r"schedule has 4 stages, the model 3 blocks with embedding and head; use at most 3 stages"),
     ("frozen", None, r"all frozen; give each rank something to train"),
-    ("samples", 7, r"inputs hold 7 samples; n_micro_batches=4 on each of dp=2 replicas needs 8 or more"),
+    ("samples", 7, r"n=8 pieces cannot be cut from a batch of 7 samples"),
     ("nan", None, r"loss=nan, so nothing was updated; look for inf or nan in the data and the weights"),
     ("max_norm", 0.0, r"max_norm=0.0 would erase or flip all gradients; give a positive number such as 1.0"),
 ]

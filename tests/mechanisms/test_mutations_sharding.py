@@ -119,7 +119,7 @@ MUTATIONS = [
         "forgotten_zero_grad",
         "sharded",
     ),
-    ("sharding", "            self.param_groups.pop()", "            pass", "a_group_that_is_refused", "local"),
+    ("sharding", "        if self._buckets:\n", "        if False:\n", "a_group_that_is_refused", "local"),
     ("replicas", "    from_first_rank(model, group)", "    pass", "small_buckets", "FullySharded"),
     (
         "fully_sharded",
