@@ -10,8 +10,8 @@ Activations go down the pipeline, gradients come back. Two rules keep ranks from
                 \      \      \           a message needs no label: the schedule, known to all, says which comes next
     rank 1      F0 <-- B0     F1 ...
 
-A message is one tensor. Its dtype and shape are told once, ahead of the first one from a stage to the next. After that
-only dimension 0 may change, with the number of samples in a micro-batch.
+What a message looks like (how many tensors, of which dtype and shape) is told once, ahead of the first one from a
+stage to the next. After that only dimension 0 may change, with the number of samples in a micro-batch.
 """
 
 from __future__ import annotations
@@ -43,35 +43,36 @@ class StageMessages:
         self.samples = 0  # of the whole minibatch, as soon as it is known
         self.awaited = {peer: deque(messages) for peer, messages in own.arriving.items()}
         self.upcoming = deque(own.fetching)
-        self.arriving: dict[Action, tuple[Tensor | None, dist.Work | None]] = {}
+        self.arriving: dict[Action, tuple[list[Tensor], list[dist.Work]]] = {}
         self.sending: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
 
-    def send(self, message: Action, tensor: Tensor | None) -> None:
-        """Pass a tensor on to the stage that the message is for. None: a gradient that nobody needs."""
+    def send(self, message: Action, tensors: list[Tensor]) -> None:
+        """Pass tensors on to the stage that the message is for."""
         to = self.own.rank_of[message.stage]
         if to == self.own.rank:
-            here = None if tensor is None else tensor.detach().requires_grad_(tensor.requires_grad)
-            self.arriving[message] = here, None
-        elif tensor is not None:
-            if message.op == "F":
-                self._describe(message, tensor, to)
+            self.arriving[message] = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors], []
+            return
+        if message.op == "F":
+            self._describe(message, tensors, to)
+        for tensor in tensors:
             self._start_sending(message, tensor.detach().contiguous(), to)
 
-    def fetch(self, message: Action) -> Tensor | None:
+    def fetch(self, message: Action) -> list[Tensor]:
         """Wait for a message, and ask for the next one."""
         if message not in self.arriving:
             self._ask_for(message)
-        tensor, work = self.arriving.pop(message)
-        if work is not None:
+        tensors, works = self.arriving.pop(message)
+        for work in works:
             work.wait()
         if self.upcoming and self.upcoming[0] == message:  # it came from another rank
             self.upcoming.popleft()
             self._let_go(self.own.used[message])
-            if tensor is not None and message.op == "F":
-                tensor.requires_grad_(self.formats[message.stage].differentiable)
+            if message.op == "F":
+                for tensor, form in zip(tensors, self.formats[message.stage], strict=True):
+                    tensor.requires_grad_(form.differentiable)
             if self.upcoming:
                 self._ask_for(self.upcoming[0], only_if_known=True)
-        return tensor
+        return tensors
 
     def finish(self) -> None:
         """Wait until all that was sent has arrived."""
@@ -92,18 +93,17 @@ class StageMessages:
                 if only_if_known:
                     return
                 self._read_description(following.stage, peer)
-            form, tensor, work = self._format_of(following), None, None
-            if following.op == "F" or form.differentiable:
-                tensor = torch.empty(form.shape, dtype=form.dtype, device=self.device)
-                work = dist.irecv(tensor, group=self.group, group_src=peer)
-            self.arriving[self.awaited[peer].popleft()] = tensor, work
+            tensors = [torch.empty(f.shape, dtype=f.dtype, device=self.device) for f in self._formats_of(following)]
+            works = [dist.irecv(tensor, group=self.group, group_src=peer) for tensor in tensors]
+            self.arriving[self.awaited[peer].popleft()] = tensors, [work for work in works if work is not None]
 
     def _receiver(self, message: Action) -> int:
         """The later one of the two stages between which a message travels."""
         return message.stage if message.op == "F" else message.stage + 1
 
-    def _format_of(self, message: Action) -> _Format:
-        return self.formats[self._receiver(message)].of(self._size(message.micro_batch))
+    def _formats_of(self, message: Action) -> list[_Format]:
+        forms = [form.of(self._size(message.micro_batch)) for form in self.formats[self._receiver(message)]]
+        return forms if message.op == "F" else [form for form in forms if form.differentiable]
 
     def _size(self, k: int) -> int:
         """Samples in a micro-batch, as `batches.micro_batches` cuts them."""
@@ -115,18 +115,19 @@ class StageMessages:
         assert work is not None  # as it would be outside the group
         self.sending.setdefault(message, []).append((work, tensor))
 
-    def _describe(self, message: Action, tensor: Tensor, to: int) -> None:
+    def _describe(self, message: Action, tensors: list[Tensor], to: int) -> None:
         """Tell the next stage what to expect, once; from then on, hold the outputs against it."""
         _, stage, k = message
         if stage not in self.formats:
-            self.formats[stage] = _format(tensor, self._size(k))
-            packed = pickle.dumps((self.samples, self.formats[stage])).ljust(_HEADER)
-            self._start_sending(message, torch.tensor(list(packed), dtype=torch.uint8, device=self.device), to)
-        promised, returned = self._format_of(message), _Format(tensor.dtype, tensor.requires_grad, tuple(tensor.shape))
+            self.formats[stage] = [_format(tensor, self._size(k)) for tensor in tensors]
+            header = _header(self.samples, self.formats[stage], stage - 1)
+            self._start_sending(message, header.to(self.device), to)
+        promised = self._formats_of(message)
+        returned = [_Format(tensor.dtype, tensor.requires_grad, tuple(tensor.shape)) for tensor in tensors]
         if returned != promised:
             raise ValueError(
-                f"stage {stage - 1} returned {returned} for micro-batch {k}, where its first micro-batch makes "
-                f"the next stage expect {promised}; only dimension 0 may change, with the number of samples"
+                f"stage {stage - 1} returned {_words(returned)} for micro-batch {k}, where its first micro-batch makes "
+                f"the next stage expect {_words(promised)}; only dimension 0 may change, with the number of samples"
             )
 
     def _read_description(self, stage: int, peer: int) -> None:
@@ -209,8 +210,8 @@ class _Format(NamedTuple):
         return f"{self.dtype} {list(self.shape)}{'' if self.differentiable else ' without gradient'}"
 
 
-Formats = dict[int, _Format]
-_HEADER = 512  # bytes that describe what is passed on: more than enough
+Formats = dict[int, list[_Format]]
+_HEADER = 512  # bytes that describe what is passed on: enough for a dozen tensors of three dimensions
 
 
 def _format(tensor: Tensor, samples: int) -> _Format:
@@ -218,3 +219,14 @@ def _format(tensor: Tensor, samples: int) -> _Format:
     if shape[:1] == (samples,):
         shape = (-1, *shape[1:])
     return _Format(tensor.dtype, tensor.requires_grad, shape)
+
+
+def _header(samples: int, formats: list[_Format], stage: int) -> Tensor:
+    packed = pickle.dumps((samples, formats))
+    if len(packed) > _HEADER:
+        raise ValueError(f"stage {stage} returned {len(formats)} tensors; pass on fewer, a dozen or less")
+    return torch.tensor(list(packed.ljust(_HEADER)), dtype=torch.uint8)
+
+
+def _words(tensors: list[_Format]) -> str:
+    return ", ".join(map(str, tensors)) or "nothing"

@@ -77,6 +77,7 @@ class LayerWise(nn.Module):
         self._schedule = naive._replace(fetching=[message for message in naive.fetching if message.op == "F"])
         self._formats: dict[Any, Formats] = {}  # of what travels, for each shape of the inputs
         self._runner: StageRunner | None = None
+        self._output: Any = None
 
     @property
     def is_last(self) -> bool:
@@ -90,14 +91,13 @@ class LayerWise(nn.Module):
         formats = self._formats.setdefault((inputs.shape, torch.is_grad_enabled()), {})
         messages = StageMessages(self._schedule, self.group, inputs.device, formats)
         messages.samples = len(inputs)
-        # Where the backward pass begins is not known yet: the caller makes the loss of the output.
-        runner = StageRunner({self.stage: self._compute}, messages, [inputs], lambda output, _: output, self._mark)
+        runner = StageRunner({self.stage: self._compute}, messages, [inputs], self._keep_output, self._mark)
         runner.forward(self.stage, 0)
         messages.finish()
         if torch.is_grad_enabled():
             self._runner = runner
-        _, output = runner.in_flight[self.stage, 0]
-        return output if self.is_last else None
+        output, self._output = self._output, None
+        return output
 
     def backward(self, loss: Tensor | None = None) -> None:
         """Add each parameter's gradient to its `.grad`, as `loss.backward()` does in one process.
@@ -122,9 +122,18 @@ class LayerWise(nn.Module):
 
     def _compute(self, x: Tensor) -> Any:
         output = self.blocks(x)
-        if self.is_last or not isinstance(output, Tensor):
+        if self.is_last:
             return output
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                f"rank {self.stage}'s last block returned {type(output).__name__}, and only a single tensor can be "
+                "passed on to the next rank; let each block return one, or use pipeline.run_schedule for tuples"
+            )
         return output.requires_grad_(torch.is_grad_enabled())  # frozen layers may be trained in the next step
+
+    def _keep_output(self, output: Any, k: int) -> Tensor:
+        self._output = output
+        return torch.zeros(())  # stands for the loss, which the caller makes of the output and gives to `backward`
 
     def _mark(self, kind: str, stage: int, k: int, includes: str) -> AbstractContextManager[None]:
         return compute(kind, stage=stage, work=len(self.stages[stage]))
@@ -179,6 +188,32 @@ def _best_split(
 
     total, stages = best(0, n_stages)
     return total, list(stages)
+
+
+def measure_costs(blocks: nn.Sequential, inputs: Tensor) -> list[float]:
+    """Seconds of forward and backward for each block, the median of as many as a blink allows, on this process alone.
+
+    inputs: what the first block takes; every other block gets what the one before it puts out. Gradients that
+        the parameters hold are left alone.
+    Times differ from rank to rank: `LayerWise` takes those of the group's first rank.
+    """
+    from torch.utils.benchmark import Timer  # half a second to import
+
+    costs, x = [], inputs
+    for block in blocks:
+        x = x.detach().requires_grad_(x.is_floating_point())
+        timer = Timer("compute(block, x)", globals={"compute": _forward_and_backward, "block": block, "x": x})
+        costs.append(timer.blocked_autorange(min_run_time=0.02).median)
+        with torch.no_grad():
+            x = block(x)
+    return costs
+
+
+def _forward_and_backward(block: nn.Module, x: Tensor) -> None:
+    output = block(x)
+    wanted = [tensor for tensor in (x, *block.parameters()) if tensor.requires_grad]
+    if output.requires_grad:
+        torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
 
 
 def stage_bytes(blocks: nn.Sequential, stages: Sequence[range]) -> list[int]:

@@ -52,10 +52,11 @@ def run_schedule(
     All ranks of the group call this; rank r of the group runs `schedule.actions[r]`.
 
     stage_modules: a list of all stages, or a dict with those of this rank; others are not touched. A stage is
-        called with what the one before it returned, a single tensor. If that has the samples along dimension 0, its
-        length may change with the micro-batch, else it keeps its shape.
-    inputs, targets: the whole minibatch, cut by `batches.micro_batches`. Only the rank of the first stage reads inputs,
-        only that of the last stage reads targets. Elsewhere they may be None.
+        called with what the one before it returned: a tensor, or a tuple of tensors as separate arguments. A tensor
+        that has the samples along dimension 0 may change its length with the micro-batch, others keep their shape.
+    inputs, targets: the whole minibatch, tensors or tuples or dicts of them, cut by `batches.micro_batches`. Only the
+        rank of the first stage reads inputs (a tuple is given as arguments, a dict as keyword arguments), only that of
+        the last stage reads targets. Elsewhere they may be None.
     loss_fn: loss_fn(output, targets) -> the mean over the samples, a scalar; the sum if loss_fn.reduction is "sum".
     work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
 
@@ -101,7 +102,7 @@ class StageRunner:
     ) -> None:
         self.modules, self.messages, self.own = modules, messages, messages.own
         self.inputs, self.loss_fn, self.mark = inputs, loss_fn, mark
-        self.in_flight: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}  # input, output
+        self.in_flight: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}  # inputs, outputs
         self.unfinished: dict[tuple[int, int], WeightGradients] = {}
         splitting = {action.stage for action in self.own.actions if action.op == "I"}
         self.weights = {stage: accumulators(modules[stage].parameters()) for stage in splitting}
@@ -111,35 +112,30 @@ class StageRunner:
         {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[op](stage, k)
 
     def forward(self, stage: int, k: int) -> None:
-        given = self.messages.fetch(Action("F", stage, k)) if stage else None
+        inputs = self.messages.fetch(Action("F", stage, k)) if stage else []
         with self.mark("forward", stage, k, ""):
-            output = self.modules[stage](given if stage else self.inputs[k])
-            if stage == self.own.last:
-                output = self.loss_fn(output, k)
-        self.in_flight[stage, k] = given, output
+            module = self.modules[stage]
+            output = module(*inputs) if stage else _call(module, self.inputs[k])
+            outputs = [self.loss_fn(output, k)] if stage == self.own.last else _tensors(output, stage)
+        differentiable = [tensor for tensor in inputs if tensor.requires_grad]
+        self.in_flight[stage, k] = differentiable, [tensor for tensor in outputs if tensor.requires_grad]
         if stage != self.own.last:
-            if not isinstance(output, Tensor):
-                returned = type(output).__name__
-                raise ValueError(f"stage {stage} returned a {returned}, and only a single tensor can be passed on")
-            self.messages.send(Action("F", stage + 1, k), output)
+            self.messages.send(Action("F", stage + 1, k), outputs)
 
     def backward(self, stage: int, k: int) -> None:
-        gradient = self._gradient(stage, k)
-        given, output = self.in_flight.pop((stage, k))
+        gradients = self._gradients(stage, k)
+        inputs, outputs = self.in_flight.pop((stage, k))
         with self.mark("backward", stage, k, "weight_grad"):
-            if output.requires_grad:
-                output.backward(gradient)
-        self._send_back(stage, k, given, given.grad if given is not None else None)
+            if outputs:
+                torch.autograd.backward(outputs, gradients)
+        self._send_back(stage, k, inputs, [tensor.grad for tensor in inputs])
 
     def input_gradient(self, stage: int, k: int) -> None:
-        gradient = self._gradient(stage, k)
-        given, output = self.in_flight.pop((stage, k))
-        outputs, inputs = ([one] if one is not None and one.requires_grad else [] for one in (output, given))
+        gradients = self._gradients(stage, k)
+        inputs, outputs = self.in_flight.pop((stage, k))
         with self.mark("backward", stage, k, ""):
-            found, self.unfinished[stage, k] = input_gradients(
-                outputs, [gradient for _ in outputs], inputs, self.weights[stage]
-            )
-        self._send_back(stage, k, given, found[0] if found else None)
+            found, self.unfinished[stage, k] = input_gradients(outputs, gradients, inputs, self.weights[stage])
+        self._send_back(stage, k, inputs, found)
 
     def weight_gradient(self, stage: int, k: int) -> None:
         with self.mark("weight_grad", stage, k, ""):
@@ -147,18 +143,20 @@ class StageRunner:
 
     def set_loss(self, k: int, loss: Tensor) -> None:
         """Let the backward pass of a micro-batch begin at this loss, which was made elsewhere."""
-        given, _ = self.in_flight[self.own.last, k]
-        self.in_flight[self.own.last, k] = given, loss
+        inputs, _ = self.in_flight[self.own.last, k]
+        self.in_flight[self.own.last, k] = inputs, [loss] if loss.requires_grad else []
 
-    def _gradient(self, stage: int, k: int) -> Tensor | None:
-        """Of a stage's output; None stands for a scalar's, 1."""
-        return self.messages.fetch(Action("B", stage, k)) if stage != self.own.last else None
+    def _gradients(self, stage: int, k: int) -> Sequence[Tensor | None]:
+        if stage != self.own.last:
+            return self.messages.fetch(Action("B", stage, k))
+        _, losses = self.in_flight[stage, k]
+        return [None for _ in losses]  # a scalar's is 1
 
-    def _send_back(self, stage: int, k: int, given: Tensor | None, gradient: Tensor | None) -> None:
-        if given is not None:  # who waits for the gradient of a tensor that was not used waits for zeros
-            if given.requires_grad and gradient is None:
-                gradient = torch.zeros_like(given)
-            self.messages.send(Action("B", stage - 1, k), gradient)
+    def _send_back(self, stage: int, k: int, inputs: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        if stage:  # who waits for the gradient of a tensor that was not used waits for zeros
+            found = zip(inputs, gradients, strict=True)
+            there = [torch.zeros_like(tensor) if gradient is None else gradient for tensor, gradient in found]
+            self.messages.send(Action("B", stage - 1, k), there)
 
 
 class _Minibatch:
@@ -195,6 +193,20 @@ def _mark(
     work: Mapping[int, float] | None, kind: str, stage: int, k: int, includes: str
 ) -> AbstractContextManager[None]:
     return compute(kind, micro_batch=k, stage=stage, work=work[stage] if work else 1.0, includes=includes)
+
+
+def _tensors(output: Any, stage: int) -> list[Tensor]:
+    tensors = list(output) if isinstance(output, (tuple, list)) else [output]
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"stage {stage} returned a {type(tensor).__name__}; return a tensor or a tuple of tensors")
+    return tensors
+
+
+def _call(module: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
 
 def rank_for(schedule: Schedule, group: Group) -> int:

@@ -6,6 +6,7 @@ parameter is a + b = b + a. So wherever numbers are compared here, bits have to 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -89,6 +90,43 @@ def test_a_split_that_cannot_be_is_refused_with_what_would_work(arguments: tuple
         split_layers(*arguments)
 
 
+class Takes(nn.Module):
+    """A layer whose forward and backward pass last as long as it says, on a clock that only it advances."""
+
+    clock = 0.0
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.weight.grad = torch.zeros(2)
+        self.seconds, self.in_backward = iter([100 * forward, forward, 90 * forward, *[forward] * 9]), backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        Takes.clock += next(self.seconds)
+        out = x * self.weight
+        if out.requires_grad:
+            out.register_hook(self.go_back)
+        return out
+
+    def go_back(self, _: Tensor) -> None:
+        Takes.clock += self.in_backward
+
+
+def test_a_cost_is_the_median_of_forward_and_backward_and_leaves_gradients_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timer = functools.partial(torch.utils.benchmark.Timer, timer=lambda: Takes.clock)
+    monkeypatch.setattr(torch.utils.benchmark, "Timer", timer)
+    blocks = nn.Sequential(Takes(1, 2), Takes(5, 0.5))
+    assert layerwise.measure_costs(blocks, torch.ones(2)) == [3, 5.5]
+    assert all(parameter.grad.tolist() == [0, 0] for parameter in blocks.parameters())
+
+
+def test_frozen_layers_can_be_measured() -> None:
+    blocks = TinyGPT(CONFIG).requires_grad_(False).blocks
+    assert len(layerwise.measure_costs(blocks, data.examples([(10, 10)])[0])) == len(blocks)
+
+
 def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
     model = TinyGPT(replace(CONFIG, tied_embeddings="tied" in case), seed, dtype)
     if "frozen" in case:
@@ -152,7 +190,7 @@ def test_training_in_a_chain_has_the_bits_of_one_process(case: str, dtype: torch
         assert torch.equal(tensor, reference[name]), name
 
 
-def test_the_cut_of_the_first_rank_counts_where_costs_differ() -> None:
+def test_the_cut_of_the_first_rank_counts_where_measured_costs_differ() -> None:
     def layers_of(rank: int) -> list[range]:
         return LayerWise(TinyGPT(CONFIG).blocks, costs=[1, 1, 1, 1, 9] if rank == 0 else [9, 1, 1, 1, 1]).stages
 

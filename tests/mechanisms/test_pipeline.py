@@ -253,6 +253,57 @@ def test_a_schedule_that_cannot_run_is_refused_on_all_ranks_before_anything_is_s
 # What travels
 
 
+class Several(nn.Module):
+    """Passes on what it was given, tokens without a gradient and a tensor that nobody uses among it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor, scale: Tensor, tokens: Tensor, unused: Tensor | None = None) -> tuple[Tensor, ...]:
+        assert tokens.dtype == torch.int64
+        y = self.linear(x) * scale + tokens[:, None]
+        return y, scale * 1.5, tokens, y.transpose(0, 1).sum(dim=1)
+
+
+def several_loss(output: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    return ((output[0] - targets) ** 2).mean() + output[1].mean()
+
+
+def several_stages() -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [Several() for _ in range(4)]
+
+
+def several_inputs(samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, scale = (torch.randn(samples, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    return x, scale, torch.arange(samples)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv"])
+def test_stages_pass_on_several_tensors(name: str) -> None:
+    samples = 7
+
+    def step(rank: int) -> list[list[Tensor]]:
+        stages = several_stages()
+        schedule = SCHEDULES[name](4, 3)
+        inputs = several_inputs(samples)
+        run_schedule(schedule, {s: stages[s] for s in schedule.stages_of(rank)}, inputs, inputs[0], several_loss)
+        return [[gradient_of(p) for p in stages[s].parameters()] for s in schedule.stages_of(rank)]
+
+    stages, inputs = several_stages(), several_inputs(samples)
+    output = inputs
+    for module in stages:
+        output = module(*output)
+    several_loss(output, inputs[0]).backward()
+    schedule = SCHEDULES[name](4, 3)
+    for rank, found in enumerate(launch(step, schedule.n_ranks, device="cpu").results):
+        for stage, gradients in zip(schedule.stages_of(rank), found, strict=True):
+            for found_one, parameter in zip(gradients, stages[stage].parameters(), strict=True):
+                assert close(found_one, gradient_of(parameter))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_activations_may_have_sixteen_bits(dtype: torch.dtype) -> None:
     m = 3
@@ -391,8 +442,8 @@ ROWS = torch.eye(4)[[1, 2, 0, 3]]  # only the second micro-batch begins with a 1
         ({"targets": torch.ones(6, 4)}, "inputs have 4 samples, targets 6"),
         ({"loss_fn": lambda output, targets: output}, r"loss_fn returned a tensor of shape \[2, 4\]; .* a scalar"),
         ({"loss_fn": lambda output, targets: 1.0}, "loss_fn returned a float"),
-        ({"stage_modules": [Returns(str), LINEAR]}, "stage 0 returned a str, and only a single tensor can"),
-        ({"stage_modules": [Returns(lambda x: (x, x)), LINEAR]}, "stage 0 returned a tuple, and only a single tensor"),
+        ({"stage_modules": [Returns(str), LINEAR]}, "stage 0 returned a str; return a tensor or a tuple of tensors"),
+        ({"stage_modules": [Returns(lambda x: (x,) * 32), LINEAR]}, "stage 0 returned 32 tensors; pass on fewer"),
         (
             {"stage_modules": [Returns(lambda x: x[:, : 4 - int(x[0, 0])]), LINEAR], "inputs": ROWS},
             r"stage 0 returned torch.float32 \[2, 3\] without gradient for micro-batch 1, .*float32 \[2, 4\]",

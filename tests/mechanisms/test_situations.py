@@ -388,7 +388,7 @@ SITUATIONS: dict[str, Situation] = {
         as_it_is,
         LayerWise,
         they=[None, None],
-        we="stage 0 returned a Output, and only a single tensor can be passed on",
+        we="rank 0's last block returned Output, and only a single tensor can be passed on",
     ),
     "one tensor": Situation(
         train_one_tensor,
