@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms import batches
-from course_lib.mechanisms.between_stages import StageMessages, rank_schedule
+from course_lib.mechanisms.between_stages import RankSchedule, StageMessages, rank_schedule
 from course_lib.mechanisms.groups import Group, rank_in
 from course_lib.mechanisms.schedules import Action, Schedule
 from course_lib.mechanisms.split_backward import WeightGradients, accumulators, input_gradients
@@ -69,10 +69,7 @@ def run_schedule(
     small a minibatch, and outputs that cannot be passed on.
     """
     own = rank_schedule(schedule, rank_for(schedule, group))
-    held = stage_modules if isinstance(stage_modules, Mapping) else range(len(stage_modules))
-    for stage in own.stages:
-        if stage not in held:
-            raise ValueError(f"stage_modules lacks stage {stage}, which rank {own.rank} holds; it has {list(held)}")
+    _check_stages(own, stage_modules)
     messages = StageMessages(own, group, _device(stage_modules[stage] for stage in own.stages))
     minibatch = _Minibatch(inputs, targets, loss_fn, messages)
     runner = StageRunner(stage_modules, messages, minibatch.inputs, minibatch.loss, functools.partial(_mark, work))
@@ -215,6 +212,13 @@ def rank_for(schedule: Schedule, group: Group) -> int:
     if world_size != schedule.n_ranks:
         raise ValueError(f"schedule is for {schedule.n_ranks} ranks; the group has {world_size}, so build it for these")
     return rank
+
+
+def _check_stages(own: RankSchedule, modules: Modules) -> None:
+    held = modules if isinstance(modules, Mapping) else range(len(modules))
+    for stage in own.stages:
+        if stage not in held:
+            raise ValueError(f"stage_modules lacks stage {stage}, which rank {own.rank} holds; it has {list(held)}")
 
 
 def _device(modules: Iterable[nn.Module]) -> torch.device:
