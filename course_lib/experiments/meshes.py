@@ -30,6 +30,7 @@ from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Span, Timeline
 
 Sizes = tuple[int, int, int]
+OneProcess = tuple[dict[str, Tensor], dict[str, float]]
 
 CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on two cores are done within a blink
 MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, CONFIG.vocab, tied_embeddings=False)
@@ -110,15 +111,15 @@ class HybridExperiment(NamedTuple):
 
     def run(self) -> MeshStep:
         """One training step on real ranks, with ZeRO-1, at the pace of the devices and links that they stand for."""
-        run = launch(_train, self.ranks, (self.sizes, self.schedule, self.dtype, self.samples), pace=self.pace)
+        how = self.sizes, self.schedule, self.dtype, self.samples, _one_process(self.samples)
+        run = launch(_train, self.ranks, how, pace=self.pace)
         step = after_barrier(run.timeline)
-        off = max(_off(part, self.samples, self.sizes[2]) for part in run.results)
         transfers = self._who_sent_what(step)
         sent = {
             axis: {pair: sum(span.bytes for span in spans) for pair, spans in of_axis.items()}
             for axis, of_axis in transfers.items()
         }
-        return MeshStep(step, sent, off, transfers)
+        return MeshStep(step, sent, max(run.results), transfers)
 
     def is_right(self, step: MeshStep) -> bool:
         """Whether the updated weights are those of one process, up to rounding."""
@@ -148,36 +149,25 @@ def predicted_to_send(experiment: HybridExperiment) -> list[dict[str, int]]:
     return [experiment.predicted.sent(rank) for rank in range(experiment.ranks)]
 
 
-class Weight(NamedTuple):
-    """A parameter, or a tensor rank's share of it. dim: along which it is cut, if it is.  place: of the rank."""
-
-    name: str
-    dim: int | None
-    place: int
-
-    def of(self, whole: Tensor, tp: int) -> Tensor:
-        """The same share of a tensor, its numbers in a row."""
-        return (whole if self.dim is None else whole.tensor_split(tp, self.dim)[self.place]).flatten()
-
-
-def _train(
-    rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int
-) -> tuple[list[Weight], Tensor]:
-    """What the rank holds after a step, and its numbers in a row: one tensor is brought home faster than forty."""
+def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int, alone: OneProcess) -> float:
+    """By which share of what it should have moved a weight of the rank is off after a step, at most."""
     mesh = hybrid.Mesh(*sizes)
     part = hybrid.ModelPart(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
     optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE)
     inputs, targets = data.fixed_examples(samples)
     dist.barrier()
     hybrid.train_step(part, optimizer, inputs, targets)
-    where, place, state = tensor_parallel.placements(part), mesh.rank("tp"), part.state_dict()
+    where, tp, (after, moved) = tensor_parallel.placements(part), mesh.group("tp"), alone
+    off = [
+        (value - where[name].shard(after[name], tp)).abs().max().item() / moved[name]
+        for name, value in part.state_dict().items()
+    ]
     mesh.close()
-    held = [Weight(name, where[name].dim, place) for name in state]
-    return held, torch.cat([value.float().flatten() for value in state.values()])
+    return max(off)
 
 
 @lru_cache(maxsize=4)
-def _one_process(samples: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+def _one_process(samples: int) -> OneProcess:
     """The weights of one process after the step, in 32 bits, and how far the step has moved each."""
     model = TinyGPT(CONFIG)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -186,13 +176,3 @@ def _one_process(samples: int) -> tuple[dict[str, Tensor], dict[str, float]]:
     moved = {name: (after[name] - before[name]).abs().max().item() for name in after}
     least = 0.01 * max(moved.values())  # the gradient of a key's bias is nothing but rounding
     return after, {name: max(distance, least) for name, distance in moved.items()}
-
-
-def _off(part: tuple[list[Weight], Tensor], samples: int, tp: int) -> float:
-    (held, numbers), (after, moved) = part, _one_process(samples)
-    right = [weight.of(after[weight.name], tp) for weight in held]
-    own = numbers.split([len(value) for value in right])
-    return max(
-        (value - one).abs().max().item() / moved[weight.name]
-        for weight, value, one in zip(held, own, right, strict=True)
-    )

@@ -136,7 +136,7 @@ def layerwise_step(
 
 def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
     """An update with gradients of zero makes the optimizer's state; then the step that ledger and timeline are of."""
-    minibatch = data.fixed_examples(samples)
+    inputs, targets = data.fixed_examples(samples)
     blocks = TinyGPT(config).blocks
     chain = LayerWise(blocks, costs=CUTS[cut](blocks))
     optimizer = torch.optim.AdamW(chain.parameters())
@@ -146,17 +146,11 @@ def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
     optimizer.zero_grad()
     dist.barrier()
     with Ledger(chain, optimizer) as ledger:
-        _train_chain(chain, optimizer, *minibatch)
+        output = chain(inputs)
+        chain.backward(None if output is None else data.answer_loss(output, targets))
+        optimizer.step()
+        optimizer.zero_grad()
     return ledger.peak.held
-
-
-def _train_chain(
-    chain: LayerWise, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor
-) -> None:
-    output = chain(inputs)
-    chain.backward(None if output is None else data.answer_loss(output, targets))
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def _block_bytes(blocks: nn.Sequential) -> list[int]:

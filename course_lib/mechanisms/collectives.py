@@ -48,7 +48,7 @@ def ring_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
     tensor: any shape and any dtype that torch can add, the same on all ranks. The ranks' results are equal bit
     for bit, because each element is added up once, on one rank, and then copied.
 
-    Raises ValueError on a rank that is not in the group.
+    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
     """
     ring_reduce_scatter(tensor, group)
     return ring_all_gather(tensor, group)
@@ -62,10 +62,10 @@ def ring_reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
     elements, the first chunks are one longer. Works in place: chunk r of `tensor` becomes the returned sum, and the
     other chunks are left holding partial sums.
 
-    Raises ValueError on a rank that is not in the group.
+    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
     """
     rank, world_size = _rank_and_size(group)
-    flat = tensor.contiguous().view(-1)
+    flat = _flat(tensor)
     chunks = flat.tensor_split(world_size)
     arriving = torch.empty_like(chunks[0])  # no chunk is longer than the first
     for step in range(1, world_size):
@@ -74,7 +74,6 @@ def ring_reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
         _send_right_receive_left(chunks[(rank - step) % world_size], received, group)
         with compute("other", "add", work=0):
             own += received
-    _write_back(flat, tensor)
     return chunks[rank]
 
 
@@ -84,15 +83,14 @@ def ring_all_gather(tensor: Tensor, group: Group = None) -> Tensor:
 
     Only this rank's own chunk (as `ring_reduce_scatter` cuts them) is read; what the others hold is overwritten.
 
-    Raises ValueError on a rank that is not in the group.
+    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
     """
     rank, world_size = _rank_and_size(group)
-    flat = tensor.contiguous().view(-1)
+    flat = _flat(tensor)
     chunks = flat.tensor_split(world_size)
     for step in range(world_size - 1):
         newest, missing = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
         _send_right_receive_left(newest, missing, group)
-    _write_back(flat, tensor)
     return tensor
 
 
@@ -100,9 +98,9 @@ def ring_all_gather(tensor: Tensor, group: Group = None) -> Tensor:
 def tree_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
     """Replace the tensor on every rank by its sum over the group, in place, and return it: up a tree, and down again.
 
-    Raises ValueError on a rank that is not in the group.
+    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
     """
-    flat = tensor.contiguous().view(-1)
+    flat = _flat(tensor)
     arriving = torch.empty_like(flat)
     for parent, child in _tree(group):
         if child is None:
@@ -112,7 +110,6 @@ def tree_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
             with compute("other", "add", work=0):
                 flat += arriving
     tree_broadcast(flat, group)
-    _write_back(flat, tensor)
     return tensor
 
 
@@ -120,15 +117,14 @@ def tree_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
 def tree_broadcast(tensor: Tensor, group: Group = None) -> Tensor:
     """Fill the tensor on every rank with that of the group's first rank, in place, and return it: down a tree.
 
-    Raises ValueError on a rank that is not in the group.
+    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
     """
-    flat = tensor.contiguous().view(-1)
+    flat = _flat(tensor)
     for parent, child in reversed(_tree(group)):
         if child is None:
             dist.recv(flat, group=group, group_src=parent)
         else:
             dist.send(flat, group=group, group_dst=child)
-    _write_back(flat, tensor)
     return tensor
 
 
@@ -138,10 +134,9 @@ def hierarchical_all_reduce(tensor: Tensor, inside: dist.ProcessGroup, across: d
 
     inside: this rank's node.  across: the ranks that have the same place in the other nodes.
     """
-    flat = tensor.contiguous().view(-1)
+    flat = _flat(tensor)
     ring_all_reduce(ring_reduce_scatter(flat, inside), across)
     ring_all_gather(flat, inside)
-    _write_back(flat, tensor)
     return tensor
 
 
@@ -220,6 +215,8 @@ def _rank_and_size(group: Group) -> tuple[int, int]:
     return rank_in(group), dist.get_world_size(group)
 
 
-def _write_back(flat: Tensor, tensor: Tensor) -> None:
-    if flat.data_ptr() != tensor.data_ptr():  # not contiguous: the ring worked on a copy
-        tensor.copy_(flat.view_as(tensor))
+def _flat(tensor: Tensor) -> Tensor:
+    """Its numbers in a row, in the same memory."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor {list(tensor.shape)} whose numbers do not lie in a row; give tensor.contiguous()")
+    return tensor.view(-1)

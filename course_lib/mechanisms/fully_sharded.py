@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from course_lib.mechanisms.buckets import watch_gradients, weakly
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import device_of, make_equal, mean_share, samples_in, tensors_in
-from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
+from course_lib.mechanisms.shards import Bucket, Layout, check_frozen, master_dtype, take_back
 from course_lib.timeline import progress
 
 
@@ -87,12 +87,12 @@ class _Block:
             parameter.data = value
             self._aside[parameter], parameter.grad = gradient, self._aside.get(parameter)
 
-    def scatter(self, weight: float) -> None:
+    def scatter(self) -> None:
         """Begin to average the gradients, and free them."""
         self.free()
         for bucket in self.buckets:
             if self.trained.issuperset(bucket.parameters):
-                bucket.send((self._aside.pop(parameter, None) for parameter in bucket.parameters), weight)
+                bucket.send(self._aside.pop(parameter, None) for parameter in bucket.parameters)
         self.missing.clear()
         self.is_reduced = True
 
@@ -122,10 +122,12 @@ class FullySharded(nn.Module):
 
     Construction gives every rank a shard of the first rank's parameters, and its buffers. Outside of its block's
     computation, a parameter of the model is this rank's part of it from then on, flat and maybe empty: optimizers
-    can have the model's parameters, made before or after. After backward() their `.grad` is that of the mean gradient:
-    a rank's share is the length of the first tensor given to `forward`, and counts in proportion. A parameter that no
-    rank has used has no gradient, and gradients of several backward passes add up. `torch.nn.utils.clip_grad_norm_`
-    would take the norm of this rank's part for that of the whole gradient: use `sharding.clip_grad_norm`.
+    can have the model's parameters, made before or after. After backward() their `.grad` is that of the mean gradient,
+    for which all ranks need shares of the same size: the length of the first tensor given to `forward`. A parameter
+    that no rank has used has no gradient, and gradients of several backward passes add up.
+    `torch.nn.utils.clip_grad_norm_` would take the norm of this rank's part for that of the whole gradient: use
+    `sharding.clip_grad_norm`. To go on from a state, load it into the plain model; what an optimizer remembers of
+    shards is not made whole (`ShardedOptimizer` can do that).
 
     prefetch: whether the next block's parameters travel while one computes; else each block waits for its own.
     compute_dtype: the floating-point type to gather, compute and send gradients in; floating-point inputs are
@@ -150,8 +152,6 @@ class FullySharded(nn.Module):
         self._block_of = {parameter: block for block in self._blocks for parameter in block.trained}
         self._total = sum(block.size for block in self._blocks)
         self._done = 0
-        self._weight = 1.0
-        self._weights: set[float] = set()  # of the forward passes that are being differentiated
         self._backward: int | None = None  # autograd's number for the backward pass that is going on
         self._sending: _Block | None = None
         watch_gradients(self._block_of, self._gradient_is_computed)
@@ -161,9 +161,12 @@ class FullySharded(nn.Module):
             block.module.register_forward_hook(functools.partial(after, number))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns."""
+        """What the model returns.
+
+        Raises RuntimeError if this rank's share of the minibatch is not as large as the mean share.
+        """
         self._check_backward()
-        self._check_frozen()
+        check_frozen(self.module.parameters(), self._block_of, "FullySharded")
         self._done = 0
         samples = samples_in((args, kwargs))
         mean = mean_share(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
@@ -171,8 +174,11 @@ class FullySharded(nn.Module):
         outputs = self.module(*map(self._cast, args), **kwargs)
         for block in self._blocks:
             block.free()  # one that was prefetched, and then left out
-        if mean is not None:
-            self._weigh(outputs, samples / mean())
+        if mean is not None and samples != mean():
+            raise RuntimeError(
+                f"this rank's share has {samples} samples and the mean share {mean():g}, and their gradients would "
+                f"count the same; give all ranks shares of the same size"
+            )
         return outputs
 
     def _before_forward(self, number: int, _: nn.Module, inputs: Any) -> None:
@@ -228,7 +234,7 @@ class FullySharded(nn.Module):
         self._has_computed(block)
         if self._sending is not None:
             self._sending.receive()  # one on its way at a time, or their copies would fill the memory
-        block.scatter(self._weight)
+        block.scatter()
         self._sending = block
 
     @torch.no_grad()
@@ -240,7 +246,6 @@ class FullySharded(nn.Module):
             block.free()
             block.expect_gradients()
         self._backward, self._sending = None, None
-        self._weights.clear()
 
     def _has_computed(self, block: _Block) -> None:
         self._done += block.size
@@ -251,26 +256,7 @@ class FullySharded(nn.Module):
             return value.to(self.compute_dtype)
         return value
 
-    # Unequal shares
-
-    def _weigh(self, outputs: Any, weight: float) -> None:
-        """Let gradients of these outputs count by this rank's share of the minibatch: 1 for a mean share."""
-        self._weight = weight
-        use = functools.partial(weakly(self._use_weight), weight)
-        for tensor in tensors_in(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(use)
-
-    def _use_weight(self, weight: float, _: Tensor) -> None:
-        self._weights.add(weight)
-        if len(self._weights) > 1:
-            raise RuntimeError(
-                "one backward() covers two forward passes in which this rank's shares of the minibatch differ, and a "
-                "gradient has only one weight; call backward() after each forward pass, gradients add up"
-            )
-        self._weight = weight
-
-    # State, as if there were one process
+    # State
 
     def state_dict(  # type: ignore[override]
         self, *args: Any, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
@@ -285,44 +271,10 @@ class FullySharded(nn.Module):
             destination[prefix + name] = wholes.get(tensor, tensor).clone()
         return destination
 
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> None:
-        """Take this rank's shards from whole tensors with the plain model's names, the same on all ranks.
-
-        Raises ValueError if names or shapes are not those of the model.
-        """
-        tensors = self.module.state_dict(keep_vars=True)
-        if tensors.keys() != state_dict.keys():
-            raise ValueError(
-                f"state_dict holds other tensors than the model: {sorted(tensors.keys() ^ state_dict.keys())} are in "
-                f"only one of the two; give what state_dict() of this model returned"
-            )
-        values = {tensor: state_dict[name] for name, tensor in tensors.items()}
-        for bucket in self._buckets:
-            _load(bucket, [values.pop(parameter) for parameter in bucket.parameters])
-        for buffer, value in values.items():
-            buffer.copy_(value)
-
-    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-        """The state that an optimizer of `parameters()` has for whole parameters, by name. All ranks call it."""
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        wholes = (gather_state(bucket, optimizer.state) for bucket in self._buckets)
-        return {names[parameter]: state for whole in wholes for parameter, state in whole.items()}
-
-    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, dict[str, Any]]) -> None:
-        """Take over what `optimizer_state_dict()` returned, at this or another world size."""
-        states = {parameter: state.get(name, {}) for name, parameter in self.module.named_parameters()}
-        for bucket in self._buckets:
-            optimizer.state.update(cut_state(bucket, states))
+    def _load_from_state_dict(self, *_: Any) -> None:
+        raise RuntimeError("parameters are in shards already; load the state into the plain model, and shard it then")
 
     # What would end in a wrong gradient
-
-    def _check_frozen(self) -> None:
-        if any(parameter.requires_grad and parameter not in self._block_of for parameter in self.module.parameters()):
-            raise RuntimeError(
-                "a parameter was frozen when FullySharded was made, and now it is to be trained; "
-                "set requires_grad first, and shard the model after that"
-            )
 
     def _check_backward(self) -> None:
         if self._backward not in (None, torch._C._current_graph_task_id()):
@@ -347,16 +299,6 @@ def _buckets(parameters: Iterable[nn.Parameter], group: Group, compute_dtype: to
             flat, own = flat.to(compute_dtype), own.to(master_dtype(own.dtype))
         buckets.append(Bucket(held, layout, flat, own))
     return buckets
-
-
-def _load(bucket: Bucket, values: list[Tensor]) -> None:
-    for value, shape in zip(values, bucket.layout.shapes, strict=True):
-        if value.shape != shape:
-            raise ValueError(
-                f"state_dict holds a tensor of shape {list(value.shape)} where the model has {list(shape)}; "
-                f"build the model with the same configuration"
-            )
-    bucket.shard.copy_(bucket.layout.shard(bucket.layout.join(values, like=bucket.shard)))
 
 
 def _parameters_by_block(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:

@@ -46,7 +46,7 @@ from course_lib.mechanisms import batches, sharding, state, tensor_parallel, tie
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
-from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.mechanisms.pipeline import rank_for, run_schedule
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.schedules import Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
@@ -74,7 +74,7 @@ def train_step(
     Raises ValueError, on all ranks and before any update, for too small a minibatch and for a loss that is not finite.
     """
     mesh = part.mesh
-    _check_samples(part, inputs)
+    batches.split(inputs, mesh.size("dp") * part.schedule.n_micro_batches)  # so that all ranks hear of too few
     own_inputs, own_targets = batches.split((inputs, targets), mesh.size("dp"))[mesh.rank("dp")]
     scale = 1.0 if scaler is None else scaler.scale_factor
     weight = len(own_inputs) * mesh.size("dp") / len(inputs)  # 1 for a mean share
@@ -138,8 +138,9 @@ class Mesh:
     """
 
     def __init__(self, dp: int, pp: int, tp: int, device: str = "cpu") -> None:
-        sizes = {"dp": dp, "pp": pp, "tp": tp}
-        _check_sizes(sizes, dist.get_world_size())
+        if min(dp, pp, tp) < 1 or dp * pp * tp != dist.get_world_size():
+            product, n = f"dp={dp} x pp={pp} x tp={tp}", dist.get_world_size()
+            raise ValueError(f"{product} makes {dp * pp * tp} ranks, and there are {n}; choose sizes that make {n}")
         self.device_mesh = init_device_mesh(device, (dp, pp, tp), mesh_dim_names=AXES)
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
@@ -179,7 +180,12 @@ class ModelPart(nn.Module):
 
     def __init__(self, model: Any, mesh: Mesh, schedule: Schedule, sequence_parallel: bool = False) -> None:
         super().__init__()
-        _check_schedule(schedule, mesh, len(model.blocks))
+        own = rank_for(schedule, mesh.group("pp"))
+        if schedule.n_stages > len(model.blocks):
+            raise ValueError(
+                f"schedule has {schedule.n_stages} stages, the model {len(model.blocks)} blocks with embedding and "
+                f"head; use at most {len(model.blocks)} stages or a model of layers={schedule.n_stages - 2} or more"
+            )
         self.mesh, self.schedule, self.config = mesh, schedule, model.config
         from_first_rank(model)
         tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel)
@@ -189,7 +195,6 @@ class ModelPart(nn.Module):
             nn.ModuleDict({str(i): model.blocks[i] for stage in schedule.stages_of(rank) for i in layers[stage]})
             for rank in range(schedule.n_ranks)
         ]
-        own = mesh.rank("pp")
         self.blocks = of_rank[own]
         self.stages: Mapping[int, nn.Module] = {
             stage: nn.Sequential(*(model.blocks[i] for i in layers[stage])) for stage in schedule.stages_of(own)
@@ -267,39 +272,3 @@ def _from_all_stages(part: ModelPart, own: dict[str, Any]) -> dict[str, Any]:
     on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in own.items()}
     dist.all_gather_object(parts, on_cpu, group=part.mesh.group("pp"))
     return {name: value for held in parts for name, value in held.items()}
-
-
-# Arguments that cannot work
-
-
-def _check_sizes(sizes: dict[str, int], world_size: int) -> None:
-    for name, size in sizes.items():
-        if size < 1 or world_size % size:
-            works = [number for number in range(1, world_size + 1) if world_size % number == 0]
-            raise ValueError(f"{name}={size} does not divide the {world_size} ranks there are; choose one of {works}")
-    if math.prod(sizes.values()) != world_size:
-        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
-        others = sizes["pp"] * sizes["tp"]
-        fit = f"dp={world_size // others} with this pp and tp" if world_size % others == 0 else "smaller pp or tp"
-        raise ValueError(f"{product} makes {math.prod(sizes.values())} ranks; there are {world_size}, so choose {fit}")
-
-
-def _check_schedule(schedule: Schedule, mesh: Mesh, n_blocks: int) -> None:
-    if schedule.n_ranks != mesh.size("pp"):
-        raise ValueError(
-            f"schedule is for {schedule.n_ranks} ranks, the mesh has pp={mesh.size('pp')}; "
-            f"build both for the same number"
-        )
-    if schedule.n_stages > n_blocks:
-        raise ValueError(
-            f"schedule has {schedule.n_stages} stages, the model {n_blocks} blocks with embedding and head; "
-            f"use at most {n_blocks} stages or a model of layers={schedule.n_stages - 2} or more"
-        )
-
-
-def _check_samples(part: ModelPart, inputs: Tensor) -> None:
-    dp, m = part.mesh.size("dp"), part.schedule.n_micro_batches
-    if len(inputs) < dp * m:
-        raise ValueError(
-            f"inputs hold {len(inputs)} samples; n_micro_batches={m} on each of dp={dp} replicas needs {dp * m} or more"
-        )

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.replicas import check_finished
+from course_lib.mechanisms.shards import master_dtype
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 SMALLEST_SCALE = 2.0**-24
@@ -67,7 +68,8 @@ class MasterWeights:
         **kwargs: Any,
     ) -> None:
         self.rounded = [parameter for parameter in _listed(parameters) if parameter.requires_grad]
-        self.parameters = [nn.Parameter(_wide(parameter)) for parameter in self.rounded]
+        copies = (weight.detach().to(master_dtype(weight.dtype), copy=True) for weight in self.rounded)
+        self.parameters = [nn.Parameter(copy) for copy in copies]
         self.optimizer = optimizer_cls(self.parameters, **kwargs)
         self.scaler = scaler
 
@@ -85,7 +87,8 @@ class MasterWeights:
             if clip is not None:
                 clip(self.parameters)
             self.optimizer.step()
-            self._round()
+            for parameter, copy in zip(self.rounded, self.parameters, strict=True):
+                parameter.copy_(copy)
         self.zero_grad()
         return is_finite
 
@@ -107,10 +110,6 @@ class MasterWeights:
             else:
                 copy.grad += parameter.grad
             parameter.grad = None
-
-    def _round(self) -> None:
-        for parameter, copy in zip(self.rounded, self.parameters, strict=True):
-            parameter.copy_(copy)
 
     def zero_grad(self) -> None:
         """Forget all gradients, in 16 bits and in 32."""
@@ -238,10 +237,6 @@ def _listed(parameters: Iterable[Any]) -> list[Any]:
     if isinstance(parameters, Tensor):  # whose rows have no gradients
         raise ValueError(f"parameters is one tensor, {list(parameters.shape)}; give a list, for instance [parameter]")
     return list(parameters)
-
-
-def _wide(parameter: Tensor) -> Tensor:
-    return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
 
 
 def _in_float32(number: float) -> float:

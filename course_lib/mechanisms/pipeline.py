@@ -68,8 +68,8 @@ def run_schedule(
     Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
     small a minibatch, and outputs that cannot be passed on.
     """
-    own = rank_schedule(schedule, _rank_in(group, schedule))
-    _check(own, stage_modules, inputs, targets)
+    own = rank_schedule(schedule, rank_for(schedule, group))
+    _check_stages(own, stage_modules)
     messages = StageMessages(own, group, _device(stage_modules[stage] for stage in own.stages))
     minibatch = _Minibatch(inputs, targets, loss_fn, messages)
     runner = StageRunner(stage_modules, messages, minibatch.inputs, minibatch.loss, functools.partial(_mark, work))
@@ -206,7 +206,7 @@ def _call(module: nn.Module, inputs: Any) -> Any:
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
 
-def _rank_in(group: Group, schedule: Schedule) -> int:
+def rank_for(schedule: Schedule, group: Group) -> int:
     """This rank's number in the group, which has to be as large as the schedule."""
     rank, world_size = rank_in(group), dist.get_world_size(group)
     if world_size != schedule.n_ranks:
@@ -214,16 +214,11 @@ def _rank_in(group: Group, schedule: Schedule) -> int:
     return rank
 
 
-def _check(
-    own: RankSchedule, modules: Sequence[nn.Module] | Mapping[int, nn.Module], inputs: Any, targets: Any
-) -> None:
+def _check_stages(own: RankSchedule, modules: Modules) -> None:
     held = modules if isinstance(modules, Mapping) else range(len(modules))
     for stage in own.stages:
         if stage not in held:
             raise ValueError(f"stage_modules lacks stage {stage}, which rank {own.rank} holds; it has {list(held)}")
-    for name, value, stage in (("inputs", inputs, 0), ("targets", targets, own.last)):
-        if value is None and stage in own.stages:
-            raise ValueError(f"{name} is None on rank {own.rank}, which holds stage {stage}; give the minibatch there")
 
 
 def _device(modules: Iterable[nn.Module]) -> torch.device:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from course_lib.mechanisms.groups import Group, rank_in
 
@@ -116,13 +117,11 @@ def mean_share(samples: int, device: torch.device, group: Group) -> Callable[[],
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Those within tuples, lists, dicts and dataclasses, too."""
-    if isinstance(value, Tensor):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        yield from tensors_in(vars(value))
-    elif isinstance(value, (tuple, list, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(part)
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf):
+            yield from tensors_in(vars(leaf))
 
 
 # A step in the right order

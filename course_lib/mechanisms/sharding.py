@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -38,7 +38,7 @@ from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients
 from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import check_same_parameters, from_first_rank
-from course_lib.mechanisms.shards import Bucket, Layout, cut_state, gather_state, master_dtype, take_back
+from course_lib.mechanisms.shards import Bucket, Layout, check_frozen, cut_state, gather_state, master_dtype, take_back
 from course_lib.timeline import compute
 
 GRADIENTS = ("local", "sharded")
@@ -70,13 +70,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Parameters in 16 bits get a float32 master, sharded with the rest: 12 bytes / N each for Adam.
 
-    inner: the optimizer of this rank's shards.
+    inner: the optimizer of this rank's shards. Parameter groups come at construction; none can be added later.
 
     Raises ValueError for an argument that cannot work, and on all ranks if their parameters differ; TypeError for one
     tensor in place of a list.
     """
-
-    inner: torch.optim.Optimizer
 
     def __init__(
         self,
@@ -89,15 +87,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         **kwargs: Any,
     ) -> None:
         _check_arguments(optimizer_cls, gradients)
-        self.group, self.gradients, self.bucket_mb = group, gradients, bucket_mb
-        self._make_inner: Callable[..., torch.optim.Optimizer] = functools.partial(optimizer_cls, **kwargs)
+        self.group, self.gradients = group, gradients
         self._buckets: list[Bucket] = []
-        self._room: dict[torch.dtype, Tensor] = {}  # for the gradients of the bucket that is on its way
         self._elsewhere: dict[nn.Parameter, Tensor] = {}  # what a `.grad` is while the gradient is in the shards
-        self._in_order = InOrder([], self._send)
         self._is_sent = self._is_finished = False
         super().__init__(params, kwargs)
+        self.inner = optimizer_cls([self._shard_out(whole, bucket_mb) for whole in self.param_groups], **kwargs)
+        for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
+            whole.update(_hyperparameters(sharded))
         self.defaults = self.inner.defaults
+        self._in_order = InOrder([bucket.parameters for bucket in self._buckets], self._send)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # closures are for optimizers that need whole tensors
@@ -107,7 +106,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         that a `DataParallel` has yet to average.
         """
         self.finish()
-        self._check_frozen()
+        wholes = (parameter for group in self.param_groups for parameter in group["params"])
+        check_frozen(wholes, self._elsewhere, "ShardedOptimizer")
         for bucket in self._buckets:
             _use_values_of_now(bucket)
         self._update_shards()
@@ -133,7 +133,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._in_order.begin()
         for bucket in self._buckets:
             bucket.receive()
-        self._room.clear()
         self._is_finished = True
 
     def _update_shards(self) -> None:
@@ -154,7 +153,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _send(self, number: int) -> None:
         self._buckets[number - 1].receive()  # one on its way at a time, or their copies would fill the memory
         bucket = self._buckets[number]
-        bucket.send(self._gradients_in(bucket), room=self._room_for(bucket))
+        bucket.send(self._gradients_in(bucket))
         if self.gradients == "sharded":
             for parameter in bucket.parameters:
                 parameter.grad = self._elsewhere[parameter]
@@ -169,16 +168,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Whether a later backward pass has left gradients in a bucket that is not full."""
         gradients = (gradient for bucket in self._buckets for gradient in self._gradients_in(bucket))
         return self.gradients == "sharded" and any(gradient is not None for gradient in gradients)
-
-    def _room_for(self, bucket: Bucket) -> Tensor:
-        """Twice the length of a bucket: the gradients, and what arrives. gloo frees late what is made anew."""
-        # In the parameters' dtype, or a wider one if their gradients are added up in it.
-        given = [parameter.grad.dtype for parameter in bucket.parameters if parameter.grad is not None]
-        dtype = functools.reduce(torch.promote_types, given, bucket.flat.dtype)
-        if dtype not in self._room:
-            size = max(one.flat.numel() for one in self._buckets)
-            self._room[dtype] = bucket.flat.new_empty(2, size, dtype=dtype)
-        return self._room[dtype][:, : bucket.flat.numel()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -215,30 +204,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [piece for bucket in self._buckets for piece in bucket.updated]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._buckets:
+            raise ValueError(
+                "parameters were sharded when ShardedOptimizer was made; make a new one with this group, too"
+            )
         super().add_param_group(param_group)
-        try:
-            self._shard_out(self.param_groups[-1])
-        except Exception:
-            self.param_groups.pop()
-            raise
 
-    def _shard_out(self, whole: dict[str, Any]) -> None:
+    def _shard_out(self, whole: dict[str, Any], bucket_mb: float | None) -> dict[str, Any]:
+        """The same parameter group with shards in place of parameters."""
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
         frozen = [parameter for parameter in whole["params"] if not parameter.requires_grad]
         if not parameters:
             raise ValueError("params holds only frozen parameters; give some that require a gradient")
-        full = fill_buckets(reversed(parameters), self.bucket_mb)
+        full = fill_buckets(reversed(parameters), bucket_mb)
         named = {f"params[{number}]": parameter for number, parameter in enumerate((*parameters, *frozen))}
         check_same_parameters(named, "are to be updated", parameters[0].device, self.group)
         from_first_rank(named.values(), self.group)
         buckets = [_bucket(held, self.group) for held in full]
-        sharded = {**_hyperparameters(whole), "params": [piece for bucket in buckets for piece in bucket.updated]}
-        if self._buckets:
-            self.inner.add_param_group(sharded)
-        else:
-            self.inner = self._make_inner([sharded])
-        whole.update(_hyperparameters(self.inner.param_groups[-1]))
         self._watch(buckets)
+        return {**_hyperparameters(whole), "params": [piece for bucket in buckets for piece in bucket.updated]}
 
     def _watch(self, buckets: list[Bucket]) -> None:
         hook = weakly(self._gradient_is_coming)
@@ -249,15 +233,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if self.gradients == "sharded":
                 watch_gradients(bucket.parameters, self._gradient_is_computed)
         self._buckets += buckets
-        self._in_order = InOrder([bucket.parameters for bucket in self._buckets], self._send)
-
-    def _check_frozen(self) -> None:
-        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-            if parameter.requires_grad and parameter not in self._elsewhere:
-                raise RuntimeError(
-                    f"a parameter of shape {list(parameter.shape)} was frozen when ShardedOptimizer was made, so no "
-                    f"rank has a shard of it, and now it is to be trained; make a new ShardedOptimizer"
-                )
 
     # State, as if there were one process
 

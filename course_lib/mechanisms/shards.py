@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,14 +44,14 @@ class Layout:
         ]
         self.homes = [min(first // max(1, self.shard_size), self.n - 1) for first in bounds[:-1]]
 
-    def join(self, tensors: Iterable[Tensor | None], like: Tensor, out: Tensor | None = None) -> Tensor:
-        """Copy tensors of these shapes into one flat tensor [n x shard_size], `out` if given.
+    def join(self, tensors: Iterable[Tensor | None], like: Tensor) -> Tensor:
+        """Copy tensors of these shapes into one flat tensor [n x shard_size].
 
         None stands for zeros in the dtype of `like`, and so does the padding.
         """
         pairs = zip(tensors, self.sizes, strict=True)
         pieces = [like.new_zeros(size) if tensor is None else tensor.reshape(-1) for tensor, size in pairs]
-        return torch.cat([*pieces, like.new_zeros(self.padding)], out=out)
+        return torch.cat([*pieces, like.new_zeros(self.padding)])
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """The tensors again, as views of the flat one."""
@@ -97,15 +97,10 @@ class Bucket:
         self.updated = parameters
         self._arriving: Callable[[], Tensor] | None = None
 
-    def send(self, gradients: Iterable[Tensor | None], weight: float = 1.0, room: Any = (None, None)) -> None:
-        """Begin to average gradients of the parameters over the ranks.
-
-        room: two flat tensors to send from and to receive in; without it, new ones.
-        """
+    def send(self, gradients: Iterable[Tensor | None]) -> None:
+        """Begin to average gradients of the parameters over the ranks."""
         self.receive()
-        own, arrived = room
-        joined = join_gradients(self.layout, gradients, self.flat, weight, own)
-        self._arriving = reduce_scatter(joined, self.layout, arrived)
+        self._arriving = reduce_scatter(join_gradients(self.layout, gradients, self.flat), self.layout)
 
     def receive(self) -> None:
         """Wait for what was sent, if anything was, and add this rank's part of it to the gradients it has."""
@@ -119,16 +114,14 @@ class Bucket:
         return dist.all_gather_single(self.flat, own, group=self.layout.group, async_op=True)
 
 
-def reduce_scatter(flat: Tensor, layout: Layout, arrived: Tensor | None = None) -> Callable[[], Tensor]:
+def reduce_scatter(flat: Tensor, layout: Layout) -> Callable[[], Tensor]:
     """Begin to sum a flat tensor over the ranks.
-
-    arrived: room for what the others send, as large as flat; None to make some.
 
     Returns a function that waits for it and returns this rank's shard of the sum, in float32 if `flat` has 16 bits.
     """
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
     # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
-    arrived = torch.empty_like(flat) if arrived is None else arrived
+    arrived = torch.empty_like(flat)
     work = dist.all_to_all_single(arrived, flat, group=layout.group, async_op=True)
 
     def finish() -> Tensor:
@@ -150,10 +143,8 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 # Parameters that nobody has used, and those that somebody has replaced
 
 
-def join_gradients(
-    layout: Layout, gradients: Iterable[Tensor | None], like: Tensor, weight: float = 1.0, out: Tensor | None = None
-) -> Tensor:
-    """Gradients times a weight in one flat tensor, with -0.0 where there is none.
+def join_gradients(layout: Layout, gradients: Iterable[Tensor | None], like: Tensor) -> Tensor:
+    """Gradients in one flat tensor, with -0.0 where there is none.
 
     Only -0.0 + -0.0 is -0.0. So where the sum over the ranks is, no rank had a gradient, and nothing else has to be
     sent for all to know.
@@ -161,10 +152,7 @@ def join_gradients(
     gradients = list(gradients)
     if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
         raise ValueError("a gradient is sparse, and shards are dense; build the nn.Embedding with sparse=False")
-    flat = layout.join(gradients, like, out)
-    if weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
-        return flat.fill_(-0.0)
-    flat.mul_(weight).add_(0.0)  # -0.0 + 0.0 is 0.0
+    flat = layout.join(gradients, like).add_(0.0)  # -0.0 + 0.0 is 0.0
     for gradient, view in zip(gradients, layout.split(flat), strict=True):
         if gradient is None:
             view.fill_(-0.0)
@@ -197,6 +185,16 @@ def take_back(parameters: Iterable[nn.Parameter], places: Iterable[Tensor]) -> N
         if parameter.data_ptr() != place.data_ptr():
             place.copy_(parameter.detach())
             parameter.data = place
+
+
+def check_frozen(parameters: Iterable[Tensor], sharded: Container[Tensor], owner: str) -> None:
+    """Raise RuntimeError if one that is to be trained is not among those of which ranks have a shard."""
+    for parameter in parameters:
+        if parameter.requires_grad and parameter not in sharded:
+            raise RuntimeError(
+                f"a parameter of shape {list(parameter.shape)} was frozen when {owner} was made, so no rank has a "
+                f"shard of it, and now it is to be trained; set requires_grad first, and make {owner} after that"
+            )
 
 
 # The state of an optimizer

@@ -23,7 +23,7 @@ from course_lib.model import GPTConfig, TinyGPT
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-GLOBAL = 2**16  # one of so many micro-batches of one minibatch: the loss of each counts so much less
+GLOBAL = 2**18  # one of so many micro-batches of one minibatch: the loss of each counts so much less
 
 
 @cache
@@ -44,7 +44,7 @@ def losses(
     def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
         return data.answer_loss(logits, targets) / micro_batches
 
-    found = train(model, islice(data.minibatches(problems, 64), steps), loss_fn, optimizer, scaler)
+    found = train(model, islice(data.minibatches(problems, 32), steps), loss_fn, optimizer, scaler)
     return [loss * micro_batches for loss in found]
 
 
@@ -83,8 +83,8 @@ def test_most_weights_do_not_move_without_master_weights() -> None:
 
 
 def test_a_training_stalls_without_master_weights_and_is_rescued_by_them() -> None:
-    reference = losses(F32, 200, 1e-5)
-    stalled, rescued = losses(BF16, 200, 1e-5), losses(BF16, 200, 1e-5, master_weights=True)
+    reference = losses(F32, 100, 2e-5)
+    stalled, rescued = losses(BF16, 100, 2e-5), losses(BF16, 100, 2e-5, master_weights=True)
     progress = reference[0] - end(reference)
     assert progress > 0.3
     assert reference[0] - end(stalled) < 0.25 * progress
@@ -93,17 +93,17 @@ def test_a_training_stalls_without_master_weights_and_is_rescued_by_them() -> No
 
 def test_a_training_diverges_without_master_weights_and_is_rescued_by_them() -> None:
     """In float16 Adam's squares of gradients are zero, and so is its epsilon: its steps are 0 / 0."""
-    diverged, rescued = losses(F16, 100, 3e-3), losses(F16, 100, 3e-3, master_weights=True, scale=2.0**16)
+    diverged, rescued = losses(F16, 60, 3e-3), losses(F16, 60, 3e-3, master_weights=True, scale=2.0**16)
     assert len(diverged) == 2
     assert math.isnan(diverged[-1])
-    assert len(rescued) == 100
-    assert end(rescued) < 1.3
+    assert len(rescued) == 60
+    assert end(rescued) < 1.7 < 2.5 < rescued[0]
 
 
 def test_a_training_stalls_without_loss_scaling_and_is_rescued_by_it() -> None:
-    reference = losses(F32, 100, 3e-3, micro_batches=GLOBAL)
-    stalled = losses(F16, 100, 3e-3, True, None, GLOBAL)
-    rescued = losses(F16, 100, 3e-3, True, 2.0**16, GLOBAL)
+    reference = losses(F32, 60, 3e-3, micro_batches=GLOBAL)
+    stalled = losses(F16, 60, 3e-3, True, None, GLOBAL)
+    rescued = losses(F16, 60, 3e-3, True, float(GLOBAL), GLOBAL)
     progress = reference[0] - end(reference)
     assert progress > 1
     assert reference[0] - end(stalled) < 0.25 * progress

@@ -65,7 +65,7 @@ MUTATIONS = [
     ),
     ("shards", "min(max(end, first), last)", "last", "used_now_and_then", "local"),
     ("shards", "            total += other", "            pass", "small_buckets", "local"),
-    ("shards", "flat.mul_(weight).add_(0.0)", "flat.mul_(weight)", "gradients_of_zero", "sharded"),
+    ("shards", "like, out).add_(0.0)", "like, out)", "gradients_of_zero", "sharded"),
     ("shards", "            view.fill_(-0.0)", "            pass", "never_used", "local"),
     ("shards", "total.div_(n)", "total.div_(n + 1)", "small_buckets", "sharded"),
     ("shards", "owner.grad.add_(mean)", "mean", "several_backward_passes_of_different_layers", "FullySharded"),
@@ -79,7 +79,7 @@ MUTATIONS = [
     ("shards", "            parameter.data = place", "            pass", "averaged_weights_are_swapped_in", "local"),
     ("shards", ' and name != "step"', "", "scalar_in_the_state", "local"),
     ("shards", "piece(number, value)", "piece(number, 0 * value)", "state_without_the_first", "local"),
-    ("shards", "whole[name] = joined", "whole[name] = (0 * joined)", "scalar_in_the_state", "FullySharded"),
+    ("shards", "whole[name] = joined", "whole[name] = (0 * joined)", "scalar_in_the_state", "local"),
     ("sharding", "from_first_rank(named.values(), self.group)", "pass", "small_buckets", "local"),
     (
         "sharding",
@@ -119,9 +119,8 @@ MUTATIONS = [
         "forgotten_zero_grad",
         "sharded",
     ),
-    ("sharding", "            self.param_groups.pop()", "            pass", "a_group_that_is_refused", "local"),
+    ("sharding", "        if self._buckets:\n", "        if False:\n", "a_group_that_is_refused", "local"),
     ("replicas", "    from_first_rank(model, group)", "    pass", "small_buckets", "FullySharded"),
-    ("fully_sharded", "samples / mean()", "float(bool(mean()))", "shares_of_different_size", "FullySharded"),
     (
         "fully_sharded",
         "self._aside[parameter], parameter.grad = gradient, self._aside.get(parameter)",
@@ -144,7 +143,6 @@ MUTATIONS = [
         "averaged_weights_are_swapped_in",
         "FullySharded",
     ),
-    ("fully_sharded", "self._weights.clear()", "pass", "shares_of_different_size", "FullySharded"),
     (
         "fully_sharded",
         "        self._backward, self._sending = None, None",

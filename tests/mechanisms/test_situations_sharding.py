@@ -379,10 +379,8 @@ def state_without_a_middle_one(start: Start) -> State:
 def scalar_in_the_state(start: Start) -> State:
     training = start(net=seeded(WithScalar))
     training.step(0)
-    model, optimizer = training.model, training.optimizer
-    if isinstance(model, FullySharded):
-        model.load_optimizer_state_dict(optimizer, model.optimizer_state_dict(optimizer))
-    elif isinstance(optimizer, ZeroRedundancyOptimizer):
+    optimizer = training.optimizer
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
         for rank in range(2):
             optimizer.consolidate_state_dict(to=rank)
             if rank == dist.get_rank():
@@ -391,6 +389,14 @@ def scalar_in_the_state(start: Start) -> State:
     else:
         optimizer.load_state_dict(optimizer.state_dict())
     training.step(1)
+    return training.weights()
+
+
+def weights_are_loaded(start: Start) -> State:
+    training = start()
+    outer = Outer(training.model)
+    outer.load_state_dict({name: 0.5 * tensor for name, tensor in outer.state_dict().items()})
+    training.step(0)
     return training.weights()
 
 
@@ -407,11 +413,11 @@ def an_optimizer_that_sets_its_learning_rate(start: Start) -> State:
 
 def a_group_that_is_refused(start: Start) -> State:
     training = start()
-    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    another = nn.Parameter(torch.ones(2))
     try:
-        training.optimizer.add_param_group({"params": [frozen]})
+        training.optimizer.add_param_group({"params": [another]})
     except ValueError as refusal:
-        assert "only frozen parameters" in str(refusal)
+        assert "make a new one with this group, too" in str(refusal)
     training.step(0)
     training.step(1)
     return training.weights()
@@ -562,6 +568,7 @@ def outcome(situation: Callable[[Start], State], way: str) -> str:
 
 
 LATE = "backward() came after finish()"
+UNEQUAL = "samples and the mean share"
 RIGHT = ("right",) * 4
 OPTIMIZER = ("right", "right", None, None)
 NO = None  # does not apply
@@ -570,7 +577,7 @@ NO = None  # does not apply
 TABLE: list[tuple[Callable[[Start], State], tuple[str | None, str | None, str | None, str | None]]] = [
     (small_buckets, RIGHT),
     (tied_and_frozen, ("right", "right", NO, "right")),
-    (shares_of_different_size, (NO, NO, "wrong", "right")),
+    (shares_of_different_size, (NO, NO, "wrong", UNEQUAL)),
     (a_learning_rate_is_changed, RIGHT),
     (gradients_of_zero, RIGHT),
     (averaged_weights_are_swapped_in, ("right", "right", "wrong", "right")),
@@ -590,12 +597,13 @@ TABLE: list[tuple[Callable[[Start], State], tuple[str | None, str | None, str | 
     (state_without_the_first, OPTIMIZER),
     (state_without_a_middle_one, OPTIMIZER),
     (scalar_in_the_state, ("right", "right", "doesn't support scalar parameters", "right")),
+    (weights_are_loaded, ("right", "right", "right", "load the state into the plain model, and shard it then")),
     (an_optimizer_that_sets_its_learning_rate, RIGHT),
     (a_group_that_is_refused, OPTIMIZER),
     (backward_after_finish, ("right", LATE, NO, NO)),
     (finish_before_backward, ("right", LATE, NO, NO)),
-    (two_forward_passes_before_one_backward, (NO, NO, "wrong", "one backward() covers two forward passes")),
-    (two_forward_passes_before_two_backward_passes, (NO, NO, "wrong", "right")),
+    (two_forward_passes_before_one_backward, (NO, NO, "wrong", UNEQUAL)),
+    (two_forward_passes_before_two_backward_passes, (NO, NO, "wrong", UNEQUAL)),
     (two_equal_shares_before_one_backward, RIGHT),
     (outputs_in_a_dataclass, RIGHT),
     (

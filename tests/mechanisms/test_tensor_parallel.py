@@ -297,21 +297,6 @@ def test_a_cut_linear_layer_and_its_gradients_are_those_of_the_whole_one(n: int,
         close(state, {"out": out.detach(), "x grad": gradient_of(given)} | snapshot(linear))
 
 
-def test_a_model_is_made_equal_with_one_message_and_a_layer_on_its_own_with_its_own() -> None:
-    def on_a_rank(rank: int) -> float:
-        model = TinyGPT(seed=rank)
-        layer = model.get_submodule("blocks.1.mlp.up")
-        parallelize(model)
-        with torch.no_grad():
-            layer.get_parameter("weight").fill_(rank)  # no longer what `parallelize` has made equal
-        return float(ColumnParallelLinear(layer).weight.sum())  # type: ignore[arg-type]
-
-    run = launch(on_a_rank, 2, device="cpu")
-    assert run.results == [0.0, 0.0]
-    sent = [span for span in run.timeline.of(0) if span.name == "broadcast" and span.kind == "transfer"]
-    assert len(sent) == 1 + 1
-
-
 @pytest.mark.parametrize("vocab", [2, 13, 1000])
 def test_the_cut_embedding_has_the_bits_of_the_whole_one(vocab: int) -> None:
     tokens = torch.randint(vocab, (3, 9), generator=torch.Generator().manual_seed(1))

@@ -190,11 +190,8 @@ def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, caps
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (
-            replace(OPTIONS, batch=3),
-            "inputs hold 3 samples; n_micro_batches=1 on each of dp=4 replicas needs 4 or more",
-        ),
-        (replace(OPTIONS, pp=3), r"pp=3 does not divide the 4 ranks there are; choose one of \[1, 2, 4\]"),
+        (replace(OPTIONS, batch=3), "n=4 pieces cannot be cut from a batch of 3 samples"),
+        (replace(OPTIONS, pp=3), "dp=1 x pp=3 x tp=1 makes 3 ranks, and there are 4"),
     ],
 )
 def test_what_does_not_fit_the_ranks_is_refused(options: Options, complaint: str) -> None:

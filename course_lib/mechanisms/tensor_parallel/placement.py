@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms.groups import Group
+from course_lib.mechanisms.replicas import from_first_rank
 
 
 def shard(tensor: Tensor, dim: int, group: Group = None) -> Tensor:
@@ -91,13 +92,14 @@ def mark_partial(module: nn.Module) -> None:
 def shard_parameters(
     module: nn.Module, whole: nn.Module, dims: Mapping[str, int | None], group: Group, is_partial: bool = False
 ) -> None:
-    """Give the module this rank's shards of a whole layer's parameters, as the group's first rank has them.
+    """Give the module this rank's shards of a whole layer's parameters, after making these the group's first rank's.
 
     dims: the dimension along which each is cut; None: the module gets all of it.
     is_partial: of those that are not cut.
 
     Raises ValueError for a dimension shorter than the number of ranks.
     """
+    from_first_rank(whole, group)
     for name, dim in dims.items():
         parameter = getattr(whole, name)
         if parameter is None:
@@ -106,7 +108,7 @@ def shard_parameters(
         if dim is not None:
             check_length(f"{name}.shape[{dim}]", parameter.shape[dim], dist.get_world_size(group))
         placement = Placement(is_partial=is_partial) if dim is None else Placement(dim, parameter.shape[dim])
-        own = placement.shard(_of_first_rank(parameter, group), group).clone()
+        own = placement.shard(parameter.detach(), group).clone()
         module.register_parameter(name, nn.Parameter(own, parameter.requires_grad))
         setattr(module, _PLACEMENTS, getattr(module, _PLACEMENTS, {}) | {name: placement})
 
@@ -115,23 +117,6 @@ def check_length(name: str, length: int, n: int) -> None:
     """Raises ValueError if n ranks cannot all have a shard."""
     if length < n:
         raise ValueError(f"{name}={length} cannot be cut into shares for {n} ranks; use at most {length} ranks")
-
-
-_EQUAL = "tensor_parallel_version"  # the attribute of a parameter with which it was made equal on all ranks
-
-
-def note_equal(model: nn.Module) -> None:
-    """Note that all ranks have the same parameters, so that `shard_parameters` need not send them one by one."""
-    for parameter in model.parameters():
-        setattr(parameter, _EQUAL, parameter._version)
-
-
-def _of_first_rank(parameter: Tensor, group: Group) -> Tensor:
-    whole = parameter.detach()
-    if getattr(parameter, _EQUAL, None) != parameter._version:
-        whole = whole.clone()
-        dist.broadcast(whole, group=group, group_src=0)
-    return whole
 
 
 def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:

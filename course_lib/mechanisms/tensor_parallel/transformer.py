@@ -9,7 +9,7 @@ output                       vocabulary, as columns     f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from course_lib.mechanisms.tensor_parallel.linear import (
     enter,
     scatter_sequence,
 )
-from course_lib.mechanisms.tensor_parallel.placement import check_length, mark_partial, note_equal
+from course_lib.mechanisms.tensor_parallel.placement import check_length, mark_partial
 from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding, check_embedding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -53,11 +53,10 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     """
     _check_model(model, group)
     from_first_rank(model, group)
-    note_equal(model)
-    names_of_each = _names_of_each_parameter(model)
+    whole = list(model.named_parameters(remove_duplicate=False))
     for module, cut in _to_be_cut(model):
         cut(module, group, sequence_parallel)
-    _tie(model, names_of_each)
+    _tie(model, whole)
     if sequence_parallel:
         _mark_partial_gradients(model)
     return model
@@ -103,19 +102,12 @@ def _to_be_cut(model: nn.Module) -> list[tuple[nn.Module, Cut]]:
     return found
 
 
-def _names_of_each_parameter(model: nn.Module) -> list[list[str]]:
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return list(names.values())
-
-
-def _tie(model: nn.Module, names_of_each: list[list[str]]) -> None:
+def _tie(model: nn.Module, whole: Iterable[tuple[str, nn.Parameter]]) -> None:
     """What was one parameter under several names has been cut under each of them; make it one again."""
-    for first, *others in names_of_each:
-        for name in others:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, model.get_parameter(first))
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in whole:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, model.get_parameter(first.setdefault(parameter, name)))
 
 
 def _mark_partial_gradients(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ class VocabParallelEmbedding(nn.Module):
 
     Each rank looks up the tokens that it has and puts out zeros for the others; the sum is the embedding.
 
-    embedding: the whole one. The weights of the group's first rank count; the embedding itself stays as it is.
+    embedding: the whole one. It gets the weights of the group's first rank.
 
     Raises ValueError for a vocabulary smaller than the number of ranks, for an embedding with padding_idx, max_norm or
     scale_grad_by_freq, and `forward` for a token outside of the vocabulary.
