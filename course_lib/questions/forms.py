@@ -14,7 +14,7 @@ them holds a key: whether an answer is right is what the run says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
@@ -76,11 +76,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run measured. value: in the first unit of the question's quantity.  happened: with the value in it."""
+    """What a run measured. value: in the first unit of the question's quantity.  The rest is as in `Outcome`."""
 
     value: float
-    happened: str
+    happened: str = ""
     pictures: tuple[Picture, ...] = ()
+    found: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from course_lib import data
 from course_lib.experiments.ablations import RoundedWeights, share_moved
 from course_lib.experiments.training import SMALL, flat, gradients_of, moments_of, shares, size_of, train
-from course_lib.figures import axis, gantt, loss_at_end, loss_curves, lost_time, time_breakdown
-from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time, time_breakdown
+from course_lib.figures.axis import duration
 from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.collectives import all_reduce_in
@@ -102,12 +102,8 @@ def _without(suspect: str, case: Training) -> Outcome:
     changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
     right = won > lost / 2
-    said = (
-        f"Tried with {name}: the training ends {'nearly as well as' if right else 'worse than'} the one in 32 bits. "
-        f"Loss after {STEPS} steps: {axis.number(sixteen)} in 16 bits, {axis.number(thirty_two)} in 32 bits, "
-        f"{axis.number(changed)} with {name}."
-    )
-    return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"))
+    found = {"change": name, "right": right, "steps": STEPS, "losses": (sixteen, thirty_two, changed)}
+    return Outcome(right, found=found, shown=lost > 0 and right is (suspect == "kept"))
 
 
 # What is kept in 32 bits costs memory
@@ -136,7 +132,7 @@ def _count_bytes() -> Reading:
     parts = bytes_per_weight(torch.float16, MasterWeights)
     listed = ", ".join(f"{name} {size}" for name, size in parts.items())
     total = sum(parts.values())
-    return Reading(total, f"Counted on a small model, in bytes for each weight: {listed}; together {total}.")
+    return Reading(total, found={"listed": listed, "total": total})
 
 
 # An overflow on one rank
@@ -146,10 +142,8 @@ def _overflow(what: str) -> Outcome:
     replicas = launch(_train_with_overflow, 4, (what,)).results
     broken = not all(replica.isfinite().all() for replica in replicas)
     equal = all(torch.equal(replica, replicas[0]) for replica in replicas)
-    verdict = "equal" if equal else "different"
-    said = f"Run on 4 ranks, with an overflow on rank 3: afterwards the replicas are {verdict}"
-    said += ", and the weights of rank 3 are no numbers." if broken else "."
-    return Outcome(equal and not broken, said, shown=equal is (what == "together") and broken is (what == "nobody"))
+    is_shown = equal is (what == "together") and broken is (what == "nobody")
+    return Outcome(equal and not broken, found={"equal": equal, "broken": broken}, shown=is_shown)
 
 
 def _train_with_overflow(rank: int, what: str) -> Tensor:
@@ -227,20 +221,12 @@ def _recipes() -> Outcome:
     trained = {name: train_by(recipe) for name, recipe in RECIPES.items()}
     before, naive, mixed = trained.values()
     is_broken = not math.isfinite(naive.losses[-1])
-    said = (
-        f"Run on 4 ranks, {len(before.losses)} steps. Mixed against float32: activations of "
-        f"{data_size(mixed.activations)} against {data_size(before.activations)}; each rank sends "
-        f"{data_size(mixed.sent)} against {data_size(before.sent)}; weights, gradients and optimizer take "
-        f"{mixed.states:.0f} bytes for each parameter against {before.states:.0f}. With everything in float16, the "
-        f"loss is {'not a number' if is_broken else 'still a number'} after {len(naive.losses) - 1} step."
-    )
     right = is_broken and mixed.activations < 0.6 * before.activations and mixed.sent < 0.55 * before.sent
-    ends = ", ".join(
-        f"{name} {axis.number(loss_at_end(one.losses))}" for name, one in trained.items() if one is not naive
-    )
+    found = {"before": before, "mixed": mixed, "steps": len(before.losses), "is_broken": is_broken}
+    found |= {"worked": len(naive.losses) - 1, "ends": [loss_at_end(one.losses) for one in (before, mixed)]}
     picture = loss_curves({name: one.losses for name, one in trained.items()}, title="The same training, three times")
     right = right and mixed.states >= before.states and abs(mixed.progress / before.progress - 1) < 0.1
-    return Outcome(None, f"{said} Loss at the end: {ends}.", shown=right, pictures=(picture,))
+    return Outcome(None, found=found, shown=right, pictures=(picture,))
 
 
 # Diagnosing and improving training efficiency
@@ -274,22 +260,14 @@ def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float
 def _two_faults() -> Outcome:
     whole, cut = flow("naive", 4, 1), flow("1f1b", 4, 16)
     rounded, master = moved(RoundedWeights), moved(MasterWeights)
-    off = {dtype: added_up(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    off = [added_up(dtype) for dtype in (torch.bfloat16, torch.float32)]
     idle = [whole.idle_fraction(), cut.idle_fraction()]
     is_better = all(map(math.isclose, idle, [3 / 4, 3 / (16 + 3)]))
     is_rescued = rounded < 0.2 < 0.9 < master
-    said = (
-        f"Run: in 16 micro-batches four devices are {'far less' if is_better else 'as'} idle than with the whole "
-        f"batch. In bfloat16, a step with a small learning rate moves {'few' if is_rescued else 'as many'} of the "
-        f"weights; a master copy in 32 bits {'moves nearly everywhere' if is_rescued else 'moves as little'}. "
-        f"Idle with the whole batch: {percent(idle[0])}; in 16 micro-batches: {percent(idle[1])}. "
-        f"Moved: {percent(rounded)} of the weights in bfloat16, {percent(master)} of the master weights. "
-        f"A gradient of 64 micro-batches is off by {off[torch.bfloat16]:.0e} of its length when added up in bfloat16, "
-        f"by {off[torch.float32]:.0e} in float32."
-    )
-    right = is_better and is_rescued and off[torch.bfloat16] > 100 * off[torch.float32]
+    right = is_better and is_rescued and off[0] > 100 * off[1]
+    found = {"is_better": is_better, "is_rescued": is_rescued, "idle": idle, "moved": (rounded, master), "off": off}
     picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
-    return Outcome(None, said, shown=right, pictures=(picture,))
+    return Outcome(None, found=found, shown=right, pictures=(picture,))
 
 
 # Optimizing language-model training efficiency
@@ -346,23 +324,17 @@ def _ways() -> Outcome:
     often, once, mixed = (timeline for timeline, _ in runs.values())
     first, second, rounded = (gradient for _, gradient in runs.values())
     off, off_mixed = (((one - first).norm() / first.norm()).item() for one in (second, rounded))
-    verdict = "the same, up to rounding" if off < 1e-5 else "another one"
-    lines = [f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items()]
-    said = (
-        f"Run on 4 ranks with 8 micro-batches each. A rank that exchanges once sends {data_size(once.bytes_sent(0))} "
-        f"where it sent {data_size(often.bytes_sent(0))}, and the gradient is {verdict}. In 16 bits it sends "
-        f"{data_size(mixed.bytes_sent(0))}. {'; '.join(lines)}. "
-        f"In mixed precision the gradient differs by {percent(off_mixed)}."
-    )
+    sent = [timeline.bytes_sent(0) for timeline in (often, once, mixed)]
+    lines = "; ".join(f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items())
+    found = {"sent": sent, "is_same": off < 1e-5, "lines": lines, "off": off_mixed}
+    shares = {name: time_breakdown(timeline) for name, (timeline, _) in runs.items()}
     pictures = (
-        lost_time(
-            {name: time_breakdown(timeline) for name, (timeline, _) in runs.items()}, title="Where the time goes"
-        ),
+        lost_time(shares, title="Where the time goes"),
         gantt(mixed, often, title="One exchange in mixed precision, and below it eight in float32"),
     )
-    right = often.bytes_sent(0) == 8 * once.bytes_sent(0) == 16 * mixed.bytes_sent(0) and off < 1e-5
+    right = sent[0] == 8 * sent[1] == 16 * sent[2] and off < 1e-5
     right = right and off_mixed < 0.05 and often.makespan > once.makespan > mixed.makespan
-    return Outcome(None, said, shown=right, pictures=pictures)
+    return Outcome(None, found=found, shown=right, pictures=pictures)
 
 
 QUESTIONS: dict[str, Family] = {

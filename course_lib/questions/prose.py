@@ -12,6 +12,9 @@
 
     That is data parallelism: every ...   why it is right or wrong
 
+    ## found                              what a run showed, with fields that `asking` fills; `found: NAME` is that
+    Each worker computes {own} samples.   of one option, or of one outcome of an order
+
 Other sections: `why`; `why: NAME`, what one outcome of an order means; `slip: NAME`, a way to miss a number; `events`
 of an order; `answer` and `checklist` of an open case, or `levels` and `checklist` of a section of a longer text.
 {samples} is a field, which the numbers of a question fill; a brace of the text itself is written twice. Lines are
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
@@ -45,7 +48,8 @@ class Section(NamedTuple):
 class Page:
     """What one question says. home: the module of course_lib.questions whose QUESTIONS holds it.
 
-    place: file and line of its heading.  sections: by heading; that of the situation is "".
+    place: file and line of its heading.  sections: by heading; that of the situation is "".  found: those that say
+    what a run showed.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Page:
     home: str
     place: str
     sections: dict[str, Section]
+    found: dict[str, Section] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -129,7 +134,8 @@ def _pages(file: Path) -> list[Page]:
         elif heading[3:] in pages[-1].sections:
             raise ValueError(f"{place}: {pages[-1].name} has two sections {heading!r}; rename one, or join them")
         else:
-            pages[-1].sections[heading[3:]] = Section(place, text)
+            kept = pages[-1].found if heading.startswith("## found") else pages[-1].sections
+            kept[heading[3:]] = Section(place, text)
     return pages
 
 

@@ -64,14 +64,12 @@ def _share_out(option: str, case: Sharing) -> Outcome:
     try:
         run = launch(_worker, case.workers, (case, splits_samples, splits_model), pace=pace)
     except RankFailed as error:
-        said = "It cannot be run: workers whose piece is not the whole model cannot compute a loss from their samples."
-        return Outcome(False, f"{said} {error.message}", shown=splits_model)
-    total = sum(run.results)
-    once = "every sample once" if total == case.samples else f"every sample {total // case.samples} times"
-    said = f"It runs: each worker computes {run.results[0]} samples, and together they compute {once}."
+        return Outcome(False, found={"error": error.message}, shown=splits_model)
+    times = sum(run.results) // case.samples
+    found = {"own": run.results[0], "once": times == 1, "times": times}
     passes = [span for span in run.timeline.spans if span.kind == "forward"]
     picture = gantt(replace(run.timeline, spans=passes), title="The forward passes of this answer")
-    return Outcome(total == case.samples, said, shown=not splits_model, pictures=(picture,))
+    return Outcome(times == 1, found=found, shown=not splits_model, pictures=(picture,))
 
 
 def _worker(rank: int, case: Sharing, splits_samples: bool, splits_model: bool) -> int:
@@ -132,13 +130,8 @@ def _compare_trainings(option: str, workers: int) -> Outcome:
     (alone,) = launch(_train, 1, ("own", workers)).results
     apart, off = distance(replicas, replicas[0]), distance(replicas, alone)
     found = "drift" if apart else "wrong" if off > SAME else "right"
-    equal = "different from each other" if apart else "equal to the last bit"
-    same = "another training" if off > SAME else "the same training, up to rounding"
-    said = (
-        f"After {STEPS} steps the {workers} replicas are {equal}. Compared with one process on all shares: {same}. "
-        f"Largest difference between two replicas: {apart:.2g}; to one process: {off:.2g}."
-    )
-    return Outcome(found == "right", said, shown=found == UPDATES[option][-1])
+    numbers = {"steps": STEPS, "workers": workers, "apart": apart, "off": off, "is_another": off > SAME}
+    return Outcome(found == "right", found=numbers, shown=found == UPDATES[option][-1])
 
 
 # Q2. The events of one step, in order
@@ -152,33 +145,27 @@ def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
     try:
         replicas = launch(follow, workers, (order, workers, STEPS_IN_ORDER)).results
     except RankFailed as error:
-        return Outcome(False, f"It cannot be run: {error.__cause__}.", "needs")
+        return Outcome(False, why="needs", found={"error": error.__cause__})
     (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results
-    right, said, why = _judge(order, replicas, alone)
+    wrong = _what_is_wrong(order, replicas, alone)
     shown = (1, STEPS_IN_ORDER // 2, STEPS_IN_ORDER)
     drift = {n: distance([history[n - 1] for history in replicas], replicas[0][n - 1]) for n in shown}
     apart = ", ".join(f"{far:.2g} after step {n}" for n, far in drift.items())
     emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
     picture = gantt(emulated.timeline, title="Two steps in this order")
-    return Outcome(right, f"{said} How far they are apart: {apart}.", why, pictures=(picture,))
+    return Outcome(not wrong, why=wrong, found={"apart": apart}, pictures=(picture,))
 
 
-def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tuple[bool, str, str]:
-    """Right or not, what the run showed, and what that means, by its name in the prose."""
-    same, equal = distance(replicas, alone) < SAME, distance(replicas, replicas[0]) == 0
-    if same:
-        said = "The replicas stay equal to the last bit, and it is the training of one process with all shares."
-        return True, said, ""
+def _what_is_wrong(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> str:
+    """By its name in the prose; "" if nothing is."""
+    if distance(replicas, alone) < SAME:
+        return ""
     if all(torch.equal(history[0], history[-1]) for history in replicas):
-        said = "The replicas stay equal, because none of them ever changes: nobody learns anything."
-        return False, said, "cleared"
-    if equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
-        said = "The replicas stay equal, but they are always one step behind one process."
-        return False, said, "one_behind"
-    said = "The replicas drift apart, and nothing ever brings them together again."
-    if order.index("all_reduce") < order.index("backward"):
-        return False, said, "no_gradient"
-    return False, said, "alone"
+        return "cleared"
+    is_equal = distance(replicas, replicas[0]) == 0
+    if is_equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
+        return "one_behind"
+    return "no_gradient" if order.index("all_reduce") < order.index("backward") else "alone"
 
 
 QUESTIONS: dict[str, Family] = {

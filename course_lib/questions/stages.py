@@ -8,16 +8,14 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-import torch.distributed as dist
-
 from course_lib.experiments.events import SECONDS, fill_and_drain, name_of, read, run_events, until_stuck
+from course_lib.experiments.training import train_layers
 from course_lib.figures import Picture, gantt
-from course_lib.figures.axis import percent
-from course_lib.model import GPTConfig, TinyGPT
+from course_lib.figures.axis import data_size, percent
 from course_lib.questions.asking import choice, each, ordering
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Deadlock, Link, Pace, RankFailed, launch
+from course_lib.ranks import Deadlock, Link, Pace, RankFailed
 from course_lib.schedules import Action
 from course_lib.timeline import Span, Timeline
 
@@ -42,45 +40,31 @@ def _active(timeline: Timeline) -> float:
 def _who_works(stages: int) -> Outcome:
     timeline = _through(stages)
     right = _active(timeline) < 1 + ROUNDING  # messages leave moments in which nobody works
-    said = (
-        f"On average {'no more than one' if right else 'more than one'} of {stages} devices was working: they were "
-        f"idle for {percent(timeline.idle_fraction())} of their time."
-    )
-    return Outcome(right, said, shown=right, pictures=(_turns(timeline),))
+    found = {"right": right, "stages": stages, "idle": timeline.idle_fraction()}
+    return Outcome(right, found=found, shown=right, pictures=(_turns(timeline),))
 
 
 def _free_links(stages: int) -> Outcome:
     with_links, without = _through(stages), _through(stages, Pace(SECONDS, Link()))
     saved = 1 - without.makespan / with_links.makespan
     right = saved > 0.5
-    said = f"Tried with links that cost nothing: that saves {percent(saved)} of the time."
     picture = gantt(with_links, without, title="With links, and below it with links that cost nothing")
-    return Outcome(right, said, shown=not right, pictures=(picture,))
+    return Outcome(right, found={"saved": saved}, shown=not right, pictures=(picture,))
 
 
 def _busiest(stages: int) -> Outcome:
     timeline = _through(stages)
     busy = [timeline.busy(rank) for rank in range(stages)]
     right = busy[-1] > min(busy) + ROUNDING
-    said = (
-        f"The last device computes {'longer than' if right else 'as long as'} the others. "
-        f"Milliseconds of computing, by device: {', '.join(f'{1000 * seconds:.0f}' for seconds in busy)}."
-    )
-    return Outcome(right, said, shown=not right, pictures=(_turns(timeline),))
+    found = {"right": right, "busy": ", ".join(f"{1000 * seconds:.0f}" for seconds in busy)}
+    return Outcome(right, found=found, shown=not right, pictures=(_turns(timeline),))
 
 
 def _held_by_stage(stages: int) -> Outcome:
-    held = launch(_stage_parameters, stages).results
-    whole = sum(held)
-    right = max(held) == whole
-    said = f"Parameters by device: {', '.join(f'{count:,}' for count in held)}; the whole model has {whole:,}."
-    return Outcome(right, said, shown=not right)
-
-
-def _stage_parameters(rank: int) -> int:
-    """The number of parameters on this rank: one block of the model for each rank."""
-    blocks = TinyGPT(GPTConfig(layers=dist.get_world_size() - 2, hidden=32)).blocks
-    return sum(parameter.numel() for parameter in blocks[rank].parameters())
+    held = [one.states for one in train_layers(stages, stages, 1, True)]
+    right = max(held) == sum(held)
+    found = {"held": ", ".join(map(data_size, held)), "whole": sum(held)}
+    return Outcome(right, found=found, shown=not right)
 
 
 def _turns(timeline: Timeline) -> Picture:
@@ -116,12 +100,9 @@ def _activity(strategy: str, units: int) -> Outcome:
     before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
     was, now = map(_active, (before, after))
     right = now > 1 + ROUNDING
-    said = (
-        f"Tried: {'more than one unit is' if right else 'still no more than one unit is'} active at a time. "
-        f"On average it was {was:.2f} of {units} units before, and {now:.2f} with it."
-    )
+    found = {"right": right, "was": was, "units": units, "now": now}
     picture = gantt(before, after, title="As it is, and below it with this strategy")
-    return Outcome(right, said, shown=right == (strategy == "cut"), pictures=(picture,))
+    return Outcome(right, found=found, shown=right == (strategy == "cut"), pictures=(picture,))
 
 
 # Q8. The order that keeps both busiest
@@ -158,21 +139,19 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     except Deadlock as error:
         return _stuck(case, events, error)
     except RankFailed as error:
-        return Outcome(False, f"It cannot be run: {error.__cause__}.", "no_forward")
+        return Outcome(False, why="no_forward", found={"error": error.__cause__})
     best = run_events(fill_and_drain(case.devices, case.micro_batches), case.devices)
     idle = timeline.idle_fraction()
     right = idle < case.least_idle + ROUNDING
-    said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
-    said += f" Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
+    found = {"idle": idle, "least": case.least_idle}
     picture = gantt(timeline, best, title="Your order, and below it a best one")
-    return Outcome(right, said, "right" if right else "waits", pictures=(picture,))
+    return Outcome(right, why="right" if right else "waits", found=found, pictures=(picture,))
 
 
 def _stuck(case: Grid, events: list[Action], error: Deadlock) -> Outcome:
     done = run_events(until_stuck(events, case.devices), case.devices)
     picture = gantt(done, title="What was done before the devices got stuck")
-    said = f"The devices are stuck for good. {error.message}"
-    return Outcome(False, said, "stuck", pictures=(picture,))
+    return Outcome(False, why="stuck", found={"error": error.message}, pictures=(picture,))
 
 
 # Q10. S3 has just finished MB1
@@ -221,12 +200,9 @@ def _read_off(option: str, case: Moment) -> Outcome:
     right = claimed.start <= now < claimed.end
     when = "just then" if right else "later" if claimed.start > now else "earlier"
     doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
-    said = (
-        f"Read off the trace: when S{case.stage} has finished MB{case.micro_batch}, S1 is busy with {_words(doing)}. "
-        f"What you said, it does {when}."
-    )
+    found = {"case": case, "doing": _words(doing), "when": when}
     picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
-    return Outcome(right, said, shown=right == (option == "now"), pictures=(picture,))
+    return Outcome(right, found=found, shown=right == (option == "now"), pictures=(picture,))
 
 
 def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
