@@ -64,13 +64,12 @@ def number(
     return ask
 
 
-def ordering(execute: Callable[..., Outcome], *whys: str) -> Ask:
-    """whys: the names that its outcomes have for what they mean."""
-
+def ordering(execute: Callable[..., Outcome]) -> Ask:
     def ask(page: Page, case: Any) -> Ordering:
-        texts = page.only("events", "why", *(f"why: {name}" for name in whys))
+        whys = [heading for heading in page.sections if heading.startswith("why: ")]
+        texts = page.only("events", "why", *whys)
         events = {event.partition(":")[0]: event for event in items(texts["events"])}
-        run, by_name = _told(page, "", _with(case, execute)), {name: texts[f"why: {name}"] for name in whys}
+        run, by_name = _told(page, "", _with(case, execute)), {why.removeprefix("why: "): texts[why] for why in whys}
         return Ordering(events, run, texts["why"], by_name)
 
     return ask

@@ -24,6 +24,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from course_lib.planner.spec import RECOMPUTE, SCHEDULES, divisors
 from course_lib.questions import plan_text, units
+from course_lib.questions.markup import bullets
 from course_lib.questions.outcome import Outcome
 
 
@@ -113,19 +114,17 @@ class Number:
 
     def run(self, answer: str) -> Outcome:
         reading, given = self.measure(), units.parse(answer, self.quantity)
-        if units.is_close(given, reading.value, self.tolerance):
-            return self._outcome(True, reading, self.why)
-        slip = units.explain(given, reading.value, self.quantity, self.slips, self.tolerance)
-        return self._outcome(False, reading, f"{slip}\n\n{self.why}" if slip else self.why)
+        right = units.is_close(given, reading.value, self.tolerance)
+        slip = "" if right else units.explain(given, reading.value, self.quantity, self.slips, self.tolerance)
+        why = f"{slip}\n\n{self.why}" if slip else self.why
+        return Outcome(right, reading.happened, why, pictures=reading.pictures)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        return [("", self._outcome(None, self.measure(), self.why))]
+        reading = self.measure()
+        return [("", Outcome(None, reading.happened, self.why, pictures=reading.pictures))]
 
     def explanations(self) -> list[tuple[str, str]]:
         return [("", self.why)]
-
-    def _outcome(self, right: bool | None, reading: Reading, why: str) -> Outcome:
-        return Outcome(right, reading.happened, why, pictures=reading.pictures)
 
 
 @dataclass(frozen=True)
@@ -202,14 +201,12 @@ class FreeText:
     @property
     def compared(self) -> str:
         """What an answer is compared with."""
-        levels = "\n".join(f"- {level}" for level in self.levels)
-        return (
-            f"Which of these is yours the most like?\n\n{levels}" if levels else f"A good answer: {self.model_answer}"
-        )
+        if self.levels:
+            return f"Which of these is yours the most like?\n\n{bullets(self.levels)}"
+        return f"A good answer: {self.model_answer}"
 
     def explanations(self) -> list[tuple[str, str]]:
-        points = "\n".join(f"- {point}" for point in self.checklist)
-        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{points}")]
+        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{bullets(self.checklist)}")]
 
     def _compare(self, answer: str) -> Outcome:
         ((_, why),) = self.explanations()

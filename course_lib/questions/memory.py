@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import NamedTuple
 
 import torch
@@ -30,11 +29,6 @@ class TooLarge(NamedTuple):
         """Bytes: the states of the layers that fit, and a tenth for activations."""
         ((states, _),) = train_layers(1, self.fits, SAMPLES, False)
         return states + states // 10
-
-
-def _draw_too_large(random: Random) -> TooLarge:
-    layers, fits = random.choice([(6, 3), (8, 5), (12, 6)])
-    return TooLarge(layers, fits, random.choice([7, 20, 34]))
 
 
 def _try(remedy: str, case: TooLarge) -> Outcome:
@@ -79,13 +73,13 @@ QUESTIONS: dict[str, Family] = {
     "Q5": Family(
         TooLarge(8, 4, 13),
         choice(each(_try, ("speed", "data", "memory", "network", "samples"))),
-        _draw_too_large,
+        [TooLarge(*layers, billions) for layers in ((6, 3), (8, 5), (12, 6)) for billions in (7, 20, 34)],
         lambda case: {"billions": case.billions, "states": 16 * case.billions},
     ),
     "Q6": Family(
         Split(8, 4),
         choice({**each(_hold, ("layers", "samples", "bits")), "waiting": _while_waiting}),
-        lambda random: Split(*random.choice([(6, 3), (6, 2), (12, 4)])),
+        [Split(6, 3), Split(6, 2), Split(12, 4)],
         lambda case: {**case._asdict(), "share": case.layers // case.units},
     ),
 }

@@ -67,20 +67,21 @@ def _speed_up() -> Outcome:
 # Analysing a data-parallel implementation
 
 
-def _gradients(rank: int, takes_share: bool) -> tuple[Tensor, Tensor]:
-    """This rank's gradient, and the mean of all, with or without the missing line."""
-    torch.manual_seed(0)
+def _gradients(
+    rank: int, minibatch: tuple[Tensor, Tensor], takes_share: bool = True, is_weighted: bool = True
+) -> tuple[Tensor, Tensor]:
+    """This rank's gradient, and the mean of all."""
     model = TinyGPT(TINY, dtype=torch.float64)
-    minibatch = next(data.minibatches(data.train_test_split()[0], 64, seed=1))
     inputs, targets = batches.split(minibatch, dist.get_world_size())[rank] if takes_share else minibatch
     data.answer_loss(model(inputs), targets).backward()
     own = flat(gradients_of(model))
-    average_gradients(model)
+    average_gradients(model, samples=len(inputs) if is_weighted else None)
     return own, flat(gradients_of(model))
 
 
 def _flaw() -> Outcome:
-    as_it_is, mended = launch(_gradients, 4, (False,)).results, launch(_gradients, 4, (True,)).results
+    minibatch = data.fixed_examples(64)
+    as_it_is, mended = (launch(_gradients, 4, (minibatch, takes_share)).results for takes_share in (False, True))
     same = all(torch.equal(own, as_it_is[0][0]) for own, _ in as_it_is)
     differ = any(not torch.equal(own, mended[0][0]) for own, _ in mended)
     return Outcome(None, found={"same": same, "differ": differ}, shown=same and differ)
@@ -90,21 +91,11 @@ def _flaw() -> Outcome:
 
 
 def _shares() -> Outcome:
-    inputs_and_targets = data.examples([(10 + sample, 90 - sample) for sample in range(10)])
-    whole = _mean_gradient(0, inputs_and_targets, None, 1)
-    means = [launch(_mean_gradient, 4, (inputs_and_targets, how, 4)).results[0] for how in (False, True)]
+    minibatch = data.examples([(10 + sample, 90 - sample) for sample in range(10)])
+    ((_, whole),) = launch(_gradients, 1, (minibatch,)).results
+    means = [launch(_gradients, 4, (minibatch, True, is_weighted)).results[0][1] for is_weighted in (False, True)]
     plain, weighted = (((mean - whole).abs().max() / whole.abs().max()).item() for mean in means)
     return Outcome(None, found={"plain": plain, "weighted": weighted}, shown=weighted < 1e-9 < plain)
-
-
-def _mean_gradient(rank: int, minibatch: tuple[Tensor, Tensor], is_weighted: bool | None, n: int) -> Tensor:
-    """The gradient of the minibatch as n ranks find it; is_weighted=None for one process with all of it."""
-    model = TinyGPT(TINY, dtype=torch.float64)
-    inputs, targets = batches.split(minibatch, n)[rank]
-    data.answer_loss(model(inputs), targets).backward()
-    if is_weighted is not None:
-        average_gradients(model, samples=len(inputs) if is_weighted else None)
-    return flat(gradients_of(model))
 
 
 # Rationale for model partitioning

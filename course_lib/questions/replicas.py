@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from random import Random
 from typing import NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from course_lib.timeline import compute
 
 STEPS = 5
 SAME = 1e-9  # how far two trainings in 64-bit numbers drift apart by rounding alone, with much to spare
+OTHER_WORKERS = (2, 3, 4, 6)
 ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 8: "an eighth"}
 
 
@@ -42,11 +42,6 @@ class Sharing(NamedTuple):
 
     samples: int
     workers: int
-
-
-def _draw_sharing(random: Random) -> Sharing:
-    workers = random.choice([3, 4, 6, 8])
-    return Sharing(workers * random.choice([16, 32, 48, 64]), workers)
 
 
 # Whether the samples are split, and whether the model is.
@@ -121,10 +116,6 @@ def _train(rank: int, option: str, workers: int) -> Tensor:
     return flat(model.parameters())
 
 
-def _draw_workers(random: Random) -> int:
-    return random.choice([2, 3, 4, 6])
-
-
 def _compare_trainings(option: str, workers: int) -> Outcome:
     replicas = launch(_train, workers, (option, workers)).results
     (alone,) = launch(_train, 1, ("own", workers)).results
@@ -137,7 +128,6 @@ def _compare_trainings(option: str, workers: int) -> Outcome:
 # Q2. The events of one step, in order
 
 STEPS_IN_ORDER = 6
-WHYS = ("needs", "cleared", "one_behind", "no_gradient", "alone")
 FEW_SECONDS = Pace({"forward": 0.02, "backward": 0.04, "optimizer": 0.01}, Link(latency=0.0002))
 
 
@@ -172,9 +162,9 @@ QUESTIONS: dict[str, Family] = {
     "Q4": Family(
         Sharing(512, 8),
         choice(each(_share_out, SPLITS)),
-        _draw_sharing,
+        [Sharing(each * workers, workers) for workers in (3, 4, 6, 8) for each in (16, 32, 48, 64)],
         lambda case: {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]},
     ),
-    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), _draw_workers, lambda workers: {"workers": workers}),
-    "Q2": Family(4, ordering(_run_in, *WHYS), _draw_workers, lambda workers: {"workers": workers}),
+    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), OTHER_WORKERS, lambda workers: {"workers": workers}),
+    "Q2": Family(4, ordering(_run_in), OTHER_WORKERS, lambda workers: {"workers": workers}),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +32,6 @@ class Gradients(NamedTuple):
     @property
     def bytes(self) -> int:
         return 4 * self.parameters
-
-
-def _draw_gradients(random: Random) -> Gradients:
-    ranks = random.choice([4, 5, 10])
-    return Gradients(ranks * random.choice([5_000, 10_000, 20_000]), ranks)
 
 
 def _slips(case: Gradients) -> dict[str, float]:
@@ -76,9 +70,9 @@ class Cluster:
 
     devices_per_node: int = 8
     batch_size: int = 128
-    seconds: float = 0.012
     between_nodes: float = 2.2e6  # bytes per second
     gained: int = 10
+    seconds: float = 0.012
 
     @property
     def workers(self) -> int:
@@ -94,11 +88,6 @@ class Cluster:
 
     def step(self, workers: int, pace: Pace) -> Timeline:
         return training_step(workers, self.batch_size, pace, overlap=False)
-
-
-def _draw_cluster(random: Random) -> Cluster:
-    per_node, between_nodes, gained = random.choice([(4, 1e6, 5), (4, 1.5e6, 5), (6, 1e6, 7), (6, 1.5e6, 8)])
-    return Cluster(per_node, batch_size=12 * per_node * 2, between_nodes=between_nodes, gained=gained)
 
 
 REMEDIES: dict[str, dict[str, Any]] = {
@@ -138,13 +127,13 @@ QUESTIONS: dict[str, Family] = {
     "bytes_sent": Family(
         Gradients(100_000, 8),
         number(BYTES, _count_bytes, _slips),
-        _draw_gradients,
+        [Gradients(ranks * piece, ranks) for ranks in (4, 5, 10) for piece in (5_000, 10_000, 20_000)],
         lambda case: {**case._asdict(), "others": case.ranks - 1, "size": data_size(case.bytes)},
     ),
     "Q3": Family(
         Cluster(),
         choice({**each(_without, REMEDIES), "memory": _held}),
-        _draw_cluster,
+        [Cluster(4, 96, 1e6, 5), Cluster(4, 96, 1.5e6, 5), Cluster(6, 144, 1e6, 7), Cluster(6, 144, 1.5e6, 8)],
         lambda case: {"few": case.devices_per_node, "many": case.workers, "gained": case.gained},
     ),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -35,10 +34,6 @@ class Training(NamedTuple):
         """GB for parameters, gradients and optimizer state in 32 bits, by the formulas of the ZeRO paper."""
         shards = (4, 4, 8)[3 - stage :]  # bytes for each parameter of what is cut, the optimizer's first
         return self.billions * (16 - sum(shards) * (1 - 1 / self.devices))
-
-
-def _draw_training(random: Random) -> Training:
-    return Training(*random.choice([(6, 4, 80), (12, 4, 96), (30, 8, 80), (20, 8, 120), (3, 4, 80)]))
 
 
 def _hold(name: str, case: Training) -> Outcome:
@@ -103,8 +98,8 @@ QUESTIONS: dict[str, Family] = {
     "enough_stage": Family(
         Training(10, 8, 80),
         choice(each(_hold, map(str, STAGES))),
-        _draw_training,
+        [Training(6, 4, 80), Training(12, 4, 96), Training(30, 8, 80), Training(20, 8, 120), Training(3, 4, 80)],
         lambda case: {**case._asdict(), **{f"stage_{stage}": f"{case.needed(stage):.3g}" for stage in STAGES}},
     ),
-    "stage_3_sends": Family(4, choice(each(_send_without, WITHOUT)), lambda random: 2, lambda ranks: {"ranks": ranks}),
+    "stage_3_sends": Family(4, choice(each(_send_without, WITHOUT)), (2,), lambda ranks: {"ranks": ranks}),
 }

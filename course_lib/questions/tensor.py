@@ -84,13 +84,13 @@ QUESTIONS: dict[str, Family] = {
     "which_cut": Family(
         4,
         choice(each(_compare_cuts, map(", ".join, CUTS))),
-        lambda random: random.choice([2, 8]),
+        (2, 8),
         lambda ranks: {"ranks": ranks},
     ),
     "count_all_reduces": Family(
         24,
         number(ALL_REDUCES, _count_all_reduces, lambda layers: {"half": 1 / 2, "quarter": 1 / 4}, tolerance=0.0),
-        lambda random: random.choice([12, 32, 40]),
+        (12, 32, 40),
         lambda layers: {"layers": layers},
     ),
     "choose_strategy": Family(None, open_case(_strategy)),
