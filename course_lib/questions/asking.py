@@ -66,11 +66,9 @@ def number(
 
 def ordering(execute: Callable[..., Outcome]) -> Ask:
     def ask(page: Page, case: Any) -> Ordering:
-        whys = [heading for heading in page.sections if heading.startswith("why: ")]
-        texts = page.only("events", "why", *whys)
+        texts = page.only("events", "why")
         events = {event.partition(":")[0]: event for event in items(texts["events"])}
-        run, by_name = _told(page, "", _with(case, execute)), {why.removeprefix("why: "): texts[why] for why in whys}
-        return Ordering(events, run, texts["why"], by_name)
+        return Ordering(events, _told(page, "", _with(case, execute)), texts["why"])
 
     return ask
 
@@ -114,7 +112,7 @@ def _with(case: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The run, with what it found in the page's words. name: of an option; an order's outcome has one of its own."""
+    """The run, with what it found in the page's words. name: of an option; an order's outcome is named by its why."""
 
     def told(*answer: Any) -> Any:
         one = run(*answer)

@@ -131,14 +131,13 @@ class Number:
 class Ordering:
     """Events to put in order; the order is a program, and `execute` runs it.
 
-    events: name to what is shown, in the order in which they are shown at first.  why: what a right order respects.
-    whys: what else an outcome may mean, by the name that it has for it.
+    events: name to what is shown, in the order in which they are shown at first.
+    why: what a right order respects. An outcome may have a meaning of its own, below what happened.
     """
 
     events: dict[str, str]
     execute: Callable[[tuple[str, ...]], Outcome]
     why: str
-    whys: dict[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -159,7 +158,8 @@ class Ordering:
 
     def run(self, answer: Sequence[str]) -> Outcome:
         outcome = self.execute(tuple(answer))
-        return replace(outcome, why=self.whys[outcome.why] if outcome.why else self.why)
+        happened, _, meaning = outcome.happened.partition("\n\n")
+        return replace(outcome, happened=happened, why=meaning or self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
         """Nothing without an order: the room gives one."""

@@ -13,10 +13,10 @@
     That is data parallelism: every ...   why it is right or wrong
 
     ## found                              what a run showed, with fields that `asking` fills; `found: NAME` is that
-    Each worker computes {own} samples.   of one option, or of one outcome of an order
+    Each worker computes {own} samples.   of one option, or of one outcome of an order, and below it what that means
 
-Other sections: `why`; `why: NAME`, what one outcome of an order means; `slip: NAME`, a way to miss a number; `events`
-of an order; `answer` and `checklist` of an open case, or `levels` and `checklist` of a section of a longer text.
+Other sections: `why`; `slip: NAME`, a way to miss a number; `events` of an order; `answer` and `checklist` of an open
+case, or `levels` and `checklist` of a section of a longer text.
 {samples} is a field, which the numbers of a question fill; a brace of the text itself is written twice. Lines are
 joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines of ```.
 (Standard library only; see `progress`.)

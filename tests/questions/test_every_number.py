@@ -143,7 +143,11 @@ PROOFS: dict[str, Proofs] = {
         ),
         "each number takes 4": lambda: torch.float32.itemsize == 4,
     },
-    "Q3": {"With devices of twice the speed": lambda: scaling.REMEDIES["devices"] == {"devices": 2.0}},
+    "Q3": {
+        "With devices of twice the speed": lambda: (
+            scaling.REMEDIES["devices"]["seconds"] == scaling.Cluster().seconds / 2
+        )
+    },
     "data_distribution": {
         "Shares of 3, 3, 2 and 2": lambda: [len(one) for one in batches.split(torch.ones(10), 4)] == [3, 3, 2, 2],
         "a share of two counts one and a half times as much as one from a share of three": lambda: 1 / 2 == 1.5 * 1 / 3,
