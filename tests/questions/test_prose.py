@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,7 +135,7 @@ def test_an_outcome_of_an_order_has_its_own_words_and_meaning(tmp_path: Path) ->
         return Outcome(False, why="" if order[0] == "x" else "two", found={"share": 1, "size": 4096, "right": False})
 
     page = pages(tmp_path, FOUND)["Q2"]
-    form = ordering(follow)(replace(page, sections=without(page, "option: one", "option: two")), None)
+    form: Any = ordering(follow)(replace(page, sections=without(page, "option: one", "option: two")), None)
     first, second = form.run(["x", "y"]), form.run(["y", "x"])
     assert (first.happened, first.why) == ("100% of 4.1 kB: it is not, by 4,096 bytes.", "X comes first.")
     assert (second.happened, second.why) == ("Nothing of 4096.", "It means nothing.")
