@@ -7,15 +7,21 @@
     open_case(experiment)      what can be run about it
     prose(experiment)          what can be run about a text, which is judged by the page's levels
 
-A run is called with the case, the numbers of the question; where there are none, with nothing.
+A run is called with the case, the numbers of the question; where there are none, with nothing. What it has found is
+said by the page, in `## found` (`## found: NAME` for one option, or one outcome of an order). The fields there are
+those of `found`, in the words of `figures.axis`, {idle:percent} or {sent:data_size}, or one of two by what is true:
+{fits:it fits|it does not fit}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from string import Formatter
 from typing import Any
 
+from course_lib.figures import axis
 from course_lib.planner import Plan
 from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, PlanForm, Reading
 from course_lib.questions.outcome import Outcome
@@ -29,7 +35,7 @@ def choice(experiments: Mapping[str, Callable[..., Outcome]]) -> Ask:
     """experiments: name of an option to what tries it. Their order is the page's."""
 
     def ask(page: Page, case: Any) -> Choice:
-        runs = {f"option: {name}": _with(case, run) for name, run in experiments.items()}
+        runs = {f"option: {name}": _told(page, name, _with(case, run)) for name, run in experiments.items()}
         texts = {heading: text.partition("\n\n") for heading, text in page.only(*runs).items()}
         return Choice(tuple(Option(text, runs[heading], why) for heading, (text, _, why) in texts.items()))
 
@@ -53,18 +59,16 @@ def number(
         factors = {f"slip: {name}": factor for name, factor in _with(case, slips)().items()}
         texts = page.only("why", *factors)
         own = tuple(Slip(factor, texts[heading]) for heading, factor in factors.items())
-        return Number(quantity, _with(case, measure), texts["why"], own, tolerance)
+        return Number(quantity, _told(page, "", _with(case, measure)), texts["why"], own, tolerance)
 
     return ask
 
 
-def ordering(execute: Callable[..., Outcome], *whys: str) -> Ask:
-    """whys: the names that its outcomes have for what they mean."""
-
+def ordering(execute: Callable[..., Outcome]) -> Ask:
     def ask(page: Page, case: Any) -> Ordering:
-        texts = page.only("events", "why", *(f"why: {name}" for name in whys))
+        texts = page.only("events", "why")
         events = {event.partition(":")[0]: event for event in items(texts["events"])}
-        return Ordering(events, _with(case, execute), texts["why"], {name: texts[f"why: {name}"] for name in whys})
+        return Ordering(events, _told(page, "", _with(case, execute)), texts["why"])
 
     return ask
 
@@ -87,7 +91,7 @@ def open_case(experiment: Callable[..., Outcome]) -> Ask:
     """An open case is answered in words."""
 
     def ask(page: Page, case: Any) -> FreeText:
-        texts, run = page.only("answer", "checklist"), _with(case, experiment)
+        texts, run = page.only("answer", "checklist"), _told(page, "", _with(case, experiment))
         return FreeText(lambda _: run(), texts["answer"], tuple(items(texts["checklist"])))
 
     return ask
@@ -105,3 +109,24 @@ def prose(experiment: Callable[..., Outcome]) -> Ask:
 
 def _with(case: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     return run if case is None else partial(run, case)
+
+
+def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The run, with what it found in the page's words. name: of an option; an order's outcome is named by its why."""
+
+    def told(*answer: Any) -> Any:
+        one = run(*answer)
+        own = page.found.get(f"found: {name or getattr(one, 'why', '')}", page.found.get("found"))
+        return one if one.happened or own is None else replace(one, happened=_WORDS.vformat(own.text, (), one.found))
+
+    return told
+
+
+class _Words(Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        if "|" in spec:
+            return spec.split("|")[not value]
+        return getattr(axis, spec)(value) if hasattr(axis, spec) else format(value, spec)
+
+
+_WORDS = _Words()

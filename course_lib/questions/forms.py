@@ -14,7 +14,7 @@ them holds a key: whether an answer is right is what the run says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
@@ -24,8 +24,8 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from course_lib.planner.spec import RECOMPUTE, SCHEDULES, divisors
 from course_lib.questions import plan_text, units
+from course_lib.questions.markup import bullets
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.prose import as_list
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run measured. value: in the first unit of the question's quantity.  happened: with the value in it."""
+    """What a run measured. value: in the first unit of the question's quantity.  The rest is as in `Outcome`."""
 
     value: float
-    happened: str
+    happened: str = ""
     pictures: tuple[Picture, ...] = ()
+    found: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,33 +114,30 @@ class Number:
 
     def run(self, answer: str) -> Outcome:
         reading, given = self.measure(), units.parse(answer, self.quantity)
-        if units.is_close(given, reading.value, self.tolerance):
-            return self._outcome(True, reading, self.why)
-        slip = units.explain(given, reading.value, self.quantity, self.slips, self.tolerance)
-        return self._outcome(False, reading, f"{slip}\n\n{self.why}" if slip else self.why)
+        right = units.is_close(given, reading.value, self.tolerance)
+        slip = "" if right else units.explain(given, reading.value, self.quantity, self.slips, self.tolerance)
+        why = f"{slip}\n\n{self.why}" if slip else self.why
+        return Outcome(right, reading.happened, why, pictures=reading.pictures)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        return [("", self._outcome(None, self.measure(), self.why))]
+        reading = self.measure()
+        return [("", Outcome(None, reading.happened, self.why, pictures=reading.pictures))]
 
     def explanations(self) -> list[tuple[str, str]]:
         return [("", self.why)]
-
-    def _outcome(self, right: bool | None, reading: Reading, why: str) -> Outcome:
-        return Outcome(right, reading.happened, why, pictures=reading.pictures)
 
 
 @dataclass(frozen=True)
 class Ordering:
     """Events to put in order; the order is a program, and `execute` runs it.
 
-    events: name to what is shown, in the order in which they are shown at first.  why: what a right order respects.
-    whys: what else an outcome may mean, by the name that it has for it.
+    events: name to what is shown, in the order in which they are shown at first.
+    why: what a right order respects. An outcome may have a meaning of its own, below what happened.
     """
 
     events: dict[str, str]
     execute: Callable[[tuple[str, ...]], Outcome]
     why: str
-    whys: dict[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -160,7 +158,8 @@ class Ordering:
 
     def run(self, answer: Sequence[str]) -> Outcome:
         outcome = self.execute(tuple(answer))
-        return replace(outcome, why=self.whys[outcome.why] if outcome.why else self.why)
+        happened, _, meaning = outcome.happened.partition("\n\n")
+        return replace(outcome, happened=happened, why=meaning or self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
         """Nothing without an order: the room gives one."""
@@ -202,11 +201,12 @@ class FreeText:
     @property
     def compared(self) -> str:
         """What an answer is compared with."""
-        levels = f"Which of these is yours the most like?\n\n{as_list(self.levels)}"
-        return levels if self.levels else f"A good answer: {self.model_answer}"
+        if self.levels:
+            return f"Which of these is yours the most like?\n\n{bullets(self.levels)}"
+        return f"A good answer: {self.model_answer}"
 
     def explanations(self) -> list[tuple[str, str]]:
-        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{as_list(self.checklist)}")]
+        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{bullets(self.checklist)}")]
 
     def _compare(self, answer: str) -> Outcome:
         ((_, why),) = self.explanations()

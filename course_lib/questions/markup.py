@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from html import escape
 
 
@@ -15,6 +16,11 @@ def to_html(text: str) -> str:
 def to_text(text: str) -> str:
     """The same for a terminal: without the marks."""
     return re.sub(r"```\n?|`", "", text.strip())
+
+
+def bullets(lines: Iterable[object]) -> str:
+    """A list of these, as it is written here."""
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def inline(text: str) -> str:

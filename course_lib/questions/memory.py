@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import NamedTuple
 
 import torch
 
 from course_lib.experiments.training import train_layers
-from course_lib.figures.axis import data_size
 from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
@@ -33,42 +31,16 @@ class TooLarge(NamedTuple):
         return states + states // 10
 
 
-def _draw_too_large(random: Random) -> TooLarge:
-    layers, fits = random.choice([(6, 3), (8, 5), (12, 6)])
-    return TooLarge(layers, fits, random.choice([7, 20, 34]))
-
-
-REMEDIES = {
-    "speed": "a device that is thousands of times as fast",
-    "data": "all data in memory already",
-    "network": "a network that costs nothing, which nobody used",
-    "samples": "a minibatch of a single sample",
-}
-
-
-def _still_too_large(remedy: str, case: TooLarge) -> Outcome:
-    """A single device with one thing made better: does it hold the model now?"""
+def _try(remedy: str, case: TooLarge) -> Outcome:
+    """One thing made better: does a device hold the model now, or its layers of it?"""
+    enough = (n for n in range(2, case.layers + 1) if case.layers % n == 0 and case.layers // n < case.fits)
+    devices = next(enough) if remedy == "memory" else 1
     pace = Pace({"forward": 1e-6, "backward": 1e-6} if remedy == "speed" else {"forward": 0.01, "backward": 0.02})
-    ((_, peak),) = train_layers(1, case.layers, 1 if remedy == "samples" else SAMPLES, False, pace=pace)
-    return _judge(case, peak, f"with {REMEDIES[remedy]}, one device", is_expected_to_fit=False)
-
-
-def _spread(case: TooLarge) -> Outcome:
-    """The layers spread over as few devices as divide them and suffice."""
-    devices = next(n for n in range(2, case.layers + 1) if case.layers % n == 0 and case.layers // n < case.fits)
-    peak = max(held.peak for held in train_layers(devices, case.layers, SAMPLES, True))
-    return _judge(case, peak, f"with the layers spread over {devices} devices, each", is_expected_to_fit=True)
-
-
-def _judge(case: TooLarge, peak: int, who: str, is_expected_to_fit: bool) -> Outcome:
-    capacity = case.capacity
-    fits = peak <= capacity
-    said = (
-        f"Tried with a small model of {case.layers} layers and a device whose memory is for {case.fits}: {who} "
-        f"{'holds all it needs' if fits else 'still runs out of memory'}. "
-        f"Most held at one time: {data_size(peak)}; memory of a device: {data_size(capacity)}."
-    )
-    return Outcome(fits, said, shown=fits is is_expected_to_fit)
+    samples = 1 if remedy == "samples" else SAMPLES
+    peak = max(held.peak for held in train_layers(devices, case.layers, samples, devices > 1, pace=pace))
+    fits = peak <= case.capacity
+    found = {"case": case, "devices": devices, "fits": fits, "peak": peak}
+    return Outcome(fits, found=found, shown=fits is (remedy == "memory"))
 
 
 # Q6. How does splitting layers relieve memory?
@@ -88,31 +60,26 @@ def _hold(option: str, case: Split) -> Outcome:
     held = [one.states for one in train_layers(case.units, case.layers, samples, is_split, dtype)]
     ((whole, _),) = train_layers(1, case.layers, 2 * case.units, False)
     right = max(held) * case.units <= whole
-    said = (
-        f"Parameters, gradients and optimizer state: {data_size(max(held))} on each of {case.units} units; "
-        f"{data_size(whole)} on one unit alone."
-    )
-    return Outcome(right, said, shown=right is is_split)
+    return Outcome(right, found={"held": max(held), "whole": whole, "units": case.units}, shown=right is is_split)
 
 
 def _while_waiting(case: Split) -> Outcome:
     """Training is over, and every unit waits: what it holds now."""
     held = min(one.states for one in train_layers(case.units, case.layers, 2, True))
-    said = f"When a unit has done its part and waits, it still holds {data_size(held)}."
-    return Outcome(held == 0, said, shown=held > 0)
+    return Outcome(held == 0, found={"held": held}, shown=held > 0)
 
 
 QUESTIONS: dict[str, Family] = {
     "Q5": Family(
         TooLarge(8, 4, 13),
-        choice({**each(_still_too_large, REMEDIES), "memory": _spread}),
-        _draw_too_large,
+        choice(each(_try, ("speed", "data", "memory", "network", "samples"))),
+        [TooLarge(*layers, billions) for layers in ((6, 3), (8, 5), (12, 6)) for billions in (7, 20, 34)],
         lambda case: {"billions": case.billions, "states": 16 * case.billions},
     ),
     "Q6": Family(
         Split(8, 4),
         choice({**each(_hold, ("layers", "samples", "bits")), "waiting": _while_waiting}),
-        lambda random: Split(*random.choice([(6, 3), (6, 2), (12, 4)])),
+        [Split(6, 3), Split(6, 2), Split(12, 4)],
         lambda case: {**case._asdict(), "share": case.layers // case.units},
     ),
 }

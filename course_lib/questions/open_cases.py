@@ -45,14 +45,10 @@ def _two_limits() -> Outcome:
         f"{long_time(TOKENS / e.tokens_per_second)} of training"
         for name, e in planned.items()
     )
-    said = (
-        f"The planner says (modelled): {'; '.join(lines)}. "
-        f"Run on this computer: a small model of 8 layers holds {data_size(small)} before any activation."
-    )
     alone_or_shared = {name: e.memory for name, e in planned.items() if e is not larger}
     picture = memory_by_part(alone_or_shared, one.capacity, title="What an H100 holds, alone and with seven others")
     right = not one.fits and larger.fits and eight.fits and larger.tokens_per_second < eight.tokens_per_second / 4
-    return Outcome(None, said, shown=right, pictures=(picture,))
+    return Outcome(None, found={"lines": "; ".join(lines), "small": small}, shown=right, pictures=(picture,))
 
 
 # Ideal speed-up
@@ -65,63 +61,41 @@ def _speed_up() -> Outcome:
         speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks"),
         lost_time({f"N = {step.world_size}": time_breakdown(step) for step in steps}, title="Where the time goes"),
     )
-    return Outcome(
-        None, "The run behind it is a smaller one of the same kind, with 1, 2, 4 and 8 workers.", pictures=pictures
-    )
+    return Outcome(None, pictures=pictures)
 
 
 # Analysing a data-parallel implementation
 
 
-def _gradients(rank: int, takes_share: bool) -> tuple[Tensor, Tensor]:
-    """This rank's gradient, and the mean of all, with or without the missing line."""
-    torch.manual_seed(0)
+def _gradients(
+    rank: int, minibatch: tuple[Tensor, Tensor], takes_share: bool = True, is_weighted: bool = True
+) -> tuple[Tensor, Tensor]:
+    """This rank's gradient, and the mean of all."""
     model = TinyGPT(TINY, dtype=torch.float64)
-    minibatch = next(data.minibatches(data.train_test_split()[0], 64, seed=1))
     inputs, targets = batches.split(minibatch, dist.get_world_size())[rank] if takes_share else minibatch
     data.answer_loss(model(inputs), targets).backward()
     own = flat(gradients_of(model))
-    average_gradients(model)
+    average_gradients(model, samples=len(inputs) if is_weighted else None)
     return own, flat(gradients_of(model))
 
 
 def _flaw() -> Outcome:
-    as_it_is, mended = launch(_gradients, 4, (False,)).results, launch(_gradients, 4, (True,)).results
+    minibatch = data.fixed_examples(64)
+    as_it_is, mended = (launch(_gradients, 4, (minibatch, takes_share)).results for takes_share in (False, True))
     same = all(torch.equal(own, as_it_is[0][0]) for own, _ in as_it_is)
     differ = any(not torch.equal(own, mended[0][0]) for own, _ in mended)
-    said = (
-        f"Run on 4 ranks: before the all-reduce, all gradients are {'equal to the last bit' if same else 'different'}. "
-        f"With one more line that takes a share, they are {'different' if differ else 'equal'}."
-    )
-    return Outcome(None, said, shown=same and differ)
+    return Outcome(None, found={"same": same, "differ": differ}, shown=same and differ)
 
 
 # Data distribution
 
 
 def _shares() -> Outcome:
-    inputs_and_targets = data.examples([(10 + sample, 90 - sample) for sample in range(10)])
-    whole = _mean_gradient(0, inputs_and_targets, None, 1)
-    off = {}
-    for name, is_weighted in (("plain mean", False), ("mean weighted by shares", True)):
-        mean = launch(_mean_gradient, 4, (inputs_and_targets, is_weighted, 4)).results[0]
-        off[name] = ((mean - whole).abs().max() / whole.abs().max()).item()
-    right = off["mean weighted by shares"] < 1e-9 < off["plain mean"]
-    said = (
-        "Run on 4 ranks with 10 samples: the plain mean of the gradients is not the minibatch's, the weighted one is. "
-        + ", ".join(f"{name}: off by {percent(share)}" for name, share in off.items())
-    )
-    return Outcome(None, f"{said}.", shown=right)
-
-
-def _mean_gradient(rank: int, minibatch: tuple[Tensor, Tensor], is_weighted: bool | None, n: int) -> Tensor:
-    """The gradient of the minibatch as n ranks find it; is_weighted=None for one process with all of it."""
-    model = TinyGPT(TINY, dtype=torch.float64)
-    inputs, targets = batches.split(minibatch, n)[rank]
-    data.answer_loss(model(inputs), targets).backward()
-    if is_weighted is not None:
-        average_gradients(model, samples=len(inputs) if is_weighted else None)
-    return flat(gradients_of(model))
+    minibatch = data.examples([(10 + sample, 90 - sample) for sample in range(10)])
+    ((_, whole),) = launch(_gradients, 1, (minibatch,)).results
+    means = [launch(_gradients, 4, (minibatch, True, is_weighted)).results[0][1] for is_weighted in (False, True)]
+    plain, weighted = (((mean - whole).abs().max() / whole.abs().max()).item() for mean in means)
+    return Outcome(None, found={"plain": plain, "weighted": weighted}, shown=weighted < 1e-9 < plain)
 
 
 # Rationale for model partitioning
@@ -134,13 +108,8 @@ def _partition() -> Outcome:
     ((alone, _),) = train_layers(1, 8, 4, False)
     lines = [f"{n} devices: {data_size(max(held.states for held in train_layers(n, 8, 4, True)))}" for n in (2, 4, 8)]
     cut, sharded = (estimate(TWENTY, Cluster(nodes=4), plan, 128) for plan in (CUT, SHARDED))
-    said = (
-        "A small model was trained with its layers on 1, 2, 4 and 8 devices. "
-        f"Parameters, gradients and optimizer state on each device: alone {data_size(alone)}; {'; '.join(lines)}. "
-        "The planner says of the large one, with activations and a margin (modelled): layers cut over 8 devices "
-        f"{memory_size(cut.memory.total)} on each, state sharded among 32 {memory_size(sharded.memory.total)}."
-    )
-    return Outcome(None, said, shown=cut.fits and sharded.fits)
+    found = {"alone": alone, "lines": "; ".join(lines), "cut": cut, "sharded": sharded}
+    return Outcome(None, found=found, shown=cut.fits and sharded.fits)
 
 
 # Pipeline efficiency
@@ -149,10 +118,9 @@ def _partition() -> Outcome:
 def _pipelines() -> Outcome:
     few, many = run_events(fill_and_drain(4, 2), 4, 0.5), run_events(fill_and_drain(4, 8), 4, 0.25)
     idle = [timeline.idle_fraction() for timeline in (few, many)]
-    said = f"Run on 4 ranks: idle for {percent(idle[0])} with 2 micro-batches, for {percent(idle[1])} with 8."
     right = all(map(isclose, idle, [3 / (2 + 3), 3 / (8 + 3)]))
     pictures = (gantt(few, title="4 stages, 2 micro-batches"), gantt(many, title="4 stages, 8 micro-batches"))
-    return Outcome(None, said, shown=right, pictures=pictures)
+    return Outcome(None, found={"idle": idle}, shown=right, pictures=pictures)
 
 
 # How pipelining improves utilization
@@ -169,13 +137,9 @@ def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> T
 def _gain() -> Outcome:
     whole, cut = flow("naive", 4, 1), flow("gpipe", 4, 8)
     busy = [1 - timeline.idle_fraction() for timeline in (whole, cut)]
-    said = (
-        "Run on 4 ranks, the batch as a whole and in 8 micro-batches: busy for "
-        f"{percent(busy[0])} of the time before, for {percent(busy[1])} with micro-batches, which is "
-        f"{whole.makespan / cut.makespan:.1f} times as fast."
-    )
+    found = {"busy": busy, "times": whole.makespan / cut.makespan}
     picture = gantt(cut, whole, title="In 8 micro-batches, and below it the whole batch")
-    return Outcome(None, said, shown=all(map(isclose, busy, [1 / 4, 8 / 11])), pictures=(picture,))
+    return Outcome(None, found=found, shown=all(map(isclose, busy, [1 / 4, 8 / 11])), pictures=(picture,))
 
 
 # Optimizing a large model's training pipeline
@@ -191,8 +155,7 @@ def _tuned() -> Outcome:
         for name, step, share in zip(names, steps, most, strict=True)
     )
     picture = gantt(steps[-1], steps[0], title="Interleaved with 16 micro-batches, and below it gpipe with 4")
-    said = f"The same changes, run on a smaller pipeline of 4 ranks: {'; '.join(lines)}."
-    return Outcome(None, said, pictures=(picture,))
+    return Outcome(None, found={"lines": "; ".join(lines)}, pictures=(picture,))
 
 
 QUESTIONS: dict[str, Family] = {

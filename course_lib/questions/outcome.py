@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from course_lib.figures import Picture
 from course_lib.questions.markup import inline, to_html, to_text
@@ -16,16 +17,18 @@ class Outcome:
     """What came of one answer when it was run.
 
     right: judged by the run; None where only the student can say.
-    happened: what the run showed.
+    happened: what the run showed; if it is empty, the question's page says it.
     why: what that means.
     shown: whether the run showed what `why` claims.
+    found: what the page needs to say it.
     """
 
     right: bool | None
-    happened: str
+    happened: str = ""
     why: str = ""
     shown: bool = True
     pictures: tuple[Picture, ...] = ()
+    found: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

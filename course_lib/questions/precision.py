@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count, islice
@@ -12,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from course_lib import data
 from course_lib.experiments.ablations import RoundedWeights, share_moved
 from course_lib.experiments.training import SMALL, flat, gradients_of, moments_of, shares, size_of, train
-from course_lib.figures import axis, gantt, loss_at_end, loss_curves, lost_time, time_breakdown
-from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time, time_breakdown
+from course_lib.figures.axis import duration
 from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.collectives import all_reduce_in
@@ -59,28 +59,21 @@ def last_loss(case: Training) -> float:
 
 def _train(rank: int, case: Training) -> float:
     model = TinyGPT(SMALL, seed=case.seed, dtype=case.compute)
-    weights = list(model.parameters())
-    kept = [weight.detach().to(case.weights) for weight in weights]
-    optimizer = torch.optim.AdamW(kept, lr=case.learning_rate)
-    optimizer.register_step_post_hook(lambda *_: _copy(kept, weights))
+    kept = flat(model.parameters()).to(case.weights)
+    optimizer = torch.optim.AdamW([kept], lr=case.learning_rate)
+    optimizer.register_step_post_hook(lambda *_: vector_to_parameters(kept.to(case.compute), model.parameters()))
     minibatches = shares(rank, BATCH, STEPS, case.seed)
-    combine = partial(_average, weights, kept, case.sums)
+    combine = partial(_average, model, kept, case.sums)
     losses = train(model, minibatches, data.answer_loss, optimizer, combine=combine)
     return sum(losses[-10:]) / 10
 
 
-def _average(weights: list[nn.Parameter], kept: list[Tensor], sums: torch.dtype) -> None:
+def _average(model: nn.Module, kept: Tensor, sums: torch.dtype) -> None:
     """Give what is kept the mean of the ranks' gradients, added up in this dtype."""
-    mean = flat(weight.grad for weight in weights if weight.grad is not None).to(sums)
+    mean = flat(gradients_of(model)).to(sums)
     dist.all_reduce(mean)
-    mean /= dist.get_world_size()
-    for weight, own, piece in zip(weights, kept, mean.split([own.numel() for own in kept]), strict=True):
-        own.grad, weight.grad = piece.view_as(own).to(own.dtype), None
-
-
-def _copy(kept: list[Tensor], weights: list[nn.Parameter]) -> None:
-    for weight, own in zip(weights, kept, strict=True):
-        weight.detach().copy_(own)
+    kept.grad = (mean / dist.get_world_size()).to(kept.dtype)
+    model.zero_grad()
 
 
 # Q9. Fast, and then it ends badly
@@ -102,12 +95,8 @@ def _without(suspect: str, case: Training) -> Outcome:
     changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
     won, lost = sixteen - changed, sixteen - thirty_two
     right = won > lost / 2
-    said = (
-        f"Tried with {name}: the training ends {'nearly as well as' if right else 'worse than'} the one in 32 bits. "
-        f"Loss after {STEPS} steps: {axis.number(sixteen)} in 16 bits, {axis.number(thirty_two)} in 32 bits, "
-        f"{axis.number(changed)} with {name}."
-    )
-    return Outcome(right, said, shown=lost > 0 and right is (suspect == "kept"))
+    found = {"change": name, "right": right, "steps": STEPS, "losses": (sixteen, thirty_two, changed)}
+    return Outcome(right, found=found, shown=lost > 0 and right is (suspect == "kept"))
 
 
 # What is kept in 32 bits costs memory
@@ -122,21 +111,15 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
         optimizer.step()
         data.answer_loss(model(inputs).float(), targets).backward()
     weights = list(model.parameters())
-    parts: dict[str, Sequence[Tensor]] = {
-        "weights": weights,
-        "gradients": gradients_of(model),
-        "AdamW": moments_of(optimizer.optimizer),
-        "master weights": [weight for weight in optimizer.parameters if weight not in set(weights)],
-    }
-    n = sum(weight.numel() for weight in weights)
-    return {name: size_of(tensors) // n for name, tensors in parts.items()}
+    masters = [weight for weight in optimizer.parameters if weight not in set(weights)]
+    parts = (weights, gradients_of(model), moments_of(optimizer.optimizer), masters)
+    of_each = (size_of(part) // sum(weight.numel() for weight in weights) for part in parts)
+    return dict(zip(("weights", "gradients", "AdamW", "master"), of_each, strict=True))
 
 
 def _count_bytes() -> Reading:
-    parts = bytes_per_weight(torch.float16, MasterWeights)
-    listed = ", ".join(f"{name} {size}" for name, size in parts.items())
-    total = sum(parts.values())
-    return Reading(total, f"Counted on a small model, in bytes for each weight: {listed}; together {total}.")
+    held = bytes_per_weight(torch.float16, MasterWeights)
+    return Reading(sum(held.values()), found=held | {"total": sum(held.values())})
 
 
 # An overflow on one rank
@@ -146,10 +129,8 @@ def _overflow(what: str) -> Outcome:
     replicas = launch(_train_with_overflow, 4, (what,)).results
     broken = not all(replica.isfinite().all() for replica in replicas)
     equal = all(torch.equal(replica, replicas[0]) for replica in replicas)
-    verdict = "equal" if equal else "different"
-    said = f"Run on 4 ranks, with an overflow on rank 3: afterwards the replicas are {verdict}"
-    said += ", and the weights of rank 3 are no numbers." if broken else "."
-    return Outcome(equal and not broken, said, shown=equal is (what == "together") and broken is (what == "nobody"))
+    is_shown = equal is (what == "together") and broken is (what == "nobody")
+    return Outcome(equal and not broken, found={"equal": equal, "broken": broken}, shown=is_shown)
 
 
 def _train_with_overflow(rank: int, what: str) -> Tensor:
@@ -179,13 +160,12 @@ class Recipe(NamedTuple):
 
     dtype: torch.dtype
     keeps: type[MasterWeights] | type[RoundedWeights]
-    is_scaled: bool
 
 
 RECIPES = {
-    "float32": Recipe(torch.float32, RoundedWeights, False),
-    "everything in float16": Recipe(torch.float16, RoundedWeights, False),
-    "mixed": Recipe(torch.float16, MasterWeights, True),
+    "float32": Recipe(torch.float32, RoundedWeights),
+    "everything in float16": Recipe(torch.float16, RoundedWeights),
+    "mixed": Recipe(torch.float16, MasterWeights),
 }
 
 
@@ -200,10 +180,6 @@ class Trained(NamedTuple):
     activations: int
     states: float
 
-    @property
-    def progress(self) -> float:
-        return self.losses[0] - loss_at_end(self.losses)
-
 
 def train_by(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
     """Data parallelism with AdamW, on real ranks, until the end or until the loss is not a number."""
@@ -216,7 +192,7 @@ def train_by(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
 
 def _train_by(rank: int, recipe: Recipe, steps: int) -> tuple[list[float], list[Bytes], int]:
     replica = DataParallel(TinyGPT(SMALL, dtype=recipe.dtype))
-    scaler = LossScaler() if recipe.is_scaled else None
+    scaler = LossScaler() if recipe.keeps is MasterWeights else None
     optimizer: Any = recipe.keeps(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
     with Ledger(replica.module, optimizer.optimizer) as ledger:
         losses = train(replica, shares(rank, 64, steps), data.answer_loss, optimizer, scaler, combine=replica.finish)
@@ -227,20 +203,13 @@ def _recipes() -> Outcome:
     trained = {name: train_by(recipe) for name, recipe in RECIPES.items()}
     before, naive, mixed = trained.values()
     is_broken = not math.isfinite(naive.losses[-1])
-    said = (
-        f"Run on 4 ranks, {len(before.losses)} steps. Mixed against float32: activations of "
-        f"{data_size(mixed.activations)} against {data_size(before.activations)}; each rank sends "
-        f"{data_size(mixed.sent)} against {data_size(before.sent)}; weights, gradients and optimizer take "
-        f"{mixed.states:.0f} bytes for each parameter against {before.states:.0f}. With everything in float16, the "
-        f"loss is {'not a number' if is_broken else 'still a number'} after {len(naive.losses) - 1} step."
-    )
     right = is_broken and mixed.activations < 0.6 * before.activations and mixed.sent < 0.55 * before.sent
-    ends = ", ".join(
-        f"{name} {axis.number(loss_at_end(one.losses))}" for name, one in trained.items() if one is not naive
-    )
+    ends = [loss_at_end(one.losses) for one in (before, mixed)]
+    found = {"before": before, "mixed": mixed, "steps": len(before.losses), "is_broken": is_broken, "ends": ends}
+    found |= {"worked": len(naive.losses) - 1}
     picture = loss_curves({name: one.losses for name, one in trained.items()}, title="The same training, three times")
-    right = right and mixed.states >= before.states and abs(mixed.progress / before.progress - 1) < 0.1
-    return Outcome(None, f"{said} Loss at the end: {ends}.", shown=right, pictures=(picture,))
+    right = right and mixed.states >= before.states and abs(ends[1] - ends[0]) < 0.1 * (before.losses[0] - ends[0])
+    return Outcome(None, found=found, shown=right, pictures=(picture,))
 
 
 # Diagnosing and improving training efficiency
@@ -258,12 +227,8 @@ def added_up(dtype: torch.dtype, micro_batches: int = 64) -> float:
     return ((total - exact).norm() / exact.norm()).item()
 
 
-def moved(keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
-    """The share of weights, or of master weights, that a step at a learning rate of 0.00001 moves in bfloat16."""
-    return launch(_move, 1, (keeps,)).results[0]
-
-
 def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
+    """The share of weights, or of master weights, that a step at a learning rate of 0.00001 moves in bfloat16."""
     model = TinyGPT(SMALL, dtype=torch.bfloat16)
     optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
     before = [weight.detach().clone() for weight in optimizer.parameters]
@@ -273,23 +238,15 @@ def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float
 
 def _two_faults() -> Outcome:
     whole, cut = flow("naive", 4, 1), flow("1f1b", 4, 16)
-    rounded, master = moved(RoundedWeights), moved(MasterWeights)
-    off = {dtype: added_up(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    rounded, master = (launch(_move, 1, (keeps,)).results[0] for keeps in (RoundedWeights, MasterWeights))
+    off = [added_up(dtype) for dtype in (torch.bfloat16, torch.float32)]
     idle = [whole.idle_fraction(), cut.idle_fraction()]
     is_better = all(map(math.isclose, idle, [3 / 4, 3 / (16 + 3)]))
     is_rescued = rounded < 0.2 < 0.9 < master
-    said = (
-        f"Run: in 16 micro-batches four devices are {'far less' if is_better else 'as'} idle than with the whole "
-        f"batch. In bfloat16, a step with a small learning rate moves {'few' if is_rescued else 'as many'} of the "
-        f"weights; a master copy in 32 bits {'moves nearly everywhere' if is_rescued else 'moves as little'}. "
-        f"Idle with the whole batch: {percent(idle[0])}; in 16 micro-batches: {percent(idle[1])}. "
-        f"Moved: {percent(rounded)} of the weights in bfloat16, {percent(master)} of the master weights. "
-        f"A gradient of 64 micro-batches is off by {off[torch.bfloat16]:.0e} of its length when added up in bfloat16, "
-        f"by {off[torch.float32]:.0e} in float32."
-    )
-    right = is_better and is_rescued and off[torch.bfloat16] > 100 * off[torch.float32]
+    right = is_better and is_rescued and off[0] > 100 * off[1]
+    found = {"is_better": is_better, "is_rescued": is_rescued, "idle": idle, "moved": (rounded, master), "off": off}
     picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
-    return Outcome(None, said, shown=right, pictures=(picture,))
+    return Outcome(None, found=found, shown=right, pictures=(picture,))
 
 
 # Optimizing language-model training efficiency
@@ -346,30 +303,24 @@ def _ways() -> Outcome:
     often, once, mixed = (timeline for timeline, _ in runs.values())
     first, second, rounded = (gradient for _, gradient in runs.values())
     off, off_mixed = (((one - first).norm() / first.norm()).item() for one in (second, rounded))
-    verdict = "the same, up to rounding" if off < 1e-5 else "another one"
-    lines = [f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items()]
-    said = (
-        f"Run on 4 ranks with 8 micro-batches each. A rank that exchanges once sends {data_size(once.bytes_sent(0))} "
-        f"where it sent {data_size(often.bytes_sent(0))}, and the gradient is {verdict}. In 16 bits it sends "
-        f"{data_size(mixed.bytes_sent(0))}. {'; '.join(lines)}. "
-        f"In mixed precision the gradient differs by {percent(off_mixed)}."
-    )
+    sent = [timeline.bytes_sent(0) for timeline in (often, once, mixed)]
+    lines = "; ".join(f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items())
+    found = {"sent": sent, "is_same": off < 1e-5, "lines": lines, "off": off_mixed}
+    shares = {name: time_breakdown(timeline) for name, (timeline, _) in runs.items()}
     pictures = (
-        lost_time(
-            {name: time_breakdown(timeline) for name, (timeline, _) in runs.items()}, title="Where the time goes"
-        ),
+        lost_time(shares, title="Where the time goes"),
         gantt(mixed, often, title="One exchange in mixed precision, and below it eight in float32"),
     )
-    right = often.bytes_sent(0) == 8 * once.bytes_sent(0) == 16 * mixed.bytes_sent(0) and off < 1e-5
+    right = sent[0] == 8 * sent[1] == 16 * sent[2] and off < 1e-5
     right = right and off_mixed < 0.05 and often.makespan > once.makespan > mixed.makespan
-    return Outcome(None, said, shown=right, pictures=pictures)
+    return Outcome(None, found=found, shown=right, pictures=pictures)
 
 
 QUESTIONS: dict[str, Family] = {
     "Q9": Family(
         Training(),
         choice(each(_without, REMEDIES)),
-        lambda random: Training(workers=4, seed=random.randrange(1, 100)),
+        [Training(workers=4, seed=seed) for seed in range(1, 100)],
         lambda case: {"workers": case.workers},
     ),
     "bytes_per_weight": Family(

@@ -12,8 +12,11 @@
 
     That is data parallelism: every ...   why it is right or wrong
 
-Other sections: `why`; `why: NAME`, what one outcome of an order means; `slip: NAME`, a way to miss a number; `events`
-of an order; `answer` and `checklist` of an open case, or `levels` and `checklist` of a section of a longer text.
+    ## found                              what a run showed, with fields that `asking` fills; `found: NAME` is that
+    Each worker computes {own} samples.   of one option, or of one outcome of an order, and below it what that means
+
+Other sections: `why`; `slip: NAME`, a way to miss a number; `events` of an order; `answer` and `checklist` of an open
+case, or `levels` and `checklist` of a section of a longer text.
 {samples} is a field, which the numbers of a question fill; a brace of the text itself is written twice. Lines are
 joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines of ```.
 (Standard library only; see `progress`.)
@@ -22,8 +25,8 @@ joined, blank lines separate paragraphs, a list begins with "- ", and code stand
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
@@ -45,7 +48,8 @@ class Section(NamedTuple):
 class Page:
     """What one question says. home: the module of course_lib.questions whose QUESTIONS holds it.
 
-    place: file and line of its heading.  sections: by heading; that of the situation is "".
+    place: file and line of its heading.  sections: by heading; that of the situation is "".  found: those that say
+    what a run showed.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Page:
     home: str
     place: str
     sections: dict[str, Section]
+    found: dict[str, Section] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -114,11 +119,6 @@ def items(text: str) -> list[str]:
     return re.split(r"(?:^|\n)- ", text)[1:]
 
 
-def as_list(those: Iterable[object]) -> str:
-    """A list of them, of which `items` finds them again."""
-    return "\n".join(f"- {one}" for one in those)
-
-
 def _pages(file: Path) -> list[Page]:
     pages: list[Page] = []
     for place, heading, text in sections(file):
@@ -134,7 +134,8 @@ def _pages(file: Path) -> list[Page]:
         elif heading[3:] in pages[-1].sections:
             raise ValueError(f"{place}: {pages[-1].name} has two sections {heading!r}; rename one, or join them")
         else:
-            pages[-1].sections[heading[3:]] = Section(place, text)
+            kept = pages[-1].found if heading.startswith("## found") else pages[-1].sections
+            kept[heading[3:]] = Section(place, text)
     return pages
 
 

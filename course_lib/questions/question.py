@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -104,18 +104,21 @@ class Question:
 class Family:
     """A question for any numbers.
 
-    first: those of the lesson; None if there are none.  ask: makes its form.  draw: other numbers.
+    first: those of the lesson; None if there are none.  ask: makes its form.  others: what a seed draws from.
     fields: what numbers are in the fields of its page.
     """
 
     first: Any
     ask: Ask
-    draw: Callable[[Random], Any] | None = None
+    others: Sequence[Any] = ()
     fields: Callable[[Any], dict[str, object]] = lambda case: {}
 
+    def case(self, seed: int) -> Any:
+        return Random(seed).choice(self.others) if seed else self.first
+
     def question(self, name: str, seed: int = 0) -> Question:
-        if seed and self.draw is None:
+        if seed and not self.others:
             raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
-        case = self.draw(Random(seed)) if seed and self.draw else self.first
+        case = self.case(seed)
         page = CATALOG[name].fill(self.fields(case))
-        return Question(name, seed, page.text, self.ask(page, case), varies=self.draw is not None)
+        return Question(name, seed, page.text, self.ask(page, case), varies=bool(self.others))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from random import Random
 from typing import NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from course_lib.timeline import compute
 
 STEPS = 5
 SAME = 1e-9  # how far two trainings in 64-bit numbers drift apart by rounding alone, with much to spare
+OTHER_WORKERS = (2, 3, 4, 6)
 ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 8: "an eighth"}
 
 
@@ -44,11 +44,6 @@ class Sharing(NamedTuple):
     workers: int
 
 
-def _draw_sharing(random: Random) -> Sharing:
-    workers = random.choice([3, 4, 6, 8])
-    return Sharing(workers * random.choice([16, 32, 48, 64]), workers)
-
-
 # Whether the samples are split, and whether the model is.
 SPLITS = {
     "parts_of_all": (False, True),
@@ -64,14 +59,12 @@ def _share_out(option: str, case: Sharing) -> Outcome:
     try:
         run = launch(_worker, case.workers, (case, splits_samples, splits_model), pace=pace)
     except RankFailed as error:
-        said = "It cannot be run: workers whose piece is not the whole model cannot compute a loss from their samples."
-        return Outcome(False, f"{said} {error.message}", shown=splits_model)
-    total = sum(run.results)
-    once = "every sample once" if total == case.samples else f"every sample {total // case.samples} times"
-    said = f"It runs: each worker computes {run.results[0]} samples, and together they compute {once}."
+        return Outcome(False, found={"error": error.message}, shown=splits_model)
+    times = sum(run.results) // case.samples
+    found = {"own": run.results[0], "once": times == 1, "times": times}
     passes = [span for span in run.timeline.spans if span.kind == "forward"]
     picture = gantt(replace(run.timeline, spans=passes), title="The forward passes of this answer")
-    return Outcome(total == case.samples, said, shown=not splits_model, pictures=(picture,))
+    return Outcome(times == 1, found=found, shown=not splits_model, pictures=(picture,))
 
 
 def _worker(rank: int, case: Sharing, splits_samples: bool, splits_model: bool) -> int:
@@ -123,28 +116,18 @@ def _train(rank: int, option: str, workers: int) -> Tensor:
     return flat(model.parameters())
 
 
-def _draw_workers(random: Random) -> int:
-    return random.choice([2, 3, 4, 6])
-
-
 def _compare_trainings(option: str, workers: int) -> Outcome:
     replicas = launch(_train, workers, (option, workers)).results
     (alone,) = launch(_train, 1, ("own", workers)).results
     apart, off = distance(replicas, replicas[0]), distance(replicas, alone)
     found = "drift" if apart else "wrong" if off > SAME else "right"
-    equal = "different from each other" if apart else "equal to the last bit"
-    same = "another training" if off > SAME else "the same training, up to rounding"
-    said = (
-        f"After {STEPS} steps the {workers} replicas are {equal}. Compared with one process on all shares: {same}. "
-        f"Largest difference between two replicas: {apart:.2g}; to one process: {off:.2g}."
-    )
-    return Outcome(found == "right", said, shown=found == UPDATES[option][-1])
+    numbers = {"steps": STEPS, "workers": workers, "apart": apart, "off": off, "is_another": off > SAME}
+    return Outcome(found == "right", found=numbers, shown=found == UPDATES[option][-1])
 
 
 # Q2. The events of one step, in order
 
 STEPS_IN_ORDER = 6
-WHYS = ("needs", "cleared", "one_behind", "no_gradient", "alone")
 FEW_SECONDS = Pace({"forward": 0.02, "backward": 0.04, "optimizer": 0.01}, Link(latency=0.0002))
 
 
@@ -152,42 +135,36 @@ def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
     try:
         replicas = launch(follow, workers, (order, workers, STEPS_IN_ORDER)).results
     except RankFailed as error:
-        return Outcome(False, f"It cannot be run: {error.__cause__}.", "needs")
+        return Outcome(False, why="needs", found={"error": error.__cause__})
     (alone,) = launch(follow, 1, (SOLUTION, workers, STEPS_IN_ORDER)).results
-    right, said, why = _judge(order, replicas, alone)
+    wrong = _what_is_wrong(order, replicas, alone)
     shown = (1, STEPS_IN_ORDER // 2, STEPS_IN_ORDER)
     drift = {n: distance([history[n - 1] for history in replicas], replicas[0][n - 1]) for n in shown}
     apart = ", ".join(f"{far:.2g} after step {n}" for n, far in drift.items())
     emulated = launch(follow, workers, (order, workers, 2), pace=FEW_SECONDS)
     picture = gantt(emulated.timeline, title="Two steps in this order")
-    return Outcome(right, f"{said} How far they are apart: {apart}.", why, pictures=(picture,))
+    return Outcome(not wrong, why=wrong, found={"apart": apart}, pictures=(picture,))
 
 
-def _judge(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> tuple[bool, str, str]:
-    """Right or not, what the run showed, and what that means, by its name in the prose."""
-    same, equal = distance(replicas, alone) < SAME, distance(replicas, replicas[0]) == 0
-    if same:
-        said = "The replicas stay equal to the last bit, and it is the training of one process with all shares."
-        return True, said, ""
+def _what_is_wrong(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> str:
+    """By its name in the prose; "" if nothing is."""
+    if distance(replicas, alone) < SAME:
+        return ""
     if all(torch.equal(history[0], history[-1]) for history in replicas):
-        said = "The replicas stay equal, because none of them ever changes: nobody learns anything."
-        return False, said, "cleared"
-    if equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
-        said = "The replicas stay equal, but they are always one step behind one process."
-        return False, said, "one_behind"
-    said = "The replicas drift apart, and nothing ever brings them together again."
-    if order.index("all_reduce") < order.index("backward"):
-        return False, said, "no_gradient"
-    return False, said, "alone"
+        return "cleared"
+    is_equal = distance(replicas, replicas[0]) == 0
+    if is_equal and distance([history[1:] for history in replicas], alone[:-1]) < SAME:
+        return "one_behind"
+    return "no_gradient" if order.index("all_reduce") < order.index("backward") else "alone"
 
 
 QUESTIONS: dict[str, Family] = {
     "Q4": Family(
         Sharing(512, 8),
         choice(each(_share_out, SPLITS)),
-        _draw_sharing,
+        [Sharing(each * workers, workers) for workers in (3, 4, 6, 8) for each in (16, 32, 48, 64)],
         lambda case: {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]},
     ),
-    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), _draw_workers, lambda workers: {"workers": workers}),
-    "Q2": Family(4, ordering(_run_in, *WHYS), _draw_workers, lambda workers: {"workers": workers}),
+    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), OTHER_WORKERS, lambda workers: {"workers": workers}),
+    "Q2": Family(4, ordering(_run_in), OTHER_WORKERS, lambda workers: {"workers": workers}),
 }

@@ -8,17 +8,15 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-import torch.distributed as dist
-
 from course_lib.experiments.events import SECONDS, fill_and_drain, name_of, read, run_events, until_stuck
-from course_lib.figures import Picture, gantt
-from course_lib.figures.axis import percent
-from course_lib.model import GPTConfig, TinyGPT
+from course_lib.experiments.training import train_layers
+from course_lib.figures import gantt
+from course_lib.figures.axis import data_size, percent
 from course_lib.questions.asking import choice, each, ordering
+from course_lib.questions.markup import bullets
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
-from course_lib.ranks import Deadlock, Link, Pace, RankFailed, launch
-from course_lib.schedules import Action
+from course_lib.ranks import Deadlock, Link, Pace, RankFailed
 from course_lib.timeline import Span, Timeline
 
 ROUNDING = 1e-9  # of sums of times
@@ -27,64 +25,30 @@ ROUNDING = 1e-9  # of sums of times
 # Q7. The whole batch passes through the stages
 
 
-SLOW = Pace(SECONDS, Link(0.002))
-
-
-def _through(stages: int, pace: Pace = SLOW) -> Timeline:
-    return run_events(fill_and_drain(stages, 1), stages, pace=pace)
+def _pass_through(option: str, stages: int) -> Outcome:
+    """A batch passes through the stages and back, with links and with such that cost nothing: is the option so?"""
+    events, links = fill_and_drain(stages, 1), (Link(0.002), Link())
+    timeline, free = (run_events(events, stages, pace=Pace(SECONDS, link)) for link in links)
+    held = [one.states for one in train_layers(stages, stages, 1, True)]
+    busy = [timeline.busy(rank) for rank in range(stages)]
+    saved, idle = 1 - free.makespan / timeline.makespan, timeline.idle_fraction()
+    right = {
+        "links": saved > 0.5,
+        "copies": max(held) == sum(held),
+        "turns": _active(timeline) < 1 + ROUNDING,  # messages leave moments in which nobody works
+        "uneven": busy[-1] > min(busy) + ROUNDING,
+    }[option]
+    found: dict[str, object] = {"right": right, "stages": stages, "saved": saved, "idle": idle, "whole": sum(held)}
+    found |= {"held": ", ".join(map(data_size, held)), "busy": ", ".join(f"{1000 * seconds:.0f}" for seconds in busy)}
+    picture = gantt(timeline, title="One batch passes through the stages and back")
+    if option == "links":
+        picture = gantt(timeline, free, title="With links, and below it with links that cost nothing")
+    return Outcome(right, found=found, shown=right == (option == "turns"), pictures=(picture,))
 
 
 def _active(timeline: Timeline) -> float:
     """How many devices are working at a time, on average."""
     return (1 - timeline.idle_fraction()) * timeline.world_size
-
-
-def _who_works(stages: int) -> Outcome:
-    timeline = _through(stages)
-    right = _active(timeline) < 1 + ROUNDING  # messages leave moments in which nobody works
-    said = (
-        f"On average {'no more than one' if right else 'more than one'} of {stages} devices was working: they were "
-        f"idle for {percent(timeline.idle_fraction())} of their time."
-    )
-    return Outcome(right, said, shown=right, pictures=(_turns(timeline),))
-
-
-def _free_links(stages: int) -> Outcome:
-    with_links, without = _through(stages), _through(stages, Pace(SECONDS, Link()))
-    saved = 1 - without.makespan / with_links.makespan
-    right = saved > 0.5
-    said = f"Tried with links that cost nothing: that saves {percent(saved)} of the time."
-    picture = gantt(with_links, without, title="With links, and below it with links that cost nothing")
-    return Outcome(right, said, shown=not right, pictures=(picture,))
-
-
-def _busiest(stages: int) -> Outcome:
-    timeline = _through(stages)
-    busy = [timeline.busy(rank) for rank in range(stages)]
-    right = busy[-1] > min(busy) + ROUNDING
-    said = (
-        f"The last device computes {'longer than' if right else 'as long as'} the others. "
-        f"Milliseconds of computing, by device: {', '.join(f'{1000 * seconds:.0f}' for seconds in busy)}."
-    )
-    return Outcome(right, said, shown=not right, pictures=(_turns(timeline),))
-
-
-def _held_by_stage(stages: int) -> Outcome:
-    held = launch(_stage_parameters, stages).results
-    whole = sum(held)
-    right = max(held) == whole
-    said = f"Parameters by device: {', '.join(f'{count:,}' for count in held)}; the whole model has {whole:,}."
-    return Outcome(right, said, shown=not right)
-
-
-def _stage_parameters(rank: int) -> int:
-    """The number of parameters on this rank: one block of the model for each rank."""
-    blocks = TinyGPT(GPTConfig(layers=dist.get_world_size() - 2, hidden=32)).blocks
-    return sum(parameter.numel() for parameter in blocks[rank].parameters())
-
-
-def _turns(timeline: Timeline) -> Picture:
-    return gantt(timeline, title="One batch passes through the stages and back")
 
 
 # Q11. Eight units, one active at any moment
@@ -116,12 +80,9 @@ def _activity(strategy: str, units: int) -> Outcome:
     before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
     was, now = map(_active, (before, after))
     right = now > 1 + ROUNDING
-    said = (
-        f"Tried: {'more than one unit is' if right else 'still no more than one unit is'} active at a time. "
-        f"On average it was {was:.2f} of {units} units before, and {now:.2f} with it."
-    )
+    found = {"right": right, "was": was, "units": units, "now": now}
     picture = gantt(before, after, title="As it is, and below it with this strategy")
-    return Outcome(right, said, shown=right == (strategy == "cut"), pictures=(picture,))
+    return Outcome(right, found=found, shown=right == (strategy == "cut"), pictures=(picture,))
 
 
 # Q8. The order that keeps both busiest
@@ -144,10 +105,8 @@ def _fields_of_grid(case: Grid) -> dict[str, object]:
     Random(case.devices * 10 + case.micro_batches).shuffle(events)
     turns = {"idle": case.devices - 1, "turns": case.micro_batches + case.devices - 1}
     way = {"F": "forward", "B": "backward"}
-    lines = [
-        f"- {name_of(one)}: {way[one.op]} of micro-batch {one.micro_batch} on device {one.stage}" for one in events
-    ]
-    shown = {"share": percent(case.least_idle), "events": "\n".join(lines)}
+    lines = (f"{name_of(one)}: {way[one.op]} of micro-batch {one.micro_batch} on device {one.stage}" for one in events)
+    shown = {"share": percent(case.least_idle), "events": bullets(lines)}
     return {**case._asdict(), **turns, **shown}
 
 
@@ -156,23 +115,17 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
     try:
         timeline = run_events(events, case.devices)
     except Deadlock as error:
-        return _stuck(case, events, error)
+        done = run_events(until_stuck(events, case.devices), case.devices)
+        picture = gantt(done, title="What was done before the devices got stuck")
+        return Outcome(False, why="stuck", found={"error": error.message}, pictures=(picture,))
     except RankFailed as error:
-        return Outcome(False, f"It cannot be run: {error.__cause__}.", "no_forward")
+        return Outcome(False, why="no_forward", found={"error": error.__cause__})
     best = run_events(fill_and_drain(case.devices, case.micro_batches), case.devices)
     idle = timeline.idle_fraction()
     right = idle < case.least_idle + ROUNDING
-    said = "No order keeps the devices busier." if right else "It runs, but the devices are idle longer than need be."
-    said += f" Idle: {percent(idle)} of the devices' time; no order can have less than {percent(case.least_idle)}."
+    found = {"idle": idle, "least": case.least_idle}
     picture = gantt(timeline, best, title="Your order, and below it a best one")
-    return Outcome(right, said, "right" if right else "waits", pictures=(picture,))
-
-
-def _stuck(case: Grid, events: list[Action], error: Deadlock) -> Outcome:
-    done = run_events(until_stuck(events, case.devices), case.devices)
-    picture = gantt(done, title="What was done before the devices got stuck")
-    said = f"The devices are stuck for good. {error.message}"
-    return Outcome(False, said, "stuck", pictures=(picture,))
+    return Outcome(right, why="right" if right else "waits", found=found, pictures=(picture,))
 
 
 # Q10. S3 has just finished MB1
@@ -189,11 +142,6 @@ class Moment(NamedTuple):
     def next_of_first(self) -> int:
         """The micro-batch that the first stage has come to, from 1."""
         return self.micro_batch + self.stage
-
-
-def _draw_moment(random: Random) -> Moment:
-    stages = random.choice([4, 5])
-    return Moment(stages, random.randrange(3, stages + 1), random.choice([1, 2]))
 
 
 def _fields_of_moment(case: Moment) -> dict[str, object]:
@@ -221,12 +169,9 @@ def _read_off(option: str, case: Moment) -> Outcome:
     right = claimed.start <= now < claimed.end
     when = "just then" if right else "later" if claimed.start > now else "earlier"
     doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
-    said = (
-        f"Read off the trace: when S{case.stage} has finished MB{case.micro_batch}, S1 is busy with {_words(doing)}. "
-        f"What you said, it does {when}."
-    )
+    found = {"case": case, "doing": _words(doing), "when": when}
     picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
-    return Outcome(right, said, shown=right == (option == "now"), pictures=(picture,))
+    return Outcome(right, found=found, shown=right == (option == "now"), pictures=(picture,))
 
 
 def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
@@ -242,23 +187,21 @@ def _words(span: Span) -> str:
 QUESTIONS: dict[str, Family] = {
     "Q7": Family(
         4,
-        choice({"links": _free_links, "copies": _held_by_stage, "turns": _who_works, "uneven": _busiest}),
-        lambda random: random.choice([3, 5, 6]),
+        choice(each(_pass_through, ("links", "copies", "turns", "uneven"))),
+        (3, 5, 6),
         lambda stages: {"stages": stages, "others": stages - 1},
     ),
-    "Q11": Family(
-        8, choice(each(_activity, STRATEGIES)), lambda random: random.choice([4, 6]), lambda units: {"units": units}
-    ),
+    "Q11": Family(8, choice(each(_activity, STRATEGIES)), (4, 6), lambda units: {"units": units}),
     "Q8": Family(
         Grid(2, 2),
-        ordering(_measure_idle, "right", "waits", "no_forward", "stuck"),
-        lambda random: Grid(*random.choice([(2, 2), (2, 3), (3, 2)])),
+        ordering(_measure_idle),
+        [Grid(2, 2), Grid(2, 3), Grid(3, 2)],
         _fields_of_grid,
     ),
     "Q10": Family(
         Moment(4, 3, 1),
         choice(each(_read_off, ("waits", "next", "now", "back", "before"))),
-        _draw_moment,
+        [Moment(stages, stage, k) for stages in (4, 5) for stage in range(3, stages + 1) for k in (1, 2)],
         _fields_of_moment,
     ),
 }

@@ -38,28 +38,20 @@ def _slow_down(axis: str) -> tuple[float, MeshStep]:
 def _reach_across(axis: str) -> Outcome:
     factor, step = _slow_down(axis)
     experiment, is_much = HybridExperiment(ACROSS[axis]), factor > MUCH_LONGER
-    effect = "the slow link makes a step much longer" if is_much else "the slow link hardly costs a thing"
-    return Outcome(
-        is_much,
-        f"Run on 8 ranks as {experiment.words}: {effect}. A step takes {factor:.2f} times as long as with a fast link "
-        "between the machines.",
-        shown=is_much == (axis == "tp") and experiment.is_right(step),
-        pictures=(
-            mesh_map(experiment.sizes, step.sent, None, step.timeline.origin, PER_MACHINE, title="Who talks to whom?"),
-            gantt(step.timeline, title="With the slow link"),
-        ),
+    found = {"experiment": experiment, "is_much": is_much, "factor": factor}
+    pictures = (
+        mesh_map(experiment.sizes, step.sent, None, step.timeline.origin, PER_MACHINE, title="Who talks to whom?"),
+        gantt(step.timeline, title="With the slow link"),
     )
+    is_shown = is_much == (axis == "tp") and experiment.is_right(step)
+    return Outcome(is_much, found=found, shown=is_shown, pictures=pictures)
 
 
 def _compare_axes() -> Outcome:
     factors = {HybridExperiment(sizes).words: _slow_down(axis)[0] for axis, sizes in ACROSS.items()}
     differ = max(factors.values()) > MUCH_LONGER > min(factors.values())
     lines = "; ".join(f"{words}: {factor:.2f} times" for words, factor in factors.items())
-    said = (
-        f"Run on 8 ranks, with each axis in turn across: it makes {'a' if differ else 'no'} difference. "
-        f"With the slow link a step takes as long as with a fast one, {lines}."
-    )
-    return Outcome(not differ, said, shown=differ)
+    return Outcome(not differ, found={"differ": differ, "lines": lines}, shown=differ)
 
 
 # Evaluating a training strategy
@@ -72,13 +64,9 @@ def _evaluate() -> Outcome:
     lines = [_evaluated(experiment, step) for experiment, step in runs.items()]
     right = all(experiment.is_right(step) for experiment, step in runs.items())
     slowest = max(runs, key=lambda experiment: runs[experiment].timeline.makespan)
-    said = (
-        f"Run on 8 ranks, 4 to a machine: {'all' if right else 'not all'} arrangements update the weights as one "
-        f"process does, and the slowest is {slowest.words}. {'; '.join(lines)}."
-    )
     picture = gantt(runs[slowest].timeline, title=f"A step of the proposed strategy, {slowest.words}")
-    is_shown = right and slowest.sizes == PROPOSALS[0]
-    return Outcome(None, said, shown=is_shown, pictures=(picture,))
+    is_shown, found = right and slowest.sizes == PROPOSALS[0], {"all": right, "slowest": slowest}
+    return Outcome(None, found=found | {"lines": "; ".join(lines)}, shown=is_shown, pictures=(picture,))
 
 
 def _evaluated(experiment: HybridExperiment, step: MeshStep) -> str:
@@ -111,7 +99,7 @@ def _ladder() -> Outcome:
     )
     shown = all(one.fits for one in steps.values()) and times == sorted(times, reverse=True)
     picture = step_time_by_part(steps, title="What the time of a step goes into")
-    return Outcome(None, f"The planner says (modelled): {lines}.", shown=shown, pictures=(picture,))
+    return Outcome(None, found={"lines": lines}, shown=shown, pictures=(picture,))
 
 
 @lru_cache(maxsize=16)
@@ -125,53 +113,26 @@ def best(cluster: Cluster, model: ModelSpec = MODEL) -> Estimate:
 NUMBERS_OF_NODES = (8, 16, 32, 64, 128)
 
 
-@lru_cache(maxsize=1)
-def _more_replicas() -> list[Estimate]:
-    """The plan that is best on the smallest cluster, with more and more replicas."""
-    plan, steps = best(NODES).plan, []
-    for nodes in NUMBERS_OF_NODES:
-        more = replace(NODES, nodes=nodes)
-        steps.append(estimate(MODEL, more, replace(plan, dp=more.devices // (plan.tp * plan.pp)), BATCH))
-    return steps
-
-
-def _speed_up() -> tuple[float, float]:
-    """From the smallest cluster to the largest: what was gained, and the ideal."""
-    first, *_, last = _more_replicas()
-    return first.step_time.total / last.step_time.total, last.cluster.devices / first.cluster.devices
-
-
-def _scaled(right: bool, happened: str, shown: bool) -> Outcome:
-    timings = [Timing.planned(one, "more replicas") for one in _more_replicas()]
-    timings += [Timing.planned(best(one.cluster), "planned anew") for one in _more_replicas()]
+def _more_replicas(option: str) -> Outcome:
+    """The plan that is best on the smallest cluster, with more and more replicas: is it as the option says?"""
+    plan, clusters = best(NODES).plan, [replace(NODES, nodes=nodes) for nodes in NUMBERS_OF_NODES]
+    plans = [replace(plan, dp=cluster.devices // (plan.tp * plan.pp)) for cluster in clusters]
+    steps = [estimate(MODEL, *one, BATCH) for one in zip(clusters, plans, strict=True)]
+    first, last, ideal = steps[0].step_time, steps[-1].step_time, NUMBERS_OF_NODES[-1] / NUMBERS_OF_NODES[0]
+    lost, gained = last.total - first.total / ideal, first.total / last.total
+    share = {name: (getattr(last, name) - getattr(first, name) / ideal) / lost for name in ("data", "bubble")}
+    times = [step.step_time.total for step in steps]
+    is_so = {
+        "ideal": gained > 0.95 * ideal,
+        "gradients": share["data"] > 1 / 2,
+        "bubble": share["bubble"] > 1 / 2,
+        "falls": times != sorted(times, reverse=True),
+    }
+    found = {"ideal": ideal, "gained": gained, "lost": lost, "share": share, "times": ", ".join(map(duration, times))}
+    timings = [Timing.planned(step, "more replicas") for step in steps]
+    timings += [Timing.planned(best(cluster), "planned anew") for cluster in clusters]
     picture = speed_up(timings, title="The same minibatch on more and more GPUs")
-    return Outcome(right, f"Modelled: {happened}", shown=shown, pictures=(picture,))
-
-
-def _follows_ideal() -> Outcome:
-    gained, ideal = _speed_up()
-    right = gained > 0.95 * ideal
-    return _scaled(right, f"{ideal:.0f} times as many GPUs are {gained:.1f} times as fast.", shown=not right)
-
-
-PARTS = {"gradients": ("data", "gradients"), "bubble": ("bubble", "the bubble")}  # of a step, and in words
-
-
-def _blame(option: str) -> Outcome:
-    """How much of what is lost against the ideal is the growth of one part of a step."""
-    first, *_, last = _more_replicas()
-    (part, name), (_, ideal) = PARTS[option], _speed_up()
-    lost = last.step_time.total - first.step_time.total / ideal
-    grown = getattr(last.step_time, part) - getattr(first.step_time, part) / ideal
-    right = grown > lost / 2
-    said = f"on 1,024 GPUs a step takes {duration(lost)} longer than in the ideal, and {percent(grown / lost)} of that"
-    return _scaled(right, f"{said} is {name}.", shown=right == (option == "bubble"))
-
-
-def _falls() -> Outcome:
-    times = [one.step_time.total for one in _more_replicas()]
-    right = times != sorted(times, reverse=True)
-    return _scaled(right, f"a step takes {', '.join(map(duration, times))}.", shown=not right)
+    return Outcome(is_so[option], found=found, shown=is_so[option] == (option == "bubble"), pictures=(picture,))
 
 
 # A refresh: what the same plan gains, and where the money goes
@@ -194,8 +155,7 @@ def _same_plan() -> Reading:
     carried = estimate(MODEL, H100, before.plan, BATCH)
     gain = before.step_time.total / carried.step_time.total
     picture = step_time_by_part({"A100": before, "H100, the same plan": carried}, title="What a step goes into")
-    said = f"Modelled: {duration(before.step_time.total)} a step before, {duration(carried.step_time.total)} after"
-    return Reading(gain, f"{said}, {gain:.2f} times as fast.", pictures=(picture,))
+    return Reading(gain, found={"before": before, "after": carried, "gain": gain}, pictures=(picture,))
 
 
 # In words, and what it is.
@@ -209,18 +169,14 @@ OFFERS = {
 
 def _buy(offer: str) -> Outcome:
     words, cluster = OFFERS[offer]
-    before, gains = best(NODES), {name: _gain(cluster) for name, (_, cluster) in OFFERS.items()}
+    before = best(NODES)
+    gains = {name: before.step_time.total / best(one).step_time.total for name, (_, one) in OFFERS.items()}
     after, right = best(cluster), gains[offer] == max(gains.values())
     peak = after.cluster.devices * after.cluster.spec.peak["bf16"]
     peak /= before.cluster.devices * before.cluster.spec.peak["bf16"]
-    said = f"Modelled: {peak:.2f} times the peak, {gains[offer]:.2f} times as fast, {after.mfu:.0%} MFU."
-    more = "No other offer gains more." if right else f"Another gains {max(gains.values()):.2f} times."
+    found = {"peak": peak, "gain": gains[offer], "mfu": after.mfu, "right": right, "most": max(gains.values())}
     picture = step_time_by_part({"before": before, "after": after}, title=f"A step with {words}")
-    return Outcome(right, f"{said} {more}", pictures=(picture,))
-
-
-def _gain(cluster: Cluster) -> float:
-    return best(NODES).step_time.total / best(cluster).step_time.total
+    return Outcome(right, found=found, pictures=(picture,))
 
 
 # Training infrastructure strategy
@@ -235,32 +191,32 @@ SITES = {
 
 def _sites() -> Outcome:
     lines = [f"{name}: {_at(site, MODEL)} with 70B, {_at(site, LARGER)} with 405B" for name, site in SITES.items()]
-    fitting = [name for name, site in SITES.items() if _fits(site, LARGER)]
+    fitting = [name for name, site in SITES.items() if _has_room(site, LARGER)]
     fastest, second, _ = sorted(SITES, key=lambda name: -best(SITES[name]).tokens_per_second)
     (least, _), (_, most) = (best(SITES[name]).tokens_per_second_range for name in (fastest, second))
     shown = fitting == ["128 A100, slow network"] and least < most
     shown = shown and (fastest, second) == ("64 H100, fast network", "32 B200, fast network")
-    return Outcome(None, f"The planner says (modelled): {'; '.join(lines)}.", shown=shown)
+    return Outcome(None, found={"lines": "; ".join(lines)}, shown=shown)
 
 
 def _at(site: Cluster, model: ModelSpec) -> str:
-    if not _fits(site, model):
+    if not _has_room(site, model):
         return "no plan fits"
     plan = best(site, model)
     low, high = plan.tokens_per_second_range
     return f"{plan.tokens_per_second:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
 
 
-@lru_cache(maxsize=16)
-def _fits(site: Cluster, model: ModelSpec) -> bool:
-    return any(one.fits for one in search(model, site, BATCH))
+def _has_room(site: Cluster, model: ModelSpec) -> bool:
+    """For 16 bytes of each parameter on all devices together: no plan needs less, so there is nothing to search for."""
+    return site.devices * site.spec.memory > 16 * model.parameters
 
 
 QUESTIONS: dict[str, Family] = {
     "which_axis_across": Family(None, choice({**each(_reach_across, ACROSS), "none": _compare_axes})),
     "evaluate_strategy": Family(None, open_case(_evaluate)),
     "optimize_efficiency": Family(None, open_case(_ladder)),
-    "more_replicas": Family(None, choice({"ideal": _follows_ideal, **each(_blame, PARTS), "falls": _falls})),
+    "more_replicas": Family(None, choice(each(_more_replicas, ("ideal", "gradients", "bubble", "falls")))),
     "same_plan": Family(None, number(TIMES, _same_plan, _slips, tolerance=0.15), fields=lambda _: {**_ratios()}),
     "which_offer": Family(None, choice(each(_buy, OFFERS))),
     "infrastructure": Family(None, open_case(_sites)),

@@ -26,8 +26,9 @@ from course_lib.figures.axis import counted
 from course_lib.questions.asking import Ask, choice, each
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.forms import Form
+from course_lib.questions.markup import bullets
 from course_lib.questions.outcome import Feedback, Outcome
-from course_lib.questions.prose import Page, as_list, items
+from course_lib.questions.prose import Page, items
 from course_lib.scenarios.case import Step, debrief
 from course_lib.scenarios.instruments import INSTRUMENTS, signals, throughput
 from course_lib.scenarios.replay import replay
@@ -109,7 +110,7 @@ class Variant:
             "Settings that were changed since": self._settings(),
             "From the log": self._log(),
         }
-        text = "\n\n".join(f"{what}:\n\n{as_list(lines)}" for what, lines in said.items())
+        text = "\n\n".join(f"{what}:\n\n{bullets(lines)}" for what, lines in said.items())
         return Feedback(
             "", Outcome(None, text, pictures=(throughput(jobs), _losses(jobs))), title="What everybody sees"
         )
@@ -134,7 +135,7 @@ class Variant:
         if name not in self.paid():
             journal.record("measured", self.case.name, self.seed, name)
         one, found = INSTRUMENTS[name], INSTRUMENTS[name].read(self.job)
-        facts = as_list(f"{what}: {fact}" for what, fact in found.facts.items())
+        facts = bullets(f"{what}: {fact}" for what, fact in found.facts.items())
         return Feedback("", Outcome(None, facts, pictures=found.pictures), title=one.title)
 
     def paid(self) -> list[str]:
@@ -155,7 +156,7 @@ class Variant:
     def _told(self) -> Feedback:
         led_to = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
         what, _, how = self._page("change").sections[f"culprit: {self.culprit}"].text.partition("\n\n")
-        said = f"{how}\n\nYour bill: {self.bill()}\n\nWhat each change leads to:\n\n{as_list(led_to)}"
+        said = f"{how}\n\nYour bill: {self.bill()}\n\nWhat each change leads to:\n\n{bullets(led_to)}"
         incident = self._page("change").sections["incident"].text
         return Feedback("", Outcome(None, said, incident), title=f"It was {what}.")
 

@@ -22,8 +22,8 @@ from course_lib.planner import Estimate, Plan, estimate
 from course_lib.questions import plan_text
 from course_lib.questions.asking import choice, each, open_case, plan
 from course_lib.questions.catalog import CATALOG
+from course_lib.questions.markup import bullets
 from course_lib.questions.outcome import Feedback, Outcome
-from course_lib.questions.prose import as_list
 from course_lib.scenarios.case import Step, debrief
 from course_lib.scenarios.targets import Task, brief
 
@@ -73,7 +73,7 @@ class Variant:
             old = task.estimate(task.old)
             facts[f"before, on {old.cluster.devices} {old.cluster.device}"] = brief(old)
             pictures.append(step_time_by_part({"before": old, "now": one}, title="The same plan, before and now"))
-        said = as_list(f"{what}: {fact}" for what, fact in facts.items())
+        said = bullets(f"{what}: {fact}" for what, fact in facts.items())
         return Feedback("", Outcome(None, said, pictures=tuple(pictures)), title="What the planner says (modelled)")
 
     def compare(self) -> Outcome:
@@ -83,7 +83,7 @@ class Variant:
         steps = {"your plan": mine} if mine else {}
         steps |= {name: task.estimate(change) for name, change in task.turns.items()}
         steps["best of a search"] = task.reaching.best
-        lines = as_list(f"{name}: {brief(one)}" for name, one in steps.items())
+        lines = bullets(f"{name}: {brief(one)}" for name, one in steps.items())
         said = f"{mine.interval if mine else 'You have not decided on a plan yet.'} Modelled:\n\n{lines}"
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
 
@@ -100,13 +100,13 @@ class Variant:
             said.append(f"{name}: {brief(one)}; misses {', '.join(self.then.missed(one)) or 'nothing'}")
         said.append(f"the best that a search finds: {brief(self.then.reaching.best)}")
         incident = CATALOG[f"{self.case.name}_defend"].sections["debrief"].text
-        return Feedback("", Outcome(None, as_list(said), incident), title="What usual choices lead to (modelled)")
+        return Feedback("", Outcome(None, bullets(said), incident), title="What usual choices lead to (modelled)")
 
 
 def _facts(task: Task) -> dict[str, object]:
     """What a page may say of a task."""
     states = f"{16 * task.model.parameters / 1e9:,.0f} GB"
-    return {"model": task.words, "machine": task.machine, "targets": as_list(task.targets), "states": states}
+    return {"model": task.words, "machine": task.machine, "targets": bullets(task.targets), "states": states}
 
 
 def _now(task: Task) -> Plan:
@@ -130,7 +130,7 @@ def _change(name: str, task: Task) -> Outcome:
 
 def _judge(task: Task, one: Estimate) -> Outcome:
     """Any plan that reaches the targets will do."""
-    said = f"Modelled:\n\n{as_list(target.of(one) for target in task.targets)}\n\n{one.interval}"
+    said = f"Modelled:\n\n{bullets(target.of(one) for target in task.targets)}\n\n{one.interval}"
     if task.missed(one):
         memory = memory_by_part(devices(one), one.capacity, title="What each device of a pipeline holds")
         time = step_time_by_part({"your plan": one}, title="What the time of a step goes into")

@@ -202,17 +202,14 @@ Card("Q1")
 # averages gradients. The rest is the training loop you know, with `compute` marks for the picture.
 
 # %%
-from itertools import islice
-
+from course_lib.experiments.training import shares
 from course_lib.mechanisms.data_parallel import DataParallel
 
 
-def train(rank, steps, dtype=torch.float32, batch_size=256):
+def train(rank, steps, dtype=torch.float32):
     replica = DataParallel(TinyGPT(seed=rank, dtype=dtype), overlap=False)  # what overlap is comes later
     optimizer = torch.optim.AdamW(replica.parameters(), lr=2e-3)
-    minibatches = islice(data.minibatches(problems, batch_size), steps)
-    for step, batch in enumerate(minibatches, start=1):
-        inputs, targets = batches.split(batch, dist.get_world_size())[rank]
+    for step, (inputs, targets) in enumerate(shares(rank, 256, steps), start=1):  # this rank's share of each minibatch
         if step == steps:
             dist.barrier()  # all begin the last step together: there will be a picture of it
         with compute("forward"):
@@ -592,8 +589,8 @@ print("all-reduces:", sum(span.name == "all_reduce" for span in run.timeline.of(
 # - **The minibatch runs out.** With as many ranks as samples there is nothing left to split. A larger minibatch gives
 #   more ranks work, but changes what is learned; with a learning rate raised in proportion this works up to a point
 #   (Goyal et al. 2017).
-# - **The model does not fit.** Every rank needs all of it. Splitting the model itself is what the next lessons are
-#   about.
+# - **The model does not fit.** Every rank needs all of it. The next lessons divide what a replica holds, and then the
+#   model itself.
 # - **One rank is slow.** All wait for it, in every step.
 #
 # ### Further reading

@@ -52,19 +52,16 @@ from course_lib import launch
 
 
 def four_collectives(rank):
-    mine = torch.full((4,), 2**rank)
-    from_0 = mine if rank == 0 else torch.zeros_like(mine)
-    part, gathered, total, copy = torch.zeros_like(mine), torch.zeros_like(mine), mine.clone(), from_0.clone()
+    mine, part, gathered = torch.full((4,), 2**rank), torch.zeros(4, dtype=int), torch.zeros(4, dtype=int)
+    total, copy = mine.clone(), mine if rank == 0 else torch.zeros(4, dtype=int)
     dist.reduce_scatter_single(part[rank : rank + 1], mine)
     dist.all_gather_single(gathered, part[rank : rank + 1])
     dist.all_reduce(total)
     dist.broadcast(copy, src=0)
-    return [tensor.tolist() for tensor in (mine, from_0, part, gathered, total, copy)]
+    return {"broadcast": copy, "reduce-scatter": part, "all-gather": gathered, "all-reduce": total}
 
-results = launch(four_collectives, world_size=4).results
-mine, from_0, part, gathered, total, copy = zip(*results, strict=True)
-for name, after in {"broadcast": copy, "reduce-scatter": part, "all-gather": gathered, "all-reduce": total}.items():
-    print(f"rank 1 after the {name:15}", after[1])
+for name, tensor in launch(four_collectives, world_size=4).results[1].items():
+    print(f"rank 1 after the {name:15}", tensor.tolist())
 
 # %% [markdown]
 # (The all-gather had the result of the reduce-scatter to begin with.) Each of them can be made of sends and receives,
@@ -128,7 +125,10 @@ def add_up(rank, way, size):
     across, inside = init_device_mesh("cpu", (2, 4)).get_all_groups()
     return hierarchical_all_reduce(tensor, inside, across)
 
-# by the formula: steps, and how long each of them takes
+# %% [markdown]
+# And by the formula, which is the number of steps, times how long each of them takes:
+
+# %%
 formulas = {
     "ring": lambda n, size, node: 2 * (n - 1) * (latency + size / n / bandwidth),
     "tree": lambda n, size, node: 2 * log2(n) * (latency + size / bandwidth),
@@ -192,6 +192,7 @@ def update_in_between(rank):
         model.zero_grad()
     return weights
 
+# %%
 (alone,) = launch(update_in_between, world_size=1).results
 shared = launch(update_in_between, world_size=4).results
 print("all four have the same weights:", all(torch.equal(weights, shared[0]) for weights in shared))

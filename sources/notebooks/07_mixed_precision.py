@@ -413,17 +413,15 @@ MixedPrecisionExplorer()
 # *Predict:* how many bytes does each of four ranks send in two hundred steps, compared with float32?
 
 # %%
-from course_lib.mechanisms import batches
+from course_lib.experiments.training import shares
 from course_lib.mechanisms.data_parallel import DataParallel
 
 
-def whole_training(rank, dtype, steps=200):
-    replica = DataParallel(TinyGPT(small, seed=rank, dtype=dtype))
-    scaler = LossScaler()
+def whole_training(rank, dtype):
+    replica, scaler = DataParallel(TinyGPT(small, seed=rank, dtype=dtype)), LossScaler()
     master = MasterWeights(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)  # once the replicas are equal
     curve, skipped = [], 0
-    for batch in islice(data.minibatches(problems, 64), steps):
-        inputs, targets = batches.split(batch, 4)[rank]
+    for inputs, targets in shares(rank, samples=64, steps=200):
         loss = data.answer_loss(replica(inputs).float(), targets)
         curve.append(loss.item())
         scaler.scale(loss).backward()

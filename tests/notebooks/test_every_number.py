@@ -1,8 +1,6 @@
 """No number in a lesson's prose is unproved: a quoted sentence covers it, a source is named, or it needs none.
 
-A number is what can be wrong: digits; a number in words of something that is measured (`UNITS`); how many times, or
-what part. Not looked at are questions and tasks, which claim nothing; sentences that name who has published it, and
-when; code and formulas, for which cells and other tests speak; and digits that are names: rank 0, section 2, 16 bits.
+A number is as in `numbers`. Questions and tasks are not looked at: they claim nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from tests.notebooks import (
     test_sentences_tensor_parallel,
 )
 from tests.notebooks.lesson import Proofs, lesson
+from tests.notebooks.numbers import NOT_PROSE, NUMBER, SENTENCE, SOURCE, dots
 
 MODULES = [
     test_sentences_start,
@@ -72,28 +71,9 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     },
 }
 
-WORD = r"two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen|twenty|hundred|thousand|million|billion"
-UNITS = r"bytes|[kMGT]i?B|seconds|minutes|days|weeks|months|years|times|FLOPs|parameters|turns|messages|digits"
-SHARE = r"half|thirds?|quarters?|fifths?|sixth|sevenths?|eighths?|tenth"
-DIGITS = r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w,]*[A-Za-z])"  # but not those in a name: A100, 6.7B
-NUMBER = re.compile(
-    rf"{DIGITS}|\b(?:(?:{WORD}) (?:{UNITS})|(?:an?|one|{WORD}) (?:{SHARE})|twice|half|percent|centuries)\b",
-    re.IGNORECASE,
-)
-NAMES = "rank|replica|stage|section|part|number|micro-batch|micro-batche|step|layer|sample"
-NAMED = rf"\b(?:{NAMES})s? \d+(?:(?:,| and| to) \d+)*"
-NOT_PROSE = re.compile(
-    rf"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\*\*Time:\*\*[^<]*|ZeRO-\d|\d+[- ]bits?\b|{NAMED}", re.IGNORECASE
-)
 ENDLESS = re.compile(r"[\w:·]$")  # a heading, or "like this:", before a cell
 ITEM = re.compile(r"^(?:-|\d\.) ")
-SENTENCE = re.compile(r".+?(?:(?<!al)[.?!](?=[*)]* [^a-z])|$)")
-SOURCE = re.compile(r"(?:et al\.|[A-Z]\w+ and [A-Z]\w+|Llama Team) \(?\d{4}")
 CLAIMS_NOTHING = re.compile(r"\W*(?:Predict|Take|Keep|Make|Try|Choose|Switch|Stay|Leave|Find)\b|.*\?\W*$")
-
-
-def dots(text: re.Match[str] | str) -> str:
-    return "·" * len(text if isinstance(text, str) else text[0])
 
 
 def looked_at(name: str) -> str:

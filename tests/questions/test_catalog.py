@@ -23,8 +23,8 @@ def family(name: str) -> Family | None:
     return found if isinstance(found, Family) else None
 
 
-WITH_NUMBERS = [name for name in CATALOG if (one := family(name)) and one.draw]
-WITHOUT_NUMBERS = [name for name in CATALOG if (one := family(name)) and not one.draw]
+WITH_NUMBERS = [name for name in CATALOG if (one := family(name)) and one.others]
+WITHOUT_NUMBERS = [name for name in CATALOG if (one := family(name)) and not one.others]
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from course_lib import questions
-from course_lib.questions.asking import choice, each, number, open_case
+from course_lib.questions.asking import choice, each, number, open_case, ordering
 from course_lib.questions.catalog import CATALOG
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.prose import SOURCES, Page, items, read
+from course_lib.questions.prose import SOURCES, Page, Section, items, read
 from course_lib.questions.units import BYTES
 
 LESSONS = {path.stem for path in (SOURCES / "notebooks").rglob("*.py")}
@@ -87,6 +89,60 @@ def test_lines_are_joined_and_lists_and_code_are_not(tmp_path: Path) -> None:
     form = choice(each(never, ("two", "one")))(page, None)
     assert form.lines == ["a  the first", "b  the second"]  # in the order of the page
     assert form.explanations() == [("a, the first", "Why it is wrong.\n\nAnd more."), ("b, the second", "Right.")]
+
+
+FOUND = """\
+# Q2: What is found
+runs: replicas
+
+Which?
+
+## option: one
+the first
+
+## option: two
+the second
+
+## events
+- x: first
+- y: second
+
+## why
+X comes first.
+
+## found
+{share:percent} of {size:data_size}: it {right:is so|is not, by {size:,} bytes}.
+
+## found: two
+Nothing of {size}.
+
+It means nothing.
+"""
+
+
+def test_a_page_says_what_a_run_has_found(tmp_path: Path) -> None:
+    def find(option: str) -> Outcome:
+        return Outcome(option == "one", found={"share": 1 / 4, "size": 4096, "right": option == "one"})
+
+    page = pages(tmp_path, FOUND)["Q2"]
+    form = choice(each(find, ("one", "two")))(replace(page, sections=without(page, "events", "why")), None)
+    assert form.run("a").happened == "25% of 4.1 kB: it is so."
+    assert form.run("b").happened.startswith("Nothing of 4096.")
+
+
+def test_an_outcome_of_an_order_has_its_own_words_and_meaning(tmp_path: Path) -> None:
+    def follow(order: tuple[str, ...]) -> Outcome:
+        return Outcome(False, why="" if order[0] == "x" else "two", found={"share": 1, "size": 4096, "right": False})
+
+    page = pages(tmp_path, FOUND)["Q2"]
+    form: Any = ordering(follow)(replace(page, sections=without(page, "option: one", "option: two")), None)
+    first, second = form.run(["x", "y"]), form.run(["y", "x"])
+    assert (first.happened, first.why) == ("100% of 4.1 kB: it is not, by 4,096 bytes.", "X comes first.")
+    assert (second.happened, second.why) == ("Nothing of 4096.", "It means nothing.")
+
+
+def without(page: Page, *headings: str) -> dict[str, Section]:
+    return {heading: section for heading, section in page.sections.items() if heading not in headings}
 
 
 def test_items_are_those_of_a_list() -> None:

@@ -8,7 +8,7 @@ from course_lib import Pace, Span, Timeline, questions
 from course_lib.experiments.training import SMALL
 from course_lib.model import TinyGPT
 from course_lib.questions.outcome import Outcome
-from course_lib.questions.scaling import Cluster, Gradients, _count_bytes
+from course_lib.questions.scaling import QUESTIONS, Cluster, Gradients, _count_bytes
 
 GRADIENTS = 4 * sum(parameter.numel() for parameter in TinyGPT(SMALL).parameters())
 
@@ -50,7 +50,7 @@ def test_q3(textbook: None, seed: int, answer: str, right: bool, effect: str) ->
 
 @pytest.mark.parametrize("seed", range(12))
 def test_q3_describes_what_its_cluster_does(textbook: None, seed: int) -> None:
-    case = Cluster() if seed == 0 else _case(seed)
+    case = QUESTIONS["Q3"].case(seed)
     one, few, many = (calculated(case, n, case.pace()).makespan for n in (1, case.devices_per_node, case.workers))
     assert one / few > 0.9 * case.devices_per_node
     assert round(one / many) == case.gained < 0.7 * case.workers
@@ -58,14 +58,6 @@ def test_q3_describes_what_its_cluster_does(textbook: None, seed: int) -> None:
 
 def test_q3_has_the_numbers_of_the_team_that_got_ten_times_from_sixteen() -> None:
     assert "16 workers gave only about 10 times" in questions.load("Q3").text
-
-
-def _case(seed: int) -> Cluster:
-    from random import Random
-
-    from course_lib.questions.scaling import _draw_cluster
-
-    return _draw_cluster(Random(seed))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
 from course_lib import questions
-from course_lib.questions.sharding import Training, _draw_training
+from course_lib.questions.sharding import QUESTIONS, Training
 
 
 @pytest.mark.parametrize(
@@ -27,7 +25,7 @@ def test_the_first_stage_that_fits_is_right(answer: str, right: bool, end: str) 
 
 @pytest.mark.parametrize("seed", [2, 5, 7])  # whose answers are b, a and d
 def test_other_numbers_have_one_right_answer_too(seed: int) -> None:
-    case = _draw_training(Random(seed))
+    case = QUESTIONS["enough_stage"].case(seed)
     expected = "abcd"[next(stage for stage in range(4) if case.needed(stage) <= case.gigabytes)]
     form = questions.load("enough_stage", seed).form
     outcomes = {answer: form.run(answer) for answer in "abcd"}
