@@ -254,7 +254,7 @@ def _complaint(plan: Any, best: Estimate) -> str:
 
 
 def _said(lefts: list[Left]) -> str:
-    said = [str(left.values["the result"])[1:-1] for left in lefts]
+    said = [str(left.values["the result"]) for left in lefts]
     return next((one for one in said if one != GOOD), "")
 
 

@@ -1,4 +1,4 @@
-"""The checks for sharded data parallelism: pieces that travel, training with ZeRO-1, a layer that comes and goes.
+"""The checks for sharded data parallelism: pieces that travel, ZeRO-1, a layer that comes and goes, one computed twice.
 
 A tensor of any size is cut into pieces as `tensor.tensor_split(world_size)` cuts it, and piece r is that of rank r.
 """
@@ -192,7 +192,7 @@ def _weights_alone(lefts: list[Left]) -> list[Values]:
 
 def _state_is_sharded(lefts: list[Left]) -> str:
     """A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four."""
-    states = [[int(number) for number in str(left.values["the result"]).strip("'").split(" of ")] for left in lefts]
+    states = [[int(number) for number in str(left.values["the result"]).split(" of ")] for left in lefts]
     most, total = max(states)
     share = -(-total // len(lefts))
     too_much = f"The result is right, but a rank keeps the optimizer's state of {most} parameters, not of {share}."
@@ -316,3 +316,102 @@ change("summed", f"{add} / n", add)
 change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
 change("dx_divided", "return dx", "return dx / n")
 change("never_freed", "def whole()", "@functools.cache\n    def whole()")
+
+
+# A block that is computed twice
+
+
+def computed_again(block: Callable, x: Tensor) -> Tensor:
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.random = torch.get_rng_state()
+            return block(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            x = x.detach().requires_grad_()
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.random)
+                y = block(x)
+            y.backward(dy)
+            return x.grad
+
+    return Recomputed.apply(x)
+
+
+WIDE = 512
+
+
+class _Block(nn.Module):
+    """Wide inside, of sharded layers."""
+
+    def __init__(self, width: int, inside: int, dropout: float, draw: Callable) -> None:
+        super().__init__()
+        self.shapes, self.dropout = ((inside, width), (width, inside)), nn.Dropout(dropout)
+        pieces = (draw(width * inside).tensor_split(dist.get_world_size())[dist.get_rank()] for _ in range(2))
+        self.up, self.down = (nn.Parameter(piece.clone() / inside) for piece in pieces)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up, down = self.shapes
+        return on_the_clock(x + linear(self.dropout(linear(x, self.up, up).tanh()), self.down, down))
+
+
+def _blocks(n: int, blocks: int, inside: int, seed: int, new: str = "", dropout: float = 0.5) -> Case:
+    text = f"{n} ranks, {blocks} blocks that are {inside} wide inside" + f", dropout {dropout}" * (dropout > 0)
+    return Case(text, n, functools.partial(_blocks_arguments, blocks, inside, seed, dropout), new)
+
+
+def _blocks_arguments(blocks: int, inside: int, seed: int, dropout: float, rank: int) -> tuple[Any, ...]:
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    return nn.ModuleList(_Block(3, inside, dropout, common) for _ in range(blocks)), own(8, 3), own(8, 3)
+
+
+def _all_blocks(seed: int) -> list[Case]:
+    random = "dropout, which has to leave out the same numbers in both passes"
+    freed = "six wide blocks: whoever keeps the inside of each runs out of memory"
+    two = [_blocks(2, 2, 5 + seed, seed, dropout=0.0), _blocks(2, 2, 5 + seed, seed, random)]
+    return [*two, _blocks(3, 3, 7, seed), _blocks(4, 2, 6 + seed, seed), _blocks(2, 6, WIDE, seed, freed)]
+
+
+def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> dict[str, Any]:
+    y = x = x.requires_grad_()
+    for block in blocks:
+        y = fn(block, y)
+    if y.requires_grad:
+        y.backward(dy)
+    return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
+
+
+def _one_block_at_a_time(lefts: list[Left]) -> str:
+    """Of an inside autograd keeps what tanh and dropout put out and what dropout left out: six blocks, 18 such."""
+    most, inside = max(left.memory for left in lefts), 8 * 8 * WIDE
+    wide = len(lefts[0].before["0.up"]) * len(lefts) >= 3 * WIDE
+    too_much = (
+        f"The result is right, but a rank holds {most:,} bytes at a time, and one block is {3 * inside:,} inside."
+    )
+    return too_much * (wide and most > 12 * inside)
+
+
+recompute = Exercise(
+    "recompute",
+    computed_again,
+    _play_blocks,
+    _all_blocks,
+    priced=_blocks(4, 6, WIDE, 0),
+    pace=PACE,
+    rounding=1e-12,
+    contract=_one_block_at_a_time,
+)
+change, back, fork = recompute.change, "y.backward(dy)", "torch.random.fork_rng(devices=[]), "
+change("kept", "Recomputed.apply(x)", "block(x)")
+change("without_history", "Recomputed.apply(x)", "Recomputed.apply(x.detach())")
+change("not_recorded", ", torch.enable_grad()", "", fails=True)
+change("not_cut_off", "x.detach().requires_grad_()", "x", fails=True)
+change("from_ones", back, "y.backward(torch.ones_like(y))")
+change("parameters_left_out", back, "x.grad, = torch.autograd.grad(y, x, dy)")
+change("dx_missing", "return x.grad", "return None")
+change("drawn_anew", "torch.set_rng_state(ctx.random)", "pass")
+change("random_numbers_again", fork, "")
