@@ -73,16 +73,9 @@ def _cases(seed: int) -> list[Case]:
     return [*two, _case((4, 3, 3), seed + 1), _case((3, 3, 2, 2), seed + 2)]
 
 
-average_gradients = Exercise(
-    "average_gradients",
-    right,
-    effect,
-    _cases,
-    priced=_case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16)),
-    pace=PACE,
-    memory=0,
-    rounding=1e-5,  # a share's weight may be a float32 number; wrong ideas are 1,000 times farther off
-)
+priced = _case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16))
+# A share's weight may be a float32 number; wrong ideas are 1,000 times farther off than this rounding.
+average_gradients = Exercise("average_gradients", right, effect, _cases, priced, PACE, memory=0, rounding=1e-5)
 mistake = average_gradients.mistake
 
 
@@ -239,15 +232,9 @@ def _few_messages(lefts: list[Left]) -> str:
     return too_much * (n[0] > most[0] or n[1] > most[1])
 
 
+priced, slow = _layers(4, 6, 500, 0), Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
 backward_in_buckets = Exercise(
-    "backward_in_buckets",
-    in_buckets,
-    _play_layers,
-    _all_layers,
-    priced=_layers(4, 6, 500, 0),
-    pace=Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4)),
-    rounding=1e-12,
-    contract=_few_messages,
+    "backward_in_buckets", in_buckets, _play_layers, _all_layers, priced, slow, rounding=1e-12, contract=_few_messages
 )
 change = backward_in_buckets.change
 hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()\n"

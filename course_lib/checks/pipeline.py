@@ -124,15 +124,9 @@ def _what_it_would_do(lefts: list[Left]) -> str:
     return holds.format(*more[0]) if more else "It would run, and it is another schedule."
 
 
-pipeline_actions = Exercise(
-    "pipeline_actions",
-    listed,
-    _play_schedule,
-    _schedules,
-    priced=_schedule(4, "1f1b", 4, 8, runs=True),
-    pace=Pace({"forward": 0.05, "backward": 0.1}),
-    rule=_what_it_would_do,
-)
+on_devices = partial(Exercise, pace=Pace({"forward": 0.05, "backward": 0.1}))
+priced = _schedule(4, "1f1b", 4, 8, runs=True)
+pipeline_actions = on_devices("pipeline_actions", listed, _play_schedule, _schedules, priced, rule=_what_it_would_do)
 change = pipeline_actions.change
 ahead, last = "min(n_stages - 1 - stage, n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
 change("always_gpipe", ahead, "n_micro_batches")
@@ -144,14 +138,9 @@ change("one_more", ahead, "min(n_stages - stage, n_micro_batches)")
 change("last_first", last, f"reversed({last})")
 
 
-interleaved_actions = Exercise(
-    "interleaved_actions",
-    interleaved,
-    _play_schedule,
-    _interleavings,
-    priced=_schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True),
-    pace=Pace({"forward": 0.05, "backward": 0.1}),
-    rule=_what_it_would_do,
+priced = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
+interleaved_actions = on_devices(
+    "interleaved_actions", interleaved, _play_schedule, _interleavings, priced, rule=_what_it_would_do
 )
 change = interleaved_actions.change
 ahead, stages = "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)", "rank, n_ranks * stages_per_rank, n_ranks"
@@ -218,15 +207,7 @@ def _steps(seed: int) -> list[Case]:
     return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, (4, "1f1b", (3, 1, 2), "")]]
 
 
-run_actions = Exercise(
-    "run_actions",
-    ran,
-    effect,
-    _steps,
-    priced=_step(4, "1f1b", (2,) * 6, 0),
-    pace=Pace({"forward": 0.05, "backward": 0.1}),
-    rounding=1e-12,
-)
+run_actions = on_devices("run_actions", ran, effect, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
 change = run_actions.change
 share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
 change("losses_summed", share, "")

@@ -258,14 +258,8 @@ def _said(lefts: list[Left]) -> str:
     return next((one for one in said if one != GOOD), "")
 
 
-choose = Exercise(
-    "choose",
-    chosen,
-    _play_choice,
-    _choices,
-    priced=_choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast"),
-    rule=_said,
-)
+priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
+choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
 change = choose.change
 room, whole = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
 change("memory_forgotten", f"one.memory.total <= {room}", "True")

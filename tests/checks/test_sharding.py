@@ -150,7 +150,7 @@ def test_layers_are_gathered_twice_and_their_gradients_scattered_once() -> None:
 def test_a_block_that_is_computed_twice_is_gathered_once_more_and_only_one_is_there_at_a_time() -> None:
     price = counted(checks.recompute, s.pytorch_reentrant)
     layer, inside = 3 * sharding.WIDE * 8, 8 * sharding.WIDE * 8
-    assert price[SENT] == (6 * 2 * (3 + 1) * layer * 3 // 4,) * 2
+    assert price[SENT] == (4 * (3 + 1) * layer * 3 // 4,) * 2
     assert 3 * inside <= price[HELD][0] <= 6 * inside
 
 
