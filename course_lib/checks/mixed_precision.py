@@ -106,11 +106,9 @@ def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], opt
 
 def _updates(n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False) -> Case:
     """lr: in units of the dtype's last digit."""
-    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps"
+    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + ", gradients missing" * is_missing
     lr *= torch.finfo(dtype).eps
-    return Case(
-        text + ", gradients missing" * is_missing, n, partial(_updates_arguments, dtype, steps, lr, is_missing), new
-    )
+    return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing), new)
 
 
 def _updates_arguments(dtype: torch.dtype, steps: int, lr: float, is_missing: bool, rank: int) -> tuple[Any, ...]:
@@ -260,13 +258,8 @@ def _norms_cases(seed: int) -> list[Case]:
     none, s = "a rank without parameters, so without gradients", seed / 8
     two = [_norms(2, "a large norm", 1 + s), _norms(2, "a norm below", 1e9, small), _norms(2, "inf on rank 1", 1, inf)]
     three = [_norms(2, "nan on rank 0", 1, nan), _norms(3, "a large norm", 2 + s, none), _norms(3, "inf on rank 0", 1)]
-    return [
-        *two,
-        *three,
-        _norms(4, "a large norm", 2 + s),
-        _norms(4, "nan on rank 3", 1),
-        _norms(4, "a norm below", 1e9),
-    ]
+    four = [_norms(4, "a large norm", 2 + s), _norms(4, "nan on rank 3", 1), _norms(4, "a norm below", 1e9)]
+    return [*two, *three, *four]
 
 
 def _play_norms(fn: Any, gradients: list[Tensor], scale: float, max_norm: float) -> Any:

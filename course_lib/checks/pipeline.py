@@ -277,17 +277,19 @@ def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: 
     return min(fitting, key=seconds)
 
 
+MINIBATCHES = (
+    *("roomy minibatches", "minibatches in little room"),
+    "minibatches with an overhead so large that few are best",
+)
+
+
 def _minibatches(seed: int, rank: int) -> Plans:
     """Several minibatches, so that no two ideas are right in the same ones."""
     usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
     few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
-    return {
-        "roomy minibatches": [(*plan, 1000) for plan in usual],
-        "minibatches in little room": [(*plan, room) for plan, room in zip(usual, (4, 16, 12), strict=True)],
-        "minibatches with an overhead so large that few are best": [
-            (*plan, room) for plan, room in zip(few, (64, 48, 40), strict=True)
-        ],
-    }
+    rooms = [(usual, (1000, 1000, 1000)), (usual, (4, 16, 12)), (few, (64, 48, 40))]
+    plans = [[(*plan, room) for plan, room in zip(*pair, strict=True)] for pair in rooms]
+    return dict(zip(MINIBATCHES, plans, strict=True))
 
 
 def _run_1f1b(plan: tuple, m: Any) -> None:
@@ -296,14 +298,7 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
     perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
 
 
-few = "minibatches with an overhead so large that few are best"
-more = [
-    (3, "roomy minibatches"),
-    (3, "minibatches in little room"),
-    (3, few),
-    (4, "roomy minibatches"),
-    (4, "minibatches in little room"),
-]
+more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
 minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
 best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
 change = best_micro_batches.change

@@ -196,11 +196,9 @@ def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> 
 
 
 def _choices(seed: int) -> list[Case]:
-    return [
-        _choice(("1.3B", "13B"), "A100", seed),
-        _choice(("13B", "30B", "70B"), "A100", seed, "larger models"),
-        _choice(("1.3B", "13B", "30B"), "small A100", seed, "devices with half the memory"),
-    ]
+    usual, large, half = ("1.3B", "13B"), ("13B", "30B", "70B"), "devices with half the memory"
+    small = _choice(("1.3B", "13B", "30B"), "small A100", seed, half)
+    return [_choice(usual, "A100", seed), _choice(large, "A100", seed, "larger models"), small]
 
 
 class _EnoughError(Exception):

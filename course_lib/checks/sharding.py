@@ -159,14 +159,12 @@ def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimi
 
 
 def _trainings(seed: int) -> list[Case]:
-    return [
-        _training(2, 3, 1, seed),
-        _training(2, 3, 3, seed, "the optimizer has a momentum, and now there is more than one step"),
-        _training(2, 4, 3, seed, UNEVEN),
-        _training(3, 4, 3, seed + 1),
-        _training(3, 4, 3, seed + 1, "a parameter that is not trained, and has no gradient", has_frozen=True),
-        _training(4, 5, 3, seed + 2, optimizer=functools.partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1)),
-    ]
+    momentum = "the optimizer has a momentum, and now there is more than one step"
+    frozen, adamw = "a parameter that is not trained, and has no gradient", torch.optim.AdamW
+    two = [_training(2, 3, 1, seed), _training(2, 3, 3, seed, momentum), _training(2, 4, 3, seed, UNEVEN)]
+    three = [_training(3, 4, 3, seed + 1), _training(3, 4, 3, seed + 1, frozen, has_frozen=True)]
+    last = functools.partial(adamw, lr=0.1, weight_decay=0.1)
+    return [*two, *three, _training(4, 5, 3, seed + 2, optimizer=last)]
 
 
 def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> str:
