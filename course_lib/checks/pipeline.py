@@ -252,9 +252,9 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
 
 
 more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
-priced = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
+with_gpipe = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
-    "bubble", idle_share, "pipelines with ", _pipelines, more, priced, _run_gpipe, pace=Pace(0.01), rounding=1e-6
+    "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
 change = bubble.change
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
