@@ -197,10 +197,15 @@ _recorder: Any = None
 def record_with(recorder: Any) -> None:
     """Send what `compute` and `progress` mark on this process to `recorder`, or nowhere if None.
 
-    It has begin(kind, name, micro_batch, stage, work, includes), progress(fraction) and end(failed).
+    It has begin(kind, name, micro_batch, stage, work, includes), progress(fraction), end(failed) and now().
     """
     global _recorder
     _recorder = recorder
+
+
+def now() -> float:
+    """Seconds on the clock of the timeline that is being recorded; 0 without a recorder."""
+    return _recorder.now() if _recorder else 0.0
 
 
 @contextlib.contextmanager

@@ -1,4 +1,8 @@
-"""The check for `average_gradients(model, samples)`: after it, every rank holds the gradient of the whole minibatch."""
+"""The checks for gradients of the whole minibatch on every rank: after the backward pass, and while it goes on.
+
+average_gradients(model, samples)               shares of any size
+backward_in_buckets(model, loss, bucket_size)   messages that leave as soon as they are worth it
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from course_lib import data
-from course_lib.checks.exercise import Case, Exercise, effect
+from course_lib.checks.exercise import Case, Exercise, Left, effect, most_sent, normal, on_the_clock
+from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
-from course_lib.timeline import compute
+from course_lib.timeline import compute, now
 
 PACE = Pace(device={"forward": 0.05, "backward": 0.1}, link=Link(latency=0.002, bandwidth=1.5e6))
 TINIEST = GPTConfig(hidden=8, heads=2, tied_embeddings=True)
@@ -67,16 +73,9 @@ def _cases(seed: int) -> list[Case]:
     return [*two, _case((4, 3, 3), seed + 1), _case((3, 3, 2, 2), seed + 2)]
 
 
-average_gradients = Exercise(
-    "average_gradients",
-    right,
-    effect,
-    _cases,
-    priced=_case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16)),
-    pace=PACE,
-    memory=0,
-    rounding=1e-5,  # a share's weight may be a float32 number; wrong ideas are 1,000 times farther off
-)
+priced = _case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16))
+# A share's weight may be a float32 number; wrong ideas are 1,000 times farther off than this rounding.
+average_gradients = Exercise("average_gradients", right, effect, _cases, priced, PACE, memory=0, rounding=1e-5)
 mistake = average_gradients.mistake
 
 
@@ -143,3 +142,106 @@ def total_grows(model: nn.Module, samples: int) -> None:
         dist.all_reduce(total)
         gradient *= samples / total
         dist.all_reduce(gradient)
+
+
+# Buckets
+
+
+def in_buckets(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    bucket: list[nn.Parameter] = []
+    in_flight: list[tuple[Any, Tensor, list[nn.Parameter]]] = []
+
+    def send() -> None:
+        message = torch.cat([one.grad.flatten() for one in bucket])  # type: ignore[union-attr]
+        in_flight.append((dist.all_reduce(message, async_op=True), message, [*bucket]))
+        bucket.clear()
+
+    def ready(parameter: nn.Parameter) -> None:
+        bucket.append(parameter)
+        if sum(one.numel() for one in bucket) >= bucket_size:
+            send()
+
+    hooks = [one.register_post_accumulate_grad_hook(ready) for one in trained]
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    if bucket:
+        send()
+    for handle, message, sent in in_flight:
+        handle.wait()
+        message /= dist.get_world_size()
+        for one, part in zip(sent, message.split([one.numel() for one in sent]), strict=True):
+            one.grad = part.view_as(one)
+
+
+def _layers(n: int, layers: int, bucket_size: int, seed: int, new: str = "", steps: int = 1, frozen: int = -1) -> Case:
+    width = 4 if layers < 6 else 16
+    text = f"{n} ranks, {layers} layers of {width**2 + width} parameters, buckets of {bucket_size}"
+    text += f", {steps} steps" * (steps > 1) + ", one bias frozen" * (frozen >= 0)
+    return Case(text, n, partial(_layers_arguments, layers, width, bucket_size, seed, steps, frozen), new)
+
+
+def _layers_arguments(layers: int, width: int, bucket_size: int, seed: int, steps: int, frozen: int, rank: int) -> Any:
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    model = nn.Sequential(*(nn.Linear(width, width, dtype=torch.float64) for _ in range(layers)))
+    for number, parameter in enumerate(model.parameters()):
+        parameter.data = common(parameter.shape)
+        parameter.requires_grad_(number != frozen)
+    return model, [(own(3, width), own(3, width)) for _ in range(steps)], bucket_size
+
+
+def _all_layers(seed: int) -> list[Case]:
+    rest, again = "parameters are left over for a bucket that does not get full", "a second step with the same model"
+    two = [_layers(2, 3, 20, seed), _layers(2, 3, 30, seed, rest), _layers(2, 3, 30, seed, again, steps=2)]
+    frozen = _layers(3, 4, 30, seed, "a frozen parameter, which gets no gradient", frozen=3)
+    return [*two, _layers(3, 3, 25, seed), frozen, _layers(4, 4, 30, seed + 1)]
+
+
+def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> dict[str, Tensor]:
+    """When the backward pass comes to a layer, full buckets of those behind it should be on their way."""
+    staying = waiting = 0
+    behind = [sum(one.numel() for one in layer.parameters() if one.requires_grad) for layer in reversed(model)]
+    for x, targets in minibatches:
+        model.zero_grad()
+        notes: list[tuple[int, float]] = []
+        with Watch() as watch:
+            for layer in model:
+                x = on_the_clock(layer(x))
+                x.register_hook(lambda _, w=watch, n=notes: n.append((sum(s.content.numel() for s in w.sent), now())))
+            loss, times = mse_loss(x, targets), [now()]
+            fn(model, loss, bucket_size)
+        pairs = zip(accumulate(behind, initial=0), notes, strict=False)
+        staying += any(computed - left >= bucket_size for computed, (left, _) in pairs)
+        times += [time for _, time in notes]
+        seconds = [end - start for start, end in pairwise(times)]
+        waiting += max(seconds, default=0) > min(seconds, default=0) + 1e-9
+    counts = {"with a full bucket that stays": staying, "that wait for a message": waiting}
+    return {f"backward passes {kind}": torch.tensor(count) for kind, count in counts.items()}
+
+
+def _few_messages(lefts: list[Left]) -> str:
+    arguments, n = lefts[0].before, most_sent(lefts)
+    steps = len([name for name in arguments if name.endswith("][0]")])
+    size = sum(
+        one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments and isinstance(one, Tensor)
+    )
+    most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
+    yours, enough = (f"{messages} messages with {numbers} numbers" for messages, numbers in (n, most))
+    too_much = f"The gradients are right, but a rank sends {yours} in all, where {enough} would do."
+    return too_much * (n[0] > most[0] or n[1] > most[1])
+
+
+priced, slow = _layers(4, 6, 500, 0), Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
+backward_in_buckets = Exercise(
+    "backward_in_buckets", in_buckets, _play_layers, _all_layers, priced, slow, rounding=1e-12, contract=_few_messages
+)
+change = backward_in_buckets.change
+hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()\n"
+change("stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n")
+change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
+change("rest_stays", "if bucket:", "if False:")
+change("summed", "message /= dist.get_world_size()", "pass")
+change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
+change("each_alone", ">= bucket_size", ">= 0")
+change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)

@@ -90,9 +90,8 @@ change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
 change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
 change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
 change("first_replica", axes, axes.replace("[d,", "[0,"))
-change(
-    "same_number", axes, '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
-)
+others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
+change("same_number", axes, others)
 change("counted_from_0", axes, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
 

@@ -159,7 +159,7 @@ def _fails_alike(exercise: Exercise, case: Case, mistake: Mistake, error: RunErr
 def _how_it_ended(error: RunError) -> tuple:
     """The same on every machine. Which ranks raise is not, if some of them wait for others that have raised."""
     raised = [error.histories[row.rank] for row in error.report.rows if row.state == "raised"]
-    return type(error), type(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
+    return type(error), repr(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
 
 
 def _explain_slip(text: str, fn: Callable[..., Any]) -> str:

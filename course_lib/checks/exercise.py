@@ -247,5 +247,5 @@ def _values_of(thing: Any, name: str = "") -> Values:
     elif isinstance(thing, list | tuple):
         inside = [{name: f"{len(thing)} values"}, *(_values_of(one, f"{name}[{i}]") for i, one in enumerate(thing))]
     else:
-        return {name: repr(thing) if isinstance(thing, int | float | str | None) else f"a {type(thing).__name__}"}
+        return {name: str(thing) if isinstance(thing, int | float | str | None) else f"a {type(thing).__name__}"}
     return {key: value for values in inside for key, value in values.items()}

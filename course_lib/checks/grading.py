@@ -36,21 +36,15 @@ SEED = 1
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What another process would show, by MIME type."""
+class Graded:
+    """What another process would show, by MIME type: a verdict that it came to, or the idle time of one."""
 
     bundle: dict[str, str]
+    share: float = 0.0
+    idle: Graded | None = None
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return self.bundle
-
-
-@dataclass(frozen=True)
-class Graded(Shown):
-    """A verdict that another process came to."""
-
-    share: float = 0.0
-    idle: Shown | None = None
 
     def points(self, of: int) -> float:
         """Show the verdict; what it earns, as nbgrader reads it from the result of a cell."""
@@ -104,7 +98,7 @@ def _main() -> None:
             while True:
                 name, fn = pickle.load(questions)
                 verdict: Verdict = getattr(checks, name)(cloudpickle.loads(fn), SEED)
-                idle = Shown(verdict.idle._repr_mimebundle_()) if verdict.idle else None
+                idle = Graded(verdict.idle._repr_mimebundle_()) if verdict.idle else None
                 pickle.dump(Graded(verdict._repr_mimebundle_(), verdict.share, idle), answers)
                 answers.flush()
                 discard_all()

@@ -5,6 +5,7 @@ Lists and numbers come out of the function alone: each rank asks for the list of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -36,23 +37,39 @@ def listed(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[A
 
 def perform(actions: Sequence[Action], n_stages: int, forward: float = 1, backward: float = 1) -> None:
     """Run a rank's list on the emulated clock, with messages of one number, holding what a backward pass needs."""
-    held, sending = {}, []
+    held, sending, n = {}, [], dist.get_world_size()
     for op, stage, k in actions:
         source, to = (stage - 1, stage + 1) if op == "F" else (stage + 1, stage - 1)
         if 0 <= source < n_stages:
-            dist.recv(torch.empty(1), source)
+            dist.recv(torch.empty(1), source % n)
         kind, work = ("forward", forward) if op == "F" else ("backward", backward)
         with compute(kind, micro_batch=k, stage=stage, work=work):
-            held[k] = torch.empty(KEPT // 4) if op == "F" else None
+            held[stage, k] = torch.empty(KEPT // 4) if op == "F" else None
         if 0 <= to < n_stages:
-            sending.append(dist.isend(torch.empty(1), to))
+            sending.append(dist.isend(torch.empty(1), to % n))
     for handle in sending:
         handle.wait()  # type: ignore[union-attr]
 
 
-def _schedule(n: int, name: str, n_stages: int, m: int, new: str = "other sizes", runs: bool = False) -> Case:
-    text = f"{name}, {n_stages} stages, {m} micro-batch{'es' * (m > 1)}"
-    return Case(text, n, lambda rank: (name, range(rank, n_stages, n), n_stages, m, runs), new)
+def interleaved(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    size = n_ranks
+    stages, firsts = range(rank, n_ranks * stages_per_rank, n_ranks), range(0, n_micro_batches, size)
+    forwards = [Action("F", s, k) for first in firsts for s in stages for k in range(first, first + size)]
+    backwards = [Action("B", s, k) for first in firsts for s in reversed(stages) for k in range(first, first + size)]
+    ahead = min((stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank), len(forwards))
+    actions = forwards[:ahead]
+    for pair in zip(forwards[ahead:], backwards, strict=False):
+        actions += pair
+    return actions + backwards[len(forwards) - ahead :]
+
+
+def _schedule(
+    n: int, name: str, n_stages: int, m: int, new: str = "other sizes", each: int = 1, runs: bool = False
+) -> Case:
+    """each: how many stages a rank of the schedule has. The n ranks that run ask for the lists of all of those."""
+    on_ranks = f" on {n_stages // each} ranks" * (each > 1)
+    text = f"{name}, {n_stages} stages{on_ranks}, {m} micro-batch{'es' * (m > 1)}"
+    return Case(text, n, lambda rank: (name, range(rank, n_stages // each, n), n_stages, m, each, runs), new)
 
 
 def _schedules(seed: int) -> list[Case]:
@@ -62,46 +79,54 @@ def _schedules(seed: int) -> list[Case]:
     return [*first, *(_schedule(n, name, n_stages, m + seed) for n, name, n_stages, m in sizes), *few]
 
 
-def _play_schedule(fn: Callable, name: str, stages: range, n_stages: int, n_micro_batches: int, runs: bool) -> Any:
-    lists = {stage: fn(name, stage, n_stages, n_micro_batches) for stage in stages}
+def _interleavings(seed: int) -> list[Case]:
+    three = "three stages on each rank"
+    few = "only as many micro-batches as ranks"
+    sizes = [(2, 2, 2, 4, ""), (2, 2, 2, 2, few), (2, 2, 3, 4, three), (3, 3, 2, 6, ""), (3, 4, 3, 8, three)]
+    more = [*sizes, (4, 4, 2, 12, ""), (4, 4, 2, 4, few)]
+    name = "interleaved_1f1b"
+    return [_schedule(n, name, p * each, m + p * seed, new or "other sizes", each) for n, p, each, m, new in more]
+
+
+def _play_schedule(fn: Callable, name: str, rows: range, n_stages: int, m: int, each: int, runs: bool) -> Any:
+    """each: 1 where a list is asked for by schedule and stage, else by rank."""
+    lists = {row: fn(name, row, n_stages, m) if each == 1 else fn(row, n_stages // each, each, m) for row in rows}
     if runs:
         perform(lists[dist.get_rank()], n_stages)
-    return {f"stage {stage}": _as_text(actions, stage) for stage, actions in lists.items()}
+    return {f"stage {row}" if each == 1 else f"rank {row}": _as_text(one, row, each) for row, one in lists.items()}
 
 
-def _as_text(actions: Any, stage: int) -> Any:
+def _as_text(actions: Any, row: int, each: int) -> Any:
+    """A stage is written behind the micro-batch, unless there is only that one."""
     if not isinstance(actions, list) or not all(isinstance(one, tuple) and len(one) == 3 for one in actions):
-        return actions
-    return " ".join(f"{op}{k}" if of == stage else f"{op}{k} of stage {of}" for op, of, k in actions)
+        return f"{type(actions).__name__}, and not a list of actions"
+    return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
 def _what_it_would_do(lefts: list[Left]) -> str:
     """Why these lists would hang, or what is worse about them."""
-    texts = {name: str(text).strip("'") for left in lefts for name, text in left.values.items() if "stage " in name}
-    rows = [texts[f"the result[stage {stage}]"].split() for stage in range(len(texts))]
-    if not all(word[0] in "FB" and word[1:].isdigit() for row in rows for word in row):
+    name, *sizes = (str(lefts[0].values[size]) for size in ("name", "n_stages", "m", "each"))
+    n_stages, m, each = map(int, sizes)
+    texts = {key.split()[-1]: str(text) for left in lefts for key, text in left.values.items()}
+    word = re.compile(r"([FB])(\d+)" + r"\.(\d+)" * (each > 1))
+    rows = [[word.fullmatch(one) for one in texts[f"{row}]"].split()] for row in range(n_stages // each)]
+    if not all(map(all, rows)):
         return ""
-    schedule = Schedule([[Action(word[0], r, int(word[1:])) for word in row] for r, row in enumerate(rows)])
+    found = [[(int(one[3]) if each > 1 else row, one) for one in of_row if one] for row, of_row in enumerate(rows)]
+    schedule = Schedule([[Action(one[1], stage, int(one[2])) for stage, one in of_row] for of_row in found])
     try:
         validate(schedule)
     except ScheduleError as error:
-        return f"With one stage on each rank this could not run: {error}."
-    name = str(lefts[0].values["name"]).strip("'")
-    peaks = map(peak_in_flight, (schedule, SCHEDULES[name](schedule.n_stages, schedule.n_micro_batches)))
-    more = [(stage, *pair) for stage, pair in enumerate(zip(*peaks, strict=True)) if pair[0] > pair[1]]
-    holds = "It would run, and stage {} would hold up to {} micro-batches, where {} would do."
+        return f"{'With one stage on each rank this' if each == 1 else 'This'} could not run: {error}."
+    peaks = map(peak_in_flight, (schedule, SCHEDULES[name](n_stages, m, *[each] * (each > 1))))
+    more = [(rank, *pair) for rank, pair in enumerate(zip(*peaks, strict=True)) if pair[0] > pair[1]]
+    holds = "It would run, and rank {} would hold up to {} micro-batches, where {} would do."
     return holds.format(*more[0]) if more else "It would run, and it is another schedule."
 
 
-pipeline_actions = Exercise(
-    "pipeline_actions",
-    listed,
-    _play_schedule,
-    _schedules,
-    priced=_schedule(4, "1f1b", 4, 8, runs=True),
-    pace=Pace({"forward": 0.05, "backward": 0.1}),
-    rule=_what_it_would_do,
-)
+on_devices = partial(Exercise, pace=Pace({"forward": 0.05, "backward": 0.1}))
+priced = _schedule(4, "1f1b", 4, 8, runs=True)
+pipeline_actions = on_devices("pipeline_actions", listed, _play_schedule, _schedules, priced, rule=_what_it_would_do)
 change = pipeline_actions.change
 ahead, last = "min(n_stages - 1 - stage, n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
 change("always_gpipe", ahead, "n_micro_batches")
@@ -111,6 +136,22 @@ change("other_end", ahead, "min(stage, n_micro_batches)")
 change("one_less", ahead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
 change("one_more", ahead, "min(n_stages - stage, n_micro_batches)")
 change("last_first", last, f"reversed({last})")
+
+
+priced = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
+interleaved_actions = on_devices(
+    "interleaved_actions", interleaved, _play_schedule, _interleavings, priced, rule=_what_it_would_do
+)
+change = interleaved_actions.change
+ahead, stages = "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)", "rank, n_ranks * stages_per_rank, n_ranks"
+change("stages_side_by_side", stages, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
+change("same_way_back", "reversed(stages)", "stages")
+change("one_stage_after_the_other", "size = n_ranks", "size = n_micro_batches")
+change("one_micro_batch_after_the_other", "size = n_ranks", "size = 1")
+change("ahead_as_with_one_stage", ahead, "n_ranks - 1 - rank")
+change("ahead_by_half", ahead, ahead.replace("2 * ", ""))
+change("one_more", ahead, f"{ahead} + 1")
+change("all_forward_first", ahead, "n_micro_batches * stages_per_rank")
 
 
 # A rank that runs its list
@@ -166,15 +207,7 @@ def _steps(seed: int) -> list[Case]:
     return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, (4, "1f1b", (3, 1, 2), "")]]
 
 
-run_actions = Exercise(
-    "run_actions",
-    ran,
-    effect,
-    _steps,
-    priced=_step(4, "1f1b", (2,) * 6, 0),
-    pace=Pace({"forward": 0.05, "backward": 0.1}),
-    rounding=1e-12,
-)
+run_actions = on_devices("run_actions", ran, effect, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
 change = run_actions.change
 share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
 change("losses_summed", share, "")
@@ -219,9 +252,9 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
 
 
 more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
-priced = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
+with_gpipe = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
-    "bubble", idle_share, "pipelines with ", _pipelines, more, priced, _run_gpipe, pace=Pace(0.01), rounding=1e-6
+    "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, pace=Pace(0.01), rounding=1e-6
 )
 change = bubble.change
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
@@ -244,17 +277,19 @@ def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: 
     return min(fitting, key=seconds)
 
 
+MINIBATCHES = (
+    *("roomy minibatches", "minibatches in little room"),
+    "minibatches with an overhead so large that few are best",
+)
+
+
 def _minibatches(seed: int, rank: int) -> Plans:
     """Several minibatches, so that no two ideas are right in the same ones."""
     usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
     few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
-    return {
-        "roomy minibatches": [(*plan, 1000) for plan in usual],
-        "minibatches in little room": [(*plan, room) for plan, room in zip(usual, (4, 16, 12), strict=True)],
-        "minibatches with an overhead so large that few are best": [
-            (*plan, room) for plan, room in zip(few, (64, 48, 40), strict=True)
-        ],
-    }
+    rooms = [(usual, (1000, 1000, 1000)), (usual, (4, 16, 12)), (few, (64, 48, 40))]
+    plans = [[(*plan, room) for plan, room in zip(*pair, strict=True)] for pair in rooms]
+    return dict(zip(MINIBATCHES, plans, strict=True))
 
 
 def _run_1f1b(plan: tuple, m: Any) -> None:
@@ -263,14 +298,7 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
     perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
 
 
-few = "minibatches with an overhead so large that few are best"
-more = [
-    (3, "roomy minibatches"),
-    (3, "minibatches in little room"),
-    (3, few),
-    (4, "roomy minibatches"),
-    (4, "minibatches in little room"),
-]
+more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
 minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
 best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
 change = best_micro_batches.change

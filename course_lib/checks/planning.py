@@ -196,11 +196,9 @@ def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> 
 
 
 def _choices(seed: int) -> list[Case]:
-    return [
-        _choice(("1.3B", "13B"), "A100", seed),
-        _choice(("13B", "30B", "70B"), "A100", seed, "larger models"),
-        _choice(("1.3B", "13B", "30B"), "small A100", seed, "devices with half the memory"),
-    ]
+    usual, large, half = ("1.3B", "13B"), ("13B", "30B", "70B"), "devices with half the memory"
+    small = _choice(("1.3B", "13B", "30B"), "small A100", seed, half)
+    return [_choice(usual, "A100", seed), _choice(large, "A100", seed, "larger models"), small]
 
 
 class _EnoughError(Exception):
@@ -254,18 +252,12 @@ def _complaint(plan: Any, best: Estimate) -> str:
 
 
 def _said(lefts: list[Left]) -> str:
-    said = [str(left.values["the result"])[1:-1] for left in lefts]
+    said = [str(left.values["the result"]) for left in lefts]
     return next((one for one in said if one != GOOD), "")
 
 
-choose = Exercise(
-    "choose",
-    chosen,
-    _play_choice,
-    _choices,
-    priced=_choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast"),
-    rule=_said,
-)
+priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
+choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
 change = choose.change
 room, whole = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
 change("memory_forgotten", f"one.memory.total <= {room}", "True")

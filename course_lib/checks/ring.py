@@ -123,17 +123,9 @@ def _ranks_in(number: float, n: int) -> list[int]:
     return ranks if ranks and whole == number and whole // 16**n % len(ranks) == 0 else []
 
 
-ring_all_reduce = Exercise(
-    "ring_all_reduce",
-    right,
-    effect,
-    _cases,
-    priced=Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000)),
-    pace=PACE,
-    rounding=1e-12,
-    contract=_contract,
-    rule=_first_wrong_round,
-)
+priced = Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000))
+rules: dict[str, Any] = {"contract": _contract, "rule": _first_wrong_round}
+ring_all_reduce = Exercise("ring_all_reduce", right, effect, _cases, priced, PACE, rounding=1e-12, **rules)
 change, mistake = ring_all_reduce.change, ring_all_reduce.mistake
 change("result_not_in_place", "tensor.view(-1)", "tensor.clone().view(-1)")
 change("second_phase_missing", "_rounds(chunks, first=1, take=Tensor.copy_)", "pass")

@@ -1,4 +1,4 @@
-"""The checks for sharded data parallelism: pieces that travel, training with ZeRO-1, a layer that comes and goes.
+"""The checks for sharded data parallelism: pieces that travel, ZeRO-1, a layer that comes and goes, one computed twice.
 
 A tensor of any size is cut into pieces as `tensor.tensor_split(world_size)` cuts it, and piece r is that of rank r.
 """
@@ -21,6 +21,7 @@ from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
 PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.005, bandwidth=6e5))
+exact = functools.partial(Exercise, pace=PACE, rounding=1e-9)  # everything is float64; wrong ideas are off by far more
 UNEVEN = "pieces of different length"
 SIZES = [(2, 6, ""), (2, 7, UNEVEN), (3, 9, ""), (3, 11, UNEVEN), (4, 8, ""), (4, 9, UNEVEN), (4, 6, "few numbers")]
 
@@ -95,10 +96,8 @@ def _fit(tensor: Tensor, like: Tensor) -> Tensor:
     return nn.functional.pad(tensor, (0, len(like) - len(tensor)))
 
 
-priced = _case(_tensor, 4, 3_000)
-reduce_scatter = Exercise(
-    "reduce_scatter", scattered, result, functools.partial(_cases, _tensor), priced, PACE, contract=_sent_too_much
-)
+cases, priced = functools.partial(_cases, _tensor), _case(_tensor, 4, 3_000)
+reduce_scatter = exact("reduce_scatter", scattered, result, cases, priced, contract=_sent_too_much)
 change = reduce_scatter.change
 change("own_missing", "pieces[rank].clone()", "torch.zeros_like(pieces[rank])")
 change("divided", "return total", "return total / n")
@@ -110,10 +109,8 @@ change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tens
 change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
 
 
-priced = _case(_piece, 4, 3_000)
-all_gather = Exercise(
-    "all_gather", gathered, result, functools.partial(_cases, _piece), priced, PACE, contract=_sent_too_much
-)
+cases, priced = functools.partial(_cases, _piece), _case(_piece, 4, 3_000)
+all_gather = exact("all_gather", gathered, result, cases, priced, contract=_sent_too_much)
 change = all_gather.change
 change("own_not_kept", "pieces[rank].copy_(piece)", "pass")
 change("rank_missing", "range(1, n)", "range(1, n - 1)")
@@ -162,14 +159,12 @@ def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimi
 
 
 def _trainings(seed: int) -> list[Case]:
-    return [
-        _training(2, 3, 1, seed),
-        _training(2, 3, 3, seed, "the optimizer has a momentum, and now there is more than one step"),
-        _training(2, 4, 3, seed, UNEVEN),
-        _training(3, 4, 3, seed + 1),
-        _training(3, 4, 3, seed + 1, "a parameter that is not trained, and has no gradient", has_frozen=True),
-        _training(4, 5, 3, seed + 2, optimizer=functools.partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1)),
-    ]
+    momentum = "the optimizer has a momentum, and now there is more than one step"
+    frozen, adamw = "a parameter that is not trained, and has no gradient", torch.optim.AdamW
+    two = [_training(2, 3, 1, seed), _training(2, 3, 3, seed, momentum), _training(2, 4, 3, seed, UNEVEN)]
+    three = [_training(3, 4, 3, seed + 1), _training(3, 4, 3, seed + 1, frozen, has_frozen=True)]
+    last = functools.partial(adamw, lr=0.1, weight_decay=0.1)
+    return [*two, *three, _training(4, 5, 3, seed + 2, optimizer=last)]
 
 
 def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> str:
@@ -192,24 +187,15 @@ def _weights_alone(lefts: list[Left]) -> list[Values]:
 
 def _state_is_sharded(lefts: list[Left]) -> str:
     """A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four."""
-    states = [[int(number) for number in str(left.values["the result"]).strip("'").split(" of ")] for left in lefts]
+    states = [[int(number) for number in str(left.values["the result"]).split(" of ")] for left in lefts]
     most, total = max(states)
     share = -(-total // len(lefts))
     too_much = f"The result is right, but a rank keeps the optimizer's state of {most} parameters, not of {share}."
     return too_much * (most > share + 4)
 
 
-train_sharded = Exercise(
-    "train_sharded",
-    trained,
-    _play_training,
-    _trainings,
-    priced=_training(4, 64, 3, 0),
-    pace=PACE,
-    rounding=1e-9,
-    view=_weights_alone,
-    contract=_state_is_sharded,
-)
+contracts: dict[str, Any] = {"view": _weights_alone, "contract": _state_is_sharded}
+train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
 change = train_sharded.change
 add, pieces = "scattered(gradient) / n", "weights.tensor_split(n)"
 change("gradients_summed", add, "scattered(gradient)")
@@ -299,15 +285,8 @@ def _one_layer_at_a_time(lefts: list[Left]) -> str:
     return too_much * (len(shards[0]) == len(MANY) and most >= model)
 
 
-sharded_linear = Exercise(
-    "sharded_linear",
-    linear,
-    _play_layers,
-    _all_layers,
-    priced=_layers(4, MANY, 0),
-    pace=PACE,
-    rounding=1e-12,
-    contract=_one_layer_at_a_time,
+sharded_linear = exact(
+    "sharded_linear", linear, _play_layers, _all_layers, _layers(4, MANY, 0), contract=_one_layer_at_a_time
 )
 change = sharded_linear.change
 add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
@@ -316,3 +295,94 @@ change("summed", f"{add} / n", add)
 change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
 change("dx_divided", "return dx", "return dx / n")
 change("never_freed", "def whole()", "@functools.cache\n    def whole()")
+
+
+# A block that is computed twice
+
+
+def computed_again(block: Callable, x: Tensor) -> Tensor:
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.random = torch.get_rng_state()
+            return block(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            x = x.detach().requires_grad_()
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.random)
+                y = block(x)
+            y.backward(dy)
+            return x.grad
+
+    return Recomputed.apply(x)
+
+
+WIDE = 516
+
+
+class _Block(nn.Module):
+    """A sharded layer with many outputs; each number of x gets the mean of its share of them."""
+
+    def __init__(self, width: int, inside: int, dropout: float, draw: Callable) -> None:
+        super().__init__()
+        self.shape, self.dropout = (inside, width), nn.Dropout(dropout)
+        self.up = nn.Parameter(draw(inside * width).tensor_split(dist.get_world_size())[dist.get_rank()].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.dropout(linear(x, self.up, self.shape).tanh())
+        return on_the_clock(x + inside.unflatten(1, (x.shape[1], -1)).mean(2))
+
+
+def _blocks(n: int, blocks: int, inside: int, seed: int, new: str = "", dropout: float = 0.5) -> Case:
+    text = f"{n} ranks, {blocks} blocks that are {inside} wide inside" + f", dropout {dropout}" * (dropout > 0)
+    return Case(text, n, functools.partial(_blocks_arguments, blocks, inside, seed, dropout), new)
+
+
+def _blocks_arguments(blocks: int, inside: int, seed: int, dropout: float, rank: int) -> tuple[Any, ...]:
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    return nn.ModuleList(_Block(3, inside, dropout, common) for _ in range(blocks)), own(8, 3), own(8, 3)
+
+
+def _all_blocks(seed: int) -> list[Case]:
+    random = "dropout, which has to leave out the same numbers in both passes"
+    freed = "four wide blocks: whoever keeps the inside of each runs out of memory"
+    two = [_blocks(2, 2, 6 + 3 * seed, seed, dropout=0.0), _blocks(2, 2, 6 + 3 * seed, seed, random)]
+    return [*two, _blocks(3, 3, 6, seed), _blocks(4, 2, 9 + 3 * seed, seed), _blocks(2, 4, WIDE, seed, freed)]
+
+
+def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> dict[str, Any]:
+    y = x = x.requires_grad_()
+    for block in blocks:
+        y = fn(block, y)
+    if y.requires_grad:
+        y.backward(dy)
+    return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
+
+
+def _one_block_at_a_time(lefts: list[Left]) -> str:
+    """Of an inside autograd keeps what tanh and dropout put out and what dropout left out: four blocks, 12 such."""
+    most, inside = max(left.memory for left in lefts), 8 * 8 * WIDE
+    wide = len(lefts[0].before["0.up"]) * len(lefts) >= 3 * WIDE
+    too_much = (
+        f"The result is right, but a rank holds {most:,} bytes at a time, and one block is {3 * inside:,} inside."
+    )
+    return too_much * (wide and most > 8 * inside)
+
+
+recompute = exact(
+    "recompute", computed_again, _play_blocks, _all_blocks, _blocks(4, 4, WIDE, 0), contract=_one_block_at_a_time
+)
+change, back, fork = recompute.change, "y.backward(dy)", "torch.random.fork_rng(devices=[]), "
+change("kept", "Recomputed.apply(x)", "block(x)")
+change("without_history", "Recomputed.apply(x)", "Recomputed.apply(x.detach())")
+change("not_recorded", ", torch.enable_grad()", "", fails=True)
+change("not_cut_off", "x.detach().requires_grad_()", "x", fails=True)
+change("from_ones", back, "y.backward(torch.ones_like(y))")
+change("parameters_left_out", back, "x.grad, = torch.autograd.grad(y, x, dy)")
+change("dx_missing", "return x.grad", "return None")
+change("drawn_anew", "torch.set_rng_state(ctx.random)", "pass")
+change("random_numbers_again", fork, "")

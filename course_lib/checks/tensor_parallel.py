@@ -106,13 +106,8 @@ def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -
     return {"y": y, **{f"{name}.grad": leaf.grad for name, leaf in zip(("x", "weight", "bias"), leaves, strict=True)}}
 
 
-column_parallel = exact(
-    "column_parallel",
-    column,
-    _play_linear,
-    partial(_linear_cases, "outputs"),
-    priced=_linear("outputs", 4, (16,), 32, 64),
-)
+cases, priced = partial(_linear_cases, "outputs"), _linear("outputs", 4, (16,), 32, 64)
+column_parallel = exact("column_parallel", column, _play_linear, cases, priced)
 change = column_parallel.change
 change("without_f", "conjugate(x, unchanged, summed)", "x")
 change("f_averages", "summed", "averaged")
@@ -128,9 +123,8 @@ def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return conjugate(F.linear(x, weight, bias), lambda y: summed(F.pad(y, (0, 64 - own)))[..., :own], unchanged)
 
 
-row_parallel = exact(
-    "row_parallel", row, _play_linear, partial(_linear_cases, "inputs"), priced=_linear("inputs", 4, (16,), 64, 32)
-)
+cases, priced = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
+row_parallel = exact("row_parallel", row, _play_linear, cases, priced)
 change, total = row_parallel.change, "conjugate(addend, summed, unchanged)"
 change("without_g", total, "addend")
 change("g_averages", "summed", "averaged")
@@ -256,10 +250,8 @@ def _tokens_arguments(n: int, samples: int, vocab: int, size: float, shift: floa
 
 def _tokens_cases(seed: int) -> list[Case]:
     uneven, s = "the ranks do not divide the tokens", seed
-    large, low = (
-        "logits whose exponentials no number can hold",
-        "targets whose logits are all far below those of others",
-    )
+    large = "logits whose exponentials no number can hold"
+    low = "targets whose logits are all far below those of others"
     small = [_tokens(2, 4 + s, 6), _tokens(2, 5 + s, 7, new=uneven), _tokens(2, 4 + s, 6, 1e3, new=large)]
     more = [_tokens(2, 4, 6 + s, 1, 2e3, low), _tokens(3, 7 + s, 8), _tokens(4, 6, 9 + s, 1e3, 2e3), _tokens(4, 1, 4)]
     return [*small, *more]
@@ -281,7 +273,7 @@ def _three_numbers(lefts: list[Left]) -> str:
 
 
 cross_entropy = exact(
-    "cross_entropy", entropy, _play_entropy, _tokens_cases, priced=_tokens(4, 16, 64), contract=_three_numbers
+    "cross_entropy", entropy, _play_entropy, _tokens_cases, _tokens(4, 16, 64), contract=_three_numbers
 )
 change, add_up = cross_entropy.change, "dist.all_reduce(sums)"
 change("own_softmax", add_up, "dist.all_reduce(logit)")

@@ -2,13 +2,14 @@
 # # Data parallelism, by hand
 #
 # Every rank holds the whole model, works on its own share of the minibatch, and at the end of the step all ranks have
-# one and the same gradient. Three functions make that happen. Here you write them, and they run on real processes.
+# one and the same gradient. Four functions make that happen. Here you write them, and they run on real processes.
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
 # | 1 | `split_batch`: who works on which samples | 10 | ★☆☆ | 2 |
 # | 2 | `average_gradients`: one gradient out of many | 15 | ★★☆ | 3 |
 # | 3 | `ring_all_reduce`: the sum over all ranks, out of nothing but messages | 35 | ★★★ | 5 |
+# | 4 | `backward_in_buckets`: gradients that leave while the backward pass goes on | 25 | ★★★ | 4 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
 # one thing at a time, and compares what it leaves with what a single process would have. At the first case that goes
@@ -248,10 +249,125 @@ ring.points(5)
 # %% [markdown]
 # A step with your ring at its end, once it is right, over emulated links of 5 ms and 0.6 MB/s. While the ring runs
 # nobody computes, so even the best possible ring leaves the ranks idle; hiding it behind the backward pass is what
-# buckets are for.
+# buckets are for. They come next.
 
 # %%
 ring.idle
+
+# %% [markdown]
+# ## 4. Buckets
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a backward pass during which gradients are already on their way | 25 | ★★★ |
+#
+# A backward pass begins at the last layer. When it has come to the middle of the model, the gradients of the second
+# half are finished, and nobody sends them yet. Let them leave: not each on its own, since each message pays the latency
+# of the link, but in **buckets**.
+#
+#     compute    | forward | backward:  layer 4   layer 3 | layer 2   layer 1 |
+#     network                                             |      bucket 0     | bucket 1 |
+#
+# Two things make this possible. A hook is a function that autograd calls when a gradient has been computed and stands
+# in `parameter.grad`. And an all-reduce with `async_op=True` comes back at once, with a handle to wait for later; until
+# then its tensor must not be touched.
+
+
+# %%
+def say(parameter):
+    print("the gradient of", tuple(parameter.shape), "is there:", parameter.grad is not None)
+
+
+model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+hooks = [parameter.register_post_accumulate_grad_hook(say) for parameter in model.parameters()]
+model(torch.ones(1, 3)).sum().backward()
+for hook in hooks:
+    hook.remove()
+
+
+# %% nbgrader={"grade_id": "backward_in_buckets", "solution": true}
+def backward_in_buckets(model, loss, bucket_size):
+    """Go back from a loss, and average the gradients over all ranks meanwhile.
+
+    model: all ranks have the same parameters, without gradients. Frozen ones
+        (`parameter.requires_grad` is False) get none, and take no hook.
+    loss: the mean over this rank's samples. All ranks have equally many.
+    bucket_size: a bucket leaves, with one dist.all_reduce, as soon as it holds this
+        many numbers or more. What is left over at the end leaves in a last message.
+
+    When it returns, each `parameter.grad` is the mean over ranks, nothing is on its way
+    any more, and the model has no hooks. The backward pass never waits for a message.
+    """
+    ### BEGIN SOLUTION
+    bucket, on_their_way = [], []
+
+    def send():
+        message = torch.cat([parameter.grad.flatten() for parameter in bucket])
+        handle = dist.all_reduce(message, async_op=True)
+        on_their_way.append((handle, message, list(bucket)))
+        bucket.clear()
+
+    def gradient_is_there(parameter):
+        bucket.append(parameter)
+        if sum(one.numel() for one in bucket) >= bucket_size:
+            send()
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hooks = [parameter.register_post_accumulate_grad_hook(gradient_is_there) for parameter in trained]
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    if bucket:
+        send()
+
+    for handle, message, parameters in on_their_way:
+        handle.wait()
+        message /= dist.get_world_size()
+        parts = message.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: collect</summary>
+#
+# The hook appends its parameter to a list, and counts `sum(one.numel() for one in bucket)`. If that is enough, all
+# gradients of the list go into one message, `torch.cat([one.grad.flatten() for one in bucket])`, and the list is
+# emptied.
+# </details>
+# <details><summary>Hint 2: remember</summary>
+#
+# Of each message that has left you need three things later: its handle, the tensor, and the parameters in it. Keep them
+# in a second list.
+# </details>
+# <details><summary>Hint 3: after the backward pass</summary>
+#
+# Remove the hooks, or they are there in the next step as well. Send what is left over, if anything is. Then wait for
+# one handle after the other, divide, and cut each message with `message.split([...])`.
+# </details>
+
+# %% nbgrader={"grade_id": "check_backward_in_buckets", "grade": true, "locked": true, "points": 4}
+### BEGIN HIDDEN TESTS
+from course_lib.checks import grading as checks
+
+### END HIDDEN TESTS
+buckets = checks.backward_in_buckets(backward_in_buckets)
+buckets.points(4)
+
+# %% [markdown]
+# Six layers, and two of them fill a bucket. The first two messages hide behind the backward pass. The last one cannot:
+# it waits for the gradients of the first layer, and then nothing is left to compute. Smaller buckets make that last
+# message shorter, and pay the latency more often.
+#
+# Your buckets fill as gradients arrive, which works as long as all ranks compute the same layers in the same order.
+# PyTorch's `DistributedDataParallel` cannot rely on that. It decides beforehand which parameters share a bucket, from
+# the last to the first, 25 MiB each, and sends the buckets in that order on all ranks, even if a later one is full
+# first. The gradients are then views of the bucket, as in the last line of the solution: nothing is copied back. The
+# course's own is `DataParallel` in `course_lib/mechanisms/data_parallel.py`.
+
+# %%
+buckets.idle
 
 # %% [markdown]
 # ## Everything together
@@ -305,10 +421,35 @@ def train(rank, steps):
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-replicas = launch(train, 4, args=(20,), timeout=10).results
-alone = launch(train, 1, args=(20,), timeout=10).results[0]
+def report(replicas):
+    same = all(torch.equal(replica, replicas[0]) for replica in replicas)
+    print("all replicas equal, bit for bit:", same)
+    close = torch.allclose(replicas[0], alone, atol=1e-5)
+    print("equal to one process, up to rounding:", close)
 
-same = all(torch.equal(replica, replicas[0]) for replica in replicas)
-print("all replicas equal, bit for bit:", same)
-close = torch.allclose(replicas[0], alone, atol=1e-5)
-print("equal to one process, up to rounding:", close)
+
+alone = launch(train, 1, args=(20,), timeout=10).results[0]
+report(launch(train, 4, args=(20,), timeout=10).results)
+
+# %% [markdown]
+# And the same with your buckets. Your function takes a plain mean over ranks, and here the shares differ in size, 8, 8,
+# 7 and 7. So the *loss* is weighted in place of the gradients, by how much larger or smaller a share is than the
+# average one.
+
+
+# %%
+def train_in_buckets(rank, steps):
+    world_size = dist.get_world_size()
+    batches = minibatches(train_test_split()[0], 30)
+    model = TinyGPT(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        inputs, targets = (split_batch(tensor, rank, world_size) for tensor in next(batches))
+        optimizer.zero_grad()
+        loss = answer_loss(model(inputs), targets) * len(inputs) * world_size / 30
+        backward_in_buckets(model, loss, 5_000)
+        optimizer.step()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+report(launch(train_in_buckets, 4, args=(20,), timeout=10).results)

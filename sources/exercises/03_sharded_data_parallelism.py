@@ -2,7 +2,8 @@
 # # Sharded data parallelism, by hand
 #
 # Data parallelism keeps everything on every rank. Here you take the copies away: first the optimizer's state, then the
-# parameters themselves. For both you need the two halves of an all-reduce, so you begin with those.
+# parameters themselves. For both you need the two halves of an all-reduce, so you begin with those. At the end you give
+# up what no sharding makes smaller, the activations.
 #
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
@@ -10,11 +11,12 @@
 # | 2 | `all_gather`: each rank gets the pieces of all | 10 | ★☆☆ | 2 |
 # | 3 | `train_sharded`: ZeRO-1, each rank keeps the optimizer's state of its own shard | 20 | ★★☆ | 4 |
 # | 4 | `sharded_linear`: a layer that is there only while it computes | 25 | ★★★ | 5 |
+# | 5 | `recompute`: a block whose activations are computed twice, and never kept | 20 | ★★☆ | 4 |
 #
 # Below each function stands its check. It runs your function on 2, 3 and 4 ranks and compares what it leaves with what
 # a single process would have. Nothing that you write can break anything, so run a check as often as you like.
 #
-# In all four parts a tensor is cut into pieces in the same way: by `tensor.tensor_split(world_size)`, and piece `r`
+# In parts 1 to 4 a tensor is cut into pieces in the same way: by `tensor.tensor_split(world_size)`, and piece `r`
 # belongs to rank `r`. If the ranks do not divide the numbers, the first pieces are one longer:
 #
 #     7 numbers     [ 0  1 | 2  3 | 4  5 | 6 ]
@@ -372,6 +374,103 @@ layer.points(5)
 layer.idle
 
 # %% [markdown]
+# ## 5. Compute again instead of keeping
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a block that keeps its input alone, and computes everything inside once more when it is needed | 20 | ★★☆ |
+#
+# Parameters, gradients and the optimizer's state are cut now. What is left are the activations: all that autograd keeps
+# inside the blocks, from the forward to the backward pass. It can be computed again, from the block's input:
+#
+#     forward      y = block(x)        keep x, nothing else
+#     backward     y = block(x)        now with all that autograd needs
+#                  go back from y, and forget it again
+#
+# Where a block draws random numbers, for dropout, the second pass has to draw the same ones. Where they come from is
+# one tensor, `torch.get_rng_state()`.
+
+# %% nbgrader={"grade_id": "recompute", "solution": true}
+def recompute(block, x):
+    """block(x), of which nothing but x is kept for the backward pass.
+
+    block: a module, or any function with parameters inside; it may use dropout, and it
+        may communicate.
+    x: a tensor that needs a gradient.
+    Returns what block(x) returns, with a backward pass. After it, gradients of x and of
+    the block's parameters are as if it had been computed once. Random numbers that
+    others draw later are so, too.
+    """
+    ### BEGIN SOLUTION
+
+    class Recompute(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.random = torch.get_rng_state()
+            return block(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            x = x.detach().requires_grad_()
+            now = torch.get_rng_state()
+            torch.set_rng_state(ctx.random)
+            with torch.enable_grad():
+                y = block(x)
+            torch.set_rng_state(now)
+            y.backward(dy)
+            return x.grad
+
+    return Recompute.apply(x)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: what is kept?</summary>
+#
+# Inside the `forward` of a `torch.autograd.Function` autograd records nothing, so `block(x)` leaves nothing behind
+# there. Save `x`.
+# </details>
+# <details><summary>Hint 2: the second pass</summary>
+#
+# Inside `backward` autograd records nothing either, unless you ask for it: `with torch.enable_grad():`. And the second
+# pass should begin at `x`, not at what comes before it: `x.detach().requires_grad_()` has the same numbers and no
+# history.
+# </details>
+# <details><summary>Hint 3: where do gradients go?</summary>
+#
+# `y.backward(dy)` adds to the `.grad` of the block's parameters, and leaves that of `x` in `x.grad`. Return it: the
+# block before waits for it.
+# </details>
+# <details><summary>Hint 4: dropout</summary>
+#
+# Note `torch.get_rng_state()` in `forward`, before the first pass. In `backward`, note the present state, set the old
+# one with `torch.set_rng_state`, compute, and set the present one again.
+# </details>
+
+# %% nbgrader={"grade_id": "check_recompute", "grade": true, "locked": true, "points": 4}
+### BEGIN HIDDEN TESTS
+from course_lib.checks import grading as checks
+
+### END HIDDEN TESTS
+again = checks.recompute(recompute)
+again.points(4)
+
+# %% [markdown]
+# The blocks of the check are made of layers like yours in part 4. So the price has two sides. What is inside a block is
+# there for one block at a time, however many there are. But each block computes forward twice, and its layers are
+# gathered three times, no longer twice.
+#
+# PyTorch's `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)` is your function. It has your limit as
+# well: if `x` needs no gradient, autograd sees no reason to go back, and the block's parameters get none. With
+# `use_reentrant=False` there is no such limit. It hooks what autograd wants to keep, and computes the block again when
+# the first of these tensors is asked for.
+
+# %%
+again.idle
+
+# %% [markdown]
 # ## Everything together
 #
 # Four ranks train a small GPT with your `train_sharded`. Each step has 32 problems, eight for each rank. One process,
@@ -420,7 +519,8 @@ print("equal to one process, up to rounding:", torch.allclose(replicas[0], alone
 # %% [markdown]
 # And now nobody holds a whole model any more. A network of three of your layers learns the same sums: it reads six
 # characters and says three. Each rank gives AdamW its shards, and so the optimizer's state is cut as well. This is
-# ZeRO-3.
+# ZeRO-3. The second layer and the third are computed twice, with your `recompute`; the first gets the characters
+# themselves, which need no gradient.
 
 # %%
 SHAPES = [(64, 6 * 12), (64, 64), (3 * 12, 64)]  # 12 characters: the digits, plus, and equals
@@ -445,6 +545,7 @@ def train_fully_sharded(rank):
     shards = [w.flatten().tensor_split(world_size)[rank].clone().requires_grad_() for w in first_weights()]
     layers = [lambda x, one=one, shape=shape: sharded_linear(x, one, shape)
               for one, shape in zip(shards, SHAPES, strict=True)]
+    layers[1:] = [lambda x, layer=layer: recompute(layer, x) for layer in layers[1:]]  # x of the first has no gradient
     optimizer = adamw(shards)
     for inputs, targets in problems():
         optimizer.zero_grad()

@@ -7,9 +7,10 @@
 # | | you build | minutes | difficulty | points |
 # |---|---|---|---|---|
 # | 1 | `pipeline_actions`: GPipe and 1F1B, as lists | 20 | ★★☆ | 4 |
-# | 2 | `run_actions`: a rank that does what its list says | 30 | ★★★ | 5 |
-# | 3 | `bubble`: the share of idle time, also with a slow stage | 15 | ★★☆ | 3 |
-# | 4 | `best_micro_batches`: how many micro-batches make a step shortest | 15 | ★★☆ | 3 |
+# | 2 | `interleaved_actions`: the same, for a rank that has several stages | 20 | ★★★ | 4 |
+# | 3 | `run_actions`: a rank that does what its list says | 30 | ★★★ | 5 |
+# | 4 | `bubble`: the share of idle time, also with a slow stage | 15 | ★★☆ | 3 |
+# | 5 | `best_micro_batches`: how many micro-batches make a step shortest | 15 | ★★☆ | 3 |
 #
 # Below each function stands its check. Nothing that you write can break anything, so run a check as often as you like.
 
@@ -113,7 +114,99 @@ print(as_text(Schedule([pipeline_actions("1f1b", stage, 4, 8) for stage in range
 schedule.idle
 
 # %% [markdown]
-# ## 2. Run it
+# ## 2. Several stages on a rank
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the list of one rank in interleaved 1F1B | 20 | ★★★ |
+#
+# The bubble is as long as it takes a micro-batch to come from the first rank to the last and back. Cut the model into
+# more stages than there are ranks, and deal them out in turn: then each hop is shorter, and a micro-batch comes by
+# several times. With two ranks and two stages on each, rank 0 has stages 0 and 2, rank 1 has 1 and 3. `F2.1` is
+# micro-batch 2 on stage 1:
+#
+#     rank 0  F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0      B2.2      B3.2 B2.0 B3.0
+#     rank 1       F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1
+#
+# Micro-batches travel in groups, as many as there are ranks. A group goes through all stages of a rank before the next
+# group starts, and backward it goes through them the other way round. As in 1F1B, a rank begins with some forward
+# passes, goes on in pairs, and ends with backward passes.
+#
+# How many at the beginning? A rank has to be ready to go back with the first micro-batch when its gradient arrives from
+# the last stage. Until then the first group has gone through all of its stages but the last, and each rank that comes
+# after this one needs two turns more, one there and one back. So many forward passes come before the first pair.
+
+# %% nbgrader={"grade_id": "interleaved_actions", "solution": true}
+def interleaved_actions(rank, n_ranks, stages_per_rank, n_micro_batches):
+    """What one rank does in a step of interleaved 1F1B, in order.
+
+    rank: from 0 to n_ranks - 1. It has the stages rank, rank + n_ranks,
+        rank + 2 * n_ranks, ..., which are stages_per_rank, at least two.
+    n_micro_batches: a multiple of n_ranks.
+    Returns a list of Action(op, stage, micro_batch), with op "F" or "B".
+    """
+    ### BEGIN SOLUTION
+    stages = range(rank, n_ranks * stages_per_rank, n_ranks)
+
+    def passes(op, stages):
+        return [
+            Action(op, stage, k)
+            for first in range(0, n_micro_batches, n_ranks)
+            for stage in stages
+            for k in range(first, first + n_ranks)
+        ]
+
+    forwards, backwards = passes("F", stages), passes("B", stages[::-1])
+    ahead = (stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)
+    ahead = min(ahead, len(forwards))
+    actions = forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        actions += [forward, backward]
+    return actions + backwards[len(forwards) - ahead :]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: two lists first</summary>
+#
+# Write down all forward passes in their order, and all backward passes in theirs. Three loops, one inside the other:
+# over groups, over the stages of the rank, over the micro-batches of the group.
+# </details>
+# <details><summary>Hint 2: how many come first?</summary>
+#
+# `(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)`, but never more than there are. Count them in the lists
+# above: 4 on rank 0, and 2 on rank 1.
+# </details>
+# <details><summary>Hint 3: the rest</summary>
+#
+# Then one of the forward passes that are left and one backward pass in turn. When there are no more forward passes, the
+# remaining backward passes follow.
+# </details>
+
+# %% nbgrader={"grade_id": "check_interleaved_actions", "grade": true, "locked": true, "points": 4}
+### BEGIN HIDDEN TESTS
+from course_lib.checks import grading as checks
+
+### END HIDDEN TESTS
+in_turn = checks.interleaved_actions(interleaved_actions)
+in_turn.points(4)
+
+# %% [markdown]
+# The price is that of 4 ranks with two stages each, and 8 micro-batches. A pass takes as long here as in part 1, so in
+# the same model, cut into stages half as long, the bubble would be half as many seconds. It is paid for in two ways: a
+# rank sends twice as many messages, and it holds the activations of more passes, each half as large.
+#
+# PyTorch's `ScheduleInterleaved1F1B` makes the same lists. The course's `interleaved_1f1b` in `course_lib/schedules.py`
+# also takes a number of micro-batches that the ranks do not divide: its groups are then as equal as can be.
+
+# %%
+print(as_text(Schedule([interleaved_actions(rank, 2, 2, 4) for rank in range(2)])))
+
+# %%
+in_turn.idle
+
+# %% [markdown]
+# ## 3. Run it
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
@@ -213,7 +306,7 @@ run.points(5)
 run.idle
 
 # %% [markdown]
-# ## 3. The bubble
+# ## 4. The bubble
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
@@ -282,7 +375,7 @@ print(f"your formula: {bubble([2, 2, 5, 2], [4, 4, 4, 8], 6):.1%}")
 idle.idle
 
 # %% [markdown]
-# ## 4. How many micro-batches?
+# ## 5. How many micro-batches?
 #
 # | you build | minutes | difficulty |
 # |---|---|---|
@@ -354,7 +447,7 @@ choice.idle
 #
 # Four ranks, one layer on each, learn to add. The network reads the six characters of a problem and says three. First
 # choose the number of micro-batches, for devices that take 8 ms for a pass and 3 ms more for each sample, and have room
-# for 16 samples:
+# for 16 samples. (`run_actions` has one stage on each rank, so interleaved 1F1B is only simulated.)
 
 # %%
 SAMPLES, STAGES = 32, 4
@@ -364,6 +457,8 @@ lists = Schedule([pipeline_actions("1f1b", stage, STAGES, m) for stage in range(
 step = simulate(lists, seconds, seconds)
 print(f"{m} micro-batches; by your formula idle {bubble([seconds] * STAGES, [seconds] * STAGES, m):.1%}, "
       f"by the simulator {step.idle_fraction():.1%}")
+halves = Schedule([interleaved_actions(rank, STAGES, 2, m) for rank in range(STAGES)])
+print(f"with two half stages on each rank: {simulate(halves, seconds / 2, seconds / 2).idle_fraction():.1%}")
 gantt(step, title="Your schedule, played by the simulator")
 
 # %% [markdown]

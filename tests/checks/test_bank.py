@@ -150,6 +150,23 @@ def test_a_share_of_one_rank_alone_is_the_mean_loss_over_its_samples() -> None:
         assert mine is None or torch.equal(mine, parameter.grad)
 
 
+def averaged_by_pytorch(rank: int, case: Case) -> dict[str, torch.Tensor]:
+    model, minibatches, _ = case.arguments(rank)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    for x, targets in minibatches:
+        model.zero_grad()
+        nn.functional.mse_loss(parallel(x), targets).backward()
+    return {f"{name}.grad": one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("case", checks.backward_in_buckets.cases(3)[2::2], ids=lambda case: case.text)
+def test_gradients_that_left_in_buckets_are_those_of_pytorch(case: Case) -> None:
+    pytorch = launch(averaged_by_pytorch, case.world_size, (case,)).results
+    for theirs, left in zip(pytorch, checks.backward_in_buckets.run_right(case).results, strict=True):
+        for name, gradient in theirs.items():
+            torch.testing.assert_close(left[0].values[name], gradient, rtol=1e-12, atol=1e-14)
+
+
 def test_the_right_ring_leaves_the_sum() -> None:
     case = ring._case(4, 3, 3)
     total = sum(case.arguments(rank)[0] for rank in range(4))
@@ -195,6 +212,14 @@ def test_the_best_average_is_one_all_reduce_of_all_gradients_and_the_samples() -
     exchanging = 6 * (0.002 + (size + 8) / 4 / 1.5e6)
     idle = verdict_on(checks.average_gradients, averaging.right).idle
     assert idle.best == idle.timeline.idle_fraction() == pytest.approx(exchanging / (0.15 + exchanging), rel=1e-9)
+
+
+def test_buckets_hide_behind_the_backward_pass_and_the_last_does_not() -> None:
+    """272 numbers for each layer, so that two fill a bucket of 500."""
+    exchanging = 6 * (0.002 + 2 * 272 * 8 / 4 / 5e4)
+    idle = verdict_on(checks.backward_in_buckets, s.with_futures).idle
+    assert exchanging < 2 * 0.1
+    assert idle.timeline.idle_fraction() == pytest.approx(exchanging / (6 * 0.15 + exchanging), rel=1e-9)
 
 
 def test_what_costs_too_much_gets_a_remark() -> None:

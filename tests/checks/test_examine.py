@@ -333,6 +333,25 @@ def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> N
     assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
 
 
+def test_a_text_is_told_without_quotes() -> None:
+    facts = dict(make()(lambda tensor: "two words").facts)
+    assert (facts["Expected"], facts["Got"]) == ("float32, shape [3]", "two words")
+
+
+def raises_something_else(tensor: Tensor) -> Tensor:
+    raise RuntimeError("the cat")
+
+
+def raises_at_the_same_place(tensor: Tensor) -> Tensor:
+    raise RuntimeError("the dog")
+
+
+def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
+    part = make()
+    part.mistake(raises_at_the_same_place, fails=True)
+    assert part(raises_something_else).idea == ""
+
+
 def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
     """Where the result is right, a mistake that is right as well in this case says nothing about it."""
 

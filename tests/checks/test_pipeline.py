@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -23,6 +24,13 @@ def test_the_right_lists_are_the_course_s_schedules(name: str) -> None:
         for m in range(1, 12):
             lists = [pipeline.listed(name, stage, n_stages, m) for stage in range(n_stages)]
             assert lists == SCHEDULES[name](n_stages, m).actions
+
+
+def test_the_right_interleaved_lists_are_those_of_the_course_and_of_pytorch() -> None:
+    for p, each, m in itertools.product((2, 3, 4), (2, 3), (1, 2, 3)):
+        lists = [pipeline.interleaved(rank, p, each, m * p) for rank in range(p)]
+        assert lists == SCHEDULES["interleaved_1f1b"](p * each, m * p, each).actions
+        assert lists == [s.of_pytorch(rank, p, each, m * p) for rank in range(p)]
 
 
 @pytest.mark.parametrize("case", checks.run_actions.cases(3), ids=lambda case: case.text)
@@ -59,7 +67,7 @@ def test_the_right_bubble_is_the_simulator_s(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_right_number_is_the_best_of_all_that_were_simulated_and_no_other_is_as_good(seed: int) -> None:
-    for samples, n_stages, overhead, per_sample, room in plans(checks.best_micro_batches, seed):
+    for samples, n_stages, overhead, per_sample, room in set(plans(checks.best_micro_batches, seed)):
         steps = {}
         for m in (m for m in range(1, samples + 1) if samples % m == 0):
             schedule, seconds = SCHEDULES["1f1b"](n_stages, m), overhead + per_sample * samples / m
@@ -83,6 +91,13 @@ def test_1f1b_holds_four_of_eight_micro_batches_and_is_idle_for_3_turns_of_11() 
     gpipe = SCHEDULES["gpipe"](4, 8)
     assert pipeline.peak_in_flight(gpipe)[0] == 8
     assert simulate(gpipe, 1, 2).idle_fraction() == pytest.approx(3 / 11)
+
+
+def test_with_two_stages_on_a_rank_the_bubble_is_half_as_long() -> None:
+    price = counted(checks.interleaved_actions, s.by_step_numbers)
+    assert price[IDLE] == (round(100 * 3 / (2 * 8 + 3)),) * 2
+    assert 11 * pipeline.KEPT <= price[HELD][0] < 12 * pipeline.KEPT
+    assert pipeline.peak_in_flight(SCHEDULES["interleaved_1f1b"](8, 8))[0] == 11
 
 
 def test_a_stage_sends_a_message_each_way_and_is_idle_no_longer_than_the_bubble() -> None:

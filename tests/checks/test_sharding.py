@@ -91,6 +91,16 @@ def test_the_right_layers_are_those_of_one_process_with_all_samples(case: Case) 
             torch.testing.assert_close(gradient, own, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("case", checks.recompute.cases(3)[:-1], ids=lambda case: case.text)
+def test_what_is_computed_twice_is_what_is_computed_once(case: Case) -> None:
+    """To the last bit, with the same numbers left out by dropout. (PyTorch's own is among the right solutions.)"""
+    run = checks.recompute.run([lambda block, x: block(x)], case)
+    for once, values in zip(run.results, results(checks.recompute, case), strict=True):
+        assert once[0].values.keys() == values.keys()
+        for name, value in once[0].values.items():
+            assert torch.equal(values[name], value) if isinstance(value, Tensor) else values[name] == value
+
+
 def arguments(rank: int, case: Case) -> Any:
     x, shards, shapes, dy = case.arguments(rank)
     return x.detach(), [shard.detach() for shard in shards], shapes, dy
@@ -135,6 +145,13 @@ def test_layers_are_gathered_twice_and_their_gradients_scattered_once() -> None:
     layer = 16 * 16 * 8
     assert price[SENT] == (3 * 6 * layer * 3 // 4,) * 2
     assert 2 * layer <= price[HELD][0] <= 4 * layer  # one layer, its gradient, and what travels and stays
+
+
+def test_a_block_that_is_computed_twice_is_gathered_once_more_and_only_one_is_there_at_a_time() -> None:
+    price = counted(checks.recompute, s.pytorch_reentrant)
+    layer, inside = 3 * sharding.WIDE * 8, 8 * sharding.WIDE * 8
+    assert price[SENT] == (4 * (3 + 1) * layer * 3 // 4,) * 2
+    assert 3 * inside <= price[HELD][0] <= 6 * inside
 
 
 def test_what_does_better_than_the_right_solution_is_the_best_possible() -> None:

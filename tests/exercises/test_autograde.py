@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "02_data_parallelism"
 EXERCISES = sorted(path.stem for path in ROOT.glob("sources/exercises/*.py"))
 REBOUND = "### BEGIN HIDDEN TESTS\nfrom course_lib.checks import grading as checks\n\n### END HIDDEN TESTS\n"
-PARTS = ("split_batch", "average_gradients", "ring_all_reduce")
+PARTS = ("split_batch", "average_gradients", "ring_all_reduce", "backward_in_buckets")
 
 REMAINDER_ON_THE_LAST = """
 def split_batch(batch, rank, world_size):
@@ -75,10 +75,11 @@ checks = checks()
 def ring_all_reduce(tensor):
     pass
 """
-STUDENTS: dict[str, tuple[dict[str, str], tuple[float, float, float]]] = {  # answers that are not right; what they earn
-    "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5)),
-    "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0)),
-    "cheating": ({"split_batch": FOR_THE_VISIBLE_CHECK, "ring_all_reduce": CHEATING}, (0, 3, 0)),
+# Answers that are not right, and what each part earns.
+STUDENTS: dict[str, tuple[dict[str, str], tuple[float, ...]]] = {
+    "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5, 4)),
+    "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0, 0)),
+    "cheating": ({"split_batch": FOR_THE_VISIBLE_CHECK, "ring_all_reduce": CHEATING}, (0, 3, 0, 4)),
 }
 
 
@@ -183,7 +184,8 @@ def test_a_submission_gets_what_it_earned(course: Path, student: str) -> None:
         grades = gradebook.find_submission_notebook(NAME, NAME, student).grades
         scores = {grade.name: (grade.score, grade.max_score) for grade in grades}
     assert scores == {
-        f"check_{part}": (earned, of) for part, earned, of in zip(PARTS, STUDENTS[student][1], (2, 3, 5), strict=True)
+        f"check_{part}": (earned, of)
+        for part, earned, of in zip(PARTS, STUDENTS[student][1], (2, 3, 5, 4), strict=True)
     }
 
 

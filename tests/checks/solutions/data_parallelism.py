@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from course_lib import checks
 from course_lib.checks.averaging import gradients
+from course_lib.checks.averaging import in_buckets as bucketed
 from course_lib.checks.averaging import right as averaged
 from course_lib.checks.exercise import Exercise
 from course_lib.checks.ring import right as ring
@@ -330,6 +331,192 @@ def doubles_distances(tensor: Tensor) -> None:
     return None
 
 
+# backward_in_buckets, right
+
+
+def handles_and_buckets_apart(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    """Each gradient becomes a view of its bucket, as in DistributedDataParallel."""
+    waiting: list[Tensor] = []
+    handles: list[tuple[Any, Tensor]] = []
+
+    def leave() -> None:
+        flat, start = torch.cat([one.grad.reshape(-1) for one in waiting]), 0
+        flat /= dist.get_world_size()
+        for one in waiting:
+            one.grad = flat[start : start + one.numel()].view(one.shape)
+            start += one.numel()
+        handles.append((dist.all_reduce(flat, async_op=True), flat))
+        waiting.clear()
+
+    def note(parameter: Tensor) -> None:
+        waiting.append(parameter)
+        if sum(map(Tensor.numel, waiting)) >= bucket_size:
+            leave()
+
+    hooks = [p.register_post_accumulate_grad_hook(note) for p in model.parameters() if p.requires_grad]
+    loss.backward()
+    [hook.remove() for hook in hooks]
+    if waiting:
+        leave()
+    for handle, _ in handles:
+        handle.wait()
+
+
+def buckets_planned_before(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    """From the last parameter to the first; each leaves when its last gradient is there."""
+    buckets: list[list[Tensor]] = [[]]
+    for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
+        if sum(p.numel() for p in buckets[-1]) >= bucket_size:
+            buckets.append([])
+        buckets[-1].append(parameter)
+    bucket_of = {p: i for i, bucket in enumerate(buckets) for p in bucket}
+    missing, work = [len(bucket) for bucket in buckets], {}
+
+    def arrived(parameter: Tensor) -> None:
+        i = bucket_of[parameter]
+        missing[i] -= 1
+        if missing[i] == 0:
+            flat = torch.cat([p.grad.flatten() for p in buckets[i]])
+            work[i] = dist.all_reduce(flat, async_op=True), flat
+
+    hooks = [p.register_post_accumulate_grad_hook(arrived) for p in bucket_of]
+    loss.backward()
+    for i, bucket in enumerate(buckets):
+        work[i][0].wait()
+        for p, part in zip(bucket, work[i][1].split([p.numel() for p in bucket]), strict=True):
+            p.grad = (part / dist.get_world_size()).view_as(p)
+    for hook in hooks:
+        hook.remove()
+
+
+def by_gradient_hooks(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    """The hook is given the gradient, which is not in `.grad` yet."""
+    bucket: list[tuple[nn.Parameter, Tensor]] = []
+    sent: list[tuple[Any, Tensor, list[nn.Parameter]]] = []
+
+    def note(parameter: nn.Parameter, gradient: Tensor) -> None:
+        bucket.append((parameter, gradient.clone()))
+        if sum(one.numel() for one, _ in bucket) >= bucket_size:
+            leave()
+
+    def leave() -> None:
+        flat = torch.cat([one.flatten() for _, one in bucket])
+        sent.append((dist.all_reduce(flat, async_op=True), flat, [one for one, _ in bucket]))
+        bucket.clear()
+
+    trained = [one for one in model.parameters() if one.requires_grad]
+    hooks = [one.register_hook(lambda g, one=one: note(one, g)) for one in trained]
+    loss.backward()
+    if bucket:
+        leave()
+    for hook in hooks:
+        hook.remove()
+    for handle, flat, held in sent:
+        handle.wait()
+        start = 0
+        for one in held:
+            one.grad.copy_(flat[start : start + one.numel()].view_as(one) / dist.get_world_size())
+            start += one.numel()
+
+
+def with_futures(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    """What is to be done with a message when it has come back is written down where it leaves."""
+    bucket: list[Tensor] = []
+    todo: list[Callable[[], None]] = []
+
+    def leave() -> None:
+        held, flat = list(bucket), torch.cat([one.grad.flatten() for one in bucket]) / dist.get_world_size()
+        handle = dist.all_reduce(flat, async_op=True)
+        bucket.clear()
+
+        def finish() -> None:
+            handle.wait()
+            for one, part in zip(held, flat.split([one.numel() for one in held]), strict=True):
+                one.grad.copy_(part.view_as(one))
+
+        todo.append(finish)
+
+    def note(one: Tensor) -> None:
+        bucket.append(one)
+        if sum(map(Tensor.numel, bucket)) >= bucket_size:
+            leave()
+
+    hooks = [one.register_post_accumulate_grad_hook(note) for one in model.parameters() if one.requires_grad]
+    loss.backward()
+    if bucket:
+        leave()
+    for finish in todo:
+        finish()
+    for hook in hooks:
+        hook.remove()
+
+
+# backward_in_buckets, wrong
+
+
+def never_goes_back(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    pass
+
+
+def goes_back_alone(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    loss.backward()
+
+
+def full_when_larger(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    bucketed(model, loss, bucket_size + 1)
+
+
+def all_in_one(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    bucketed(model, loss, 10**9)
+
+
+def each_gradient_twice(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    bucketed(model, loss, bucket_size)
+    for gradient in gradients(model):
+        dist.all_reduce(gradient.clone())
+
+
+def divides_by_two(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    bucketed(model, loss * dist.get_world_size() / 2, bucket_size)
+
+
+def hooks_the_frozen_one(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: None).remove()
+    bucketed(model, loss, bucket_size)
+
+
+def hooks_stay(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    bucket: list[Tensor] = []
+    handles: list[Any] = []
+
+    def note(one: Tensor) -> None:
+        bucket.append(one)
+        if sum(map(Tensor.numel, bucket)) >= bucket_size:
+            flat = torch.cat([one.grad.flatten() for one in bucket])
+            handles.append(dist.all_reduce(flat, async_op=True))
+            bucket.clear()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(note)
+    bucketed(model, loss, bucket_size)
+    for handle in handles:
+        handle.wait()
+
+
+def nobody_waits(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    loss.backward()
+    for gradient in gradients(model):
+        dist.all_reduce(gradient, async_op=True)
+
+
+def on_rank_0_alone(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    loss.backward()
+    if dist.get_rank() == 0:
+        for gradient in gradients(model):
+            dist.all_reduce(gradient)
+
+
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.split_batch: [
         counted_by_hand,
@@ -347,6 +534,12 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
         with_a_float32_weight,
     ],
     checks.ring_all_reduce: [one_loop, other_direction_and_returned, in_batches, rank_0_receives_first],
+    checks.backward_in_buckets: [
+        handles_and_buckets_apart,
+        buckets_planned_before,
+        by_gradient_hooks,
+        with_futures,
+    ],
 }
 
 # The right words for each wrong one
@@ -383,5 +576,23 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         sends_chunks_in_halves: "sends 4 messages with 6 numbers in all, where 2 messages with 6 numbers would do",
         one_round_too_many: "sends 3 messages",
         doubles_distances: "Rank 0 sends to rank 2, which is not its neighbor",
+    },
+    checks.backward_in_buckets: {
+        never_goes_back: "`0.weight.grad` is not even of the right type",
+        goes_back_alone: "sends nothing",
+        full_when_larger: "A full bucket does not leave at once",
+        all_in_one: "A full bucket does not leave at once",
+        each_gradient_twice: "sends 9 messages with 120 numbers in all, where 4 messages with 60 numbers would do",
+        hooks_stay: "sends 6 messages with 120 numbers in all",
+        divides_by_two: "1.5 times too large. There are 3 ranks",
+    },
+}
+
+# Runs that do not come to their end
+ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
+    checks.backward_in_buckets: {
+        hooks_the_frozen_one: "a frozen parameter, which gets no gradient",
+        nobody_waits: "Keep the handle that it returns and call its wait()",
+        on_rank_0_alone: "The call that waits",
     },
 }

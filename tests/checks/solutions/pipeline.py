@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from course_lib import checks
 from course_lib.checks.exercise import Exercise
-from course_lib.checks.pipeline import best, idle_share, listed, ran
+from course_lib.checks.pipeline import best, idle_share, interleaved, listed, ran
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES, Action
 
@@ -102,6 +104,104 @@ def backward_first(name: str, stage: int, n_stages: int, n_micro_batches: int) -
     """B before F in each pair: the last stage has nothing yet to go back with."""
     actions = listed(name, stage, n_stages, n_micro_batches)
     return actions if name == "gpipe" else [*actions[1::-1], *actions[2:]]
+
+
+# interleaved_actions, right
+
+
+def by_step_numbers(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    """As in Megatron-LM: from the number of a step to its stage and its micro-batch."""
+
+    def action(op: str, step: int) -> Action:
+        group, inside = divmod(step, n_ranks * stages_per_rank)
+        number, k = divmod(inside, n_ranks)
+        number = number if op == "F" else stages_per_rank - 1 - number
+        return Action(op, number * n_ranks + rank, group * n_ranks + k)
+
+    total = stages_per_rank * n_micro_batches
+    ahead = min(total, 2 * (n_ranks - rank - 1) + (stages_per_rank - 1) * n_ranks)
+    actions = [action("F", step) for step in range(ahead)]
+    for step in range(total - ahead):
+        actions += [action("F", ahead + step), action("B", step)]
+    return actions + [action("B", step) for step in range(total - ahead, total)]
+
+
+def with_iterators(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Any]:
+    def steps(op: str, stages: list[int]) -> Any:
+        for first in range(0, n_micro_batches, n_ranks):
+            for stage in stages:
+                for k in range(first, first + n_ranks):
+                    yield (op, stage, k)
+
+    stages = [rank + i * n_ranks for i in range(stages_per_rank)]
+    forward, backward = steps("F", stages), steps("B", stages[::-1])
+    ahead = (stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)
+    actions = list(itertools.islice(forward, ahead))
+    for one in forward:
+        actions += [one, next(backward)]
+    return actions + list(backward)
+
+
+def of_pytorch(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    schedule = object.__new__(ScheduleInterleaved1F1B)
+    schedule.n_local_stages, schedule.pp_group_size = stages_per_rank, n_ranks
+    schedule._n_microbatches, schedule.microbatches_per_round = n_micro_batches, n_ranks
+    found = schedule._calculate_single_rank_operations(rank)
+    ops = [(one, "F" if one.computation_type.name == "FORWARD" else "B") for one in found if one]
+    return [Action(op, one.stage_index, one.microbatch_index or 0) for one, op in ops]
+
+
+def by_counting(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    """The next stage is the one that is furthest behind; a micro-batch has its number by counting."""
+    stages = [rank + i * n_ranks for i in range(stages_per_rank)]
+    total = {stage: {"F": 0, "B": 0} for stage in stages}
+
+    def following(op: str) -> Action:
+        order = stages if op == "F" else stages[::-1]
+        group = min(done[op] // n_ranks for done in total.values())
+        stage = next(stage for stage in order if total[stage][op] // n_ranks == group)
+        total[stage][op] += 1
+        return Action(op, stage, total[stage][op] - 1)
+
+    steps = stages_per_rank * n_micro_batches
+    ahead = min(steps, (stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank))
+    ops = ["F"] * ahead + ["F", "B"] * (steps - ahead) + ["B"] * ahead
+    return [following(op) for op in ops]
+
+
+# interleaved_actions, wrong
+
+
+def nothing_at_all(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> None:
+    interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)
+
+
+def pairs_without_a_micro_batch(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Any]:
+    return [(op, stage) for op, stage, _ in interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)]
+
+
+def no_numbers(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Any]:
+    return [Action(op, "s", k) for op, _, k in interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)]  # type: ignore[arg-type]
+
+
+def names_own_stages(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    """0, 1, ... on each rank."""
+    found = interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)
+    return [one._replace(stage=one.stage // n_ranks) for one in found]
+
+
+def one_less(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    actions = interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)
+    first = next(i for i, one in enumerate(actions) if one.op == "B")
+    return [*actions[: first - 1], actions[first], actions[first - 1], *actions[first + 1 :]]
+
+
+def last_micro_batch_lost(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    return interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)[:-1]
+
+
+def always_two_stages(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    return interleaved(rank, n_ranks, 2, n_micro_batches)
 
 
 # run_actions, right
@@ -405,6 +505,7 @@ def the_longest(samples: int, n_stages: int, overhead: float, per_sample: float,
 
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.pipeline_actions: [by_phases, with_a_limit, gpipe_apart, sorted_by_time],
+    checks.interleaved_actions: [by_step_numbers, with_iterators, of_pytorch, by_counting],
     checks.run_actions: [with_handles_in_a_list, weighted_at_the_end, in_functions, gradients_by_hand],
     checks.bubble: [simulated, exactly, turn_by_turn, as_a_tensor],
     checks.best_micro_batches: [tried_one_by_one, by_size, by_simulating, as_a_float],
@@ -420,6 +521,15 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         drops_the_last: "could not run: rank 0 never runs B of micro-batch 1 on stage 0",
         only_known_sizes: "is not what it should be",
         backward_first: "could not run",
+    },
+    checks.interleaved_actions: {
+        nothing_at_all: "`the result[rank 0]` is not what it should be",
+        pairs_without_a_micro_batch: "`the result[rank 0]` is not what it should be",
+        no_numbers: "`the result[rank 0]` is not what it should be",
+        names_own_stages: "F of micro-batch 0 on stage 0 is there twice",
+        one_less: "could not run",
+        last_micro_batch_lost: "rank 0 never runs B of micro-batch 3 on stage 0",
+        always_two_stages: "It would run, and it is another schedule",
     },
     checks.run_actions: {
         runs_nothing: "`0.weight.grad` is not even of the right type",

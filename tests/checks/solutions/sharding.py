@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.checkpoint import checkpoint
 
 from course_lib import checks
 from course_lib.checks.exercise import Exercise
+from course_lib.checks.sharding import computed_again as again
 from course_lib.checks.sharding import gathered, linear, place, scattered, trained
 from course_lib.mechanisms.collectives import ring_all_gather, ring_reduce_scatter
 
@@ -563,11 +565,162 @@ def forgets_autograd(x: Tensor, shard: Tensor, shape: Any) -> Tensor:
     return x.detach() @ gathered(shard.detach(), shape[0] * shape[1]).view(shape).T
 
 
+# recompute, right
+
+
+def with_gradients_by_name(block: Any, x: Tensor) -> Tensor:
+    """All that needs a gradient goes in, so that a block without x's gradient would work as well."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+            ctx.x, ctx.state = x.detach(), torch.random.get_rng_state()
+            with torch.no_grad():
+                return block(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            now = torch.random.get_rng_state()
+            torch.random.set_rng_state(ctx.state)
+            with torch.enable_grad():
+                x = ctx.x.clone().requires_grad_()
+                y = block(x)
+            torch.random.set_rng_state(now)
+            return torch.autograd.grad(y, [x, *block.parameters()], dy)
+
+    return Again.apply(x, *block.parameters())
+
+
+def pytorch_reentrant(block: Any, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=True)
+
+
+def pytorch_with_saved_tensors(block: Any, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def by_hooks_on_saved_tensors(block: Any, x: Tensor) -> Tensor:
+    """What autograd wants to keep is kept as a number, and made again when the first one is asked for."""
+    state, count = torch.get_rng_state(), 0
+    made: list[Tensor] = []
+
+    def number(tensor: Tensor) -> int:
+        nonlocal count
+        count += 1
+        return count - 1
+
+    def tensor_of(number: int) -> Tensor:
+        if not made:
+            with (
+                torch.enable_grad(),
+                torch.random.fork_rng(devices=[]),
+                torch.autograd.graph.saved_tensors_hooks(lambda one: made.append(one.detach()), lambda _: x),
+            ):
+                torch.set_rng_state(state)
+                block(x.detach().requires_grad_())
+        one, made[number] = made[number], x
+        if number == 0:
+            made.clear()
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(number, tensor_of):
+        return block(x)
+
+
+def in_one_function_for_all(block: Any, x: Tensor) -> Tensor:
+    return Checkpointed.apply(x, block, torch.get_rng_state())
+
+
+class Checkpointed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, block: Any, state: Tensor) -> Tensor:
+        ctx.save_for_backward(x, state)
+        ctx.block = block
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, state = ctx.saved_tensors
+        leaf = x.detach()
+        leaf.requires_grad = True
+        before = torch.get_rng_state()
+        torch.set_rng_state(state)
+        torch.set_grad_enabled(True)
+        ctx.block(leaf).backward(dy)
+        torch.set_grad_enabled(False)
+        torch.set_rng_state(before)
+        return leaf.grad, None, None
+
+
+# recompute, wrong
+
+
+def returns_x(block: Any, x: Tensor) -> Tensor:
+    return x
+
+
+def without_any_gradient(block: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return block(x)
+
+
+def computes_in_float(block: Any, x: Tensor) -> Tensor:
+    return again(block, x).float()
+
+
+def dropout_off(block: Any, x: Tensor) -> Tensor:
+    block.eval()
+    return again(block, x)
+
+
+def a_wrong_shape_goes_back(block: Any, x: Tensor) -> Tensor:
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return block(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                y = block(x)
+            y.backward(dy[0])
+            return x.grad
+
+    return Again.apply(x)
+
+
+def gradient_of_x_twice(block: Any, x: Tensor) -> Tensor:
+    y = again(block, x)
+    y.register_hook(lambda dy: 2 * dy)
+    return y
+
+
+def keeps_the_insides_itself(block: Any, x: Tensor) -> Tensor:
+    KEPT.append(block(x))
+    return KEPT[-1].clone()
+
+
+KEPT: list[Tensor] = []
+
+
+def on_rank_0_alone(block: Any, x: Tensor) -> Tensor:
+    return again(block, x) if dist.get_rank() == 0 else x
+
+
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.reduce_scatter: [to_the_owner, around_the_ring, all_at_once, in_a_batch, with_blocking_pairs],
     checks.all_gather: [into_a_list, handed_around_the_ring, received_in_place, gathered_in_a_batch],
     checks.train_sharded: [with_padding, a_piece_of_each_parameter, updates_a_view, owners_broadcast],
     checks.sharded_linear: [by_the_page, with_collectives, around_a_ring, computed_again],
+    checks.recompute: [
+        with_gradients_by_name,
+        pytorch_reentrant,
+        pytorch_with_saved_tensors,
+        by_hooks_on_saved_tensors,
+        in_one_function_for_all,
+    ],
 }
 
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
@@ -609,6 +762,13 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         twice_the_output: "2 times too large",
         normalizes_in_place: "changes `shards[0]`",
     },
+    checks.recompute: {
+        returns_x: "`0.up.grad` is not even of the right type",
+        without_any_gradient: "No gradient comes back",
+        dropout_off: "not what one process would have",
+        gradient_of_x_twice: "not what one process would have",
+        keeps_the_insides_itself: "Everything inside the block is kept until the backward pass",
+    },
 }
 
 # Runs that do not come to their end
@@ -623,5 +783,10 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.sharded_linear: {
         returns_the_whole_gradient: "expected shape compatible with [3]",
         forgets_autograd: "does not require grad",
+    },
+    checks.recompute: {
+        computes_in_float: "expected m1 and m2 to have the same dtype",
+        a_wrong_shape_goes_back: "Mismatch in shape",
+        on_rank_0_alone: "The call that waits",
     },
 }
