@@ -253,7 +253,10 @@ def _at(site: Cluster, model: ModelSpec) -> str:
 
 @lru_cache(maxsize=16)
 def _fits(site: Cluster, model: ModelSpec) -> bool:
-    return any(one.fits for one in search(model, site, BATCH))
+    try:
+        return best(site, model).fits
+    except ValueError:
+        return False
 
 
 QUESTIONS: dict[str, Family] = {
