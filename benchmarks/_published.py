@@ -113,10 +113,14 @@ def published_seconds(row: Row) -> float:
 
 @cache
 def matmul_of_stack(stack: tuple[str, str]) -> float:
-    """The fraction of the peak with which the rows of a stack come out right in the mean."""
+    return matmul_of(steps()[stack])
+
+
+def matmul_of(rows: list[Row]) -> float:
+    """The fraction of the peak with which rows come out right in the mean."""
 
     def off(matmul: float) -> float:
-        found = (math.log(published_seconds(row) / predict(row, matmul).step_time.total) for row in steps()[stack])
+        found = (math.log(published_seconds(row) / predict(row, matmul).step_time.total) for row in rows)
         return statistics.mean(found)
 
     return fraction_for(off)
@@ -140,10 +144,6 @@ class Comparison:
     @property
     def error(self) -> float:
         return self.predicted / self.published - 1
-
-    @property
-    def slower(self) -> float:
-        return self.published / self.predicted
 
     @property
     def is_inside(self) -> bool:
@@ -197,7 +197,7 @@ def after_any_row() -> list[Comparison]:
     found = []
     for rows in steps().values():
         for measured in rows if len(rows) > 1 else []:
-            reaches = fraction_for(lambda matmul, row=measured: math.log(compared(row, matmul, 0.0).slower))
+            reaches = matmul_of([measured])
             found += [compared(row, reaches, half_width(0, 1)) for row in rows if row is not measured]
     return found
 
