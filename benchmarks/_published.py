@@ -113,10 +113,14 @@ def published_seconds(row: Row) -> float:
 
 @cache
 def matmul_of_stack(stack: tuple[str, str]) -> float:
-    """The fraction of the peak with which the rows of a stack come out right in the mean."""
+    return matmul_of(steps()[stack])
+
+
+def matmul_of(rows: list[Row]) -> float:
+    """The fraction of the peak with which rows come out right in the mean."""
 
     def off(matmul: float) -> float:
-        found = (math.log(published_seconds(row) / predict(row, matmul).step_time.total) for row in steps()[stack])
+        found = (math.log(published_seconds(row) / predict(row, matmul).step_time.total) for row in rows)
         return statistics.mean(found)
 
     return fraction_for(off)
@@ -188,6 +192,17 @@ def first_row_calibrates(stack: tuple[str, str]) -> Cluster:
 
 
 @cache
+def after_any_row() -> list[Comparison]:
+    """The same with each row of a stack as the measured one in turn: does the choice of the first one flatter?"""
+    found = []
+    for rows in steps().values():
+        for measured in rows if len(rows) > 1 else []:
+            reaches = matmul_of([measured])
+            found += [compared(row, reaches, half_width(0, 1)) for row in rows if row is not measured]
+    return found
+
+
+@cache
 def naive() -> list[Comparison]:
     """The same rows by FLOPs and one constant."""
     found = []
@@ -255,6 +270,23 @@ def sweeps() -> list[Sweep]:
             same = f"{group}, {row['model']}, batch {row['global_batch']}, {Cluster(**row['cluster']).devices} devices"
             alike.setdefault(same, []).append(row)
     return [Sweep(name, rows) for name, rows in alike.items() if len(rows) > 1]
+
+
+def whole_sweeps() -> dict[str, tuple[int, float]]:
+    """The families of runs that least_errors() is about, all of a model as one sweep: how many plans, and regret."""
+    known = {row["model"]: row for rows in steps().values() for row in rows if row["id"].startswith("vtrain")}
+    tried: dict[str, list[Comparison]] = {}
+    for family in published()["spread"]["families"]:
+        row = known[family["model"]]
+        for b, seconds in family["steps"]:
+            plan = row["plan"] | {name: family[name] for name in ("dp", "tp", "pp")} | {"micro_batch": b}
+            one = {**row, "plan": plan, "value": seconds}
+            tried.setdefault(family["model"], []).append(Comparison(one, seconds, predict(one).step_time.total))
+    found = {}
+    for model, runs in tried.items():
+        chosen = min(runs, key=lambda run: run.predicted)
+        found[model] = len(runs), chosen.published / min(run.published for run in runs) - 1
+    return found
 
 
 # Memory
@@ -488,11 +520,13 @@ def report() -> str:
     wrong = [name for name, is_right in fits().items() if not is_right]
     chips = ", ".join(f"{chip} {matmul_of_chip(chip):.3f}" for chip in NEXT_OF_KIN)
     worst = max(after_one_row(), key=lambda one: abs(one.error)).row
+    whole = ", ".join(f"{model} {regret:.1%} of {n} plans" for model, (n, regret) in whole_sweeps().items())
     own = ", ".join(f"{model} with tp={tp} {error:.1%}" for (model, tp), error in sorted(least_errors().items()))
     return "\n".join(
         [
             f"its whole source left out:    {summary(left_out())}; {coverage(left_out()):.0%} in their interval",
             f"after one row of its source:  {summary(after_one_row())}; {coverage(after_one_row()):.0%} in theirs",
+            f"... whichever row that is:    {summary(after_any_row())}",
             f"... its worst:                {worst['id']}: {worst.get('note', 'nothing known')}",
             f"... by FLOPs and a constant:  {summary(naive())}",
             f"vTrain's steps from any law:  {own}",
@@ -501,6 +535,7 @@ def report() -> str:
             f"published runs that fit or ran out of memory as they did: {len(fits()) - len(wrong)} of {len(fits())}"
             + (f"; not {', '.join(wrong)}" if wrong else "")
             + f"; by an assumption of ours: {', '.join(by_assumption())}",
+            f"regret among all of vTrain's steps of one model: {whole}",
             "regret, as shipped and after one row:",
             *(
                 f"{sweep.regret():6.1%} {sweep.regret_after_one_row:6.1%}  {len(sweep.rows)} plans: {sweep.name}"

@@ -51,21 +51,25 @@ def bubble_seconds(plan: Plan, n_micro_batches: int, slowest: Work, others: floa
     }[plan.schedule]
 
 
-def exposed_messages(plan: Plan, n_micro_batches: int) -> float:
+def exposed_messages(plan: Plan, n_micro_batches: int, lead: float = 0.0) -> float:
     """How many messages' times the slowest rank waits for.
 
     With sends that do not hold up their sender, a message still delays whoever needs it at once: in 1f1b everybody,
-    always. Without, each rank waits for all it sends and receives, and for those that fill and drain the pipeline.
+    always. Without, two ranks meet for each message, after each forward and each backward, as in Megatron-LM.
+
+    lead: by how many messages' times a micro-batch takes longer on the last rank, with its logits, than on the others.
+    It has a neighbor on one side alone, so where it sets the pace, the messages of all others happen meanwhile. All of
+    this is exact for 1f1b; for other schedules of the second kind it is taken to be alike.
     """
     p, v, m = plan.pp, plan.virtual_stages, n_micro_batches
     if p == 1:
         return 0
     if "pipeline" not in plan.overlap and plan.schedule != "naive":
-        return 2 * v * m + 2 * (p - 1)
+        return (2 * v - 1) * m + 2 * p - 3 + max(m - 2, 0) * max(0.0, 1 - lead) * (p > 2)
     return {
         "naive": 2 * (p - 1) * m,
         "gpipe": 2 * (p - 1),
-        "1f1b": 2 * (p - 1) * (m / p + 1) - 2,
+        "1f1b": 2 * (p - 1) + (2 * (p - 1) * m / p - 2) * max(0.0, 1 - lead / 2),
         "interleaved_1f1b": 2 * p * v - 2,
         "zb_h1": 4 * (p - 1),
         "zb_h2": 2 * (p - 1),

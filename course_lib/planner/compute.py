@@ -104,7 +104,6 @@ def _attention(model: ModelSpec, device: Device, cut: Slice) -> tuple[float, flo
     scores = Product(rows, model.sequence, width, heads)
     # One kernel, which skips the masked half; backward recomputes the scores: 5 products, not 2.
     if model.flash_attention:
-        precision = "bf16" if precision == "fp8" else precision
         seconds = scores.flops / (device.peak[precision] * device.attention) + KERNEL
         return seconds, 2.5 * seconds
     mix = Product(rows, width, model.sequence, heads)

@@ -11,13 +11,13 @@ computation. The first line is compute.py and communication.py, the second is bu
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from course_lib.planner import communication, explain, memory
+from course_lib.planner import explain, memory
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
-from course_lib.planner.communication import Group, bytes_sent, collective_seconds, message_seconds
+from course_lib.planner.communication import Group, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Link
 from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
@@ -28,6 +28,7 @@ from course_lib.timeline import Timeline
 # Of the traffic that could hide behind computation so much does: it takes cores and memory bandwidth from what it hides
 # behind, and the first and last pieces of it have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
+NOTHING = Work(0.0, 0.0, 0.0)
 
 
 class Flow(NamedTuple):
@@ -42,13 +43,8 @@ class Flow(NamedTuple):
     seconds: float
     exposed: float
 
-    @property
-    def hidden(self) -> float:
-        return self.seconds - self.exposed
 
-
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one step on the slowest device, by what they go into; the parts add up to the step.
 
     low, high: 90% of steps take no less and no more. spread: how far that is to each side, in logarithms.
@@ -66,7 +62,7 @@ class StepTime:
 
     @property
     def parts(self) -> dict[str, float]:
-        return {name: seconds for name, seconds in asdict(self).items() if name != "spread"}
+        return {name: seconds for name, seconds in self._asdict().items() if name != "spread"}
 
     @property
     def low(self) -> float:
@@ -157,10 +153,8 @@ class Estimate:
         model, plan = self.model, self.plan
         m = plan.micro_batches(self.global_batch)
         layer = layer_cost(model, self.cluster, plan.slice)
-        logits = Work(*logits_times(model, self.cluster.spec, plan.slice))
-        counts = layers_of_stages(model.layers, plan.depth.n_stages)
-        works = [work_of(layers, layer.work, None) for layers in counts[:-1]]
-        works.append(work_of(counts[-1], layer.work, logits))
+        *others, last = layers_of_stages(model.layers, plan.depth.n_stages)
+        works = [*(work_of(layers, layer.work) for layers in others), work_of(last, layer.work, layer.logits)]
         message = _message_seconds(model, self.cluster, plan) if plan.pp > 1 else 0.0
         forward, backward, weight_grad = map(list, zip(*works, strict=True))
         return simulate(plan.depth.schedule_of(m), forward, backward, weight_grad, message)
@@ -181,23 +175,19 @@ def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) 
 def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
     """The same for a plan that is known to be legal."""
     m = plan.micro_batches(global_batch)
-    layer = layer_cost(model, cluster, plan.slice)
-    rank, slowest, others = _slowest_rank(model, cluster, plan.slice, plan.depth)
-    _, layers, _, has_logits = rank_shape(model, plan.depth, rank)
-    parameters = memory.most_parameters(model, plan.depth, plan.tp)
-    work = layers * m
+    pace = _pace(model, cluster, plan.slice, plan.depth)
+    layer, work = pace.layer, pace.layers * m
     flows = {
         "tensor": _scaled(layer.tensor, work),
         "context": _scaled(layer.context, work),
-        "pipeline": _pipeline_flow(model, cluster, plan, m),
-        "data": _data_flow(model, cluster, plan, parameters, slowest, layers, m),
+        "pipeline": _pipeline_flow(model, cluster, plan, m, pace.lead),
+        "data": _data_flow(model, cluster, plan, m, pace),
     }
-    logits = sum(logits_times(model, cluster.spec, plan.slice)) if has_logits else 0.0
     time = StepTime(
-        compute=work * layer.compute + m * logits,
+        compute=work * layer.compute + m * pace.logits,
         recompute=work * layer.again,
-        bubble=bubble_seconds(plan, m, slowest, others) if plan.pp > 1 else 0.0,
-        optimizer=_optimizer_seconds(cluster, plan, parameters),
+        bubble=bubble_seconds(plan, m, pace.slowest, pace.others) if plan.pp > 1 else 0.0,
+        optimizer=_optimizer_seconds(cluster, plan, pace.parameters),
         spread=cluster.spread,
         **{name: flow.exposed for name, flow in flows.items()},
     )
@@ -206,9 +196,13 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
 
 
 class LayerCost(NamedTuple):
-    """One micro-batch in one layer of one device: seconds of work, traffic included, and what they go into."""
+    """One micro-batch in one layer of one device: seconds of work, traffic included, and what they go into.
+
+    logits: seconds that the last product and the loss take besides.
+    """
 
     work: Work
+    logits: Work
     compute: float
     again: float
     tensor: Flow
@@ -221,20 +215,23 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     once, back, hidden, n_bytes = _tensor_traffic(model, cluster, cut, times.weight_grad, times.backward)
     saved = hidden * HIDES
     forwards = cut.forwards
-    tensor = Flow(n_bytes, _link(cluster, cut.tp), forwards * once + back, forwards * once + back - saved)
+    tensor = Flow(n_bytes, _link(cluster, cut.tp).name, forwards * once + back, forwards * once + back - saved)
     gather, context_bytes = _context_traffic(model, cluster, cut)
-    context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp), (forwards + 2) * gather, (forwards + 2) * gather)
+    passes = (forwards + 2) * gather
+    context = Flow(context_bytes, _link(cluster, cut.tp * cut.cp).name, passes, passes)
     again = cut.recomputed * {"none": 0.0, "selective": times.selective, "full": times.forward}[cut.recompute]
     work = Work(
         times.forward + once + gather,
         times.backward + again + (forwards - 1) * (once + gather) + back - saved + 2 * gather,
         times.weight_grad,
     )
-    return LayerCost(work, times.forward + times.backward + times.weight_grad, again, tensor, context)
+    logits = Work(*logits_times(model, cluster.spec, cut))
+    return LayerCost(work, logits, times.forward + times.backward + times.weight_grad, again, tensor, context)
 
 
-def _link(cluster: Cluster, span: int) -> str:
-    return (cluster.inside_link if span <= cluster.devices_per_node else cluster.between_link).name
+def _link(cluster: Cluster, span: int) -> Link:
+    """The slowest that is on the way of devices, the first and the last of which are so many apart."""
+    return cluster.inside_link if span <= cluster.devices_per_node else cluster.between_link
 
 
 def _tensor_traffic(
@@ -248,14 +245,14 @@ def _tensor_traffic(
     """
     if cut.tp == 1:
         return 0.0, 0.0, 0.0, 0.0
-    group = communication.group(cut.tp, 1, cluster.devices_per_node)
-    n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence / cut.cp * model.hidden
+    ranks = group(cut.tp, 1, cluster.devices_per_node)
+    n_bytes = _hidden_states(model, cut)
     sent = (cut.forwards + 1) * 2 * bytes_sent("all_reduce", n_bytes, cut.tp)
     if not cut.sequence_parallel:
-        both = 2 * collective_seconds("all_reduce", n_bytes, group, cluster)
+        both = 2 * collective_seconds("all_reduce", n_bytes, ranks, cluster)
         return both, both, min(both, weight_grad) if cut.hides_tensor else 0.0, sent
-    gather = 2 * collective_seconds("all_gather", n_bytes, group, cluster)
-    scatter = 2 * collective_seconds("reduce_scatter", n_bytes, group, cluster)
+    gather = 2 * collective_seconds("all_gather", n_bytes, ranks, cluster)
+    scatter = 2 * collective_seconds("reduce_scatter", n_bytes, ranks, cluster)
     hidden = min(scatter, weight_grad) + min(gather, backward) if cut.hides_tensor else 0.0
     return gather + scatter, 2 * gather + scatter, hidden, sent + 2 * bytes_sent("all_gather", n_bytes, cut.tp)
 
@@ -267,10 +264,10 @@ def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[fl
     """
     if cut.cp == 1:
         return 0.0, 0.0
-    group = communication.group(cut.cp, cut.tp, cluster.devices_per_node)
+    ranks = group(cut.cp, cut.tp, cluster.devices_per_node)
     width = 2 * model.key_value_width / min(cut.tp, model.key_value_heads)
     n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence * width
-    seconds = collective_seconds("all_gather", n_bytes, group, cluster)
+    seconds = collective_seconds("all_gather", n_bytes, ranks, cluster)
     return seconds, (cut.forwards + 2) * bytes_sent("all_gather", n_bytes, cut.cp)
 
 
@@ -278,25 +275,41 @@ def _scaled(flow: Flow, times: float) -> Flow:
     return Flow(flow.bytes * times, flow.link, flow.seconds * times, flow.exposed * times)
 
 
+class Pace(NamedTuple):
+    """What the slowest pipeline rank has to do for a micro-batch. Many plans share it.
+
+    layers: on that rank.  others: seconds of all other ranks together.  logits: seconds on that rank.  lead: how much
+    longer than the others the last rank takes, if it is the slowest.  parameters: on the device with most of them.
+    """
+
+    layer: LayerCost
+    layers: int
+    slowest: Work
+    others: float
+    logits: float
+    lead: float
+    parameters: int
+
+
 @lru_cache(maxsize=4096)
-def _slowest_rank(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> tuple[int, Work, float]:
-    """The pipeline rank with the most to do for a micro-batch, its work, and the seconds of all others together."""
-    layer, logits = layer_cost(model, cluster, cut).work, Work(*logits_times(model, cluster.spec, cut))
-    slowest, found = Work(0, 0, 0), 0
+def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> Pace:
+    layer = layer_cost(model, cluster, cut)
+    logits, found = layer.logits, []
     for rank in memory.candidates(model, depth):
-        _, layers, _, is_last = rank_shape(model, depth, rank)
-        work = work_of(layers, layer, logits if is_last else None)
-        if work.total > slowest.total:
-            slowest, found = work, rank
-    return found, slowest, model.layers * layer.total + logits.total - slowest.total
+        _, layers, _, has_logits = rank_shape(model, depth, rank)
+        found.append((work_of(layers, layer.work, logits if has_logits else NOTHING), layers, has_logits))
+    slowest, layers, has_logits = max(found, key=lambda one: one[0].total)
+    others = model.layers * layer.work.total + logits.total - slowest.total
+    lead = slowest.total - others / (depth.pp - 1) if has_logits and depth.pp > 1 else 0.0
+    parameters = memory.most_parameters(model, depth, cut.tp)
+    return Pace(layer, layers, slowest, others, sum(logits) if has_logits else 0.0, lead, parameters)
 
 
-def work_of(layers: int, layer: Work, logits: Work | None) -> Work:
-    f, b, w = logits or (0.0, 0.0, 0.0)
-    return Work(layers * layer.forward + f, layers * layer.backward + b, layers * layer.weight_grad + w)
+def work_of(layers: int, layer: Work, logits: Work = NOTHING) -> Work:
+    return Work(*(layers * each + more for each, more in zip(layer, logits, strict=True)))
 
 
-def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int) -> Flow:
+def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, lead: float) -> Flow:
     """Hidden states to the next stage, their gradients back.
 
     Tensor ranks hold the same hidden states (or a slice each, under sequence parallelism), so each sends a slice and
@@ -304,34 +317,27 @@ def _pipeline_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int) -> Fl
     """
     if plan.pp == 1:
         return Flow(0.0, "", 0.0, 0.0)
-    seconds, sent = _message_seconds(model, cluster, plan), _hidden_states(model, plan) / plan.tp
+    seconds, sent = _message_seconds(model, cluster, plan), _hidden_states(model, plan.slice) / plan.tp
     count = (1 if plan.pp == 2 and plan.virtual_stages == 1 else 2) * plan.virtual_stages * m
-    exposed = exposed_messages(plan, m) * seconds
-    return Flow(count * sent, _link_of_stages(cluster, plan).name, max(count * seconds, exposed), exposed)
+    exposed = exposed_messages(plan, m, lead / seconds) * seconds
+    return Flow(count * sent, _link(cluster, plan.devices).name, max(count * seconds, exposed), exposed)
 
 
-def _hidden_states(model: ModelSpec, plan: Plan) -> float:
+def _hidden_states(model: ModelSpec, cut: Slice) -> float:
     """Bytes of one micro-batch between two layers."""
-    return SIZE[plan.precision] * plan.micro_batch * model.sequence / plan.cp * model.hidden
-
-
-def _link_of_stages(cluster: Cluster, plan: Plan) -> Link:
-    is_inside = communication.group(plan.pp, plan.devices // plan.pp, cluster.devices_per_node).nodes == 1
-    return cluster.inside_link if is_inside else cluster.between_link
+    return SIZE[cut.precision] * cut.micro_batch * model.sequence / cut.cp * model.hidden
 
 
 def _message_seconds(model: ModelSpec, cluster: Cluster, plan: Plan) -> float:
-    n_bytes = _hidden_states(model, plan)
-    seconds = message_seconds(n_bytes / plan.tp, _link_of_stages(cluster, plan))
+    n_bytes = _hidden_states(model, plan.slice)
+    seconds = message_seconds(n_bytes / plan.tp, _link(cluster, plan.devices))
     if plan.tp > 1 and not plan.sequence_parallel:
-        tensor = communication.group(plan.tp, 1, cluster.devices_per_node)
+        tensor = group(plan.tp, 1, cluster.devices_per_node)
         seconds += collective_seconds("all_gather", n_bytes, tensor, cluster)
     return seconds
 
 
-def _data_flow(
-    model: ModelSpec, cluster: Cluster, plan: Plan, parameters: int, slowest: Work, layers: int, m: int
-) -> Flow:
+def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Pace) -> Flow:
     """Gradients summed over the replicas, with ZeRO the parameters gathered again, and a tied matrix kept the same.
 
     In hybrid sharding ZeRO's traffic stays among the ranks that share out, and the others sum their shares once.
@@ -339,27 +345,28 @@ def _data_flow(
     What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch
     during its backward, all but one layer's, and gathered parameters during a forward.
     """
-    shards = communication.group(plan.sharing, plan.tp, cluster.devices_per_node)
-    copies = communication.group(plan.dp * plan.cp // plan.sharing, plan.tp * plan.sharing, cluster.devices_per_node)
+    shards = group(plan.sharing, plan.tp, cluster.devices_per_node)
+    copies = group(plan.dp * plan.cp // plan.sharing, plan.tp * plan.sharing, cluster.devices_per_node)
     links = cluster.inside_link if shards.nodes == copies.nodes == 1 else cluster.between_link
-    total = Flow(0.0, links.name, 0.0, 0.0)
-    free = {"forward": slowest.forward, "backward": slowest.backward + slowest.weight_grad}
-    operations = [(shards, parameters, *operation) for operation in _data_operations(plan, m)]
-    operations.append((copies, share(parameters, plan.sharing), "all_reduce", recipe(plan).gradient, 1, "backward"))
-    for group, numbers, op, size, times, behind in operations:
-        if group.size > 1:
-            pieces = max(layers, 1) if plan.zero == 3 and op != "all_reduce" else 1  # which gathers layer by layer
-            seconds = pieces * collective_seconds(op, size * numbers / pieces, group, cluster)
-            hidden = min(seconds * (1 - 1 / max(layers, 1)), free[behind]) if "data" in plan.overlap else 0.0
+    n_bytes = taken = exposed = 0.0
+    layers = max(pace.layers, 1)
+    free = {"forward": pace.slowest.forward, "backward": pace.slowest.backward + pace.slowest.weight_grad}
+    operations = [(shards, pace.parameters, *operation) for operation in _data_operations(plan, m)]
+    whole = share(pace.parameters, plan.sharing), "all_reduce", recipe(plan).gradient, 1, "backward"
+    for members, numbers, op, size, times, behind in [*operations, (copies, *whole)]:
+        if members.size > 1:
+            pieces = layers if plan.zero == 3 and op != "all_reduce" else 1  # which gathers layer by layer
+            seconds = pieces * collective_seconds(op, size * numbers / pieces, members, cluster)
+            hidden = min(seconds * (1 - 1 / layers), free[behind]) if "data" in plan.overlap else 0.0
             free[behind] -= hidden  # what hides there takes the place of others
-            exposed = seconds - hidden * HIDES
-            sent = bytes_sent(op, size * numbers, group.size)
-            total = _plus(total, times * sent, times * seconds, times * exposed)
+            n_bytes += times * bytes_sent(op, size * numbers, members.size)
+            taken += times * seconds
+            exposed += times * (seconds - hidden * HIDES)
     if model.tied_embeddings and plan.pp > 1 and plan.schedule not in V_SHAPED:
-        n_bytes = recipe(plan).gradient * model.vocab * model.hidden / plan.tp
-        seconds = collective_seconds("all_reduce", n_bytes, Group(2, 1), cluster)
-        total = _plus(total, n_bytes, seconds, seconds)
-    return total
+        matrix = recipe(plan).gradient * model.vocab * model.hidden / plan.tp
+        seconds = collective_seconds("all_reduce", matrix, Group(2, 1), cluster)
+        n_bytes, taken, exposed = n_bytes + matrix, taken + seconds, exposed + seconds
+    return Flow(n_bytes, links.name, taken, exposed)
 
 
 def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
@@ -373,10 +380,6 @@ def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
         3: [("reduce_scatter", size, m, "backward")]
         + [("all_gather", activation, m, behind) for behind in ("forward", "backward")],
     }[plan.zero]
-
-
-def _plus(flow: Flow, n_bytes: float, seconds: float, exposed: float) -> Flow:
-    return Flow(flow.bytes + n_bytes, flow.link, flow.seconds + seconds, flow.exposed + exposed)
 
 
 def _optimizer_seconds(cluster: Cluster, plan: Plan, parameters: int) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from course_lib.planner.hardware import Cluster, GiB
 from course_lib.planner.memory import Memory, memory_of_worst_device
@@ -11,24 +13,8 @@ from course_lib.planner.spec import ModelSpec, Plan
 
 # What published steps had between them.
 PUBLISHED = (Plan(), Plan(precision="fp16", schedule="interleaved_1f1b", virtual_stages=2))
-LOSSES = {  # what each part of a step is, and what makes it smaller
-    "recompute": ("computing activations a second time", "recompute less, if memory allows"),
-    "tensor": ("waiting for tensor-parallel traffic inside the layers", "use a smaller tp, or keep it inside a node"),
-    "context": ("waiting for keys and values of other positions", "use a smaller cp"),
-    "pipeline": (
-        "waiting for messages between pipeline stages",
-        "use fewer stages, or let messages overlap with computation",
-    ),
-    "bubble": (
-        "the pipeline's bubble",
-        "give each pipeline more micro-batches, or use interleaving or a zero-bubble schedule",
-    ),
-    "data": (
-        "waiting for gradients to be summed over the replicas",
-        "raise the batch (or the micro-batch, under ZeRO-2 and 3), use fewer replicas or a faster network",
-    ),
-    "optimizer": ("the optimizer's update", "share it among the replicas with zero=1"),
-}
+# What each part of a step is, and what makes it smaller.
+LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="utf-8"))
 
 
 def why(

@@ -2,8 +2,8 @@
 
 Two kinds of figures live here and are never mixed. *Peaks* are from data sheets, dense (vendors like to print twice
 that, "with sparsity") and in one direction (vendors like to print the sum of both). *Fractions* say how much of a peak
-large operations reach; they are measured or calibrated, and each names its origin. What a small operation loses on top
-of that is a matter of shapes and latencies: see compute.py and communication.py.
+large operations reach; they are measured or calibrated, and each names its origin. The figures are in catalogue.json.
+What a small operation loses on top of that is a matter of shapes and latencies: see compute.py and communication.py.
 
     device   peak FLOP/s  x  fraction   ->  matrix products              node 0            node 1
              memory B/s   x  fraction   ->  everything else            [0 1 2 3]         [0 1 2 3]
@@ -12,9 +12,11 @@ of that is a matter of shapes and latencies: see compute.py and communication.py
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 GiB = 2**30
@@ -79,77 +81,13 @@ class Device:
     largest: int = 0
 
 
-_BOTH = "the vendor prints the sum of both directions; this is one"
-_MEASURED_NVLINK3 = (
-    "78%: 16 GiB all-reduce on 8 A100, 235 of 300 GB/s (stas00/ml-engineering, network/README.md); "
-    "launch and latency: 1 MiB all-reduce on 2, 4 and 8 A100 in 44, 51 and 93 microseconds (vTrain, trace/a100)"
-)
-_MEASURED_NVLINK4 = "82%: 16 GiB ring all-reduce on 8 H200, 368 of 450 GB/s (stas00/ml-engineering, network/README.md)"
-_NETWORK = "assumed: protocol and routing cost a fifth; latency about that of a network card and two switches"
-_ASSUMED = "assumed: like NVLink 3 and 4"
-
-# fmt: off
-LINKS = {link.name: link for link in (
-    Link("NVLink 2", 150e9, 0.78, 5e-6, 25e-6, f"NVIDIA V100 data sheet: 300 GB/s; {_BOTH}", _ASSUMED),
-    Link("NVLink 3", 300e9, 0.78, 5e-6, 25e-6, f"NVIDIA A100 data sheet: 600 GB/s; {_BOTH}", _MEASURED_NVLINK3),
-    Link("NVLink 4", 450e9, 0.82, 5e-6, 25e-6, f"NVIDIA H100 data sheet: 900 GB/s; {_BOTH}", _MEASURED_NVLINK4),
-    Link("NVLink 5", 900e9, 0.82, 5e-6, 25e-6, f"NVIDIA DGX B200 data sheet: 1,800 GB/s; {_BOTH}", _ASSUMED),
-    Link("PCIe 3", 15.75e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 3.0 x16, one direction", "assumed"),
-    Link("PCIe 4", 31.5e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 4.0 x16, one direction", "assumed"),
-    Link("PCIe 5", 63e9, 0.8, 10e-6, 25e-6, "PCI-SIG, 5.0 x16, one direction", "assumed"),
-    Link("Omni-Path 100", 12.5e9, 0.8, 10e-6, 30e-6, "Intel Omni-Path 100 product brief: 100 Gbit/s", _NETWORK),
-    Link("InfiniBand EDR", 12.5e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 100 Gbit/s", _NETWORK),
-    Link("InfiniBand HDR", 25e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 200 Gbit/s", _NETWORK),
-    Link("InfiniBand NDR", 50e9, 0.8, 10e-6, 30e-6, "InfiniBand Trade Association roadmap: 400 Gbit/s", _NETWORK),
-    Link("RoCE 400", 50e9, 0.8, 10e-6, 30e-6, "IEEE 802.3bs: 400 Gbit/s", _NETWORK),
-    Link("Ethernet 100", 12.5e9, 0.8, 20e-6, 50e-6, "IEEE 802.3bj: 100 Gbit/s", _NETWORK),
-    Link("Ethernet 25", 3.125e9, 0.8, 30e-6, 50e-6, "IEEE 802.3by: 25 Gbit/s", _NETWORK),
-    Link("Ethernet 10", 1.25e9, 0.8, 50e-6, 50e-6, "IEEE 802.3ae: 10 Gbit/s", _NETWORK),
-    Link("shared memory", 10e9, 0.5, 20e-6, 100e-6, "about what one core copies", "assumed"),
-)}
-# fmt: on
+def _device(tflops: dict[str, float], **figures: Any) -> Device:
+    return Device(peak={precision: value * 1e12 for precision, value in tflops.items()}, **figures)
 
 
-def _peak(**tflops: float) -> dict[str, float]:
-    return {precision: value * 1e12 for precision, value in tflops.items()}
-
-
-_SPARSE = "printed with sparsity, halved here"
-_MATMUL = "matmul: median of the published stacks of software on this chip (benchmarks/published.json)"
-_STREAMING = "streaming: assumed, about what copies in a loop reach on all of these"
-_A100_USE = f"{_MATMUL}; {_STREAMING}; attention: FlashAttention-2 (Dao 2023) reaches 50 to 73% forward"
-_VOLTA_USE = f"{_MATMUL}; streaming, attention: as A100"
-_HOPPER_USE = (
-    f"{_MATMUL}; streaming: as A100; attention: between FlashAttention-2 (35%) and -3 (75%) in Shah et al. 2024"
-)
-_BLACKWELL_USE = f"{_MATMUL}, which is one; streaming, attention: as H100"
-_LIKE_H100 = "assumed: as H100"
-_A100_SHEET = "NVIDIA A100 data sheet, June 2021: SXM, dense"
-
-
-_HOPPER = _peak(bf16=989.4, fp16=989.4, fp32=66.9, fp8=1978.9)
-_AMPERE = _peak(bf16=312, fp16=312, fp32=19.5)
-
-# fmt: off
-# name, peak, memory, bandwidth, cores, link; fractions of matmul, streaming, attention; source, origin
-DEVICES = {device.name: device for device in (
-    Device("V100-32GB", _peak(fp16=125, fp32=15.7), 32 * GiB, 900e9, 80, "NVLink 2", 0.943, 0.8, 0.5,
-           "NVIDIA V100 data sheet, January 2020: SXM2", _VOLTA_USE, 2, 512),
-    Device("A100-40GB", _AMPERE, 40 * GiB, 1555e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _A100_USE, 7, 3360),
-    Device("A100-80GB", _AMPERE, 80 * GiB, 2039e9, 108, "NVLink 3", 0.773, 0.8, 0.55, _A100_SHEET, _A100_USE, 7, 3360),
-    Device("H100-80GB", _HOPPER, 80 * GiB, 3350e9, 132, "NVLink 4", 0.753, 0.8, 0.5,
-           f"NVIDIA H100 data sheet, 2023: SXM; {_SPARSE}", _HOPPER_USE, 2, 16_384),
-    Device("H200-141GB", _HOPPER, 141e9, 4800e9, 132, "NVLink 4", 0.753, 0.8, 0.5,
-           f"NVIDIA H200 data sheet, 2024: SXM; {_SPARSE}", _LIKE_H100),
-    Device("B200-180GB", _peak(bf16=2250, fp16=2250, fp32=75, fp8=4500), 180e9, 8000e9, 148, "NVLink 5",
-           0.472, 0.8, 0.5, f"NVIDIA DGX B200 data sheet, 2025, an eighth of it; {_SPARSE}", _BLACKWELL_USE, 1, 8),
-    Device("RTX-4090", _peak(bf16=165.2, fp16=165.2, fp32=82.6, fp8=330.3), 24 * GiB, 1008e9, 128, "PCIe 4",
-           0.8, 0.8, 0.5, "NVIDIA Ada GPU architecture white paper, appendix A: dense, sums in 32 bits", "assumed"),
-    Device("laptop-CPU", _peak(fp32=0.845, bf16=1.69), 16 * GiB, 89.6e9, 8, "shared memory", 0.7, 0.5, 0.3,
-           "AMD Ryzen 7 7840U product page: 8 cores at 3.3 GHz, DDR5-5600 on two channels; 32 FLOPs a cycle and core "
-           "in fp32, 64 in bf16", "assumed"),
-)}
-# fmt: on
+_CATALOGUE = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
+LINKS = {row["name"]: Link(**row) for row in _CATALOGUE["links"]}
+DEVICES = {row["name"]: _device(**row) for row in _CATALOGUE["devices"]}
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ Recomputation in Large Transformer Models", section 4; Megatron-LM's theoretical
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -51,8 +51,7 @@ def recipe(plan: Plan) -> Recipe:
     return bytes_of._replace(gradient=4) if plan.fp32_gradients else bytes_of
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes on one device at its fullest, by what they are for. `rank` is its place in the pipeline."""
 
     parameters: float
@@ -66,7 +65,7 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, float]:
-        return {name: value for name, value in asdict(self).items() if name != "rank"}
+        return {name: value for name, value in self._asdict().items() if name != "rank"}
 
     @property
     def total(self) -> float:
@@ -80,28 +79,34 @@ class Memory:
 
 def memory_of_worst_device(model: ModelSpec, plan: Plan, n_micro_batches: int) -> Memory:
     """The fullest device. All devices of one pipeline rank are alike."""
-    ranks = candidates(model, plan.depth)
-    return max((memory_of_rank(model, plan, n_micro_batches, rank) for rank in ranks), key=lambda memory: memory.total)
+    found = _memory_of(candidates(model, plan.depth), model, plan, n_micro_batches)
+    return max(found, key=lambda memory: memory.total)
 
 
 def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int) -> Memory:
     """A device of this pipeline rank."""
-    held, layers, is_first, is_last = rank_shape(model, plan.depth, rank)
-    parameters, gradients, optimizer = model_state(share(held.cut, plan.tp) + held.whole, plan)
+    return next(_memory_of([rank], model, plan, n_micro_batches))
+
+
+def _memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batches: int) -> Iterator[Memory]:
     tokens = plan.micro_batch * model.sequence / plan.cp
-    micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
     whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # what tensor parallelism alone does not cut
     again, kept = (layer_activations(model, plan.slice, recompute) for recompute in (plan.recompute, "none"))
-    activations = micro_batches * layers * (plan.recomputed * again + (1 - plan.recomputed) * kept)
-    if plan.recompute == "full":  # the layer that is being computed again
-        activations += kept
-    if is_first and model.dropout:
-        activations += micro_batches * tokens * model.hidden * whole
-    logits = _logits(model, plan, tokens, whole) if is_last else 0.0
+    of_layer = plan.recomputed * again + (1 - plan.recomputed) * kept
     buffers = _buffers(model, plan, tokens, whole)
-    margin = FRAGMENTS * (parameters + gradients + optimizer + activations + logits + buffers)
-    margin += DRIVER + CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp))
-    return Memory(parameters, gradients, optimizer, activations, logits, buffers, margin, rank)
+    libraries = DRIVER + CHANNELS * sum(size > 1 for size in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp))
+    for rank in ranks:
+        held, layers, is_first, is_last = rank_shape(model, plan.depth, rank)
+        parameters, gradients, optimizer = model_state(share(held.cut, plan.tp) + held.whole, plan)
+        micro_batches = in_flight(plan, rank, n_micro_batches) / plan.virtual_stages
+        activations = micro_batches * layers * of_layer
+        if plan.recompute == "full":  # the layer that is being computed again
+            activations += kept
+        if is_first and model.dropout:
+            activations += micro_batches * tokens * model.hidden * whole
+        logits = _logits(model, plan, tokens, whole) if is_last else 0.0
+        margin = FRAGMENTS * (parameters + gradients + optimizer + activations + logits + buffers)
+        yield Memory(parameters, gradients, optimizer, activations, logits, buffers, margin + libraries, rank)
 
 
 def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
@@ -137,6 +142,7 @@ def candidates(model: ModelSpec, depth: Depth) -> list[int]:
     return sorted({0, depth.pp - 1, *first_with.values()})
 
 
+@lru_cache(maxsize=4096)
 def most_parameters(model: ModelSpec, depth: Depth, tp: int) -> int:
     """Parameters on the device that holds most of them."""
     held = (rank_shape(model, depth, rank)[0] for rank in candidates(model, depth))

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from course_lib.planner.estimate import Estimate, unchecked_estimate
 from course_lib.planner.hardware import Cluster, half_width
+from course_lib.planner.simulate import no_collection
 from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, shares_heads
 
 LEAST_POSITIONS = 8192  # that a context rank is given: shorter sequences have better ways to be shared out
@@ -83,7 +84,8 @@ def search(
         raise ValueError(f"within={within} is no share of a device's memory; give one above 0 and up to 1, such as 0.9")
     precision = "bf16" if "bf16" in cluster.spec.peak else "fp16"
     plans = legal_plans(model, cluster, global_batch, precision, fp32_gradients)
-    estimates = [unchecked_estimate(model, cluster, plan, global_batch) for plan in plans]
+    with no_collection():
+        estimates = [unchecked_estimate(model, cluster, plan, global_batch) for plan in plans]
     if not estimates:
         raise ValueError(
             f"no plan divides global_batch={global_batch} and this model among {cluster.devices} devices; "

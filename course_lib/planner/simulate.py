@@ -44,14 +44,14 @@ def simulate(
     """
     given = {"forward": forward, "backward": backward, "weight_grad": weight_grad, "transfer": transfer}
     costs = {name: _per_stage(name, seconds, schedule.n_stages) for name, seconds in given.items()}
-    with _no_collection():
+    with no_collection():
         spans = _play(schedule, _steps(schedule, costs))
     return Timeline(spans, schedule.n_ranks, "modelled")
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """The collector would look through the growing list again and again, for cycles that spans cannot have."""
+def no_collection() -> Iterator[None]:
+    """The collector would look through a growing list again and again, for cycles that what is in it cannot have."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -39,12 +39,6 @@ class Parameters(NamedTuple):
     def total(self) -> int:
         return self.cut + self.whole
 
-    def __add__(self, other: Parameters) -> Parameters:  # type: ignore[override]
-        return Parameters(self.cut + other.cut, self.whole + other.whole)
-
-    def times(self, n: int) -> Parameters:
-        return Parameters(self.cut * n, self.whole * n)
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -87,6 +81,10 @@ class ModelSpec:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, not self.gated_mlp)
 
+    def __hash__(self) -> int:
+        """Of what is never None; a search asks for it a hundred thousand times."""
+        return hash((self.layers, self.hidden, self.heads, self.sequence, self.vocab))
+
     @property
     def key_value_heads(self) -> int:
         return self.kv_heads or self.heads
@@ -121,14 +119,15 @@ class ModelSpec:
     def parameters_of(self, stages: Sequence[int], n_stages: int) -> Parameters:
         """What a device holds that has these of `n_stages`. A tied matrix is there once if both its uses are."""
         counts = layers_of_stages(self.layers, n_stages)
-        held = self.layer_parameters.times(sum(counts[stage] for stage in stages))
+        layers = sum(counts[stage] for stage in stages)
+        cut, whole = (layers * numbers for numbers in self.layer_parameters)
         if 0 in stages:  # token vectors, which are cut by vocabulary, and learned positions
-            held += Parameters(self.vocab * self.hidden, self.sequence * self.hidden if self.learned_positions else 0)
+            cut += self.vocab * self.hidden
+            whole += self.sequence * self.hidden if self.learned_positions else 0
         if n_stages - 1 in stages:  # the last norm, before the logits
-            held += Parameters(0, self.hidden * (2 if self.biases else 1))
-            if not self.tied_embeddings or 0 not in stages:
-                held += Parameters(self.vocab * self.hidden, 0)
-        return held
+            whole += self.hidden * (2 if self.biases else 1)
+            cut += self.vocab * self.hidden if not self.tied_embeddings or 0 not in stages else 0
+        return Parameters(cut, whole)
 
     def layer_flops(self, tokens: int) -> float:
         """Forward FLOPs of one layer. Attention counts as if nothing were masked, as all published figures here do."""
@@ -167,12 +166,10 @@ def layers_of_stages(layers: int, n_stages: int) -> list[int]:
     if layers % n_stages == 0:
         return [layers // n_stages] * n_stages
     each, extra = divmod(layers + 2, n_stages)
-    counts = [each] * n_stages
+    first = (n_stages - extra) // 2
+    counts = [each + (first <= stage < first + extra) for stage in range(n_stages)]
     counts[0] -= 1
     counts[-1] -= 1
-    first = (n_stages - extra) // 2
-    for stage in range(first, first + extra):
-        counts[stage] += 1
     return counts
 
 
