@@ -117,16 +117,16 @@ def start(arguments: argparse.Namespace) -> int:
 
 def present(arguments: argparse.Namespace) -> int:
     """Project a lesson or scenario, named by its number (5, S2): large type, sections unfold, questions for a room."""
-    lesson = chosen("lesson", ROOT.glob("notebooks/**/[0-9S]*.ipynb"), arguments.names)
+    page = chosen("lesson", ROOT.glob("notebooks/**/[0-9S]*.ipynb"), arguments.names)
     prepare()
-    print(f"Starting JupyterLab with {lesson}, on a copy: what you change here is not kept.")
+    print(f"Starting JupyterLab with {page.stem}, on a copy: what you change here is not kept.")
     print("Right arrow or Page Down: to the next section, and open it. Left arrow or Page Up: back.")
     print("Shift-Enter: run a cell. Space: play what the selected cell shows, or stop it.")
     print("Alt and arrow up or down: larger or smaller text and pictures.")
     print("To end it, press Ctrl-C here.", flush=True)
     os.environ["COURSE_POLL"] = "1"
     with tempfile.TemporaryDirectory(prefix="course-") as folder:
-        return jupyterlab(*stage(Path(folder), lesson))
+        return jupyterlab(*stage(Path(folder), page))
 
 
 def jupyterlab(*words: str) -> int:
@@ -237,27 +237,27 @@ COMMANDS = {
 # Pages: to be projected, and of one's own
 
 
-def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> str:
+def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> Path:
     """The page whose name begins like the one given: 5 and 05 stand for 05_pipeline_parallelism, S2 for S02_night_call.
 
     None: the first.
     """
-    known = sorted(page.stem for page in pages)
-    asked = re.sub(r"\d+", lambda number: number[0].zfill(2), names[0], count=1) if names else known[0]
-    found = [name for name in known if name.startswith(asked)]
+    known = {page.stem: page for page in sorted(pages)}
+    asked = re.sub(r"\d+", lambda number: number[0].zfill(2), names[0], count=1) if names else next(iter(known))
+    found = [page for name, page in known.items() if name.startswith(asked)]
     if len(names) > 1 or len(found) != 1:
         stop(f"There is no {kind} {' '.join(names)!r}; choose one of {', '.join(known)}, or only its number.")
     return found[0]
 
 
-def own_copy(exercise: str) -> Path:
+def own_copy(exercise: Path) -> Path:
     """The student's copy of an exercise, in work/, which git ignores. Whatever stands there stays."""
-    copy = ROOT / "work" / exercise / f"{exercise}.ipynb"
+    copy = ROOT / "work" / exercise.relative_to(ROOT / "exercises")
     if copy.exists():
         print(f"Going on with {copy.relative_to(ROOT)}. To begin anew, rename it and run the same command again.")
         return copy
     copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "exercises" / exercise / copy.name, copy)
+    shutil.copy(exercise, copy)
     print(f"Your own copy is {copy.relative_to(ROOT)}.")
     return copy
 
@@ -265,8 +265,8 @@ def own_copy(exercise: str) -> Path:
 AFTER_A_RUN = '<i class="course-after-a-run"></i>'
 
 
-def stage(folder: Path, lesson: str) -> list[str]:
-    """Put a copy of the lessons in this folder, ready to be projected. Returns JupyterLab's options for it."""
+def stage(folder: Path, shown: Path) -> list[str]:
+    """Put a copy of the lessons in this folder, ready to be projected. Returns JupyterLab's options to show one."""
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
     for file in (folder / "notebooks").rglob("*.ipynb"):
@@ -278,7 +278,7 @@ def stage(folder: Path, lesson: str) -> list[str]:
     shutil.copy(SETTINGS / "overrides.json", folder / "lab")
     return [
         f"--ServerApp.root_dir={folder}",
-        f"--LabApp.default_url=/doc/tree/notebooks/{'scenarios/' * lesson.startswith('S')}{lesson}.ipynb",
+        f"--LabApp.default_url=/doc/tree/{shown.relative_to(ROOT).as_posix()}",
         f"--LabApp.app_settings_dir={folder / 'lab'}",
         f"--LabApp.user_settings_dir={folder / 'lab'}",
         f"--LabApp.workspaces_dir={folder / 'lab'}",

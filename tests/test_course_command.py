@@ -457,12 +457,12 @@ def lessons(module: Any) -> Any:
 
 def test_a_lesson_to_project_is_named_by_its_number(lessons: Any) -> None:
     def chosen(words: list[str]) -> str:
-        return lessons.chosen("lesson", lessons.ROOT.glob("notebooks/*.ipynb"), words)
+        return lessons.chosen("lesson", lessons.ROOT.glob("notebooks/*.ipynb"), words).stem
 
     for words in (["5"], ["05"], ["05_pipe"]):
         assert chosen(words) == "05_pipeline_parallelism"
     pages = [Path("S02_night_call.ipynb"), Path("S10_memory_bound.ipynb"), Path("02_data_parallelism.ipynb")]
-    assert [lessons.chosen("lesson", pages, [word]) for word in ("S2", "S10", "2")] == [page.stem for page in pages]
+    assert [lessons.chosen("lesson", pages, [word]) for word in ("S2", "S10", "2")] == pages
     assert chosen([]) == "02_data_parallelism"
     for words in (["9"], ["0"], ["2", "5"], ["pipelines"]):
         with pytest.raises(SystemExit, match=r"choose one of 02_data_parallelism, 05_pipeline_parallelism, or"):
@@ -471,7 +471,7 @@ def test_a_lesson_to_project_is_named_by_its_number(lessons: Any) -> None:
 
 def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: Any, tmp_path: Path) -> None:
     before = (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes()
-    lessons.stage(tmp_path / "stage", "02_data_parallelism")
+    lessons.stage(tmp_path / "stage", lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb")
     cells = json.loads((tmp_path / "stage" / "notebooks" / "02_data_parallelism.ipynb").read_bytes())["cells"]
     assert [cell["source"] for cell in cells] == ["# Title", "## 1. One", "text", "### Question", "1"]
     folded = [cell["metadata"].get("jp-MarkdownHeadingCollapsed", False) for cell in cells]
@@ -502,7 +502,7 @@ def test_only_text_below_results_waits_for_them(module: Any) -> None:
 
 
 def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any, tmp_path: Path) -> None:
-    options = lessons.stage(tmp_path / "stage", "02_data_parallelism")
+    options = lessons.stage(tmp_path / "stage", lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb")
     assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
     lab = tmp_path / "stage" / "lab"
     assert (lab / "overrides.json").read_bytes() == (lessons.SETTINGS / "overrides.json").read_bytes()
@@ -516,11 +516,11 @@ def test_a_students_copy_of_an_exercise_is_made_once_and_never_overwritten(
     page = module.ROOT / "exercises" / "02_data_parallelism" / "02_data_parallelism.ipynb"
     page.parent.mkdir(parents=True)
     page.write_text("as handed out", encoding="utf-8")
-    copy = module.own_copy("02_data_parallelism")
+    copy = module.own_copy(page)
     assert copy == module.ROOT / "work" / "02_data_parallelism" / page.name
     assert copy.read_text(encoding="utf-8") == "as handed out"
     copy.write_text("hours of work", encoding="utf-8")
-    assert module.own_copy("02_data_parallelism") == copy
+    assert module.own_copy(page) == copy
     assert copy.read_text(encoding="utf-8") == "hours of work"
     assert "To begin anew, rename it" in capsys.readouterr().out
     assert "work/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()

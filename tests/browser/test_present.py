@@ -24,7 +24,8 @@ from tests.browser.hands import MOVE, cell, smallest_label
 def stage(chromium: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """JupyterLab with the options that course.py gives it for lesson 02, or for the page that the test names."""
     course = load_course()
-    options = course.stage(tmp_path / "stage", getattr(request, "param", "02_data_parallelism"))
+    shown = getattr(request, "param", "02_data_parallelism.ipynb")
+    options = course.stage(tmp_path / "stage", course.ROOT / "notebooks" / shown)
     started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), tmp_path / "stage")
     words = [
         *options,
@@ -129,7 +130,7 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
     pictures_grow_with_the_text_and_with_a_key(page, card)
 
 
-@pytest.mark.parametrize("stage", ["S02_night_call"], indirect=True)
+@pytest.mark.parametrize("stage", ["scenarios/S02_night_call.ipynb"], indirect=True)
 def test_a_room_investigates_a_case_and_sees_its_debrief_without_an_answer(stage: Server, page: Page) -> None:
     open_lesson(page, stage)
     it_is_large_and_nothing_else_is_there(page)

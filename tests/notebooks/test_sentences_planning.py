@@ -149,9 +149,7 @@ PROOFS: Proofs = {
         min(range(4), key=lambda row: abs(trial(row)[0] - 105.22)) == 0
     ),
     "together they give a narrower interval": lambda: (
-        shows(TRIALS, "take 97.5 s to 131 s")
-        and shows("published = {", "take 75 s to 113 s")
-        and 131 / 97.5 < 113 / 75
+        shows(TRIALS, "take 97.5 s to 131 s") and shows("published = {", "take 75 s to 113 s") and 131 / 97.5 < 113 / 75
     ),
     "twice as fast, seven times, fifty times?": lambda: shows("slowest = max(", "7 times. The fastest is"),
     "Of thousands of legal plans, less than one in a hundred is worth choosing from": lambda: (
