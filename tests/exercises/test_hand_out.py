@@ -75,7 +75,7 @@ def test_everything_that_students_open_is_in_it(handed_out: Path) -> None:
     assert said and all((handed_out / page).exists() for page in said)
     shown = command(handed_out, "progress")
     assert f"Kept in {handed_out / '.course'}" in shown.stdout, shown.stderr
-    assert "exercise 02_data_parallelism: 0 of 3 done" in shown.stdout
+    assert "exercise 02_data_parallelism: 0 of 4 done" in shown.stdout
 
 
 def test_the_copy_says_that_it_has_no_tests(handed_out: Path) -> None:
