@@ -41,7 +41,7 @@ def a_plan_is_put_together_with_the_mouse(card: Locator) -> None:
     button(card, "Commit to this answer").click()
     button(card, "Run it").click()
     expect(feedback(card)).to_contain_text("Right.", timeout=RUN)
-    expect(feedback(card)).to_contain_text("3.48 times as fast as the best plan on one node")
+    expect(feedback(card)).to_contain_text("3.59 times as fast as the best plan on one node")
 
 
 def what_is_typed_is_there_after_a_restart(lab: Any, notebook: Any) -> None:

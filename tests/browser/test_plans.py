@@ -30,7 +30,7 @@ def test_a_plan_is_put_together_with_keys_alone_and_defended_with_the_mouse(lab:
     for words in ("You have decided", "Right."):
         page.keyboard.press("Enter")
         expect(card.get_by_text(words)).to_be_visible(timeout=MOVE)
-    expect(card.get_by_text("waiting for NVLink 3: at most 10.0%; it has 4.2%: reached")).to_be_visible()
+    expect(card.get_by_text("waiting for NVLink 3: at most 10.0%; it has 4.1%: reached")).to_be_visible()
 
     defence = cell(page, 'Card("S1_defend"')
     defence.get_by_role("textbox").last.fill("Because it fits.")
