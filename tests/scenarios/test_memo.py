@@ -225,6 +225,39 @@ def test_flawed_memos_are_flagged_where_they_are_flawed(name: str) -> None:
     assert (flagged or ["none"]) == items(MEMOS[name].sections["flagged"].text)
 
 
+@pytest.mark.parametrize("name", MEMOS)
+def test_memos_quote_the_planners_figures_to_the_digit(name: str) -> None:
+    write(name)
+    plan = memo.decided()
+    assert plan
+    time, alone = plan.step_time, memo.one_node().step_time.total
+    faster, waiting = alone / time.total, time.data / time.total
+    quotes = {
+        "model": (
+            f"{time.pipeline:.2f} s in a step of {time.total:.1f} s",
+            f"a step takes {alone:.1f} s, so all 32 GPUs are {faster:.2f} times as fast, {faster / 4:.0%} of the ideal",
+            f"the step waits {time.data:.2f} s for that",
+            f"the planner has {time.bubble / time.total:.1%} for the bubble",
+            f"The fullest device needs {plan.memory.total / 2**30:.1f} GiB",
+            f"passes. It fits, it is {faster:.2f} times as fast",
+        ),
+        "wrong_numbers": (
+            f"The step waits {time.data:.1f} s for the gradients, {waiting:.0%} of it.",
+            f"Thus the speed-up is {faster:.1f} times, and not 4 times.",
+            f"A device sends {plan.flows['data'].bytes / 1e9:.1f} GB for it.",
+            f"it is {faster:.2f} times as fast as one node",
+            f"A step takes {time.total:.1f} ms",
+        ),
+        "wrong_ideas": (
+            f"A device sends {plan.flows['data'].bytes / 1e9:.0f} GB in a step.",
+            f"The speed-up is {faster:.1f} times.",
+            f"The fullest device needs {plan.memory.total / 2**30:.1f} GiB",
+        ),
+    }
+    text = " ".join(" ".join(section.text for section in MEMOS[name].sections.values()).split())
+    assert [quote for quote in quotes[name] if quote not in text] == []
+
+
 @pytest.mark.parametrize(
     ("name", "right"),
     [("model", (True, True, True)), ("wrong_numbers", (False, True, False)), ("wrong_ideas", (False, False, False))],
