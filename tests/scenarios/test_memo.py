@@ -245,7 +245,7 @@ def test_memos_quote_the_planners_figures_to_the_digit(name: str) -> None:
             f"The step waits {time.data:.1f} s for the gradients, {waiting:.0%} of it.",
             f"Thus the speed-up is {faster:.1f} times, and not 4 times.",
             f"A device sends {plan.flows['data'].bytes / 1e9:.1f} GB for it.",
-            f"it is {faster:.2f} times as fast as one node",
+            f"It fits, but is {faster:.2f} times as fast as one node",
             f"A step takes {time.total:.1f} ms",
         ),
         "wrong_ideas": (
