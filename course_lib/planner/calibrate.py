@@ -8,7 +8,8 @@ tells it.
     cluster = calibrate(model, cluster, another_plan, ...)                        fits matmul and network
 
 The first step sets the fraction of the peak that matrix products reach. From the second on, the network's fraction is
-fitted too: of several that could be, the one that makes the steps agree best.
+fitted too, and taken in place of the catalogue's if it makes the steps agree so much better that it is worth a further
+parameter (Akaike 1974, "A new look at the statistical model identification": n * log of the squared errors' ratio > 2).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from course_lib.planner.spec import ModelSpec, Plan
 
 SLOWEST, FASTEST = 0.02, 1.25  # of the peak; clocks above those of the data sheet make more than 1
 NETWORKS = [0.05 * n for n in range(1, 21)]
+ROUNDING = 1e-9  # what squared errors of exact steps may be
 
 
 class Step(NamedTuple):
@@ -51,12 +53,17 @@ def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int,
     if not measured_seconds > 0:
         raise ValueError(f"measured_seconds={measured_seconds} is no time of a step; give seconds above 0")
     steps = (*cluster.measured, Step(model, plan, global_batch, measured_seconds))
-    possible = [fitted(cluster, steps)]
-    for share in NETWORKS if len(steps) > 1 and cluster.nodes > 1 else []:
+    possible, errors = {}, {}
+    for share in (None, *NETWORKS) if len(steps) > 1 and cluster.nodes > 1 else []:
         with contextlib.suppress(ValueError):  # with which no matmul makes the steps come out right
-            possible.append(fitted(replace(cluster, network=share), steps))
-    agreeing = min(possible, key=lambda one: round(sum(step.off(one) ** 2 for step in steps), 9))
-    return replace(agreeing, measured=steps)
+            possible[share] = one = fitted(replace(cluster, network=share), steps)
+            errors[share] = ROUNDING + sum(step.off(one) ** 2 for step in steps)
+    if not possible:
+        return replace(fitted(cluster, steps), measured=steps)  # or says why not
+    share = min(errors, key=errors.__getitem__)
+    if None in errors and len(steps) * math.log(errors[None] / errors[share]) <= 2:
+        share = None
+    return replace(possible[share], measured=steps)
 
 
 def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:

@@ -96,6 +96,19 @@ def test_two_steps_tell_a_slow_network_from_slow_kernels() -> None:
     assert width(both) < width(first)
 
 
+def test_the_network_is_the_catalogues_where_steps_disagree_by_chance() -> None:
+    cluster = CLUSTER
+    for plan, chance in zip((PLAN, WIDE, replace(PLAN, micro_batch=2), replace(WIDE, zero=1)), (1, 1.08, 0.9, 1.05)):
+        cluster = calibrate(MODEL, cluster, plan, BATCH, chance * seconds(CLUSTER, plan))
+    assert cluster.network is None and len(cluster.measured) == 4
+
+
+def test_no_network_makes_impossible_steps_possible() -> None:
+    first = calibrate(MODEL, CLUSTER, PLAN, BATCH, seconds(CLUSTER))
+    with pytest.raises(ValueError, match="would be as fast as matrix products"):
+        calibrate(MODEL, first, WIDE, BATCH, 1e-6)
+
+
 def test_the_network_stays_as_it_was_where_no_step_tells() -> None:
     one_node = Cluster(nodes=1)
     plan = Plan(tp=8)
