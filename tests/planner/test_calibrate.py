@@ -98,7 +98,8 @@ def test_two_steps_tell_a_slow_network_from_slow_kernels() -> None:
 
 def test_the_network_is_the_catalogues_where_steps_disagree_by_chance() -> None:
     cluster = CLUSTER
-    for plan, chance in zip((PLAN, WIDE, replace(PLAN, micro_batch=2), replace(WIDE, zero=1)), (1, 1.08, 0.9, 1.05)):
+    others = replace(PLAN, micro_batch=2), replace(WIDE, zero=1)
+    for plan, chance in zip((PLAN, WIDE, *others), (1, 1.08, 0.9, 1.05), strict=True):
         cluster = calibrate(MODEL, cluster, plan, BATCH, chance * seconds(CLUSTER, plan))
     assert cluster.network is None and len(cluster.measured) == 4
 
