@@ -77,7 +77,7 @@ def until_stuck(order: Sequence[Action], devices: int) -> list[Action]:
 
 
 def fill_and_drain(devices: int, micro_batches: int) -> list[Action]:
-    """All forward passes, then all backward passes, the last micro-batch first (Huang et al. 2019, "GPipe")."""
+    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe")."""
     forwards = [Action("F", device, k) for k in range(micro_batches) for device in range(devices)]
-    backwards = [Action("B", device, k) for k in reversed(range(micro_batches)) for device in reversed(range(devices))]
+    backwards = [Action("B", device, k) for k in range(micro_batches) for device in reversed(range(devices))]
     return forwards + backwards

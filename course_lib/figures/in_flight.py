@@ -55,9 +55,9 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
             lives[span.stage, span.micro_batch] += [span.start, span.end]
     weight = 1 / max(1, len({stage for stage, _ in lives}))
     changes = [(min(times), weight) for times in lives.values()] + [(max(times), -weight) for times in lives.values()]
-    changes.sort()  # of two at once the one that frees comes first
+    changes = sorted((round(when - zero, 9), change) for when, change in changes)  # of two at once, what frees is first
     counts = accumulate(change for _, change in changes)
-    return [(0.0, 0.0), *((when - zero, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
+    return [(0.0, 0.0), *((when, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 
 
 def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) -> Picture:

@@ -19,16 +19,15 @@ from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LINES, STYLES, Look, Style
 from course_lib.figures.picture import Picture, table
 
-LEFT, RIGHT = 64.0, 16.0
+HEIGHT, LEFT, RIGHT = 130.0, 64.0, 16.0
 PARTS: dict[str, Style] = {
     "computing": STYLES["forward"]._replace(label="computing"),
-    "overhead": STYLES["optimizer"]._replace(label="overhead of every micro-batch"),
-    "idle": STYLES["wait"]._replace(label="idle: filling and draining"),
+    "overhead": STYLES["optimizer"]._replace(label="overhead"),
+    "idle": STYLES["wait"]._replace(label="idle"),
 }
-NOTES = (  # below the axis, the last one where it is needed
+NOTES = (  # below the axis
     Words("held", -8, 33, "end", 11, is_bold=False),
-    Words("samples in a micro-batch; held: how many have activations", MARGIN - LEFT, 52, size=11, is_bold=False),
-    Words("✗ there is no room for them", MARGIN - LEFT, 67, size=11, is_bold=False),
+    Words("of a micro-batch; held: how many have activations; ✗: no room", MARGIN - LEFT, 52, size=11, is_bold=False),
 )
 NONE, RUNS = "None of them fits into memory", "all of it, emulated"
 COLUMNS = (
@@ -93,10 +92,9 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
         if step.measured:
             points.append(Point(x, step.measured / size, f"{name}: {duration(step.measured)}, emulated"))
     marks += [Curve(RUNS, points, MEASURED)] if points else []
-    notes = NOTES if any(not step.fits for step in steps) else NOTES[:2]
-    marks += [Point(0, 0, "", note) for note in notes]
+    marks += [Point(0, 0, "", note) for note in NOTES]
     shaded = [(x - 0.5, x + 0.5) for x, step in places.items() if step.size == chosen]
-    return Panel(across, up, marks, 170.0, LEFT, RIGHT, head=16.0, foot=notes[-1].down + 9, shaded=shaded)
+    return Panel(across, up, marks, HEIGHT, LEFT, RIGHT, head=16.0, foot=61.0, shaded=shaded)
 
 
 def _summary(steps: Sequence[SizedStep]) -> str:

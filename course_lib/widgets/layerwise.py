@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from course_lib.experiments.steps import LayerWiseStep, layerwise_step
 from course_lib.figures import gantt, memory_by_part
-from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures.axis import duration, memory_size, percent
 from course_lib.model import GPTConfig
 from course_lib.planner import simulate
 from course_lib.ranks import Pace
@@ -78,11 +78,11 @@ def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseSte
     """Who holds most, how that compares with an equal share, and how long a step takes."""
     time, whole = step.timeline.makespan, alone.held[0].total
     if setting.units == 1:
-        return f"1 unit holds all {data_size(whole)}; {duration(time)} for a step, {step.timeline.origin}."
+        return f"1 unit holds all {memory_size(whole)}; {duration(time)} for a step, {step.timeline.origin}."
     totals = [own.total for own in step.held]
     fullest = totals.index(max(totals))
     return (
-        f"{setting.units} units: rank {fullest} is the fullest, with {data_size(max(totals))} measured, "
+        f"{setting.units} units: rank {fullest} is the fullest, with {memory_size(max(totals))} measured, "
         f"{percent(max(totals) / whole)} of what one unit alone holds (an equal share is "
         f"{percent(1 / setting.units)}). A step takes {duration(time)}, {step.timeline.origin}, "
         f"{compared(time, predicted.makespan)}; alone {duration(alone.timeline.makespan)}. "

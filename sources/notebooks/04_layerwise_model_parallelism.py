@@ -5,23 +5,26 @@
 # and find out what that costs.<br>
 # **Time:** 35 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
-# [Data parallelism](02_data_parallelism.ipynb).
+# [Data parallelism](02_data_parallelism.ipynb); for the case in section 5
+# [Sharded data parallelism](03_sharded_data_parallelism.ipynb).
 #
 # ## 1. Cut between two layers
 #
 # A model needs twice the memory of your device, and you have four devices. Data parallelism is no help: it puts a whole
 # copy on each of them. But a model is a list of layers, and what goes on inside one of them needs none of the others.
-# So give each device a few layers in a row, a **stage**.
+# So give each device a few layers in a row, a **stage**. (The stages of ZeRO are something else.)
 #
 # *Predict:* our model is a list of ten blocks, an embedding, eight layers and a head. How would you deal them out to
 # four ranks?
 
 # %%
+from collections import Counter
+
 from course_lib.mechanisms.layerwise import LayerWise, split_layers
 from course_lib.model import GPTConfig, TinyGPT
 
 config = GPTConfig(layers=8)
-print([type(block).__name__ for block in TinyGPT(config).blocks])
+print(dict(Counter(type(block).__name__ for block in TinyGPT(config).blocks)))
 split_layers(10, n_stages=4)
 
 # %% [markdown]
@@ -161,8 +164,8 @@ for rank in range(4):
 #
 # $$T \;=\; p \cdot t \qquad\text{and every device is busy for}\qquad \frac{t}{T} \;=\; \frac{1}{p}$$
 #
-# of it, plus the time that activations are on their way. $p$ devices are as fast as one: the price for a model that
-# fits.
+# of it. The time that activations are on their way comes on top. So $p$ devices are at best as fast as one: the price
+# for a model that fits.
 #
 # ### Question: a batch passes through the stages
 
@@ -201,8 +204,8 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 #
 # ### Turn the knobs
 #
-# Every move trains a model with 6 layers on real ranks. Memory is measured, time is emulated and compared with what a
-# simulator predicted. Try these:
+# Every move trains a model with 6 layers on real ranks. Memory is measured at its fullest, which on most ranks is
+# before there are any gradients. Time is emulated, and compared with what a simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
 # 2. Take 64 samples. Which part of memory grows, and is it shared out like the rest?

@@ -330,11 +330,9 @@ PipelineExplorer()
 #
 # ## 6. How small is too small?
 #
-# So far small micro-batches cost nothing. Then 1,000 of them would be best, and nobody does that. *Predict:* what
-# becomes worse when a micro-batch is very small?
-#
-# Each one has a fixed cost, however small it is: starting the computation, sending a message, and a device that is
-# made for large matrices computes small ones badly. Say a stage takes $h + c\,b$ seconds for a micro-batch of $b$
+# So far small micro-batches cost nothing. Then 1,000 of them would be best, and nobody does that. Each one has a fixed
+# cost, however small it is: the computation has to be started, and a message to be sent. And a device that is made for
+# large matrices computes small ones badly. Say a stage takes $h + c\,b$ seconds for a micro-batch of $b$
 # samples. A minibatch of $B$ samples has $m = B/b$ of them, so a step takes
 #
 # $$T(b) \;=\; \Bigl(\frac{B}{b} + p - 1\Bigr)\,(h + c\,b)
@@ -342,7 +340,10 @@ PipelineExplorer()
 # \;+\; \underbrace{(p-1)(h + c\,b)}_{\text{idle}}$$
 #
 # The overhead falls with $b$ and the idle time grows, so there is a best size in between, at
-# $b = \sqrt{B\,h\,/\,((p-1)\,c)}$:
+# $b = \sqrt{B\,h\,/\,((p-1)\,c)}$.
+#
+# *Predict:* with the numbers at the top of the next cell, which of the sizes is best? And what is worse, micro-batches
+# that are far too small, or far too large?
 
 # %%
 B, p, h, c = 32, 4, 0.008, 0.003

@@ -4,7 +4,9 @@
 # **What you do:** cut the matrices of a transformer so that all ranks work on every layer at the same time, find the
 # places where they have to talk, and see what it costs when they are far apart.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** [Data parallelism](02_data_parallelism.ipynb), and to know what a matrix product is.
+# **You need:** [Data parallelism](02_data_parallelism.ipynb); reduce-scatter and all-gather from
+# [Sharded data parallelism](03_sharded_data_parallelism.ipynb); for section 9 stages, micro-batches and the bubble from
+# [Pipeline parallelism](05_pipeline_parallelism.ipynb); and to know what a matrix product is.
 #
 # Every part asks you something first. Decide on an answer before you run the next cell, even if it is a guess: you
 # will see more in what follows. (This page comes with its results. To hide them until you get there, choose *Clear
@@ -51,7 +53,7 @@ compare("rows, added up", x_left @ upper + x_right @ lower, whole)
 #
 # A transformer's MLP has two of them, with a function in between that works on each number alone:
 #
-# $$y = \mathrm{gelu}(xA)\,B$$
+# $$y = \mathrm{gelu}(u)\,B \qquad\text{with}\qquad u = xA$$
 #
 # $A$ makes $x$ four times as wide, $B$ makes it narrow again. Both are to be shared by all ranks. Each can be cut in
 # two ways, so there are four combinations.
@@ -69,7 +71,7 @@ Card("which_cut")
 # %% [markdown]
 # Here is that cut with layers you can use in a model of your own. They are made from the whole layers, and each rank
 # keeps its share. (PyTorch's `Linear` stores a matrix as [outputs, inputs], so its *columns* in our formula are the
-# first dimension.) The cell is folded away until you have answered: choose the three dots to open it.
+# first dimension.) The cell is folded away: answer first, then choose its three dots to open it.
 
 # %% jupyter={"source_hidden": true}
 import torch.nn.functional as F
@@ -118,9 +120,9 @@ travels(run.timeline)
 #
 # ## 3. What goes wrong
 #
-# The all-reduce of f is easily forgotten: nothing fails, and the loss is right. *Predict:* without f, which of these
-# four numbers come out wrong: $y$, the gradient of $x$, those of $A$ and of $B$? And without g? And if $A$ is cut by
-# rows, and the GELU is taken before the sum and not after it?
+# The all-reduce of f is easily forgotten: no error says so. *Predict:* without f, which of these four come out wrong:
+# $y$, the gradient of $x$, those of $A$ and of $B$? And without g? And if $A$ is cut by rows, and the GELU is taken
+# before the sum and not after it?
 
 # %%
 from course_lib.experiments.cuts import WAYS, run_cut
@@ -131,12 +133,12 @@ for way in WAYS:
 
 # %% [markdown]
 # - All four cuts are right, but only one is cheap.
-# - **Without f**, the gradient of $x$ is wrong, and with it those of *all layers before*. This layer's own gradients
-#   are right, so looking at them proves nothing.
+# - **Without f**, the gradient of $x$ is wrong, and with it those of *all layers before*. The loss of this step is
+#   right. This layer's own gradients are right, so looking at them proves nothing.
 # - **Without g**, $y$ is wrong, and you will see it in the loss. (The gradients are right only because they were given
 #   the right gradient of $y$ here; with a real loss they would go wrong, too.)
-# - **GELU before the sum** spoils everything: $\mathrm{gelu}(u + v)$ is not $\mathrm{gelu}(u) + \mathrm{gelu}(v)$. It
-#   is the reason why $A$ is cut by columns.
+# - **GELU before the sum** spoils everything: $\mathrm{gelu}(u_0 + u_1)$ is not
+#   $\mathrm{gelu}(u_0) + \mathrm{gelu}(u_1)$. It is the reason why $A$ is cut by columns.
 #
 # ## 4. Cut it yourself
 #

@@ -49,6 +49,9 @@ def the_size_of_micro_batches_has_a_minimum(explorer: Any) -> None:
     press(explorer, "memory", "ArrowLeft", times=2)
     says(explorer, "memory for 8")
     expect(pictures(explorer).first).to_contain_text("32 ✗")
+    drag(explorer, "stages", 1.0)
+    says(explorer, "Micro-batches of 32 samples, 1 of them on 8 stages")
+    fits_one_screen(explorer)
 
 
 def test_tensor_parallelism(lab: Any) -> None:

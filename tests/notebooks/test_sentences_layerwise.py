@@ -87,7 +87,7 @@ PROOFS: Proofs = {
         hasattr(PipelineStage, name) for name in ("forward_one_chunk", "backward_one_chunk")
     ),
     "our model is a list of ten blocks, an embedding, eight layers and a head": lambda: shows(
-        "split_layers(10, n_stages=4)", str(["Embedding", *["Transformer"] * 8, "Head"])
+        "split_layers(10, n_stages=4)", str({"Embedding": 1, "Transformer": 8, "Head": 1})
     ),
     "Every block on one rank, in order, and no stage more than one block larger than another.": lambda: shows(
         "split_layers(10, n_stages=4)", "[range(0, 3), range(3, 6), range(6, 8), range(8, 10)]"

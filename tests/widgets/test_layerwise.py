@@ -109,7 +109,7 @@ def test_the_sentences_compare_the_fullest_with_an_equal_share() -> None:
     step = step_of(SETTING)
     text = describe(SETTING, step, step_of(SETTING._replace(units=1)), step.timeline)
     assert (
-        "rank 3 is the fullest, with 300 kB measured, 25% of what one unit alone holds (an equal share is 25%)" in text
+        "rank 3 is the fullest, with 293 KiB measured, 25% of what one unit alone holds (an equal share is 25%)" in text
     )
     assert (
         "A step takes 40 ms, measured, exactly as predicted; alone 10 ms. On average a unit is busy for 25% of the time"
