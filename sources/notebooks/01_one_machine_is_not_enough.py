@@ -96,8 +96,8 @@ with Ledger(model, optimizer) as ledger:
 print(f"at its fullest: {ledger.peak.held.total / (4 * parameters):.1f} times the parameters")
 
 # %% [markdown]
-# And here is what it was made of, at five moments of these two steps. (In the ledger, a forward pass ends with a *turn*,
-# and a *step* is where the update begins.)
+# And here is what it was made of, at five moments of these two steps. (In the ledger, a forward pass ends with a
+# *turn*, and a *step* is where the update begins.)
 
 # %%
 from course_lib.figures import memory_by_part
@@ -312,7 +312,7 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 #    would be done within a year?
 # 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
 #
-# (*Margin* is what the planner sets aside for bytes that no tensor is in; the last part of this page says what these are.)
+# (*Margin* is what the planner sets aside for bytes that no tensor is in. The end of this page says what these are.)
 
 # %%
 from course_lib.widgets import one_machine

@@ -155,8 +155,9 @@ compare("sum of sums, / B", launch(summed, world_size=4).results[0] / len(miniba
 Card("data_distribution")
 
 # %% [markdown]
-# This is what ran, with shares of 3, 3, 2 and 2. (The cell and what it printed are folded away, so that you can
-# answer first: choose the three dots to open them.)
+# Here is the same for the first ten samples of our own minibatch, with shares of 3, 3, 2 and 2. (Samples
+# and model are not the card's, so the percentage is another one. The cell and what it printed are folded away, so that
+# you can answer first: choose the three dots to open them.)
 
 # %% jupyter={"outputs_hidden": true, "source_hidden": true}
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -246,8 +247,8 @@ run = launch(train, world_size=4, args=(300,), timeout=300)
 # Four processes have taught one model to add. Three things you want to know of any such run:
 #
 # **Is it right?** The replicas began equal, they got the same gradient in every step, and did the same arithmetic with
-# it. The **update rule** is the usual one, with the same mean on every rank. In plain gradient descent with learning rate
-# $\eta$ it is this; AdamW puts the same mean into a rule of its own:
+# it. The **update rule** is the usual one, with the same mean on every rank. In plain gradient descent with learning
+# rate $\eta$ it is this; AdamW puts the same mean into a rule of its own:
 #
 # $$w \;\leftarrow\; w - \eta \cdot \frac{1}{N}\sum_{r=0}^{N-1} g_r$$
 #
