@@ -312,7 +312,8 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 #    would be done within a year?
 # 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
 #
-# (*Margin* is what the planner sets aside for bytes that no tensor is in. The end of this page says what these are.)
+# (The striped white part is what the planner sets aside for bytes that no tensor is in. The end of this page says what
+# these are.)
 
 # %%
 from course_lib.widgets import one_machine

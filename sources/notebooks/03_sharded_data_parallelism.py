@@ -276,8 +276,8 @@ Card("enough_stage")
 # forward and in the backward pass. *Predict:* does a rank have to wait for each layer?
 #
 # Here is one step, and below it the same with `prefetch=False`. Devices and links are emulated: a device needs 80 ms
-# for the forward pass of the whole minibatch and twice as long for the backward pass, so a rank with its share needs a
-# quarter of that. Links carry 80 MB per second.
+# for the forward pass of the whole minibatch and twice as long for the backward pass, and links carry 80 MB per second.
+# (A rank has only its share of the minibatch to compute.)
 
 # %%
 from course_lib.figures import gantt
