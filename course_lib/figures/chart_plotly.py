@@ -68,7 +68,8 @@ def stored(chart: charts.Chart) -> Data:
         for name in ("x", "y", "customdata"):
             if len(trace.get(name, ())) > LONG:
                 trace[name] = _packed(trace[name])
-    return {**made, "config": {"responsive": True, "displaylogo": False}}
+    # Not "responsive": JupyterLab follows the width by itself, and with it a change of theme leaves no height.
+    return {**made, "config": {"displaylogo": False}}
 
 
 def _packed(rows: Sequence[Any]) -> Data:
