@@ -22,7 +22,7 @@ LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 # Dark on white whatever the theme of the page, as the stored pictures are.
 CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
-BARS = {"barmode": "stack", "uniformtext": {"minsize": 9, "mode": "hide"}}
+BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # numbers, from which on a notebook keeps them packed
 NUMBER = re.compile(r"[\d.]*\d")
@@ -68,7 +68,8 @@ def stored(chart: charts.Chart) -> Data:
         for name in ("x", "y", "customdata"):
             if len(trace.get(name, ())) > LONG:
                 trace[name] = _packed(trace[name])
-    return {**made, "config": {"responsive": True, "displaylogo": False}}
+    # Not "responsive": JupyterLab follows the width by itself, and with it a change of theme leaves no height.
+    return {**made, "config": {"displaylogo": False}}
 
 
 def _packed(rows: Sequence[Any]) -> Data:
@@ -131,6 +132,7 @@ def _written(panel: charts.Panel, words: charts.Words, x: float, y: float) -> Da
         "y": _on_axis(panel.y, y),
         "text": f"<b>{escape(words.text)}</b>" if words.is_bold else escape(words.text),
         "font": {"size": words.size},
+        **({"bgcolor": "rgba(255,255,255,0.8)"} if words.has_halo else {}),
         "xshift": words.right,
         "yshift": -words.down,
         "xanchor": {"middle": "center", "end": "right"}.get(words.anchor or "", "left"),

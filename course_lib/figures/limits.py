@@ -52,7 +52,7 @@ def _panel(
     title: str, points: Mapping[str, Point], bounds: Mapping[str, float], ranges: Sequence[Range], chosen: str | None
 ) -> Panel:
     """bounds: lines that mean something on the y axis, by their names."""
-    across = Axis.by_powers("parameters (billions)", [point.x for point in points.values()], 1.6, number)
+    across = Axis.by_powers("parameters (billions)", [point.x for point in points.values()], 2.8, number)
     up = Axis.by_powers(title, [*(point.y for point in points.values()), *bounds.values()], 1.6, thousands)
     marks: list[Mark] = [
         Rule(at, Words(name, -6, -6, "end", has_halo=True), is_across=True) for name, at in bounds.items()

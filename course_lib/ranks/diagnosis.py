@@ -209,7 +209,7 @@ def explain_failures(statuses: list[RankStatus]) -> errors.RunError:
     if not others and len(failed) == len(statuses) > 1:
         text = text.replace(f"Rank {rank}", "Every rank", 1)
     if others:
-        text += f" Also: {'; '.join(others)}."
+        text += f" Also: {'; '.join(others).rstrip('.')}."
     waiting = [status.rank for status in statuses if status.state == "waiting"]
     if waiting:
         text += f" {sentence(listing(waiting))} waited for it."

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from course_lib.figures import limits, memory_by_part
-from course_lib.figures.axis import counted, long_time, memory_size
+from course_lib.figures.axis import counted, long_time, memory_size, number
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
@@ -57,7 +57,7 @@ def describe(model: str, one: Estimate) -> str:
     needs = f"it needs {memory_size(one.memory.total)}, and the device has {memory_size(one.capacity)}"
     seconds = TOKENS[model] / one.tokens_per_second
     low, high = map(long_time, one.step_time.around(seconds))
-    time = f"{TOKENS[model] / 1e9:,.3g} billion tokens would take {long_time(seconds)} ({low} to {high})"
+    time = f"{number(TOKENS[model] / 1e9)} billion tokens would take {long_time(seconds)} ({low} to {high})"
     if one.fits:
         return f"{model} fits: {needs}. Training it on {time}, without a pause."
     return f"{model} does not fit: {needs}. If it did, {time}."

@@ -114,11 +114,11 @@ from course_lib.figures import gantt
 gantt(run.timeline, title="Work, then add up")
 
 # %% [markdown]
-# One row is one rank, and time runs to the right. A striped bar is a rank that waits. Rank 0 was done first, so it
-# waited longest: an all-reduce cannot end before the last rank has arrived with its number. The whole group is as
-# slow as its slowest member.
+# One row is one rank, and time runs to the right. A white bar with slanted stripes is a rank that waits, and the short
+# dark one at the end is the all-reduce itself. Rank 0 was done first, so it waited longest: an all-reduce cannot end
+# before the last rank has arrived with its number. The whole group is as slow as its slowest member.
 #
-# The word at the top of the picture is there in every picture of this course. **Measured** is what happened on your
+# A word like the one above the bars stands in every picture of this course. **Measured** is what happened on your
 # machine's clock; **emulated** is a run of real processes with real messages too, but on an emulated clock, which says
 # how long other devices and links would take; and **modelled** was calculated and not run.
 #
@@ -177,6 +177,6 @@ launch(swap, world_size=2).results
 # Have you forgotten a word? The [glossary](glossary.md) has a sentence for each, and the lesson that explains it.
 #
 # Three things to keep: a rank is a process with a number and a memory of its own; ranks know of each other only what
-# they send; and whoever needs all the others waits for the slowest.
+# is sent; and whoever needs all the others waits for the slowest.
 #
 # **Next:** [one machine is not enough](01_one_machine_is_not_enough.ipynb): why anybody goes to this trouble.

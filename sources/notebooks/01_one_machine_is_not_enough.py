@@ -96,7 +96,8 @@ with Ledger(model, optimizer) as ledger:
 print(f"at its fullest: {ledger.peak.held.total / (4 * parameters):.1f} times the parameters")
 
 # %% [markdown]
-# And here is what it was made of, at five moments of these two steps:
+# And here is what it was made of, at five moments of these two steps. (In the ledger, a forward pass ends with a
+# *turn*, and a *step* is where the update begins.)
 
 # %%
 from course_lib.figures import memory_by_part
@@ -165,8 +166,8 @@ for samples in (1, 2, 4, 8):
 
 # %% [markdown]
 # Only the activations, and in proportion. A sample of $s$ tokens leaves about $16\,s\,h$ numbers behind in each layer,
-# if the layer is $h$ wide: the inputs of its norms ($2\,s\,h$), of its matrices ($7\,s\,h$) and of its activation
-# function ($4\,s\,h$), and the queries, keys and values of its attention ($3\,s\,h$). That grows with the width of the
+# if the layer is $h$ wide: the inputs of its norms ($2\,s\,h$), of its matrices ($7\,s\,h$) and of its GELU
+# ($4\,s\,h$), and the queries, keys and values of its attention ($3\,s\,h$). That grows with the width of the
 # model. The parameters, $12\,h^2$ in a layer, grow with its square. So the wider the model, the more the sixteen bytes
 # count.
 #
@@ -202,7 +203,7 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 #
 # The models of GPT-3's paper (Brown et al. 2020, table 2.1; two of them rounded so that everything divides) make a
 # family of eight, from 125 million to 175 billion parameters. *Predict:* which is the largest that you can train on one
-# A100 with 80 GiB, one sample at a time?
+# A100, a GPU with 80 GiB, one sample at a time?
 
 # %%
 from course_lib.figures import limits
@@ -227,7 +228,7 @@ Card("Q5")
 
 # %% [markdown]
 # That was a small model, really trained. Here is the same for the model with 13 billion parameters, by the planner, on
-# the device with the most memory in its catalogue:
+# the device with the most memory in its catalogue. (`tp=2` cuts each matrix in two; more of that in section 8.)
 
 # %%
 best = "B200-180GB"
@@ -310,6 +311,9 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 # 3. Is there a model that fits on a device, but would train for longer than a month? And one that does not fit, but
 #    would be done within a year?
 # 4. Find a setting in which recomputing makes the difference between fitting and not. Can it help 175B?
+#
+# (The striped white part is what the planner sets aside for bytes that no tensor is in. The end of this page says what
+# these are.)
 
 # %%
 from course_lib.widgets import one_machine
@@ -320,7 +324,8 @@ one_machine.explorer()
 # ## 8. Two ways to share
 #
 # Eight devices have eight times the memory and eight times the speed. But what do you give each of them? *Predict:*
-# which of these makes 13B fit into devices of 80 GiB?
+# which of these makes 13B fit into devices of 80 GiB? (`dp`, `tp` and `pp` are the numbers of ranks that share the
+# samples, each matrix, and the layers; with `zero=3`, those that share the samples share the model's state as well.)
 
 # %%
 node = Cluster("A100-80GB", nodes=1, devices_per_node=8)

@@ -155,8 +155,9 @@ compare("sum of sums, / B", launch(summed, world_size=4).results[0] / len(miniba
 Card("data_distribution")
 
 # %% [markdown]
-# This is what ran, with shares of 3, 3, 2 and 2. (The cell and what it printed are folded away until you have answered:
-# choose the three dots to open them.)
+# Here is the same for the first ten samples of our own minibatch, with shares of 3, 3, 2 and 2. (Samples
+# and model are not the card's, so the percentage is another one. The cell and what it printed are folded away, so that
+# you can answer first: choose the three dots to open them.)
 
 # %% jupyter={"outputs_hidden": true, "source_hidden": true}
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -199,7 +200,8 @@ Card("Q1")
 # ## 3. Four processes train one model
 #
 # Now the real thing. `DataParallel` makes the replicas equal at the start, whatever each rank began with, and
-# averages gradients. The rest is the training loop you know, with `compute` marks for the picture.
+# averages gradients: when `finish()` returns, every rank has their mean. The rest is the training loop you know, with
+# `compute` marks for the picture.
 
 # %%
 from course_lib.experiments.training import shares
@@ -245,7 +247,8 @@ run = launch(train, world_size=4, args=(300,), timeout=300)
 # Four processes have taught one model to add. Three things you want to know of any such run:
 #
 # **Is it right?** The replicas began equal, they got the same gradient in every step, and did the same arithmetic with
-# it. The **update rule** is the usual one, with the same mean on every rank:
+# it. The **update rule** is the usual one, with the same mean on every rank. In plain gradient descent with learning
+# rate $\eta$ it is this; AdamW puts the same mean into a rule of its own:
 #
 # $$w \;\leftarrow\; w - \eta \cdot \frac{1}{N}\sum_{r=0}^{N-1} g_r$$
 #
@@ -314,7 +317,8 @@ Card("bytes_sent")
 # Here is a ring made of nothing but sends and receives. A row is a rank, a column is a piece of its gradients, and a
 # number in a piece is a rank that is in the sum. Choose *Play*: the pieces go from neighbor to neighbor, and the sums
 # grow. The space bar stops them, and arrows go on step by step. Half way, each rank has one piece with all eight in it.
-# (What you see was sent: each number says whose it is.)
+# (What you see was sent: each number says whose it is. The picture below says when: a thick bar is a piece on its way
+# to this rank, and the thin one under it the piece that the rank sends meanwhile.)
 
 # %%
 from course_lib.widgets import collectives

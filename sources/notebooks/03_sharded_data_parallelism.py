@@ -166,8 +166,8 @@ collective_times(times, title="Left: latency counts. Right: bytes count.")
 #
 # ## 3. What one piece is good for
 #
-# Back to the copies. Look at the middle of the first line of *Who has what?* again: after the reduce-scatter, each rank
-# has the sum of one piece of the gradients. *Predict:* what can it already do with that, before anything else is sent?
+# Back to the copies. Play the ring reduce-scatter to its end again: each rank then has the sum of one piece of the
+# gradients. *Predict:* what can it already do with that, before anything else is sent?
 #
 # Here is a program that does it. *Predict* also: is that still the training of one process?
 
@@ -277,6 +277,7 @@ Card("enough_stage")
 #
 # Here is one step, and below it the same with `prefetch=False`. Devices and links are emulated: a device needs 80 ms
 # for the forward pass of the whole minibatch and twice as long for the backward pass, and links carry 80 MB per second.
+# (A rank has only its share of the minibatch to compute.)
 
 # %%
 from course_lib.figures import gantt
@@ -289,8 +290,8 @@ gantt(ahead, waiting, 850, "One step of ZeRO-3, twice")
 # It does not have to wait if it asks in time. While one layer computes, the next one is already on its way, in the thin
 # lane under each rank: that is called **prefetch**. Below, the same bytes travel while the rank waits. Even with
 # prefetch, traffic sticks out in three places: before the first layer, in the middle, where the last layer is wanted
-# back at once, and after the last gradient. (Where the picture says `all_to_all`, it is a reduce-scatter: everyone
-# sends each piece to its owner, who adds up.)
+# back at once, and after the last gradient. (Point at a bar to read what it is. `all_to_all` is a
+# reduce-scatter: everyone sends each piece to its owner, who adds up.)
 #
 # How does that compare with the other stages?
 

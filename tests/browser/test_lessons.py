@@ -136,3 +136,20 @@ def test_sharded_data_parallelism(lab: Any) -> None:
     says(explorer, "13B on 8 devices with ZeRO-3 fits")
     drag(explorer, "recompute", 1.0)
     explorer.get_by_text("computing again").first.wait_for(timeout=MOVE)
+
+
+def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
+    """One that was just run: plotly's own way of following the width left it without a height."""
+    cost = "from course_lib.figures import collective_times\ncollective_times({'a': {'b': {1: 1.0, 2: 2.0}}})"
+    lab.write("figure.ipynb", cost)
+    notebook = lab.open("figure.ipynb")
+    notebook.run_all(RUN)
+    figure = notebook.page.locator(".js-plotly-plot")
+    before = figure.bounding_box()
+    assert before is not None and before["height"] > 200
+    notebook.page.emulate_media(color_scheme="dark")
+    notebook.page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
+    notebook.page.wait_for_timeout(2000)  # that it stays can only be seen after a while
+    after = figure.bounding_box()
+    notebook.page.emulate_media(color_scheme="light")
+    assert after == before
