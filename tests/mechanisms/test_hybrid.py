@@ -272,9 +272,13 @@ def test_sixteen_bits_are_as_near_to_the_truth_as_in_one_process() -> None:
         assert distance(state, exact) < 2 * theirs
 
 
+def one_layer() -> TinyGPT:
+    return TinyGPT(replace(CONFIG, layers=1), 0, torch.bfloat16)
+
+
 def many_micro_batches(rank: int, m: int) -> State:
     """The gradients of m times the same sample, in as many micro-batches."""
-    part = ModelPart(build("", torch.bfloat16), Mesh(1, 1, 1), SCHEDULES["gpipe"](1, m))
+    part = ModelPart(one_layer(), Mesh(1, 1, 1), SCHEDULES["gpipe"](1, m))
     inputs, targets = (tokens[:1].repeat(m, 1) for tokens in minibatch(0, SAMPLES))
     run_schedule(part.schedule, part.stages, inputs, targets, part.loss_fn(1.0))
     return {name: parameter.grad for name, parameter in part.named_parameters() if parameter.grad is not None}
@@ -284,7 +288,7 @@ def test_micro_batches_are_added_up_in_32_bits() -> None:
     """A running sum in bfloat16 would stop at 256 times the addend. One bit is allowed for a logit that rounds up here
     and down there."""
     m = 300
-    model = build("", torch.bfloat16)
+    model = one_layer()
     inputs, targets = (tokens[:1] for tokens in minibatch(0, SAMPLES))
     (data.answer_loss(model(inputs).float(), targets) / m).backward()
     gradients = launch(many_micro_batches, 1, (m,), timeout=300, device="cpu").results[0]

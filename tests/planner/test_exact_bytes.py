@@ -119,8 +119,7 @@ def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any) -> Any:
     return held.parameters, held.optimizer
 
 
-@pytest.mark.parametrize("gradients", ["local", "sharded"])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(("world_size", "gradients"), [(2, "sharded"), (4, "local"), (8, "sharded")])
 def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: int, gradients: str) -> None:
     pytest.importorskip("course_lib.mechanisms.sharding")
     pytest.importorskip("course_lib.instruments.ledger")
@@ -172,8 +171,7 @@ def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool) 
     return held.parameters, held.gradients, held.optimizer
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(("world_size", "sequence_parallel"), [(2, True), (4, False), (8, True)])
 def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, sequence_parallel: bool) -> None:
     pytest.importorskip("course_lib.mechanisms.tensor_parallel")
     pytest.importorskip("course_lib.instruments.ledger")
@@ -201,8 +199,9 @@ def stage_blocks(config: GPTConfig, n_stages: int) -> list[range]:
     return [range(first, last) for first, last in itertools.pairwise(ends)]
 
 
-@pytest.mark.parametrize(("name", "stages_per_rank"), [("1f1b", 1), ("gpipe", 1), ("zbv", 2)])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    ("world_size", "name", "stages_per_rank"), [(2, "zbv", 2), (4, "1f1b", 1), (4, "zbv", 2), (8, "gpipe", 1)]
+)
 def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_per_rank: int) -> None:
     pytest.importorskip("course_lib.mechanisms.pipeline")
     from course_lib import schedules
@@ -231,7 +230,7 @@ def combined_step(rank: int, config: GPTConfig, tp: int) -> None:
         replica.finish()
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (2, 4), (4, 2)])
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 2)])
 def test_a_combination_sends_the_sum(dp: int, tp: int) -> None:
     pytest.importorskip("course_lib.mechanisms.tensor_parallel")
     model, blocks = spec(CONFIG), range(CONFIG.layers + 2)

@@ -146,9 +146,9 @@ def test_a_step_that_the_planner_does_not_know_says_what_would_work() -> None:
     said = told(replace(OPTIONS, pp=2, micro_batches=3), 4)
     assert said.startswith("# no step to calibrate the planner with: batch=10 makes unequal micro-batches; ")
     assert said.endswith("make it a multiple of 6\n")
-    uneven = replace(EVEN, pp=2, layers=3, micro_batches=4, schedule="interleaved_1f1b")
+    uneven = replace(EVEN, hidden=16, pp=2, layers=3, micro_batches=4, schedule="interleaved_1f1b")
     assert "3 layers do not divide among pp=2 x virtual_stages=2" in told(uneven, 2)
-    assert told(replace(EVEN, steps=2), 4) == ""
+    assert told(replace(EVEN, hidden=16, steps=2), 2) == ""
 
 
 def test_checkpoints_are_saved_when_they_are_due() -> None:
@@ -221,7 +221,7 @@ def cluster(folder: Path, nodes: str, pids: str) -> dict[str, str]:
     job = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7"}
     path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
     python = {"PATH": path, "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **job, **python, "RANKS_PER_NODE": "2", "HOST_PIDS": pids, "PORT": str(free_port())}
+    return {**os.environ, **job, **python, "RANKS_PER_NODE": "1", "HOST_PIDS": pids, "PORT": str(free_port())}
 
 
 def free_port() -> int:
@@ -240,10 +240,28 @@ def two_hosts(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Slurm's script is for Linux")
+@pytest.mark.parametrize(
+    ("job", "ranks"),
+    [({}, 1), ({"SLURM_GPUS_ON_NODE": "8"}, 8), ({"SLURM_GPUS_ON_NODE": "8", "RANKS_PER_NODE": "2"}, 2)],
+    ids=["one", "as many as GPUs", "as many as said"],
+)
+def test_a_node_has_as_many_ranks_as_it_is_told(tmp_path: Path, job: dict[str, str], ranks: int) -> None:
+    environment = cluster(tmp_path, "localhost", "here")
+    for name in ("RANKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+        environment.pop(name, None)
+    (tmp_path / "torchrun").write_text('#!/bin/bash\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    command = ["bash", str(ROOT / "course_lib/scale_out/slurm.sh"), "--steps", "4"]
+    said = subprocess.run(command, env=environment | job, capture_output=True, text=True, check=True).stdout
+    assert f" --nproc-per-node {ranks} " in said
+    assert said.endswith(" -m course_lib.scale_out.train --steps 4\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Slurm's script is for Linux")
 def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
-    """slurm.sh with two agents of two ranks each: on two hosts, or both on this one where no hosts can be made."""
+    """slurm.sh with two agents of one rank each: on two hosts, or both on this one where no hosts can be made."""
     folder, reference = tmp_path / "torchrun", tmp_path / "launch"
-    launch(train, 4, (replace(PIPELINES, checkpoints=str(reference)),), device="cpu")
+    launch(train, 2, (replace(PIPELINES, checkpoints=str(reference)),), device="cpu")
     beside = two_hosts(tmp_path)
     environment = cluster(tmp_path, r"node0\nnode1" if beside else "localhost", "" if beside else "here here")
     words = f"--steps 4 --batch 10 --layers 1 --hidden 16 --heads 2 --device cpu --checkpoints {folder}"
@@ -252,6 +270,6 @@ def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
     limited = ["timeout", "--kill-after=5", "240", *command]  # other tests may hold both cores
     job = subprocess.run(limited, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
-    assert "4 ranks, steps 1 to 4: loss" in job.stdout
+    assert "2 ranks, steps 1 to 4: loss" in job.stdout
     assert "# no step to calibrate the planner with: batch=10 makes unequal micro-batches" in job.stdout
     equal(folder, reference)

@@ -98,7 +98,7 @@ def test_what_is_left_out_is_seen(setting: MixedPrecisionSetting, words: str) ->
 
 
 def test_small_updates_need_master_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixed_precision, "STEPS", 150)
+    monkeypatch.setattr(mixed_precision, "STEPS", 80)
     shown = MixedPrecisionExplorer("bfloat16", 1.0, False, 1e-5)
     assert re.search(r"It has come (nowhere|\d% of the way of float32)", said(shown))
     move(shown, "weights", True)
