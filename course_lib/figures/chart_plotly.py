@@ -22,7 +22,7 @@ LEGEND = 50  # pixels
 TOP_LEFT = {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 14}}
 # Dark on white whatever the theme of the page, as the stored pictures are.
 CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
-BARS = {"barmode": "stack", "uniformtext": {"minsize": 9, "mode": "hide"}}
+BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # numbers, from which on a notebook keeps them packed
 NUMBER = re.compile(r"[\d.]*\d")
