@@ -348,7 +348,7 @@ print("master weights and scaling: like float32:", abs(progress[everything] / pr
 # %% [markdown]
 # float16 alone ends at once: AdamW divides by the root of a mean of squares of gradients, and squares vanish first. Its
 # first step is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients that are zero. It takes
-# both, and then the line lies on that of float32 again.
+# both. (Then the line lies on that of float32 again.)
 #
 # ## 5. How large a scale?
 #
