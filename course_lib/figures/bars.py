@@ -33,12 +33,13 @@ def bars_panel(
     """
     marks: list[Mark] = []
     for row, (name, parts) in enumerate(values.items()):
-        marks += stacked(name, parts, styles, write, unit, row + 0.5, BAR / PITCH, is_across=True)
+        for bar in stacked(name, parts, styles, write, unit, row + 0.5, BAR / PITCH, is_across=True):
+            marks += cut(bar, limit[0] / unit) if limit else [bar]
         if ranges:
             low, high = ranges[name]
             tip = f"{name}, {LIKELY}: {write(low)} to {write(high)}"
-            # Below the middle of the bar, where its numbers are.
-            marks.append(Range(row + 0.5 + 0.4 * BAR / PITCH, low / unit, high / unit, tip, is_across=True))
+            # Below the bar, where it hides no number.
+            marks.append(Range(row + 0.5 + 0.6 * BAR / PITCH, low / unit, high / unit, tip, is_across=True))
     if limit:
         words = Words(limit[1], down=-9)
         marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))
@@ -67,6 +68,18 @@ def stacked(
         tip = f"{name}: {style.label} {text}"
         yield Bar(part, style, at, size, end, tip, thickness, text if is_across else "", is_across)
         end += size
+
+
+def cut(bar: Bar, at: float) -> list[Bar]:
+    """In two if a limit crosses it: its number stands in the longer piece, not behind the line of the limit."""
+    size = at - bar.base
+    if not 0 < size < bar.size:
+        return [bar]
+    is_first_longer = size > bar.size / 2
+    return [
+        bar._replace(size=size, text=bar.text * is_first_longer),
+        bar._replace(size=bar.size - size, base=at, text=bar.text * (not is_first_longer)),
+    ]
 
 
 def with_origins(origins: Mapping[str, str]) -> dict[str, str]:

@@ -102,7 +102,7 @@ def _axis(axis: charts.Axis) -> Data:
     return {
         "type": "log" if axis.is_log else "linear",
         "range": [_on_axis(axis, axis.low), _on_axis(axis, axis.high)],
-        "title": {"text": axis.title},
+        "title": {"text": axis.title, "standoff": 8},  # above the legend
         "showticklabels": bool(axis.ticks),
         "showgrid": axis.has_grid,
         "gridcolor": "#d5d5d5",

@@ -64,7 +64,7 @@ def _evaluate() -> Outcome:
     lines = [_evaluated(experiment, step) for experiment, step in runs.items()]
     right = all(experiment.is_right(step) for experiment, step in runs.items())
     slowest = max(runs, key=lambda experiment: runs[experiment].timeline.makespan)
-    picture = gantt(runs[slowest].timeline, title=f"A step of the proposed strategy, {slowest.words}")
+    picture = gantt(runs[slowest].timeline, title=f"A step of their strategy, {slowest.words}")
     is_shown, found = right and slowest.sizes == PROPOSALS[0], {"all": right, "slowest": slowest}
     return Outcome(None, found=found | {"lines": "; ".join(lines)}, shown=is_shown, pictures=(picture,))
 

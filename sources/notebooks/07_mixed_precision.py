@@ -94,7 +94,8 @@ for dtype, ones in ((torch.bfloat16, 1000), (torch.float16, 5000), (torch.float3
 #
 # Training is full of long sums. Gradients are one: a large minibatch is often cut into **micro-batches**, one after
 # the other, whose gradients are added up before one update. `backward()` adds to `.grad`, in the dtype of the weight.
-# *Predict:* how many of 1000 micro-batches count?
+# (`MasterWeights` is the subject of section 3. Here it only adds up in 32 bits.) *Predict:* how many of 1000
+# micro-batches count?
 
 # %%
 from course_lib.mechanisms.mixed_precision import MasterWeights
@@ -212,6 +213,8 @@ print("bfloat16 alone gets less than a quarter as far:", progress["bfloat16"] < 
 print("with master weights it is like float32:", abs(progress[bfloat16_master] / progress["float32"] - 1) < 0.05)
 
 # %% [markdown]
+# (You see two lines where there are three: the one with master weights lies on that of float32.)
+#
 # Each step of that training was right, and most of it was forgotten at once. An error in a product or in one gradient
 # is small, different in every step, and gone with it. The weights are the one thing that lives through all steps: what
 # is rounded away there is lost for good, and more is lost the smaller the updates become. The rule of thumb: *compute
@@ -345,7 +348,7 @@ print("master weights and scaling: like float32:", abs(progress[everything] / pr
 # %% [markdown]
 # float16 alone ends at once: AdamW divides by the root of a mean of squares of gradients, and squares vanish first. Its
 # first step is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients that are zero. It takes
-# both.
+# both. (Then the line lies on that of float32 again.)
 #
 # ## 5. How large a scale?
 #

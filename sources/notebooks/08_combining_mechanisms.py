@@ -348,8 +348,8 @@ print("losses of five steps, the same as ours up to rounding:", bool(off < 1e-9)
 #
 # - **The bytes are not the time.** What replicas send can travel while they compute, what tensor ranks send cannot. The
 #   arrangement that sends least need not be the fastest.
-# - **Two axes are full.** Tensor ranks end with the heads of the model and with the devices of a machine, stages with
-#   its layers, replicas with the samples of a minibatch. Very large runs therefore add axes: positions of a long
+# - **Every axis has an end.** Tensor ranks end with the heads of the model and with the devices of a machine, stages
+#   with its layers, replicas with the samples of a minibatch. Very large runs therefore add axes: positions of a long
 #   sequence (context parallelism), or experts.
 # - **Stages are not equal.** Here each has as many layers. An output layer with a large vocabulary makes the last one
 #   the slowest, and all others wait for it.

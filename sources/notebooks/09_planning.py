@@ -49,7 +49,8 @@ memory_by_part(devices(first), first.capacity, title="The first plan: what each 
 # works ahead of the others; the last one has the logits. **The fullest device decides** whether a plan fits.
 #
 # So it does not fit yet. (Beside what tensors take, a device needs a **margin**: for its driver, for the communication
-# library, and for holes between tensors that the allocator cannot fill.) *Predict:* which of these saves the most?
+# library, and for holes between tensors that the allocator cannot fill.) What **b** would bring, the planner has told
+# you already. *Predict:* which of these saves the most?
 #
 # - **a** ZeRO-1: the two replicas share out the optimizer's state
 # - **b** sequence parallelism: tensor ranks share out also what they all held whole
@@ -59,9 +60,9 @@ memory_by_part(devices(first), first.capacity, title="The first plan: what each 
 from dataclasses import replace
 
 changes = {
-    "a  ZeRO-1": {"zero": 1},
-    "b  sequence parallelism": {"sequence_parallel": True},
-    "c  full recomputation": {"recompute": "full"},
+    "a: ZeRO-1": {"zero": 1},
+    "b: sequence parallelism": {"sequence_parallel": True},
+    "c: full recomputation": {"recompute": "full"},
     "a and b": {"zero": 1, "sequence_parallel": True},
 }
 variants = {"the first plan": first}
@@ -78,9 +79,9 @@ step_time_by_part(variants, title="And what does it cost in time?")
 # since what was shared out is gathered once more in the backward pass, but it also shares out work that every tensor
 # rank did on its own. Often memory is paid for with time, but the price differs from one trade to the next.
 #
-# The thin line across the end of each bar says where 90% of such steps would end. Groups with the same devices have
-# better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know
-# moves all the bars together, so their order is known better than their lengths.
+# The bracket below the end of each bar says where 90% of such steps would end. Groups with the same devices have better
+# or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know moves all
+# the bars together, so their order is known better than their lengths.
 #
 # ## 2. Who talks to whom, and over which link
 #
@@ -263,8 +264,9 @@ print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
 # ## 5. All of them
 #
 # *Predict:* how many ways are there to share this model among 1,024 GPUs? (`tp` up to two nodes, any `pp`,
-# micro-batch, ZeRO and recomputation, three schedules, and so on. A minibatch now has 2,048 samples: 256 would be too
-# few for so many devices.)
+# micro-batch, ZeRO and recomputation, three schedules, and so on. Recomputation may be selective: only what takes much
+# memory and little time is computed again. A minibatch now has 2,048 samples: 256 would be too few for so many
+# devices.)
 
 # %%
 from course_lib.planner import search
@@ -455,3 +457,6 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 # - Llama Team 2024, *The Llama 3 Herd of Models*, arXiv:2407.21783, section 3.3: a plan for 16,384 H100.
 # - Williams, Waterman and Patterson 2009, *Roofline: An Insightful Visual Performance Model for Multicore
 #   Architectures*, Communications of the ACM 52(4).
+#
+# **Next:** the [exercise](../exercises/09_planning/09_planning.ipynb), in which you write two formulas and choose a
+# plan by hand; or the first of ten [scenarios](scenarios/S01_single_node.ipynb), in which you decide.

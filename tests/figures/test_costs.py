@@ -8,8 +8,20 @@ import re
 
 import pytest
 
-from course_lib.figures import Timing, devices, limits, memory_by_part, plan_map, roofline, speed_up, step_time_by_part
+from course_lib.figures import (
+    Picture,
+    Timing,
+    devices,
+    limits,
+    memory_by_part,
+    plan_map,
+    roofline,
+    speed_up,
+    step_time_by_part,
+)
 from course_lib.figures.axis import long_time, memory_size, powers
+from course_lib.figures.bars import PITCH
+from course_lib.figures.chart import Bar
 from course_lib.figures.costs import MEMORY_PARTS, TIME_PARTS
 from course_lib.figures.palette import LIKELY
 from course_lib.figures.words import plan_in_words
@@ -48,6 +60,21 @@ def test_the_line_of_the_capacity_stands_where_the_axis_says() -> None:
     assert float(line["x1"]) == pytest.approx(where["20"][0] + gib * (80 - 20), abs=0.05)
     assert FAST.capacity == 80 * GiB
     assert "a device has 80 GiB" in where
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_the_line_of_the_capacity_crosses_no_number(share: float) -> None:
+    picture = memory_by_part({"here": Bytes(activations=8 * GiB)}, share * 8 * GiB)
+    where = places(picture.svg)
+    line = where["0"][0] + share * 8 * (where["4"][0] - where["0"][0]) / 4
+    text, half = "8 GiB", 6 * len("8 GiB") / 2
+    assert abs(where[text][0] - line) > half
+    assert [bar.text for bar in drawn_bars(picture)].count(text) == 1
+
+
+def drawn_bars(picture: Picture) -> list[Bar]:
+    assert picture.chart is not None
+    return [mark for mark in picture.chart.panels[0].marks if isinstance(mark, Bar) and mark.size]
 
 
 def test_whether_a_plan_fits_is_said_in_the_sentence_and_in_the_table() -> None:
@@ -111,7 +138,7 @@ def test_a_whisker_reaches_from_where_to_where_nine_in_ten_steps_end() -> None:
         ends = f"M{whisker.x + 4:.2f},{middle:.2f}L{whisker.x + whisker.width - 4:.2f},{middle:.2f}M"
         assert any(path.startswith(ends) for path in strokes(picture.svg))
         bar = bars[name][0]
-        assert bar.y + bar.height / 2 < middle < bar.y + bar.height  # inside, below the number
+        assert bar.y + bar.height < middle < bar.y + PITCH  # between this bar and the next
         assert row["with 90% (s)"] == f"{one.step_time.low:.4g} to {one.step_time.high:.4g}"
     assert LIKELY in texts(picture.svg)
     assert picture.summary.endswith(FAST.interval)

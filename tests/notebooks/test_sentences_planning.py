@@ -18,7 +18,7 @@ numbers, shows = lesson(NAME).numbers, lesson(NAME).shows
 A100 = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 H100, H200 = (Cluster(name, nodes=8, between="InfiniBand HDR") for name in ("H100-80GB", "H200-141GB"))
 CHANGES, FLOWS, TRIALS = "changes = {", "for kind, flow in", "all_four = jean_zay"
-SINGLE = ("a  ZeRO-1", "b  sequence parallelism", "c  full recomputation")
+SINGLE = ("a: ZeRO-1", "b: sequence parallelism", "c: full recomputation")
 
 
 def variant(name: str) -> list[float]:
@@ -79,7 +79,7 @@ PROOFS: Proofs = {
         and 70e9 < MODEL.parameters < 71e9
         and (MODEL.layers, MODEL.hidden, MODEL.ffn_hidden, MODEL.heads, MODEL.kv_heads) == (80, 8192, 28672, 64, 8)
     ),
-    "The thin line across the end of each bar says where 90% of such steps would end.": lambda: (
+    "The bracket below the end of each bar says where 90% of such steps would end.": lambda: (
         "90% of such steps take" in estimate(MODEL, A100, Plan(dp=2, tp=8, pp=4), BATCH).interval
     ),
     "(The model allows 16. It has 64 heads, but only 8 of keys and values, so two tensor ranks hold the same ones.)": (
@@ -115,11 +115,11 @@ PROOFS: Proofs = {
         "first = estimate(", "the fullest device (pipeline rank 0)"
     ),
     "Recomputation saves the most memory and costs the most time.": lambda: (
-        variant("c  full recomputation")[0] == min(variant(name)[0] for name in SINGLE)
-        and variant("c  full recomputation")[1] == max(variant(name)[1] for name in SINGLE)
+        variant("c: full recomputation")[0] == min(variant(name)[0] for name in SINGLE)
+        and variant("c: full recomputation")[1] == max(variant(name)[1] for name in SINGLE)
     ),
     "Sequence parallelism costs nothing in all": lambda: (
-        variant("b  sequence parallelism")[1] < variant("the first plan")[1]
+        variant("b: sequence parallelism")[1] < variant("the first plan")[1]
     ),
     "between nodes there is a network, a twelfth as fast": lambda: (
         A100.inside_link.bandwidth == 12 * A100.between_link.bandwidth

@@ -374,7 +374,7 @@ PROOFS: dict[str, Proofs] = {
         "what has to be held small; 96.5 s.": lambda: (
             round(rung("no recomputation, sequence parallelism").step_time.total, 1) == 96.5
         ),
-        "2 of 4 stages with ZeRO-1 send less through pipelines, and 92.3 s remain": lambda: (
+        "2 replicas of 4 stages with ZeRO-1 send less through pipelines, and 92.3 s remain": lambda: (
             round(rung("2 replicas with ZeRO-1, 4 stages").step_time.total, 1) == 92.3
         ),
         "bring it to 81.6 s, more than twice as fast as at first, at 62% MFU": lambda: (
@@ -419,7 +419,7 @@ PROOFS: dict[str, Proofs] = {
         "For 70 billion parameters the 64 H100 lead, although the 32 B200 have more FLOPs": lambda: (
             strategies._sites().shown and 32 * peak("B200-180GB") > 64 * peak("H100-80GB")
         ),
-        "They are the only ones with memory enough for 405 billion, though: 16 bytes for each parameter are 6.5 TB, "
+        "They are the only ones with enough memory for 405 billion, though: 16 bytes for each parameter are 6.5 TB, "
         "more than 64 H100 or 32 B200 have.": lambda: (
             round(terabytes(strategies.LARGER), 1) == 6.5
             and [strategies._has_room(site, strategies.LARGER) for site in strategies.SITES.values()]
