@@ -252,8 +252,9 @@ print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
 # 105.22 s were published. All four say that this machine is slower than the catalogue's. The first one, which is the
 # most like the final plan, comes closest, and together they give a narrower interval. **Calibrating is the first thing
 # to do with a cluster of your own**, with a step as similar as you can make it to those that you want to know about.
-# From the second step on, the network's share of its peak is fitted as well. A run of `course_lib.scale_out.train`, by
-# torchrun or by `launch`, prints at its end the call of `calibrate` with its own step, ready to be pasted.
+# From the second step on, the network's share of its peak is fitted as well, if the steps agree much better with
+# another than the catalogue's; these four do not. A run of `course_lib.scale_out.train`, by torchrun or by `launch`,
+# prints at its end the call of `calibrate` with its own step, ready to be pasted.
 #
 # `python3 course.py bench planner` prints all published steps with their sources, what the planner says of each when
 # its whole source is left out, and what one row of it changes.

@@ -149,8 +149,11 @@ PROOFS: Proofs = {
         min(range(4), key=lambda row: abs(trial(row)[0] - 105.22)) == 0
     ),
     "together they give a narrower interval": lambda: (
-        shows(TRIALS, "take 97.5 s to 131 s") and shows("published = {", "take 75 s to 113 s") and 131 / 97.5 < 113 / 75
+        shows(TRIALS, "take 92.2 s to 124 s") and shows("published = {", "take 75 s to 113 s") and 124 / 92.2 < 113 / 75
     ),
+    "if the steps agree much better with another than the catalogue's; these four do not": lambda: shows(
+        TRIALS, "take 92.2 s to 124 s"
+    ),  # with the catalogue's network, as tests/planner/test_calibrate.py says
     "twice as fast, seven times, fifty times?": lambda: shows("slowest = max(", "7 times. The fastest is"),
     "Of thousands of legal plans, less than one in a hundred is worth choosing from": lambda: (
         found()[0] > 1000 and found()[2] < found()[0] / 100
