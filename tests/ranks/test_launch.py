@@ -407,19 +407,24 @@ def process(rank, fault=None):
         time.sleep(60)
     return int(total), os.getpid()
 
-def ranks():
-    return {child.pid for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())}
+def ranks(n):
+    for _ in range(1000):  # a process that has just begun may not have its command line yet
+        found = {child.pid for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())}
+        if len(found) == n:
+            break
+        time.sleep(0.01)
+    return found
 
 def faulty(world_size, fault, error):
     try:
         launch(process, world_size, (fault,))
     except error as found:
-        return str(found), ranks()
+        return str(found), ranks(world_size)
 
 message, waiting = faulty(1, "raise", RankFailed)  # and the ranks there are when the error shows
 totals, two = zip(*launch(process, 2).results)
 print(message.splitlines()[0])
-print(*totals, len(waiting), waiting == {two[0]}, ranks() == set(two))
+print(*totals, len(waiting), waiting == {two[0]}, ranks(2) == set(two))
 new = faulty(2, "stop", Stopped)[1]
 print(len(new), new.isdisjoint(two), *new)
 """
