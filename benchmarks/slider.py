@@ -94,7 +94,7 @@ def main() -> int:
 def open_explorer(lab: jupyter.Lab, module: str, make: str) -> Page:
     lab.server.end_kernels()
     lab.write(f"notebooks/{module}.ipynb", f"from course_lib.widgets import {module} as module\nmodule.{make}")
-    lab.open(f"notebooks/{module}.ipynb").run_all()
+    lab.open(f"notebooks/{module}.ipynb", anew=True).run_all()
     lab.page.get_by_role("slider").first.wait_for()
     return lab.page
 
