@@ -53,17 +53,22 @@ def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int,
     if not measured_seconds > 0:
         raise ValueError(f"measured_seconds={measured_seconds} is no time of a step; give seconds above 0")
     steps = (*cluster.measured, Step(model, plan, global_batch, measured_seconds))
-    possible, errors = {}, {}
-    for share in (None, *NETWORKS) if len(steps) > 1 and cluster.nodes > 1 else []:
+    if len(steps) > 1 and cluster.nodes > 1:
+        cluster = replace(cluster, network=best_network(cluster, steps))
+    return replace(fitted(cluster, steps), measured=steps)
+
+
+def best_network(cluster: Cluster, steps: tuple[Step, ...]) -> float | None:
+    """The network's fraction with which the steps agree best, or None for the catalogue's."""
+    errors: dict[float | None, float] = {}
+    for share in (None, *NETWORKS):
         with contextlib.suppress(ValueError):  # with which no matmul makes the steps come out right
-            possible[share] = one = fitted(replace(cluster, network=share), steps)
+            one = fitted(replace(cluster, network=share), steps)
             errors[share] = ROUNDING + sum(step.off(one) ** 2 for step in steps)
-    if not possible:
-        return replace(fitted(cluster, steps), measured=steps)  # or says why not
-    share = min(errors, key=errors.__getitem__)
-    if None in errors and len(steps) * math.log(errors[None] / errors[share]) <= 2:
-        share = None
-    return replace(possible[share], measured=steps)
+    best = min(errors, key=errors.__getitem__, default=None)
+    if None in errors and len(steps) * math.log(errors[None] / errors[best]) <= 2:
+        return None
+    return best
 
 
 def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:

@@ -84,5 +84,7 @@ class Button(Labelled):
     @traitlets.observe("clicks")
     def _press(self, _: object) -> None:
         self.enabled = False
-        self._action()
-        self.enabled = True
+        try:
+            self._action()
+        finally:
+            self.enabled = True

@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
-from itertools import chain, starmap
 from math import isclose
 from typing import Any, NamedTuple
 
@@ -174,9 +173,12 @@ class Explorer:
         self._look_anew()
 
     def _look_anew(self) -> None:
-        values = [control.value for control in self.controls]
-        self._views = chain.from_iterable(starmap(self._look, [values]))  # looks when the first is asked for
+        self._views = self._all_views()
         self._look_further("first")
+
+    def _all_views(self) -> Iterator[View]:
+        """What `look` gives, which runs when the first view is asked for."""
+        yield from self._look(*[control.value for control in self.controls])
 
     def _look_further(self, which: str = "next") -> bool:
         """Whether there was something to show."""

@@ -17,7 +17,15 @@ from collections.abc import Iterator
 
 import torch
 
-from course_lib.experiments.meshes import CONFIG, PER_MACHINE, UPDATE, HybridExperiment, MeshStep, predicted_to_send
+from course_lib.experiments.meshes import (
+    CONFIG,
+    PER_MACHINE,
+    UPDATE,
+    HybridExperiment,
+    MeshStep,
+    Sizes,
+    predicted_to_send,
+)
 from course_lib.figures import gantt, mesh_map
 from course_lib.figures.axis import data_size, duration, percent
 from course_lib.figures.mesh_map import total
@@ -170,7 +178,7 @@ class MeshExplorer(Explorer):
 
     def __init__(
         self,
-        mesh: tuple = (2, 2, 2),
+        mesh: Sizes = (2, 2, 2),
         micro_batches: int = 4,
         schedule: str = "1f1b",
         dtype: torch.dtype = torch.float32,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import islice
 from typing import NamedTuple
@@ -62,7 +63,6 @@ class Training:
     """
 
     def __init__(self, setting: MixedPrecisionSetting) -> None:
-        torch.set_num_threads(1)  # a model this small is no faster with more, and on a busy computer far slower
         self.losses: list[float] = []
         self.zeros: float | None = None
         self.skipped = 0
@@ -90,7 +90,8 @@ class Training:
         if not self.pieces_left:
             return
         piece = islice(self._minibatches, min(PIECE, STEPS - len(self.losses)))
-        losses = train(self._model, piece, small_loss, self._optimizer, self._scaler, combine=self._look)
+        with one_thread():
+            losses = train(self._model, piece, small_loss, self._optimizer, self._scaler, combine=self._look)
         self.losses += [MICRO_BATCHES * loss for loss in losses]
 
     def _look(self) -> None:
@@ -104,6 +105,17 @@ class Training:
 def small_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """A micro-batch's part of the minibatch's loss."""
     return data.answer_loss(output, targets) / MICRO_BATCHES
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A model this small is no faster with more, and on a busy computer far slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @cache
@@ -175,14 +187,18 @@ class MixedPrecisionExplorer(Explorer):
     """Format, loss scale, master weights and learning rate; the training goes on until the next move."""
 
     def __init__(
-        self, format: str = "float16", scale: float | None = 1.0, has_master_weights: bool = True, rate: float = 3e-3
+        self,
+        format: str = "float16",
+        scale: float | None = 1.0,
+        has_master_weights: bool = True,
+        learning_rate: float = 3e-3,
     ) -> None:
         keeps = ("in the format only", "master copy in 32 bits")
         controls = [
             Slider("format", FORMATS, format),
             Slider("loss scale", tuple(SCALES.values()), scale, tuple(SCALES)),
             Slider("weights", (False, True), has_master_weights, keeps),
-            Slider("learning", RATES, rate, [f"rate {each:.5f}".rstrip("0") for each in RATES]),
+            Slider("learning", RATES, learning_rate, [f"rate {each:.5f}".rstrip("0") for each in RATES]),
         ]
         in_32_bits = cache(lambda rate: Training(MixedPrecisionSetting("float32", 1.0, False, rate)))
         super().__init__(controls, lambda *values: look(MixedPrecisionSetting(*values), in_32_bits(values[-1])))
