@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from course_lib.widgets.answers import Button
 from course_lib.widgets.controls import Slider
 
 
@@ -24,3 +25,18 @@ def test_options_are_written_as_they_are_unless_said_otherwise() -> None:
 def test_a_value_that_is_no_option_is_refused() -> None:
     with pytest.raises(ValueError, match="value=5 is not an option of 'ranks'; choose from 1, 2, 3"):
         Slider("ranks", range(1, 4), 5)
+
+
+def test_a_button_whose_action_fails_can_be_pressed_again() -> None:
+    presses = list[int]()
+
+    def fail() -> None:
+        presses.append(button.clicks)
+        raise ValueError("no")
+
+    button = Button(fail, "Try")
+    for click in (1, 2):
+        with pytest.raises(ValueError, match="no"):
+            button.clicks = click
+        assert button.enabled
+    assert presses == [1, 2]

@@ -192,3 +192,13 @@ def test_pictures_and_controls_say_what_they_are() -> None:
 def test_losses_are_those_of_whole_minibatches() -> None:
     losses = trained(MixedPrecisionSetting("float32", 1.0, False, 3e-3)).losses
     assert losses[0] == pytest.approx(math.log(12), rel=0.25)  # nothing learned yet: one of twelve characters
+
+
+def test_a_training_leaves_the_kernel_as_many_threads_as_it_had() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        Training(MixedPrecisionSetting("float32", 1.0, False, 1e-3)).go_on()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
