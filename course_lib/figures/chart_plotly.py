@@ -75,7 +75,7 @@ def stored(chart: charts.Chart) -> Data:
 def _packed(rows: Sequence[Any]) -> Data:
     """rows: numbers, or for each point as many numbers."""
     numbers = np.array(rows)
-    dtype = "i2" if (numbers % 1 == 0).all() and abs(numbers).max() < 2**15 else "f4"
+    dtype = "i2" if (numbers % 1 == 0).all() and np.abs(numbers).max() < 2**15 else "f4"
     data = base64.b64encode(numbers.astype(f"<{dtype}").tobytes()).decode()
     return {"dtype": dtype, "bdata": data, "shape": ", ".join(map(str, numbers.shape))}
 
