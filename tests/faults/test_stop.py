@@ -117,8 +117,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in tests tha
 def total(rank):
     import torch, torch.distributed as dist
     t = torch.tensor(rank + 1); dist.all_reduce(t); return int(t)
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     launch(total, 4)
     time.sleep(60)  # far too long for whoever waits for this process
 except KeyboardInterrupt:
