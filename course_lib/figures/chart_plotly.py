@@ -25,6 +25,7 @@ CARD = {"font": {"color": INK}, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER}
 BARS = {"barmode": "stack", "uniformtext": {"minsize": 11, "mode": "hide"}}
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 LONG = 20  # numbers, from which on a notebook keeps them packed
+DIGITS = 9  # of a number in a figure
 NUMBER = re.compile(r"[\d.]*\d")
 
 Data = dict[str, Any]
@@ -54,11 +55,20 @@ def figure(chart: charts.Chart) -> Data:
         "legend": {"traceorder": "normal", "orientation": "h", "y": -foot / height, "itemsizing": "constant"},
         "hovermode": "x unified" if chart.has_crosshair else "closest",
     }
-    return {"data": data, "layout": layout}
+    return {"data": _rounded(data), "layout": _rounded(layout)}
 
 
 def _is_pale(trace: Data) -> bool:
     return trace.get("marker", {}).get("opacity") == OPACITY[True]
+
+
+def _rounded(value: Any) -> Any:
+    """Without its last digits: Python 3.12 and later add up floats in another way than those before."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def stored(chart: charts.Chart) -> Data:

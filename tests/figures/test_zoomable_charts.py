@@ -88,11 +88,11 @@ def test_every_mark_lies_on_its_axes(name: str) -> None:
         for axis, values in ((trace.xaxis or "x", trace.x), (trace.yaxis or "y", trace.y)):
             low, high = ranges[axis]
             places = [math.log10(value) if is_log(figure, axis) else value for value in values]
-            assert all(low - 1e-9 <= place <= high + 1e-9 for place in places), trace.name
+            assert all(low - 1e-6 <= place <= high + 1e-6 for place in places), trace.name
     for note in figure.layout.annotations:
         for axis, place in ((note.xref, note.x), (note.yref, note.y)):
             low, high = ranges[axis]
-            assert low - 1e-9 <= place <= high + 1e-9, note.text
+            assert low - 1e-6 <= place <= high + 1e-6, note.text
 
 
 @every_chart
@@ -142,7 +142,8 @@ def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
         gib, seconds = one.memory.total / 2**30, one.step_time.total
         fits = "" if one.fits else ", does not fit"
         x, y, trace = found[f"{plan_in_words(one.plan)}{fits}: {number(seconds)} s, {number(gib)} GiB"]
-        assert (x, y, trace.name) == (gib, seconds, f"tensor ranks: {one.plan.tp}")
+        assert (x, y) == pytest.approx((gib, seconds))
+        assert trace.name == f"tensor ranks: {one.plan.tp}"
         assert (trace.marker.opacity < 0.5) == (not one.fits)
     (front,) = [trace for trace in figure_of("plan_map").data if trace.name == BEST]
     assert len(front.x) == len(FOUND.pareto)
@@ -175,6 +176,11 @@ def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:
                 assert kept[name] == trace[name]
 
 
+def test_a_figure_has_the_same_digits_however_python_adds_up() -> None:
+    added, written = ([Timing(1, 1.0), Timing(2, seconds)] for seconds in (0.1 + 0.2, 0.3))
+    assert zoomable(speed_up(added)) == zoomable(speed_up(written))
+
+
 def whiskers(name: str) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
     return [(trace.x, trace.y, trace.hovertext[0]) for trace in figure_of(name).data if trace.name == LIKELY]
 
@@ -188,7 +194,7 @@ def test_steps_and_times_and_speeds_have_their_interval() -> None:
         )  # pixels: below this bar, and nearer to it than to the next
     for (x, y, tip), one in zip(whiskers("plan_map"), (FOUND.pareto[0], FOUND.pareto[-1]), strict=True):
         assert [2**30 * place for place in x] == pytest.approx([one.memory.total] * 2)
-        assert y == (one.step_time.low, one.step_time.high)
+        assert y == pytest.approx((one.step_time.low, one.step_time.high))
         assert tip.replace("<br>", " ") == one.interval
     for (x, y, tip), one in zip(whiskers("limits"), PLANS.values(), strict=True):
         assert x == pytest.approx([one.model.parameters / 1e9] * 2)
