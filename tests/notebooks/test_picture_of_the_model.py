@@ -68,7 +68,7 @@ def test_what_a_box_says_is_in_its_part() -> None:
 def test_there_are_several_layers_and_hidden_states_keep_their_shape() -> None:
     assert "a layer, or transformer block: several of them, one after the other" in words()
     assert "hidden states: a row of numbers for each place in the text, always of the same shape" in words()
-    blocks = TinyGPT(CONFIG).blocks
+    blocks: Any = TinyGPT(CONFIG).blocks
     assert [type(block) for block in blocks[1:-1]] == 3 * [Transformer]
     states = [torch.zeros((2, 5), dtype=torch.long)]
     for block in blocks:
