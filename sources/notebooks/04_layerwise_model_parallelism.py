@@ -15,7 +15,7 @@
 # So give each device a few layers in a row, a **stage**. (The stages of ZeRO are something else.)
 #
 # *Predict:* our model is a list of ten blocks, an embedding, eight layers and a head. How would you deal them out to
-# four ranks?
+# four ranks? Here is the list, and what `split_layers` does with it:
 
 # %%
 from collections import Counter

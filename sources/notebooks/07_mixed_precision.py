@@ -57,9 +57,10 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 # %% [markdown]
 # On a CPU 16 bits can be faster or many times slower: it depends on whether it has circuits for a format, or must
-# imitate it. So these times say something about your CPU, and nothing about GPUs, which all have such circuits. Here is
-# what their data sheets say of matrix products, and what the planner makes of that for one step of a model with 1.3
-# billion parameters (modelled, as we have no such device):
+# imitate it. So these times say something about your CPU, and nothing about the GPUs on which large models are trained.
+# These have such circuits, the older ones for float16 alone. Here is what their data sheets say of matrix products, and
+# what the planner makes of that for one step of a model with 1.3 billion parameters (modelled, as we have no such
+# device):
 
 # %%
 from course_lib.planner import Cluster, Plan, estimate

@@ -20,7 +20,8 @@
 #                   |            |                 |            |
 #     stage 1     rank 2 ===== rank 3            rank 6 ===== rank 7
 #
-# *Predict:* with which ranks does rank 5 have to talk, and about what?
+# *Predict:* with which ranks does rank 5 have to talk, and about what? Then let the ranks say it themselves. `Mesh`
+# puts each of them into its groups:
 
 # %%
 import torch

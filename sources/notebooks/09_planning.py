@@ -15,7 +15,8 @@
 # You have 8 nodes of 8 A100 each, and a model of 70 billion parameters, in the shape of Llama 3 (Llama Team 2024,
 # table 3). A **plan** says how to share the work: `dp` replicas, `tp` devices for each matrix, `pp` stages of layers.
 #
-# *Predict:* the simplest plan is data parallelism alone, 64 replicas. Does it fit?
+# *Predict:* the simplest plan is data parallelism alone, 64 replicas. Does it fit? `estimate` works it out, and says
+# why:
 
 # %%
 from textwrap import fill

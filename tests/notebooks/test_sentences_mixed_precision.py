@@ -168,6 +168,13 @@ PROOFS: Proofs = {
     ),
     "With 16, twice as many fit into the same memory and through the same cable, and a GPU multiplies them many times "
     "as fast.": lambda: 2 * BF16.itemsize == torch.float32.itemsize and all(peak > 7 for peak, _ in gains()),
+    "These have such circuits, the older ones for float16 alone.": lambda: (
+        [
+            sorted(set(Cluster(device).spec.peak) & {"bf16", "fp16"})
+            for device in ("V100-32GB", "A100-80GB", "H100-80GB")
+        ]
+        == [["fp16"], ["bf16", "fp16"], ["bf16", "fp16"]]
+    ),
     "for one step of a model with 1.3 billion parameters": lambda: round(FAMILY["1.3B"].parameters / 1e9, 1) == 1.3,
     "In **bfloat16** the next number after 1 is 1.0078, and in **float16** it is 1.00098.": lambda: (
         round(1 + torch.finfo(BF16).eps, 4) == 1.0078 and round(1 + torch.finfo(FP16).eps, 5) == 1.00098
