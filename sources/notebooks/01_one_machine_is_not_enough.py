@@ -329,7 +329,8 @@ one_machine.explorer()
 # 1. 760M, which would train for 12 days. With recomputing, 1.3B fits as well, one sample at a time, and takes 42 days.
 # 2. Four samples at a time; with recomputing 16, and there is room for more. But the training takes about a quarter
 #    longer with these 16 than with four whose activations are kept. So it pays only where nothing else fits.
-# 3. 6.7B fits on an H200 and takes about four months there. On an H100 it does not fit, and would take 137 days.
+# 3. 6.7B, one sample at a time, fits on an H200 and takes about four months there. On an H100 it does not fit, and
+#    would take 137 days.
 # 4. 6.7B on a B200, eight samples at a time. 175B cannot be helped: its sixteen bytes alone are 2.5 TiB.
 # </details>
 #

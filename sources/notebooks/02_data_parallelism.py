@@ -23,8 +23,8 @@ print([data.solution(problem) for problem in problems[25:30]])
 print(len(problems), "sums to learn from, and", len(unseen), "to test with, never seen before")
 
 # %% [markdown]
-# You have several workers, and all of them are to work on it at the same time. There are two things to share out: the
-# samples of the minibatch, and the model.
+# You have several workers, and all of them are to train one model at the same time. There are two things to share out:
+# the samples of each minibatch, and the model.
 #
 # ### Question: what does each worker get?
 #
@@ -517,9 +517,9 @@ DataParallelExplorer()
 #
 # 1. A larger batch, by far. With 64 samples in place of 32, eight ranks are 4.0 times as fast as one, and not 2.3
 #    times. Overlap can hide little here, since the link is busy for longer than the ranks compute.
-# 2. With overlap, the first bucket is on its way while the backward pass goes on, so a step of four ranks is shorter:
-#    56 ms in place of 68. But each bucket goes around the ring by itself and pays for its own messages. Where there is
-#    little to compute, that costs more than it hides.
+# 2. With overlap, the first buckets are on their way while the backward pass goes on. With four ranks, 32 samples and a
+#    link of 5 MB/s, a step takes 56 ms in place of 68. But each bucket goes around the ring by itself and pays for its
+#    own messages. Where there is little to compute, that costs more than it hides.
 # 3. With overlap they are slower than four, whatever the link; without it, a little faster. The last term is to blame:
 #    each exchange is 14 messages, one after the other.
 # 4. 6.9 times, with 64 samples, overlap and the fastest link. A link of 20 MB/s still gives 6.8 times.

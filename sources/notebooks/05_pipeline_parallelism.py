@@ -330,11 +330,12 @@ PipelineExplorer()
 # <details><summary>What you should see</summary>
 #
 # 1. The bubble, from 75% to 16% of the time. What the devices compute stays as long as it is.
-# 2. With `gpipe` every rank holds all eight micro-batches. With `1f1b` they hold four, three, two and one.
+# 2. With `gpipe` every rank holds all micro-batches, however many there are. With `1f1b` the four ranks hold four,
+#    three, two and one.
 # 3. `zb_h1` both times. Its devices are idle for 23% of the time, and for 13% with 16 micro-batches; those of `gpipe`
 #    and `1f1b` for 47% and 30%.
-# 4. They wait for the last rank, in every turn: with `gpipe` a step takes 720 ms in place of 594. A better schedule
-#    helps: with `interleaved_1f1b` it takes 576 ms.
+# 4. They wait for the last rank, in every turn: with four stages, eight micro-batches and `gpipe`, a step takes 720 ms
+#    in place of 594. A better schedule helps: with `interleaved_1f1b` it takes 576 ms.
 # </details>
 #
 # The fourth one is worth remembering. In the middle of a step every rank goes at the pace of the slowest stage, and no
@@ -389,7 +390,8 @@ MicroBatchExplorer()
 # 2. One sample. Without a fixed cost, smaller pieces cost nothing and leave less idle time. The formula says so as
 #    well: with $h = 0$ its best size is 0.
 # 3. Smaller, by the formula from 6.5 samples with two stages to 4.9 with eight. The idle part grows.
-# 4. Micro-batches have to be half as large, and a step takes 266 ms in place of 220.
+# 4. With four stages, and with the overhead, micro-batches have to be half as large as is best, and a step takes 266 ms
+#    in place of 220.
 # </details>
 #
 # ## 7. Four cases

@@ -216,8 +216,7 @@ PROOFS: Proofs = {
         and abs(explored(8, 32, 2, overlap=False) - explored(8, 32, 2)) < 0.2
         and computes(8, 32, 2) < 1 / 2
     ),
-    "With overlap, the first bucket is on its way while the backward pass goes on, so a step of four ranks is shorter: "
-    "56 ms in place of 68.": lambda: (
+    "With four ranks, 32 samples and a link of 5 MB/s, a step takes 56 ms in place of 68.": lambda: (
         [round(1000 * DataParallelSetting(4, 32, 5, overlap).run().makespan) for overlap in (True, False)] == [56, 68]
     ),
     "Where there is little to compute, that costs more than it hides.": lambda: (

@@ -92,8 +92,8 @@ PROOFS: Proofs = {
     "They are shared out too: together the units hold those that one would hold.": lambda: (
         sum(held.activations for held in explored(4, 64).held) == explored(1, 64).held[0].activations
     ),
-    "The last one, which has the head, with 6.4 MB. A cut by bytes gives the head a unit of its own, and 5.7 MB are "
-    "left.": lambda: (
+    "With four units and 32 samples, the last one, which has the head, with 6.4 MB. A cut by bytes gives the head a "
+    "unit of its own, and 5.7 MB are left.": lambda: (
         [fullest_unit(4, 32, 4000, cut) for cut in ("number", "bytes")] == [6.4, 5.7]
         and max(explored(4, 32, 4000).held, key=lambda held: held.total) == explored(4, 32, 4000).held[-1]
     ),

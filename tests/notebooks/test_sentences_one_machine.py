@@ -103,7 +103,8 @@ PROOFS: Proofs = {
     "But the training takes about a quarter longer with these 16 than with four whose activations are kept.": lambda: (
         days("6.7B", "B200-180GB", 16, "full") / days("6.7B", "B200-180GB", 4) == pytest.approx(1.25, abs=0.02)
     ),
-    "6.7B fits on an H200 and takes about four months there. On an H100 it does not fit, and would take 137 days.": (
+    "6.7B, one sample at a time, fits on an H200 and takes about four months there. On an H100 it does not fit, and "
+    "would take 137 days.": (
         lambda: (
             fits("6.7B", "H200-141GB")
             and days("6.7B", "H200-141GB") == pytest.approx(4 * 30.5, rel=0.05)
