@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from statistics import median
 
-from course_lib.figures.axis import duration, number, percent, thousands, ticks
+from course_lib.figures.axis import counted, duration, number, percent, thousands, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture, table
@@ -99,8 +99,10 @@ def _in_words(name: str, speeds: dict[int, float]) -> str:
 
 
 def _line(name: str, speeds: dict[int, float], look: Line) -> Curve:
-    tip = "{}: {} ranks, speed-up {}, {} of the ideal".format
-    points = [Point(n, speed, tip(name, n, number(speed), percent(speed / n))) for n, speed in speeds.items()]
+    tip = "{}: {}, speed-up {}, {} of the ideal".format
+    points = [
+        Point(n, speed, tip(name, counted(n, "rank"), number(speed), percent(speed / n))) for n, speed in speeds.items()
+    ]
     return Curve(name, points, look)
 
 

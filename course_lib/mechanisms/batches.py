@@ -52,7 +52,8 @@ def _cut(batch: Any, pieces: int, argument: str) -> list[Any]:
     samples = size(batch)
     if not 1 <= pieces <= samples:
         raise ValueError(
-            f"{argument}={pieces} pieces cannot be cut from a batch of {samples} samples; choose from 1 to {samples}"
+            f"{argument}={pieces} pieces cannot be cut from a batch of {samples} sample{'s' * (samples != 1)}; "
+            f"choose from 1 to {samples}"
         )
     tensors, structure = tree_flatten(batch)
     rows = zip(*(tensor.tensor_split(pieces) for tensor in tensors), strict=True)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 
 from course_lib import questions
+from course_lib.figures.axis import counted
 from course_lib.planner.spec import V_SHAPED
 from course_lib.questions import plan_text
 from course_lib.questions.forms import Choice, FreeText, Number, Ordering, PlanForm
@@ -108,7 +109,7 @@ def _describe_plan(form: PlanForm, lists: answers.Fields) -> None:
     try:
         plan = plan_text.parse(form.read(_plan_written(lists.chosen)))
         n = plan.micro_batches(form.global_batch)
-        lists.said = f"{plan.devices} devices, {n} micro-batches for each replica."
+        lists.said = f"{counted(plan.devices, 'device')}, {counted(n, 'micro-batch')} for each replica."
     except ValueError as error:
         lists.said = f"Not possible: {error}."
 

@@ -27,7 +27,7 @@ from course_lib.experiments.meshes import (
     predicted_to_send,
 )
 from course_lib.figures import gantt, mesh_map
-from course_lib.figures.axis import data_size, duration, percent
+from course_lib.figures.axis import counted, data_size, duration, percent
 from course_lib.figures.mesh_map import total
 from course_lib.planner import exact_bytes, simulate
 from course_lib.ranks import Link
@@ -139,7 +139,7 @@ def describe(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) 
     """How long a step took and how far that was predicted, who sends most, and whether all of it is right."""
     timeline = step.timeline
     busy = sum(map(timeline.busy, range(RANKS))) / (RANKS * timeline.makespan)
-    what = f"{experiment.micro_batches} micro-batches, {experiment.name}, {PRECISIONS[experiment.dtype]}"
+    what = f"{counted(experiment.micro_batches, 'micro-batch')}, {experiment.name}, {PRECISIONS[experiment.dtype]}"
     time = compared(timeline.makespan, predicted.makespan)
     return (
         f"{experiment.words}, {what}, {timeline.origin}: {duration(timeline.makespan)} for a step, "

@@ -26,7 +26,7 @@ from course_lib import data
 from course_lib.experiments.ablations import Format, RoundedWeights, exponents
 from course_lib.experiments.training import SMALL, flat, gradients_of, train
 from course_lib.figures import loss_at_end, loss_curves, number_range
-from course_lib.figures.axis import number, percent
+from course_lib.figures.axis import counted, number, percent
 from course_lib.figures.number_range import lost, power
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
@@ -165,10 +165,10 @@ def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Tra
 def _progress(training: Training, in_32_bits: Training) -> str:
     steps = len(training.losses)
     if training.is_broken:
-        return f"After {steps - 1} step{'' if steps == 2 else 's'} the loss is not a number, and nothing is left."
+        return f"After {counted(steps - 1, 'step')} the loss is not a number, and nothing is left."
     text = f"Step {steps} of {STEPS}, measured: loss {number(loss_at_end(training.losses))}"
     if training.skipped:
-        text += f", {training.skipped} steps skipped because of an overflow"
+        text += f", {counted(training.skipped, 'step')} skipped because of an overflow"
     reference = in_32_bits.losses[:steps]
     text += f"; float32 {number(loss_at_end(reference))}."
     if steps == PIECE:  # too early to tell

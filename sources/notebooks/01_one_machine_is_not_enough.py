@@ -20,8 +20,8 @@
 # - The **embedding** looks up a row of numbers for each token, and adds one for its place. From there to the head these
 #   rows are called **hidden states**.
 # - In **attention** each place of the text looks at those before it, in several **heads** side by side.
-# - The **MLP** works on each place alone: a matrix makes its row four times as wide, a bend (the **GELU**) acts on each
-#   number, and a second matrix makes the row narrow again.
+# - The **MLP** works on each place alone: a matrix makes its row four times as wide, a curved function (the **GELU**)
+#   acts on each number, and a second matrix makes the row narrow again.
 # - Before each of the two a **norm** brings the numbers to the same scale. What comes out is added to what went in:
 #   that is the **residual**.
 # - The **head** makes the **logits**: for each place a number for each token of the vocabulary, larger for those that
@@ -31,7 +31,7 @@
 # *query*, a *key* and a *value* for each place and head; a fourth, *out*, brings the heads together.)
 #
 # *Predict:* where are most of the parameters: in the embedding, attention, the MLP or the head? Does the same part also
-# compute the most, and keep the most for the backward pass? Here is each part by itself, with 8 samples of 128 tokens:
+# compute the most, and keep the most for the backward pass? Here is a small model, with 8 samples of 128 tokens:
 
 # %%
 import torch
@@ -43,6 +43,9 @@ from course_lib.model import GPTConfig, TinyGPT
 config = GPTConfig(vocab=256, sequence=128, layers=4, hidden=128, heads=4)
 model = TinyGPT(config)
 tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.Generator().manual_seed(0))
+
+# %% [markdown]
+# And here is each part by itself. (Its layers are all alike, so one of them is enough.)
 
 # %%
 embedding, layer, head = model.blocks[0], model.blocks[1], model.blocks[-1]
@@ -68,7 +71,7 @@ for name, part in parts.items():
 # A billion parameters of four bytes each take 3.7 GiB (a GiB has $2^{30}$ bytes). Still, people run out of memory when
 # they train such a model on a device that has 16. What else is there?
 #
-# Our small model tells, because there you can count.
+# Our small model can tell, because there you can count.
 
 # %%
 import torch.nn.functional as F
@@ -118,10 +121,10 @@ memory_by_part(moments, title="What one process holds while it trains")
 # %% [markdown]
 # Four kinds of things, and each has its own time:
 #
-# - **Parameters** are there always.
+# - **Parameters** are always there.
 # - **Activations** are what the forward pass computes and the backward pass will need. They grow until the loss is
-#   there, and go as the backward pass uses them up. At the fullest moment they are most of it, here.
-# - **Gradients** come to be in the backward pass and stay until they are cleared.
+#   there, and go as the backward pass uses them up. Here they are most of what is held at the fullest moment.
+# - **Gradients** are computed in the backward pass and stay until they are cleared.
 # - **Optimizer state** is made by the first update and never goes again. AdamW keeps two numbers for each parameter.
 #
 # That is why a job can survive its first step and run out of memory in the second.
@@ -141,8 +144,8 @@ for name in ("parameters", "gradients", "optimizer"):
 # sixteen as well: 2 for the parameter, 2 for its gradient, and 12 for what the optimizer keeps in 32 bits, a copy of
 # the parameter and its two numbers (Rajbhandari et al. 2020). A [later lesson](07_mixed_precision.ipynb) is about that.
 #
-# So you can already say what fits. *Predict:* a good data-center GPU has 80 GiB. How many parameters can a model have,
-# if nothing but these sixteen bytes were needed?
+# So you can already say what fits. *Predict:* a good data-center GPU has 80 GiB. How many parameters could a model
+# have, if nothing but these sixteen bytes were needed?
 
 # %%
 GiB = 2**30
@@ -321,6 +324,16 @@ from course_lib.widgets import one_machine
 one_machine.explorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. 760M, which would train for 12 days. With recomputing, 1.3B fits as well, one sample at a time, and takes 42 days.
+# 2. Four samples at a time; with recomputing 16, and there is room for more. But the training takes about a quarter
+#    longer with these 16 than with four whose activations are kept. So it pays only where nothing else fits.
+# 3. 6.7B, one sample at a time, fits on an H200 and takes about four months there. On an H100 it does not fit, and
+#    would take 137 days.
+# 4. 6.7B on a B200, eight samples at a time. 175B cannot be helped: its sixteen bytes alone are 2.5 TiB.
+# </details>
+#
 # ## 8. Two ways to share
 #
 # Eight devices have eight times the memory and eight times the speed. But what do you give each of them? *Predict:*

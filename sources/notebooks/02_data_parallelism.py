@@ -23,8 +23,26 @@ print([data.solution(problem) for problem in problems[25:30]])
 print(len(problems), "sums to learn from, and", len(unseen), "to test with, never seen before")
 
 # %% [markdown]
-# You have four workers, and each is to take a share of the minibatch, so that all work at the same time. *Predict:* a
-# minibatch has 10 samples. Which of them does each worker get?
+# You have several workers, and all of them are to train one model at the same time. There are two things to share out:
+# the samples of each minibatch, and the model.
+#
+# ### Question: what does each worker get?
+#
+# Nothing has been said about it yet, so go by the name, *data* parallelism. Choose an answer and commit to it. Then it
+# is run, whichever it is, and you see what comes of it. Try the wrong ones as well: not all of them fail. *Other
+# numbers* asks the same of another case.
+
+# %%
+from course_lib.widgets.cards import Card
+
+Card("Q4")
+
+# %% [markdown]
+# (Your answers are kept, also when you close the notebook. `python3 course.py progress` shows them.)
+#
+# ### Shares
+#
+# *Predict:* a minibatch has 10 samples, and there are four workers. Which samples does each of them get?
 
 # %%
 import torch
@@ -65,19 +83,6 @@ gantt(run.timeline, title="Four forward passes at the same time")
 # %% [markdown]
 # This is **data parallelism**: the data are split, the model is not. Every rank holds a full copy of the model, a
 # **replica**, and works on its own share while the others work on theirs.
-#
-# ### Question: what does each worker get?
-#
-# Choose an answer and commit to it. Then it is run, whichever it is, and you see what comes of it. Try the wrong ones
-# as well: not all of them fail. *Other numbers* asks the same of another case.
-
-# %%
-from course_lib.widgets.cards import Card
-
-Card("Q4")
-
-# %% [markdown]
-# (Your answers are kept, also when you close the notebook. `python3 course.py progress` shows them.)
 #
 # ## 2. Is it still the same training?
 #
@@ -143,7 +148,7 @@ compare("sum of sums, / B", launch(summed, world_size=4).results[0] / len(miniba
 
 # %% [markdown]
 # *Up to rounding* has a meaning here. The same numbers were added in another order, and a 32-bit number keeps about
-# seven digits, so the last one may differ. `rounding` is what can come together: one such error, `eps`, for each
+# seven digits, so the last one may differ. `rounding` is the most that such errors can add up to: one `eps` for each
 # number in the sum. It is far smaller than what any wrong idea is off by.
 #
 # ### Open case: ten samples, four workers
@@ -155,9 +160,9 @@ compare("sum of sums, / B", launch(summed, world_size=4).results[0] / len(miniba
 Card("data_distribution")
 
 # %% [markdown]
-# Here is the same for the first ten samples of our own minibatch, with shares of 3, 3, 2 and 2. (Samples
-# and model are not the card's, so the percentage is another one. The cell and what it printed are folded away, so that
-# you can answer first: choose the three dots to open them.)
+# Here is the same for the first ten samples of our own minibatch, with shares of 3, 3, 2 and 2. (The samples and the
+# model are not those of the card, so the percentage differs. The cell and what it printed are folded away, so that you
+# can answer first: choose the three dots to open them.)
 
 # %% jupyter={"outputs_hidden": true, "source_hidden": true}
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -208,20 +213,24 @@ from course_lib.experiments.training import shares
 from course_lib.mechanisms.data_parallel import DataParallel
 
 
+def train_step(replica, optimizer, inputs, targets):
+    with compute("forward"):
+        loss = data.answer_loss(replica(inputs), targets)
+    with compute("backward"):
+        loss.backward()
+    replica.finish()
+    with compute("optimizer"):
+        optimizer.step()
+        optimizer.zero_grad()
+
+# %%
 def train(rank, steps, dtype=torch.float32):
     replica = DataParallel(TinyGPT(seed=rank, dtype=dtype), overlap=False)  # what overlap is comes later
     optimizer = torch.optim.AdamW(replica.parameters(), lr=2e-3)
-    for step, (inputs, targets) in enumerate(shares(rank, 256, steps), start=1):  # this rank's share of each minibatch
+    for step, share in enumerate(shares(rank, 256, steps), start=1):  # this rank's share of each minibatch
         if step == steps:
             dist.barrier()  # all begin the last step together: there will be a picture of it
-        with compute("forward"):
-            loss = data.answer_loss(replica(inputs), targets)
-        with compute("backward"):
-            loss.backward()
-        replica.finish()
-        with compute("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad()
+        train_step(replica, optimizer, *share)
         if step % 50 == 0:
             show_progress(rank, step, replica.module)
     return replica.module.state_dict()
@@ -244,7 +253,7 @@ def show_progress(rank, step, model):
 run = launch(train, world_size=4, args=(300,), timeout=300)
 
 # %% [markdown]
-# Four processes have taught one model to add. Three things you want to know of any such run:
+# Four processes have taught one model to add. Three things you want to know about any such run:
 #
 # **Is it right?** The replicas began equal, they got the same gradient in every step, and did the same arithmetic with
 # it. The **update rule** is the usual one, with the same mean on every rank. In plain gradient descent with learning
@@ -317,8 +326,8 @@ Card("bytes_sent")
 # Here is a ring made of nothing but sends and receives. A row is a rank, a column is a piece of its gradients, and a
 # number in a piece is a rank that is in the sum. Choose *Play*: the pieces go from neighbor to neighbor, and the sums
 # grow. The space bar stops them, and arrows go on step by step. Half way, each rank has one piece with all eight in it.
-# (What you see was sent: each number says whose it is. The picture below says when: a thick bar is a piece on its way
-# to this rank, and the thin one under it the piece that the rank sends meanwhile.)
+# (All of this was really sent: each number says whose it is. The picture below says when: a thick bar is a piece on its
+# way to this rank, and the thin one under it the piece that the rank sends meanwhile.)
 
 # %%
 from course_lib.widgets import collectives
@@ -341,7 +350,7 @@ for n in (2, 4, 8, 16):
 
 # %% [markdown]
 # It is $2(N-1)/N$ times the size $G$ of the gradients: less than twice, even with a thousand ranks. As long as the
-# ranks do all the adding themselves, none of them can do with less (Patarasuk and Yuan 2009). So this is also how the
+# ranks do all the adding themselves, they cannot all send less (Patarasuk and Yuan 2009). So this is also how the
 # timeline counts an all-reduce of `torch.distributed`: by this formula, whatever went over the wires. (Some networks
 # have switches that can add. Then each rank sends its gradients only once; Graham et al. 2016.)
 #
@@ -403,7 +412,7 @@ order = ("split", "forward", "backward", "update", "all_reduce", "clear")
 replicas = launch(follow, 4, args=(order, 4, 80)).results
 for step in (1, 5, 20, 80):
     apart = distance([history[step - 1] for history in replicas], replicas[0][step - 1])
-    print(f"after {step:2} steps the replicas are {apart:.3f} apart")
+    print(f"after step {step:2} the replicas are {apart:.3f} apart")
 
 # %% [markdown]
 # They do not: the longer they train, the further they are apart.
@@ -504,6 +513,18 @@ from course_lib.widgets.data_parallel import DataParallelExplorer
 DataParallelExplorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. A larger batch, by far. With 64 samples in place of 32, eight ranks are 4.0 times as fast as one, and not 2.3
+#    times. Overlap can hide little here, since the link is busy for longer than the ranks compute.
+# 2. With overlap, the first buckets are on their way while the backward pass goes on. With four ranks, 32 samples and a
+#    link of 5 MB/s, a step takes 56 ms in place of 68. But each bucket goes around the ring by itself and pays for its
+#    own messages. Where there is little to compute, that costs more than it hides.
+# 3. With overlap they are slower than four, whatever the link; without it, a little faster. The last term is to blame:
+#    each exchange is 14 messages, one after the other.
+# 4. 6.9 times, with 64 samples, overlap and the fastest link. A link of 20 MB/s still gives 6.8 times.
+# </details>
+#
 # ## 7. Three cases
 #
 # For another day, or for a room to discuss: answer in your own words, then compare with the run and a model answer.
@@ -520,9 +541,9 @@ Card("evaluate_replicas")
 # %% [markdown]
 # ## 8. The same in PyTorch
 #
-# PyTorch has both halves. `DistributedSampler` says which samples are a rank's, and `DistributedDataParallel` averages
-# the gradients while the backward pass goes on. *Predict:* 512 samples on four ranks, then 10. Is what comes out the
-# gradient of one process?
+# PyTorch has two tools for this. `DistributedSampler` says which samples are a rank's, and `DistributedDataParallel`
+# averages the gradients while the backward pass goes on. *Predict:* 512 samples on four ranks, then 10. Is what comes
+# out the gradient of one process?
 
 # %%
 from torch.nn.parallel import DistributedDataParallel
@@ -536,6 +557,7 @@ def in_pytorch(rank, samples):
     data.answer_loss(replica(inputs), targets).backward()
     return mine, torch.cat([parameter.grad.flatten() for parameter in replica.parameters()])
 
+# %%
 for samples in (512, 10):
     results = launch(in_pytorch, 4, (samples,)).results
     whole = gradient(*(tensor[:samples] for tensor in minibatch))
@@ -562,6 +584,7 @@ def in_portions(rank):
             (data.answer_loss(replica(inputs), targets) / 4).backward()
     return torch.cat([parameter.grad.flatten() for parameter in replica.parameters()])
 
+# %%
 run, whole = launch(in_portions, 4), gradient(*minibatch)
 compare("four portions", run.results[0])
 print("all-reduces:", sum(span.name == "all_reduce" for span in run.timeline.of(0)))
@@ -602,7 +625,7 @@ print("all-reduces:", sum(span.name == "all_reduce" for span in run.timeline.of(
 # - Li et al. 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 13(12): buckets
 #   and overlap, as PyTorch does them.
 # - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal of
-#   Parallel and Distributed Computing 69(2): why ranks that do all the adding cannot send less than in a ring.
+#   Parallel and Distributed Computing 69(2): why ranks that do all the adding cannot all send less than in a ring.
 # - Graham et al. 2016, *Scalable Hierarchical Aggregation Protocol (SHArP): A Hardware Architecture for Efficient Data
 #   Reduction*, COM-HPC: switches that add.
 # - Goyal et al. 2017, *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*, arXiv:1706.02677.

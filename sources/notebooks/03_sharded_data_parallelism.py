@@ -177,19 +177,23 @@ from course_lib.experiments.training import flat, shares
 from course_lib.model import TinyGPT
 
 
+def mean_of_own_piece(model, inputs, targets):
+    data.answer_loss(model(inputs), targets).backward()
+    gradients = flat(parameter.grad for parameter in model.parameters())
+    model.zero_grad()
+    return ring_reduce_scatter(gradients) / dist.get_world_size()
+
+# %%
 def update_in_between(rank):
     model = TinyGPT(dtype=torch.float64)
     weights = flat(model.parameters())
     own = weights.tensor_split(dist.get_world_size())[rank]
     optimizer = torch.optim.AdamW([own], lr=1e-3)  # it has never seen the other shards
     for inputs, targets in shares(rank, samples=32, steps=5):
-        data.answer_loss(model(inputs), targets).backward()
-        gradients = flat(parameter.grad for parameter in model.parameters())
-        own.grad = ring_reduce_scatter(gradients) / dist.get_world_size()  # the first half
+        own.grad = mean_of_own_piece(model, inputs, targets)  # the first half of an all-reduce
         optimizer.step()
         ring_all_gather(weights)  # the second half
         torch.nn.utils.vector_to_parameters(weights, model.parameters())
-        model.zero_grad()
     return weights
 
 # %%
@@ -378,6 +382,7 @@ def flops(model, backward):
             loss.backward()
     return counter.get_total_flops()
 
+# %%
 inputs, targets = data.fixed_examples(32)
 keeping, computing = TinyGPT(FOUR_LAYERS), TinyGPT(FOUR_LAYERS)
 compute_again(computing)
@@ -436,6 +441,7 @@ def in_pytorch(rank):
         optimizer.zero_grad()
     return flat(parameter.full_tensor() for parameter in model.parameters())
 
+# %%
 theirs = launch(in_pytorch, world_size=4).results[0]
 print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() < 1e-9))
 

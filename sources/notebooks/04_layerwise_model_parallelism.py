@@ -15,7 +15,7 @@
 # So give each device a few layers in a row, a **stage**. (The stages of ZeRO are something else.)
 #
 # *Predict:* our model is a list of ten blocks, an embedding, eight layers and a head. How would you deal them out to
-# four ranks?
+# four ranks? Here is the list, and what `split_layers` does with it:
 
 # %%
 from collections import Counter
@@ -204,8 +204,9 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 #
 # ### Turn the knobs
 #
-# Every move trains a model with 6 layers on real ranks. Memory is measured at its fullest, which on most ranks is
-# before there are any gradients. Time is emulated, and compared with what a simulator predicted. Try these:
+# Every move trains a model with 6 layers on real ranks. (A unit is a device, and every unit is a rank.) Memory is
+# measured at its fullest, which on most ranks is before there are any gradients. Time is emulated, and compared with
+# what a simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
 # 2. Take 64 samples. Which part of memory grows, and is it shared out like the rest?
@@ -219,6 +220,16 @@ from course_lib.widgets.layerwise import LayerWiseExplorer
 LayerWiseExplorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. The fullest unit holds 6.0 MB alone and 1.5 MB of eight, but eight units are no better than six. The time is the
+#    same with any number of them.
+# 2. The activations. They are shared out too: together the units hold those that one would hold.
+# 3. With four units and 32 samples, the last one, which has the head, with 6.4 MB. A cut by bytes gives the head a unit
+#    of its own, and 5.7 MB are left.
+# 4. No. The head alone makes half of all there is. It would have to be cut inside.
+# </details>
+#
 # A cut between layers cannot make a stage smaller than its largest block. To go on you have to cut *inside* a layer,
 # and that is [tensor parallelism](06_tensor_parallelism.ipynb).
 #
@@ -252,6 +263,7 @@ def in_pytorch(rank, steps):
         optimizer.zero_grad()
     return part.state_dict(prefix="blocks.")
 
+# %%
 theirs = {name: weights for state in launch(in_pytorch, 4, (20,)).results for name, weights in state.items()}
 print("all weights there:", theirs.keys() == one.keys())
 print("equal to the last bit:", all(torch.equal(theirs[name], one[name]) for name in one))

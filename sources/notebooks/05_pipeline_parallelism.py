@@ -9,7 +9,8 @@
 # ## 1. Pass it on, and start the next
 #
 # The layers of a model lie on four devices in a row. A minibatch goes forward from the first to the last, and its
-# gradients come back. At any moment one device works and three wait:
+# gradients come back. At any moment one device works and three wait. Here `step` runs one training step on real ranks,
+# by a schedule that you name, and `gantt` draws what each of them did:
 
 # %%
 from course_lib import Pace
@@ -43,11 +44,11 @@ print(f"{pieces.makespan / whole.makespan:.0%} of the time")
 gantt(pieces, compare=whole, title="The same work, on one axis", names=("four micro-batches", "the whole minibatch"))
 
 # %% [markdown]
-# A bit less than a half: in each direction seven turns of a quarter of the length, in place of four. In one of the
-# seven all four devices work at the same time. Before that turn the pipeline **fills**, since the last device has
-# nothing to do until something arrives; after it the pipeline **drains**, and the first device is the first to have
-# nothing left. On the way back it is the other way round. The idle time has a name, the **bubble**: the last device
-# has it at both ends of the step, the first in the middle.
+# A bit less than a half: in each direction there are seven short turns in place of four long ones, and a short turn is
+# a quarter of a long one. In one of the seven all four devices work at the same time. Before that turn the pipeline
+# **fills**, since the last device has nothing to do until something arrives; after it the pipeline **drains**, and the
+# first device is the first to have nothing left. On the way back it is the other way round. The idle time has a name,
+# the **bubble**: the last device has it at both ends of the step, the first in the middle.
 #
 # Play it, with messages slow enough to see: the space bar starts and stops, the arrow keys go from event to event.
 # Light up micro-batch 2, and follow it through all four stages and back.
@@ -94,7 +95,7 @@ Card("Q10")
 p = 4
 runs = {m: step("gpipe", p, m) for m in (1, 2, 4, 8, 12, 16)}
 for m, run in runs.items():
-    print(f"{m:2} micro-batches: idle {run.idle_fraction():.4%}, formula {(p - 1) / (m + p - 1):.4%}, "
+    print(f"m = {m:2}: idle {run.idle_fraction():.4%}, formula {(p - 1) / (m + p - 1):.4%}, "
           f"{whole.makespan / run.makespan:.1f} times as fast as without")
 
 # %% [markdown]
@@ -135,6 +136,7 @@ problems, _ = data.train_test_split()
 inputs, targets = next(data.minibatches(problems, 30))
 shape = GPTConfig(layers=6)
 
+# %%
 def cut(model, n):
     return [model.blocks[stage.start : stage.stop] for stage in split_layers(len(model.blocks), n)]
 
@@ -325,6 +327,17 @@ from course_lib.widgets.pipeline import PipelineExplorer
 PipelineExplorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. The bubble, from 75% to 16% of the time. What the devices compute stays as long as it is.
+# 2. With `gpipe` every rank holds all micro-batches, however many there are. With `1f1b` the four ranks hold four,
+#    three, two and one.
+# 3. `zb_h1` both times. Its devices are idle for 23% of the time, and for 13% with 16 micro-batches; those of `gpipe`
+#    and `1f1b` for 47% and 30%.
+# 4. They wait for the last rank, in every turn: with four stages, eight micro-batches and `gpipe`, a step takes 720 ms
+#    in place of 594. A better schedule helps: with `interleaved_1f1b` it takes 576 ms.
+# </details>
+#
 # The fourth one is worth remembering. In the middle of a step every rank goes at the pace of the slowest stage, and no
 # number of micro-batches changes that. The remedy is a better cut, by what the layers cost and not by their number.
 #
@@ -352,7 +365,7 @@ def seconds(b):
     return (B / b + p - 1) * (h + c * b)
 
 for b in (1, 2, 4, 8, 16, 32):
-    print(f"{b:2} samples: {1000 * seconds(b):3.0f} ms")
+    print(f"b = {b:2}: {1000 * seconds(b):3.0f} ms")
 print(f"best size by the formula: {(B * h / ((p - 1) * c)) ** 0.5:.1f} samples")
 
 # %% [markdown]
@@ -371,6 +384,16 @@ from course_lib.widgets.micro_batches import MicroBatchExplorer
 MicroBatchExplorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. Yes, as near as these sizes come to it: the best is 4, and the formula says 5.3.
+# 2. One sample. Without a fixed cost, smaller pieces cost nothing and leave less idle time. The formula says so as
+#    well: with $h = 0$ its best size is 0.
+# 3. Smaller, by the formula from 6.5 samples with two stages to 4.9 with eight. The idle part grows.
+# 4. With four stages, and with the overhead, micro-batches have to be half as large as is best, and a step takes 266 ms
+#    in place of 220.
+# </details>
+#
 # ## 7. Four cases
 #
 # Answer in a few sentences, as you would to a colleague. Then a run shows you how it is, and you compare with a good
@@ -406,6 +429,7 @@ def in_pytorch(rank, schedule):
     _ = pipeline.step(inputs) if rank == 0 else pipeline.step(target=targets)
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
+# %%
 for name, schedule in {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}.items():
     theirs, ours = launch(in_pytorch, 4, (schedule,)).results, launch(gradients, 4, (name, 4)).results
     same = all(torch.equal(mine[key], other[key]) for mine, other in zip(ours, theirs, strict=True) for key in mine)

@@ -4,9 +4,9 @@
 # **What you do:** cut the matrices of a transformer so that all ranks work on every layer at the same time, find the
 # places where they have to talk, and see what it costs when they are far apart.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** [Data parallelism](02_data_parallelism.ipynb); reduce-scatter and all-gather from
-# [Sharded data parallelism](03_sharded_data_parallelism.ipynb); for section 9 stages, micro-batches and the bubble from
-# [Pipeline parallelism](05_pipeline_parallelism.ipynb); and to know what a matrix product is.
+# **You need:** to know what a matrix product is; [Data parallelism](02_data_parallelism.ipynb); reduce-scatter and
+# all-gather from [Sharded data parallelism](03_sharded_data_parallelism.ipynb); and for section 9 stages, micro-batches
+# and the bubble from [Pipeline parallelism](05_pipeline_parallelism.ipynb).
 #
 # Every part asks you something first. Decide on an answer before you run the next cell, even if it is a guess: you
 # will see more in what follows. (This page comes with its results. To hide them until you get there, choose *Clear
@@ -14,8 +14,9 @@
 #
 # ## 1. One matrix, two workers
 #
-# A replica needs the whole model, and whole layers on different ranks take turns, unless micro-batches fill the gaps.
-# Can two ranks work on *one* layer at the same time, each holding half of it? Take its matrix, and a pair of scissors:
+# A replica needs the whole model. Stages of whole layers need only a part of it, but they take turns, unless
+# micro-batches fill the gaps. Can two ranks work on *one* layer at the same time, each holding half of it? Take its
+# matrix, and a pair of scissors:
 
 # %%
 import torch
@@ -108,10 +109,10 @@ travels(run.timeline)
 # %% [markdown]
 # (The `broadcast`s left out here came first. They gave all ranks the first one's weights.)
 #
-# One of the two all-reduces you have seen coming: after $B$ each rank has an addend of $y$. It is called **g**.
-# The other is on the way back. All ranks have used the same $x$, each for its own columns of $A$, so each
-# has found only an addend of the *gradient of* $x$. Where $x$ goes into $A$, there is a spot where forward nothing
-# happens and backward the gradients are added up. That is **f**. The two are mirror images:
+# You could see one of the two all-reduces coming: after $B$ each rank has an addend of $y$. It is called **g**. The
+# other is on the way back. All ranks have used the same $x$, each for its own columns of $A$, so each has found only an
+# addend of the *gradient of* $x$. At the place where $x$ goes into $A$, nothing happens on the way forward, and on the
+# way back these gradients are added up. That is **f**. The two are mirror images:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -146,7 +147,7 @@ for way in WAYS:
 # process. The lower picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
 # blank. Above and below stand the collectives of the run, with the bytes that a rank sends for each in a ring. The
 # picture beside the controls shows what every rank did. It is **emulated**, with links of 1 MB per second. (A
-# thousandth or less of what real ones do; what counts is the ratio.) The sentences say what the formula says of it.
+# thousandth or less of what real ones do; what counts is the ratio.) The sentences add what the formula predicts.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? What grows
@@ -161,6 +162,17 @@ from course_lib.widgets.tensor_parallel import TensorParallelExplorer
 TensorParallelExplorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. In *rows, rows* it comes before the GELU: addends have to be summed there, and there they are four times as wide.
+#    In *columns, columns* it is on the way back, and *rows, columns* has one in each direction.
+# 2. The largest. Eight ranks then compute for 58% of the time, with the smallest for 18%. Computing grows with the
+#    square of the hidden size, what travels with the hidden size itself.
+# 3. Yes, but not by much: 67 ms in place of 80.
+# 4. Each becomes a reduce-scatter and an all-gather, one of them forward and the other backward. It saves not a byte,
+#    and costs none.
+# </details>
+#
 # ## 5. Attention, by heads
 #
 # The other half of a transformer block has four matrices: query, key and value, then out. *Predict:* which of them are
@@ -355,9 +367,9 @@ def timing(ranks, ranks_per_node):
 speed_up([timing(ranks, per_node) for per_node in (8, 4) for ranks in (1, 2, 4, 8)], title="Across nodes?")
 
 # %% [markdown]
-# Up to four ranks both lines are one. With eight, the second group has to cross the slow link: it is less than three
-# times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden states of $H$
-# bytes, each of $N$ ranks sends
+# Up to four ranks the two lines are the same. With eight, the nodes of four have to use the slow link: that is less
+# than three times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden states
+# of $H$ bytes, each of $N$ ranks sends
 #
 # $$4L \cdot 2\,\frac{N-1}{N}\,H$$
 #
@@ -373,15 +385,15 @@ from course_lib.questions.tensor import BATCH, LARGE, NODES
 for tp in (1, 2, 4, 8, 16, 32, 64):
     e = estimate(LARGE, NODES, Plan(tp=tp, pp=64 // tp), BATCH)
     waits = e.step_time.tensor / e.step_time.total
-    print(f"{tp:2} tensor ranks x {64 // tp:2} stages, modelled: waits {waits:4.0%} for f and g, {e.mfu:4.0%} of peak")
+    print(f"tp {tp:2} x pp {64 // tp:2}, modelled: waits {waits:4.0%} for f and g, {e.mfu:4.0%} of peak")
 
 # %% [markdown]
 # Look at the step from 8 to 16, where the groups leave their nodes.
 #
 # ### Case: choosing a strategy
 #
-# Write a few sentences, then compare. The run behind it is the planner's, for each proposal and for the best of
-# thousands of plans.
+# Write a few sentences, then compare. The planner judges each of the proposals, and searches thousands of plans for the
+# best.
 
 # %%
 Card("choose_strategy")
@@ -408,6 +420,7 @@ def in_pytorch(rank):
     learn(model, data.answer_loss, steps=20)
     return {name: p.full_tensor() if isinstance(p, DTensor) else p.detach() for name, p in model.named_parameters()}
 
+# %%
 theirs = launch(in_pytorch, world_size=4).results[0]
 difference = max((theirs[name] - four[name]).abs().max().item() for name in four)
 print("the same as ours, up to rounding:", difference < 1e-9)
@@ -429,7 +442,7 @@ print("the same as ours, up to rounding:", difference < 1e-9)
 # ## What you know now
 #
 # - Two matrices with a function between them that works on each number alone: the first by columns, the second by
-#   rows. Attention likewise, with heads for hidden units.
+#   rows. Attention works the same way, with heads in place of hidden units.
 # - One all-reduce forward (g) and one backward (f) for each such pair, four for each transformer block, always of all
 #   hidden states.
 # - Parameters, gradients and optimizer state are divided by the number of ranks; with sequence parallelism, so are the
@@ -441,7 +454,7 @@ print("the same as ours, up to rounding:", difference < 1e-9)
 #
 # - **Narrow models.** What a layer computes grows with the square of the width, what travels only with the width. So
 #   with a small hidden size there is little to compute for each byte, and more ranks can be slower than fewer.
-# - **More ranks than heads**, or numbers that do not divide: somebody idles, or it cannot be done.
+# - **More ranks than heads**, or numbers that do not divide: some ranks idle, or it cannot be done.
 # - **Links as fast between nodes as inside.** Some machines join dozens of devices by the same fast links. There, a
 #   *node* is as large as that.
 # - **Nothing hides** holds for f and g as they are here. Cutting a product into pieces, so that one travels while the

@@ -35,8 +35,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 # %% [markdown]
 # bfloat16 reaches as far as float32, with two to three digits. float16 has one digit more and ends early: at 65504
-# above, and at $2^{-24}$ below. Keep both flaws in mind, *few digits* and *narrow range*. All that goes wrong in this
-# lesson is one or the other.
+# above, and at $2^{-24}$ below. Keep both flaws in mind, *few digits* and *narrow range*. Everything that goes wrong in
+# this lesson comes from one or the other.
 #
 # How fast are 16 bits on your computer? *Predict* an order, from the fastest format to the slowest:
 
@@ -57,9 +57,10 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 # %% [markdown]
 # On a CPU 16 bits can be faster or many times slower: it depends on whether it has circuits for a format, or must
-# imitate it. So these times say something about your CPU, and nothing about GPUs, which all have such circuits. Here is
-# what their data sheets say of matrix products, and what the planner makes of that for one step of a model with 1.3
-# billion parameters (modelled, as we have no such device):
+# imitate it. So these times say something about your CPU, and nothing about the GPUs on which large models are trained.
+# These have such circuits, the older ones for float16 alone. Here is what their data sheets say of matrix products, and
+# what the planner makes of that for one step of a model with 1.3 billion parameters (modelled, as we have no such
+# device):
 
 # %%
 from course_lib.planner import Cluster, Plan, estimate
@@ -376,9 +377,9 @@ for used, is_taken in trajectory(scale=2.0**30, steps=40):
     print(f"2^{math.log2(used):.0f}{'' if is_taken else ' skipped'}", end=", ")
 
 # %% [markdown]
-# It falls until nothing overflows, and then knocks at the edge every few steps, at the price of one skipped step. (Real
-# runs wait for 2000 steps before they try.) On one rank, `torch.amp.GradScaler` does exactly the same, number for
-# number.
+# It falls until nothing overflows. Then it tries the edge again every few steps, each time at the price of a skipped
+# step. (Real runs wait for 2000 steps before they try.) On one rank, `torch.amp.GradScaler` does exactly the same,
+# number for number.
 #
 # ### Question: an overflow on one rank
 #
@@ -407,7 +408,19 @@ from course_lib.widgets.mixed_precision import MixedPrecisionExplorer
 MixedPrecisionExplorer()
 
 # %% [markdown]
-# The third one is the treacherous one. With a large learning rate bfloat16 alone looks fine, and learning rates fall
+# <details><summary>What you should see</summary>
+#
+# 1. 2⁸ is enough, and then it learns as well as float32. At 2⁴⁰ gradients overflow in every step, so every step is
+#    skipped.
+# 2. It comes down from 2⁴⁰, at the price of a few skipped steps. The largest gradients come to rest near the upper end
+#    of what float16 can hold.
+# 3. At 0.003 it is as good as float32, and at 0.00001 it hardly learns.
+# 4. The gradients are divided by the scale before they are squared, and squares vanish in float16. After one step the
+#    loss is not a number.
+# 5. No, not a digit.
+# </details>
+#
+# The third one is treacherous. With a large learning rate bfloat16 alone looks fine, and learning rates fall
 # as a training goes on.
 #
 # ## 7. All of it, on four ranks
@@ -486,9 +499,6 @@ def ours(rank):
     return scaler.scale_factor, [weight.detach() for weight in master.parameters]
 
 # %%
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-
 def in_pytorch(rank, make_scaler):
     torch.manual_seed(0)
     mlp = MLP(small).to(torch.float16).float()  # ours have begun with rounded weights, too
@@ -504,6 +514,9 @@ def in_pytorch(rank, make_scaler):
     return scaler.get_scale(), [weight.detach() for weight in mlp.parameters()]
 
 # %%
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+
 def compare(run, others):
     is_equal = [all(map(torch.equal, own[1], other[1])) for own, other in zip(run, others, strict=True)]
     return f"loss scales {[f'{scale:,.0f}' for scale, _ in run]}, the same weights as ours: {is_equal}"

@@ -2,8 +2,7 @@
 # # Combining mechanisms
 #
 # **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, in 16 bits if
-# you like, arrange the ranks in nine ways, and find out who has to talk to whom, how much, and what is easily counted
-# twice.<br>
+# you like, arrange the ranks in nine ways, and find out who has to talk to whom, about what, and how much.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** the lessons on data, tensor and pipeline parallelism and on [mixed precision](07_mixed_precision.ipynb).
 #
@@ -21,7 +20,8 @@
 #                   |            |                 |            |
 #     stage 1     rank 2 ===== rank 3            rank 6 ===== rank 7
 #
-# *Predict:* with which ranks does rank 5 have to talk, and about what?
+# *Predict:* with which ranks does rank 5 have to talk, and about what? Then let the ranks say it themselves. `Mesh`
+# puts each of them into its groups:
 
 # %%
 import torch
@@ -177,8 +177,8 @@ for rank, kinds in enumerate(by_rank):
 
 # %% [markdown]
 # Only replica 0 counts (with ZeRO-1 each replica counts the part that it updates). In it every rank counts the
-# matrices that are cut, for it has a piece that nobody else has. Of what all tensor ranks have, the first counts it; of
-# the embedding, the first stage.
+# matrices that are cut, for it has a piece that nobody else has. What all tensor ranks have is counted by the first of
+# them, and the shared embedding by the first stage.
 #
 # ## 4. How much each axis sends
 #
@@ -213,8 +213,9 @@ mesh_map((2, 2, 2), step.sent, origin=step.timeline.origin, title="Who talks to 
 # ## 5. Arrange them yourself
 #
 # Now you choose. Each move trains one step on eight real ranks, which stand for eight devices in two machines of four.
-# Inside a machine links are fast, between the two there is a slow one. Under the map stands what the planner (the last
-# lesson) said beforehand. Choose *Play*, and dots run along a line while something is on its way there.
+# Inside a machine links are fast, between the two there is a slow one. Under the map stands what the planner said
+# beforehand. (The planner is the subject of the next lesson.) Choose *Play*, and dots run along a line while something
+# is on its way there.
 #
 # 1. Walk through all arrangements. Which sends the most bytes, and which the fewest? Is it the fewest bytes that make
 #    the shortest step?
@@ -229,6 +230,18 @@ from course_lib.widgets.mesh import MeshExplorer
 MeshExplorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. 1 x 1 x 8 sends the most, 17 MB, and 2 x 4 x 1 the fewest, 0.8 MB. But 4 x 1 x 2 makes the shortest step, and sends
+#    more than four times as much as 2 x 4 x 1.
+# 2. They wait for the slow link, and compute for 27% of the time. In 2 x 1 x 4 only the replicas' lines cross, in
+#    1 x 2 x 4 only those of the pipeline.
+# 3. Stages wait for each other while the pipeline fills and drains: they are idle for 45% of the time. With eight
+#    micro-batches and `zb_h1` it is 16%.
+# 4. All of them. Only those of the replicas keep more than half of their bytes, since gradients are added up in 32
+#    bits. The weights are those of one process, up to the rounding of 16 bits.
+# </details>
+#
 # No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains. Replicas
 # wait for nobody until the end, but of all memory they share out the optimizer's alone. (In 16 bits only the bytes
 # change here; on a GPU the computing would be faster too.) Whatever you choose, the updated weights are those of one
@@ -315,6 +328,7 @@ def in_pytorch(rank):
     shares = [[tensor.chunk(4)[replica] for tensor in minibatch] for minibatch in minibatches(5)]
     return training.train(model, shares, data.answer_loss, adam)
 
+# %%
 by_replica = launch(in_pytorch, world_size=8).results[::2]  # of each, the first of its tensor ranks
 theirs = torch.tensor(by_replica, dtype=torch.float64).mean(0)
 ours = launch(train, world_size=8, args=((4, 1, 2), "1f1b", 5, None)).results[0]

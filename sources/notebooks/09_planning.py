@@ -15,7 +15,8 @@
 # You have 8 nodes of 8 A100 each, and a model of 70 billion parameters, in the shape of Llama 3 (Llama Team 2024,
 # table 3). A **plan** says how to share the work: `dp` replicas, `tp` devices for each matrix, `pp` stages of layers.
 #
-# *Predict:* the simplest plan is data parallelism alone, 64 replicas. Does it fit?
+# *Predict:* the simplest plan is data parallelism alone, 64 replicas. Does it fit? `estimate` works it out, and says
+# why:
 
 # %%
 from textwrap import fill
@@ -175,7 +176,7 @@ gantt(few.timeline(), title="Four stages, eight micro-batches")
 import torch
 import torch.distributed as dist
 
-from course_lib import launch
+from course_lib import data, launch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec
 
@@ -213,7 +214,7 @@ published = {
 }
 for name, (model, machine, plan, batch, seconds) in published.items():
     one = estimate(model, machine, plan, batch)
-    print(f"{name:7} published {seconds:6.1f} s; planner {one.step_time.total:6.1f} s. {one.interval}")
+    print(f"{name:7} published {seconds:6g} s; planner {one.step_time.total:6.1f} s. {one.interval}")
 
 # %% [markdown]
 # The first is close, the other two are not: those groups ran other software on other machines with the same devices.
@@ -369,6 +370,18 @@ from course_lib.widgets import refresh
 refresh.explorer()
 
 # %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. It still has four stages, but half as many tensor ranks are enough, and there are twice as many replicas. So each
+#    device holds twice as much of every layer: 120 GiB in place of 68.
+# 2. Only on the slowest network. There it turns to eight stages and half as many replicas, so that each device has half
+#    as many gradients to send.
+# 3. A100: a step takes 4% longer than on the fastest network, with B200 19%. The longer a device computes, the more can
+#    travel meanwhile.
+# 4. On four nodes of A100 or H100 the old plan does not fit. On eight nodes of H200 with InfiniBand it gives away a
+#    tenth.
+# </details>
+#
 # ### Case: three managers, three offers
 #
 # The last one is yours to decide, and to defend.
@@ -400,8 +413,6 @@ print(f"FLOPs for a sample: {counter.get_total_flops():,}; planner: {narayanan.s
 # %%
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.fsdp import fully_shard
-
-from course_lib import data
 
 
 def tracked(rank):

@@ -62,7 +62,6 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "in 16 bits; remember and add up in 32.": FORMATS,
     },
     "combining_mechanisms": {
-        "and what is easily counted twice": "what other sentences of the lesson say, and prove",
         "Pipelines are a third axis": "the third after two that the cell shows",
     },
     "planning": {

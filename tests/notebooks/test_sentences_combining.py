@@ -48,6 +48,11 @@ def bytes_of(step: MeshStep, axis: str = "") -> int:
     return sum(sum(by_pair.values()) for name, by_pair in step.sent.items() if axis in ("", name))
 
 
+def share_in_16_bits(axis: str) -> float:
+    """Of the bytes in 32 bits."""
+    return bytes_of(arranged((2, 2, 2), dtype=torch.bfloat16), axis) / bytes_of(arranged((2, 2, 2)), axis)
+
+
 def across(step: MeshStep) -> set[str]:
     """The axes that reach from one machine to the other."""
     return {
@@ -134,6 +139,25 @@ PROOFS: Proofs = {
         replicas_wait_at_the_end() and memory_of_replicas()
     ),
     # The answers to the tasks of the explorer.
+    "1 x 1 x 8 sends the most, 17 MB, and 2 x 4 x 1 the fewest, 0.8 MB. But 4 x 1 x 2 makes the shortest step, and "
+    "sends more than four times as much as 2 x 4 x 1.": lambda: (
+        [f"{bytes_of(arranged(sizes)) / 1e6:.2g}" for sizes in ((1, 1, 8), (2, 4, 1))] == ["17", "0.81"]
+        and sorted(MESHES, key=lambda sizes: bytes_of(arranged(sizes)))[:: len(MESHES) - 1] == [(2, 4, 1), (1, 1, 8)]
+        and min(MESHES, key=lambda sizes: arranged(sizes).timeline.makespan) == (4, 1, 2)
+        and bytes_of(arranged((4, 1, 2))) > 4 * bytes_of(arranged((2, 4, 1)))
+    ),
+    "They wait for the slow link, and compute for 27% of the time. In 2 x 1 x 4 only the replicas' lines cross, in "
+    "1 x 2 x 4 only those of the pipeline.": lambda: (
+        f"{computes(arranged((1, 1, 8))):.0%}" == "27%"
+        and (across(arranged((2, 1, 4))), across(arranged((1, 2, 4)))) == ({"dp"}, {"pp"})
+    ),
+    "they are idle for 45% of the time. With eight micro-batches and `zb_h1` it is 16%.": lambda: (
+        [f"{idle(arranged((2, 4, 1), *how)):.0%}" for how in ((4, "1f1b"), (8, "zb_h1"))] == ["45%", "16%"]
+    ),
+    "Only those of the replicas keep more than half of their bytes, since gradients are added up in 32 bits.": lambda: (
+        [axis for axis in ("tp", "pp", "dp") if share_in_16_bits(axis) > 0.51] == ["dp"]
+        and share_in_16_bits("dp") == 3 / 4
+    ),
     "Which sends the most bytes, and which the fewest? Is it the fewest bytes that make the shortest step?": lambda: (
         max(MESHES, key=lambda sizes: bytes_of(arranged(sizes))) == (1, 1, 8)
         and min(MESHES, key=lambda sizes: bytes_of(arranged(sizes)))
@@ -182,8 +206,8 @@ PROOFS: Proofs = {
     "Only replica 0 counts": lambda: shows(
         "for rank, kinds in enumerate(by_rank)", *(f"rank {rank} counts nothing" for rank in (4, 5, 6, 7))
     ),
-    "Of what all tensor ranks have, the first counts it; of the embedding, the first stage.": lambda: (
-        [len(counted(rank)) for rank in range(4)] == [3, 2, 2, 1]
+    "What all tensor ranks have is counted by the first of them, and the shared embedding by the first stage.": (
+        lambda: [len(counted(rank)) for rank in range(4)] == [3, 2, 2, 1]
     ),
     "Tensor parallelism sends by far the most": lambda: all(
         sent(samples)["tp"] > 5 * max(sent(samples)["pp"], sent(samples)["dp"]) for samples in (64, 256)

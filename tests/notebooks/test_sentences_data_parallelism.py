@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from course_lib import Link, Pace, data, launch, questions
 from course_lib.experiments import training_step
 from course_lib.experiments.chunks import follow
 from course_lib.experiments.training import flat
+from course_lib.figures import time_breakdown
 from course_lib.mechanisms import batches
 from course_lib.model import TinyGPT
+from course_lib.widgets.data_parallel import BATCH_SIZES, LINK_SPEEDS, DataParallelSetting
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "data_parallelism"
@@ -74,6 +77,18 @@ def workers_of_q3() -> list[float]:
     return [float(text.split("16 workers were ")[1].split(" times")[0]) for text in said]
 
 
+@lru_cache
+def explored(ranks: int, batch_size: int, link_speed: float, overlap: bool = True) -> float:
+    """How many times as fast as one rank, in the explorer."""
+    alone, step = (DataParallelSetting(n, batch_size, link_speed, overlap).with_ranks(n).run() for n in (1, ranks))
+    return alone.makespan / step.makespan
+
+
+def computes(ranks: int, batch_size: int, link_speed: float) -> float:
+    """For which part of the time, in the explorer."""
+    return time_breakdown(DataParallelSetting(ranks, batch_size, link_speed, True).run()).compute
+
+
 # PyTorch's own, on ranks
 
 
@@ -117,7 +132,7 @@ PROOFS: Proofs = {
     "Here is the last of 20 steps": lambda: "args=(20,)" in lesson(NAME).code("last = after_barrier("),
     "With 512 samples it is. With 10 the sampler **pads**: every rank is to have three, so it begins again at the "
     "front, and samples 0 and 1 count twice.": lambda: shows(
-        "DistributedSampler",
+        "launch(in_pytorch",
         "[0, 4, 8] [1, 5, 9] [2, 6, 0] [3, 7, 1]",
         "512 samples        the same",
         "10 samples         off",
@@ -128,7 +143,7 @@ PROOFS: Proofs = {
     ),
     "`DistributedDataParallel` averages over *ranks*, so that is the plain mean again.": is_the_plain_mean,
     "`no_sync` keeps the ranks from averaging after each of them": lambda: shows(
-        "replica.no_sync()", "four portions      the same, up to rounding", "all-reduces: 1\n"
+        "launch(in_portions", "four portions      the same, up to rounding", "all-reduces: 1\n"
     ),
     "A parameter that takes no part in the loss is an error in the next step": lambda: all(
         "find_unused_parameters=True" in said for said in launch(unused_parameter, 2).results
@@ -166,7 +181,7 @@ PROOFS: Proofs = {
     "less than twice, however many ranks there are": lambda: max(times_the_gradients().values()) < 2,
     "Nothing: a replica is a whole model.": lambda: held() == [held()[0], 4 * held()[0]] and held()[0][0] > 0,
     "the longer they train, the further they are apart": lambda: (
-        (apart := [numbers("follow, 4", f"after {n:2} steps")[1] for n in (1, 5, 20, 80)]) == sorted(apart)
+        (apart := [numbers("follow, 4", f"after step {n:2} ")[1] for n in (1, 5, 20, 80)]) == sorted(apart)
         and apart[0] < apart[-1]
     ),
     "The devices here need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. "
@@ -194,6 +209,30 @@ PROOFS: Proofs = {
         and [row[3] for row in terms()] == [2 * (n - 1) for n in (1, 2, 4, 8)]
     ),
     "Here are all four, beside what the emulated clocks say": lambda: all(row[4] == row[5] for row in terms()),
+    # The answers to the tasks of the explorer.
+    "With 64 samples in place of 32, eight ranks are 4.0 times as fast as one, and not 2.3 times. Overlap can hide "
+    "little here, since the link is busy for longer than the ranks compute.": lambda: (
+        (f"{explored(8, 64, 2):.1f}", f"{explored(8, 32, 2):.1f}") == ("4.0", "2.3")
+        and abs(explored(8, 32, 2, overlap=False) - explored(8, 32, 2)) < 0.2
+        and computes(8, 32, 2) < 1 / 2
+    ),
+    "With four ranks, 32 samples and a link of 5 MB/s, a step takes 56 ms in place of 68.": lambda: (
+        [round(1000 * DataParallelSetting(4, 32, 5, overlap).run().makespan) for overlap in (True, False)] == [56, 68]
+    ),
+    "Where there is little to compute, that costs more than it hides.": lambda: (
+        explored(8, 16, 5) < explored(8, 16, 5, overlap=False)
+    ),
+    "With overlap they are slower than four, whatever the link; without it, a little faster.": lambda: all(
+        explored(8, 16, link) < explored(4, 16, link)
+        and explored(4, 16, link, overlap=False) < explored(8, 16, link, overlap=False)
+        for link in LINK_SPEEDS
+    ),
+    "each exchange is 14 messages, one after the other.": lambda: 2 * (8 - 1) == 14,
+    "6.9 times, with 64 samples, overlap and the fastest link. A link of 20 MB/s still gives 6.8 times.": lambda: (
+        (f"{explored(8, 64, max(LINK_SPEEDS)):.1f}", f"{explored(8, 64, 20):.1f}") == ("6.9", "6.8")
+        and explored(8, 64, max(LINK_SPEEDS))
+        == max(explored(8, size, 100, on) for size in BATCH_SIZES for on in (0, 1))
+    ),
     "Computing shrinks with their number, communication and the update do not.": lambda: (
         terms()[0][0] > terms()[-1][0] and terms()[0][1] == terms()[-1][1] and terms()[1][2] < terms()[-1][2]
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from inspect import signature
 from itertools import pairwise
 from typing import Any
@@ -12,9 +13,10 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from course_lib import data, launch, questions
+from course_lib.experiments.steps import LayerWiseStep
 from course_lib.mechanisms.layerwise import LayerWise
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.widgets.layerwise import LAYERS
+from course_lib.widgets.layerwise import LAYERS, UNITS, LayerWiseSetting
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "layerwise_model_parallelism"
@@ -70,12 +72,40 @@ def only_ours_adds_up_gradients_of_two_uses() -> bool:
     return same == [True, True, False, False, True]
 
 
+@lru_cache
+def explored(units: int, samples: int = 32, vocabulary: int = 1000, cut: str = "number") -> LayerWiseStep:
+    return LayerWiseSetting(units, samples, vocabulary, cut).run()
+
+
+def fullest_unit(*setting: Any) -> float:
+    """MB of the fullest unit."""
+    return round(max(held.total for held in explored(*setting).held) / 1e6, 1)
+
+
 PROOFS: Proofs = {
+    # The answers to the tasks of the explorer.
+    "The fullest unit holds 6.0 MB alone and 1.5 MB of eight, but eight units are no better than six. The time is the "
+    "same with any number of them.": lambda: (
+        [fullest_unit(units) for units in (1, 6, 8)] == [6.0, 1.5, 1.5]
+        and len({round(explored(units).timeline.makespan, 9) for units in UNITS}) == 1
+    ),
+    "They are shared out too: together the units hold those that one would hold.": lambda: (
+        sum(held.activations for held in explored(4, 64).held) == explored(1, 64).held[0].activations
+    ),
+    "With four units and 32 samples, the last one, which has the head, with 6.4 MB. A cut by bytes gives the head a "
+    "unit of its own, and 5.7 MB are left.": lambda: (
+        [fullest_unit(4, 32, 4000, cut) for cut in ("number", "bytes")] == [6.4, 5.7]
+        and max(explored(4, 32, 4000).held, key=lambda held: held.total) == explored(4, 32, 4000).held[-1]
+    ),
+    "The head alone makes half of all there is.": lambda: (
+        {fullest_unit(8, 32, 4000, cut) for cut in ("number", "bytes")} == {5.7}
+        and abs(5.7 / fullest_unit(1, 32, 4000) - 1 / 2) < 0.01
+    ),
     "A quarter of the memory.": lambda: abs(sum(shares()) / 4 - 1 / 4) < 1e-12,
     "Every move trains a model with 6 layers on real ranks.": lambda: LAYERS == 6,
     "Here it trains for the same 20 steps as in section 2": lambda: (
-        "launch(in_pytorch, 4, (20,))" in lesson(NAME).code("ScheduleGPipe")
-        and shows("ScheduleGPipe", "all weights there: True", "equal to the last bit: True")
+        "launch(in_pytorch, 4, (20,))" in lesson(NAME).code("launch(in_pytorch")
+        and shows("launch(in_pytorch", "all weights there: True", "equal to the last bit: True")
     ),
     "It does not add up the gradients of a parameter with two uses, on two ranks. Ours does.": (
         only_ours_adds_up_gradients_of_two_uses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import data, launch
 from course_lib.experiments.ablations import running_sum
+from course_lib.figures import loss_at_end
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import Cluster, memory
 from course_lib.planner.spec import Plan
+from course_lib.widgets.mixed_precision import SCALES, STEPS, MixedPrecisionSetting, Training, first_gradients
 from course_lib.widgets.one_machine import FAMILY
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
@@ -121,9 +124,57 @@ def replicas_send_32_bits() -> bool:
     return sent == 4 * run.results[0]  # of two ranks in a ring, each sends what it has once
 
 
+@cache
+def explored(*setting: Any) -> Training:
+    """A training of the explorer, to its end."""
+    training = Training(MixedPrecisionSetting(*setting))
+    while training.pieces_left:
+        training.go_on()
+    return training
+
+
+def gained(*setting: Any) -> float:
+    """By how much the loss has fallen, as a share of what it falls in float32."""
+    curves = [explored(*one).losses for one in (setting, ("float32", 1.0, True, setting[-1]))]
+    here, in_32_bits = (curve[0] - loss_at_end(curve) for curve in curves)
+    return here / in_32_bits
+
+
 PROOFS: Proofs = {
+    # The answers to the tasks of the explorer.
+    "2⁸ is enough, and then it learns as well as float32. At 2⁴⁰ gradients overflow in every step, so every step is "
+    "skipped.": lambda: (
+        list(SCALES.values())[:2] == [1.0, 2.0**8]
+        and gained("float16", 1.0, True, 3e-3) < 0.1
+        and abs(gained("float16", 2.0**8, True, 3e-3) - 1) < 0.05
+        and explored("float16", 2.0**40, True, 3e-3).skipped == STEPS
+    ),
+    "It comes down from 2⁴⁰, at the price of a few skipped steps. The largest gradients come to rest near the": (
+        lambda: (
+            0 < (dynamic := explored("float16", None, True, 3e-3)).skipped < 20
+            and 2.0**10 < dynamic.scale * 2.0 ** max(first_gradients()) <= 2.0**17
+        )
+    ),
+    "At 0.003 it is as good as float32, and at 0.00001 it hardly learns.": lambda: (
+        abs(gained("bfloat16", 1.0, False, 3e-3) - 1) < 0.05 and gained("bfloat16", 1.0, False, 1e-5) < 0.1
+    ),
+    "After one step the loss is not a number.": lambda: all(
+        explored("float16", scale, False, 3e-3).is_broken and len(explored("float16", scale, False, 3e-3).losses) == 2
+        for scale in (2.0**8, 2.0**16)
+    ),
+    "No, not a digit.": lambda: all(
+        explored(name, 2.0**16, True, 3e-3).losses == explored(name, 1.0, True, 3e-3).losses
+        for name in ("float32", "bfloat16")
+    ),
     "With 16, twice as many fit into the same memory and through the same cable, and a GPU multiplies them many times "
     "as fast.": lambda: 2 * BF16.itemsize == torch.float32.itemsize and all(peak > 7 for peak, _ in gains()),
+    "These have such circuits, the older ones for float16 alone.": lambda: (
+        [
+            sorted(set(Cluster(device).spec.peak) & {"bf16", "fp16"})
+            for device in ("V100-32GB", "A100-80GB", "H100-80GB")
+        ]
+        == [["fp16"], ["bf16", "fp16"], ["bf16", "fp16"]]
+    ),
     "for one step of a model with 1.3 billion parameters": lambda: round(FAMILY["1.3B"].parameters / 1e9, 1) == 1.3,
     "In **bfloat16** the next number after 1 is 1.0078, and in **float16** it is 1.00098.": lambda: (
         round(1 + torch.finfo(BF16).eps, 4) == 1.0078 and round(1 + torch.finfo(FP16).eps, 5) == 1.00098

@@ -12,7 +12,7 @@ from course_lib.instruments.ledger import Ledger
 from course_lib.model import GPTConfig, TinyGPT, Transformer
 from course_lib.planner import Cluster, Plan, estimate, memory
 from course_lib.questions import open_cases
-from course_lib.widgets.one_machine import DEVICES, FAMILY, TOKENS, on_one_device
+from course_lib.widgets.one_machine import DEVICES, FAMILY, SAMPLES, TOKENS, on_one_device
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "one_machine_is_not_enough"
@@ -81,7 +81,42 @@ def planned(line: str) -> float:
 
 SINGLE = [(model, device) for model in FAMILY for device in DEVICES]
 
+
+def devices_that_hold(model: str, samples: int, recompute: str) -> list[str]:
+    return [device for device in DEVICES if fits(model, device, samples, recompute)]
+
+
 PROOFS: Proofs = {
+    # The answers to the tasks of the explorer.
+    "760M, which would train for 12 days. With recomputing, 1.3B fits as well, one sample at a time, and takes 42 "
+    "days.": lambda: (
+        fits("760M", "RTX-4090")
+        and not fits("1.3B", "RTX-4090")
+        and [fits("1.3B", "RTX-4090", samples, "full") for samples in (1, 2)] == [True, False]
+        and (round(days("760M", "RTX-4090")), round(days("1.3B", "RTX-4090", 1, "full"))) == (12, 42)
+    ),
+    "Four samples at a time; with recomputing 16, and there is room for more.": lambda: (
+        [fits("6.7B", "B200-180GB", samples) for samples in (4, 8)] == [True, False]
+        and fits("6.7B", "B200-180GB", max(SAMPLES), "full")
+        and fits("6.7B", "B200-180GB", 32, "full")
+    ),
+    "But the training takes about a quarter longer with these 16 than with four whose activations are kept.": lambda: (
+        days("6.7B", "B200-180GB", 16, "full") / days("6.7B", "B200-180GB", 4) == pytest.approx(1.25, abs=0.02)
+    ),
+    "6.7B, one sample at a time, fits on an H200 and takes about four months there. On an H100 it does not fit, and "
+    "would take 137 days.": (
+        lambda: (
+            fits("6.7B", "H200-141GB")
+            and days("6.7B", "H200-141GB") == pytest.approx(4 * 30.5, rel=0.05)
+            and not fits("6.7B", "H100-80GB")
+            and round(days("6.7B", "H100-80GB")) == 137
+        )
+    ),
+    "6.7B on a B200, eight samples at a time. 175B cannot be helped: its sixteen bytes alone are 2.5 TiB.": lambda: (
+        devices_that_hold("6.7B", 8, "full")[-1] == "B200-180GB" not in devices_that_hold("6.7B", 8, "none")
+        and not devices_that_hold("175B", 1, "full")
+        and f"{16 * FAMILY['175B'].parameters / 2**40:.1f}" == "2.5"
+    ),
     "a matrix makes its row four times as wide": lambda: GPTConfig().ffn_width == 4 * GPTConfig().hidden,
     "with 8 samples of 128 tokens": lambda: shows("parts = {", "8 x 128 x 128"),
     "the MLP has two thirds of the parameters and of the FLOPs, and attention nearly all the rest": lambda: all(
@@ -100,7 +135,7 @@ PROOFS: Proofs = {
     "when they train such a model on a device that has 16.": lambda: (
         round(4e9 / GiB, 1) == 3.7 and 16 * GiB < 16e9 * (1 + memory.FRAGMENTS) + memory.DRIVER
     ),
-    "At the fullest moment they are most of it, here.": lambda: (
+    "Here they are most of what is held at the fullest moment.": lambda: (
         "step 2, after forward" in shown("memory_by_part(moments")
         and "(77%) activations" in shown("memory_by_part(moments")
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,9 @@ from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.schedules import SCHEDULES, as_text, peak_in_flight
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import simulate
+from course_lib.timeline import Timeline
 from course_lib.widgets.micro_batches import SIZES, MicroBatchSetting
-from course_lib.widgets.pipeline import LAYERS, MICRO_BATCHES, STAGES, PipelineSetting
+from course_lib.widgets.pipeline import LAYERS, MICRO_BATCHES, NAMES, STAGES, PipelineSetting
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "pipeline_parallelism"
@@ -26,7 +28,7 @@ IDLE, TABLE = "runs = {m: step(", "peaks = [peak / stages_each"
 
 def busy(micro_batches: int) -> float:
     """Percent of the time, with four stages."""
-    return 100 - numbers(IDLE, f"{micro_batches:2} micro-batches:")[1]
+    return 100 - numbers(IDLE, f"m = {micro_batches:2}:")[1]
 
 
 def actions(name: str, rank: int, micro_batches: int, stages: int = 4) -> list[str]:
@@ -56,7 +58,12 @@ def row(schedule: str) -> list[float]:
 
 
 def seconds(samples: int) -> float:
-    return numbers("best size by the formula", f"{samples:2} samples:")[1]
+    return numbers("best size by the formula", f"b = {samples:2}:")[1]
+
+
+@lru_cache
+def explored(stages: int, micro_batches: int, name: str, moved: int = 0) -> Timeline:
+    return PipelineSetting(stages, micro_batches, name, moved).run()
 
 
 def sized(size: int, stages: int, overhead: float = 0.008) -> MicroBatchSetting:
@@ -117,9 +124,8 @@ PROOFS: Proofs = {
         and shows("def step(name, stages", f"{4 * (0.16 + 0.32):.2f} s, emulated")
     ),
     "At any moment one device works and three wait": lambda: shows("def step(name, stages", "computed 25% of the time"),
-    "A bit less than a half: in each direction seven turns of a quarter of the length, in place of four.": lambda: (
-        numbers("pieces.makespan")[0] == 44 and round(100 * 7 / 4 / 4) == 44
-    ),
+    "A bit less than a half: in each direction there are seven short turns in place of four long ones, and a short "
+    "turn is a quarter of a long one.": lambda: numbers("pieces.makespan")[0] == 44 and round(100 * 7 / 4 / 4) == 44,
     "In one of the seven all four devices work at the same time.": lambda: all_busy("F") == all_busy("B") == 1,
     "the last device has it at both ends of the step, the first in the middle": lambda: (
         [bool(action) for action in actions("gpipe", 3, 4)] == [False] * 3 + [True] * 8 + [False] * 3
@@ -131,13 +137,13 @@ PROOFS: Proofs = {
     "Twelve, and the formula is right, to the last digit.": lambda: (
         busy(12) == 80
         and max(busy(m) for m in (1, 2, 4, 8)) < 80
-        and all(len(set(numbers(IDLE, f"{m:2} micro-batches:")[1:3])) == 1 for m in (1, 2, 4, 8, 12, 16))
+        and all(len(set(numbers(IDLE, f"m = {m:2}:")[1:3])) == 1 for m in (1, 2, 4, 8, 12, 16))
     ),
     "With many micro-batches four devices come close to being four times as fast as one": lambda: (
-        4 - 4 * 1000 / (1000 + 4 - 1) < 0.02 and numbers(IDLE, "16 micro-batches")[-1] > 3.3
+        4 - 4 * 1000 / (1000 + 4 - 1) < 0.02 and numbers(IDLE, "m = 16:")[-1] > 3.3
     ),
     "The minibatch has 30 samples, so four micro-batches cannot even be equally large.": lambda: (
-        "data.minibatches(problems, 30)" in lesson(NAME).code("def gradients(") and 30 % 4 != 0
+        "data.minibatches(problems, 30)" in lesson(NAME).code("shape = GPTConfig(") and 30 % 4 != 0
     ),
     "with twice the stages you need about twice the micro-batches to stay where you are": lambda: (
         abs(7 / (16 + 7) - 3 / (8 + 3)) < 0.05
@@ -213,7 +219,39 @@ PROOFS: Proofs = {
     "The model and the minibatch stay the same, so with more stages each has less to compute.": lambda: (
         len({round(p * sum(sized(4, p, 0.0).seconds.values()), 9) for p in STAGES}) == 1
     ),
-    # The answers to its four tasks.
+    # The answers to the tasks of the two explorers.
+    "The bubble, from 75% to 16% of the time. What the devices compute stays as long as it is.": lambda: (
+        [f"{explored(4, m, 'gpipe').idle_fraction():.0%}" for m in (1, 16)] == ["75%", "16%"]
+        and len({round(explored(4, m, "gpipe").busy(0), 9) for m in (1, 16)}) == 1
+    ),
+    "With `gpipe` every rank holds all micro-batches, however many there are. With `1f1b` the four ranks hold four, "
+    "three, two and one.": lambda: all(
+        [peak_in_flight(SCHEDULES[name](4, m)) for name in ("gpipe", "1f1b")] == [[m] * 4, [4, 3, 2, 1]]
+        for m in MICRO_BATCHES
+        if m >= 4
+    ),
+    "`zb_h1` both times. Its devices are idle for 23% of the time, and for 13% with 16 micro-batches; those of `gpipe` "
+    "and `1f1b` for 47% and 30%.": lambda: all(
+        min(NAMES, key=lambda name: explored(8, m, name).makespan) == "zb_h1"
+        and [f"{explored(8, m, name).idle_fraction():.0%}" for name in ("zb_h1", "gpipe", "1f1b")] == [zb, one, one]
+        for m, zb, one in ((8, "23%", "47%"), (16, "13%", "30%"))
+    ),
+    "with four stages, eight micro-batches and `gpipe`, a step takes 720 ms in place of 594. A better schedule helps: "
+    "with `interleaved_1f1b` it takes 576": (
+        lambda: (
+            [round(1000 * explored(4, 8, "gpipe", moved).makespan) for moved in (2, 0)] == [720, 594]
+            and round(1000 * explored(4, 8, "interleaved_1f1b", 2).makespan) == 576
+        )
+    ),
+    "the best is 4, and the formula says 5.3.": lambda: best_size(4) == 4 and f"{sized(4, 4).ideal:.1f}" == "5.3",
+    "with $h = 0$ its best size is 0.": lambda: sized(4, 4, 0.0).ideal == 0 and best_size(4, 0.0) == 1,
+    "Smaller, by the formula from 6.5 samples with two stages to 4.9 with eight.": lambda: (
+        [f"{sized(4, p).ideal:.1f}" for p in (2, 8)] == ["6.5", "4.9"]
+    ),
+    "micro-batches have to be half as large as is best, and a step takes 266 ms in place of 220.": lambda: (
+        [round(1000 * sized(size, 4).run().makespan) for size in (2, 4)] == [266, 220]
+        and [sized(size, 4).predict().held for size in (2, 4)] == [8, 16]
+    ),
     "Is the best size where the formula says?": lambda: (
         [best_size(p) for p in STAGES] == [_nearest(sized(4, p).ideal) for p in STAGES]
     ),
@@ -233,10 +271,10 @@ PROOFS: Proofs = {
     ),
     "With 64 stages and 64 samples the bubble is half of the time.": lambda: round(63 / (64 + 63), 1) == 0.5,
     "They take 28 of its samples, so that four micro-batches are equal": lambda: (
-        "inputs[:28], targets[:28]" in lesson(NAME).code("Schedule1F1B")
+        "inputs[:28], targets[:28]" in lesson(NAME).code("inputs, targets = inputs[")
         and 28 % 4 == 0
-        and shows("Schedule1F1B", "ScheduleGPipe the same gradients as ours, to the last bit: True")
-        and shows("Schedule1F1B", "Schedule1F1B  the same gradients as ours, to the last bit: True")
+        and shows("launch(in_pytorch", "ScheduleGPipe the same gradients as ours, to the last bit: True")
+        and shows("launch(in_pytorch", "Schedule1F1B  the same gradients as ours, to the last bit: True")
     ),
     "With 30 samples in four of them, a rank expects 8 and is sent 7, and the run ends.": (
         unequal_micro_batches_do_not_fit

@@ -11,6 +11,7 @@ from torch.utils import flop_counter
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from course_lib.planner.estimate import Estimate
 from course_lib.questions.strategies import BATCH, MODEL
+from course_lib.widgets import refresh
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "planning"
@@ -73,7 +74,55 @@ def tracked_alike() -> bool:
     return numbers(cell, "planner:") == [parameters, gradients, state - 4 * 37]
 
 
+SLOWEST, FASTEST = refresh.NETWORKS[0], refresh.NETWORKS[-1]
+
+
+def anew(device: str, network: str, nodes: int = 8) -> Estimate:
+    """The explorer's best plan for a refresh."""
+    return refresh.best(refresh.cluster(device, network, nodes))
+
+
+def mesh(one: Estimate) -> tuple[int, int, int]:
+    return one.plan.dp, one.plan.tp, one.plan.pp
+
+
+def longer_on_the_slowest(device: str) -> float:
+    return anew(device, SLOWEST).step_time.total / anew(device, FASTEST).step_time.total - 1
+
+
+def gives_away(device: str, network: str) -> float:
+    """How many times as long a step of eight nodes takes with the old plan."""
+    old = refresh.old_plan(refresh.cluster(device, network, 8))
+    return old.step_time.total / anew(device, network).step_time.total
+
+
 PROOFS: Proofs = {
+    # The answers to the tasks of the explorer.
+    "It still has four stages, but half as many tensor ranks are enough, and there are twice as many replicas. So each "
+    "device holds twice as much of every layer: 120 GiB in place of 68.": lambda: (
+        (mesh(refresh.best(refresh.OLD)), mesh(anew("H200-141GB", FASTEST))) == ((4, 4, 4), (8, 2, 4))
+        and round(anew("H200-141GB", FASTEST).memory.total / 2**30) == 120
+        and round(refresh.best(refresh.OLD).memory.total / 2**30) == 68
+    ),
+    "Only on the slowest network. There it turns to eight stages and half as many replicas, so that each device has "
+    "half as many gradients to send.": lambda: (
+        mesh(anew("H200-141GB", SLOWEST)) == (4, 2, 8)
+        and {mesh(anew("H200-141GB", network)) for network in refresh.NETWORKS[1:]} == {(8, 2, 4)}
+    ),
+    "A100: a step takes 4% longer than on the fastest network, with B200 19%.": lambda: (
+        (longer := {device: longer_on_the_slowest(device) for device in refresh.DEVICES})
+        and min(longer, key=lambda device: longer[device]) == "A100-80GB"
+        and [f"{longer[device]:.0%}" for device in ("A100-80GB", "B200-180GB")] == ["4%", "19%"]
+    ),
+    "On four nodes of A100 or H100 the old plan does not fit. On eight nodes of H200 with InfiniBand it gives away a "
+    "tenth.": lambda: (
+        not any(
+            refresh.old_plan(refresh.cluster(device, network, 4)).fits
+            for device in ("A100-80GB", "H100-80GB")
+            for network in refresh.NETWORKS
+        )
+        and {f"{gives_away('H200-141GB', network):.1f}" for network in refresh.NETWORKS[2:]} == {"1.1"}
+    ),
     "You have 8 nodes of 8 A100 each, and a model of 70 billion parameters, in the shape of Llama 3": lambda: (
         A100.devices == 64
         and 70e9 < MODEL.parameters < 71e9
@@ -139,8 +188,8 @@ PROOFS: Proofs = {
         len(set(numbers("predicted = estimate("))) == 1
     ),
     "The first is close, the other two are not": lambda: (
-        shows("published = {", "published   14.4 s; planner   14.8 s")
-        and shows("published = {", "published   60.1 s; planner   51.4 s", "published  105.2 s; planner   92.1 s")
+        shows("published = {", "published  14.45 s; planner   14.8 s")
+        and shows("published = {", "published   60.1 s; planner   51.4 s", "published 105.22 s; planner   92.1 s")
     ),
     "All four say that this machine is slower than the catalogue's.": lambda: all(
         trial(row)[1] < 100 * A100.spec.matmul for row in range(4)
