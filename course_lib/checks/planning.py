@@ -102,10 +102,11 @@ def _send(plan: tuple, _: Any) -> None:
     """A step of that plan: messages in 16 bits, and stages that are one."""
     parameters, layers, message, micro_batches, dp, tp, *_ = plan
     across, inside = init_device_mesh("cpu", (dp, tp)).get_all_groups()
+    hidden = torch.ones(message // 2, dtype=torch.float16)
     for kind in [kind for _ in range(micro_batches) for kind in ("forward", "backward")]:
         for _ in range(layers):
             with compute(kind):
-                hidden = torch.ones(message // 2, dtype=torch.float16)
+                hidden.fill_(1)
             dist.all_reduce(hidden, group=inside)
             dist.all_reduce(hidden, group=inside)
     dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)

@@ -347,6 +347,10 @@ def clip_upside_down(gradients: Any, scale: Any, max_norm: Any) -> Any:
     return not clipped(gradients, scale, max_norm)
 
 
+def clip_says_so_in_words(gradients: Any, scale: Any, max_norm: Any) -> str:
+    return str(clipped(gradients, scale, max_norm))
+
+
 def clip_each_tensor(gradients: Any, scale: Any, max_norm: Any) -> Any:
     take = clipped(gradients, scale, math.inf)
     for gradient in gradients:
@@ -414,6 +418,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         clip_nothing_returned: "`the result` is not what it should be",
         clip_elsewhere: "Still as before: `gradients[0]`",
         clip_upside_down: "not even of the right type",
+        clip_says_so_in_words: "`the result` is not what it should be",
         clip_each_tensor: "not what one process would have",
         clip_each_number: "not what one process would have",
         clip_multiplied: "6.55e+04 times too large",
