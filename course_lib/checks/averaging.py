@@ -200,7 +200,7 @@ def _all_layers(seed: int) -> list[Case]:
 
 def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> dict[str, Tensor]:
     """When the backward pass comes to a layer, full buckets of those behind it should be on their way."""
-    staying = waiting = 0
+    staying = waiting = hooks = 0
     behind = [sum(one.numel() for one in layer.parameters() if one.requires_grad) for layer in reversed(model)]
     for x, targets in minibatches:
         model.zero_grad()
@@ -216,8 +216,21 @@ def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_s
         times += [time for _, time in notes]
         seconds = [end - start for start, end in pairwise(times)]
         waiting += max(seconds, default=0) > min(seconds, default=0) + 1e-9
+        hooks += _take_hooks_off(model)
     counts = {"with a full bucket that stays": staying, "that wait for a message": waiting}
+    counts |= {"whose hooks are still there": hooks}
     return {f"backward passes {kind}": torch.tensor(count) for kind, count in counts.items()}
+
+
+def _take_hooks_off(model: nn.Module) -> bool:
+    """Whether there were any. In the next step they would send what nobody waits for."""
+    of_all = [vars(module)["_backward_hooks"] for module in model.modules()]
+    of_all += [parameter._backward_hooks or {} for parameter in model.parameters()]
+    of_all += [parameter._post_accumulate_grad_hooks or {} for parameter in model.parameters()]
+    found = any(of_all)
+    for hooks in of_all:
+        hooks.clear()
+    return found
 
 
 def _few_messages(lefts: list[Left]) -> str:
@@ -241,6 +254,7 @@ hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()
 change("stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n")
 change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
 change("rest_stays", "if bucket:", "if False:")
+change("hooks_stay", "hook.remove()", "pass")
 change("summed", "message /= dist.get_world_size()", "pass")
 change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
 change("each_alone", ">= bucket_size", ">= 0")

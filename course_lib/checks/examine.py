@@ -127,7 +127,8 @@ def _explain_accident(exercise: Exercise, case: Case, error: RunError, fn: Calla
     cause, kind = error.__cause__, type(error.__cause__).__name__
     if kind == "NotImplementedError" and not str(cause):
         return Verdict(exercise.name, "unwritten", UNWRITTEN)
-    lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in error.message)
+    said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
+    lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
     facts = (("What happened", error.message), *(("Line", line) for line in lines))
     if mistakes := [
         one for one in exercise.mistakes if one.fails and cause and _fails_alike(exercise, case, one, error)

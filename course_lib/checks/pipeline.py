@@ -98,8 +98,11 @@ def _play_schedule(fn: Callable, name: str, rows: range, n_stages: int, m: int, 
 
 def _as_text(actions: Any, row: int, each: int) -> Any:
     """A stage is written behind the micro-batch, unless there is only that one."""
-    if not isinstance(actions, list) or not all(isinstance(one, tuple) and len(one) == 3 for one in actions):
+    if not isinstance(actions, list):
         return f"{type(actions).__name__}, and not a list of actions"
+    for one in actions:
+        if not isinstance(one, tuple) or len(one) != 3:
+            return f"{one!r:.40}, and not an action"
     return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
@@ -113,6 +116,10 @@ def _what_it_would_do(lefts: list[Left]) -> str:
     if not all(map(all, rows)):
         return ""
     found = [[(int(one[3]) if each > 1 else row, one) for one in of_row if one] for row, of_row in enumerate(rows)]
+    for row, of_row in enumerate(found):
+        own, yours = [*range(row, n_stages, len(rows))], sorted({stage for stage, _ in of_row})
+        if yours != own:
+            return f"Rank {row} has stages {own}, and your list for it has {yours or 'none'}."
     schedule = Schedule([[Action(one[1], stage, int(one[2])) for stage, one in of_row] for of_row in found])
     try:
         validate(schedule)

@@ -363,7 +363,7 @@ buckets.points(4)
 # Your buckets fill as gradients arrive, which works as long as all ranks compute the same layers in the same order.
 # PyTorch's `DistributedDataParallel` cannot rely on that. It decides beforehand which parameters share a bucket, from
 # the last to the first, 25 MiB each, and sends the buckets in that order on all ranks, even if a later one is full
-# first. The gradients are then views of the bucket, as in the last line of the solution: nothing is copied back. The
+# first. The gradients are then views of the bucket, as `part.view_as(parameter)` is one: nothing is copied back. The
 # course's own is `DataParallel` in `course_lib/mechanisms/data_parallel.py`.
 
 # %%

@@ -125,8 +125,11 @@ schedule.idle
 # several times. With two ranks and two stages on each, rank 0 has stages 0 and 2, rank 1 has 1 and 3. `F2.1` is
 # micro-batch 2 on stage 1:
 #
-#     rank 0  F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0      B2.2      B3.2 B2.0 B3.0
-#     rank 1       F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1
+#     rank 0  F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 ...
+#     rank 1       F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 ...
+#
+#     rank 0  ... B0.0 F3.2 B1.0      B2.2      B3.2 B2.0 B3.0
+#     rank 1  ... F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1
 #
 # Micro-batches travel in groups, as many as there are ranks. A group goes through all stages of a rank before the next
 # group starts, and backward it goes through them the other way round. As in 1F1B, a rank begins with some forward

@@ -583,7 +583,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         full_when_larger: "A full bucket does not leave at once",
         all_in_one: "A full bucket does not leave at once",
         each_gradient_twice: "sends 9 messages with 120 numbers in all, where 4 messages with 60 numbers would do",
-        hooks_stay: "sends 6 messages with 120 numbers in all",
+        hooks_stay: "The hooks are still there after the step",
         divides_by_two: "1.5 times too large. There are 3 ranks",
     },
 }
