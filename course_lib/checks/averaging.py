@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib import data
-from course_lib.checks.exercise import Case, Exercise, Left, effect, most_sent, normal, on_the_clock
+from course_lib.checks.exercise import Case, Exercise, Left, effect, normal, on_the_clock
+from course_lib.checks.messages import sent_more
 from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
@@ -234,15 +235,13 @@ def _take_hooks_off(model: nn.Module) -> bool:
 
 
 def _few_messages(lefts: list[Left]) -> str:
-    arguments, n = lefts[0].before, most_sent(lefts)
+    arguments = lefts[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
     size = sum(
         one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments and isinstance(one, Tensor)
     )
     most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
-    yours, enough = (f"{messages} messages with {numbers} numbers" for messages, numbers in (n, most))
-    too_much = f"The gradients are right, but a rank sends {yours} in all, where {enough} would do."
-    return too_much * (n[0] > most[0] or n[1] > most[1])
+    return sent_more(lefts, most, "The gradients are")
 
 
 priced, slow = _layers(4, 6, 500, 0), Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, most_sent, normal
+from course_lib.checks.exercise import Case, Exercise, Left, normal
+from course_lib.checks.messages import most_sent
 from course_lib.checks.tables import as_numbers
 from course_lib.mechanisms.hybrid import AXES, Mesh
 from course_lib.ranks import Link, Pace

@@ -171,12 +171,6 @@ class Exercise:
         return dict(zip(mistakes, map(list, zip(*run.results, strict=True)), strict=True))
 
 
-def most_sent(lefts: list[Left]) -> tuple[int, int]:
-    """Of the rank that has most: operations, and the numbers that it gave to them."""
-    numbers = (sum(sent.content.numel() for sent in left.sent) for left in lefts)
-    return max(len(left.sent) for left in lefts), max(numbers)
-
-
 # Ways to play
 
 

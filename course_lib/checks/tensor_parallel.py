@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values, most_sent, normal
+from course_lib.checks.exercise import Case, Exercise, Left, Values, normal
+from course_lib.checks.messages import most_sent
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
