@@ -95,6 +95,7 @@ SUMS: dict[str, Callable[[int, int], tuple[float, float]]] = {
     "divided_by_samples": lambda samples, ranks: (1, samples),
     "divided_by_own_samples": lambda samples, ranks: (samples, samples * ranks),
     "shares_counted_alike": lambda samples, ranks: (1, ranks),
+    "divided_by_all_samples": lambda samples, ranks: (1, _total(samples)),
     "rounded_to_zero": lambda samples, ranks: (samples // _total(samples), 1),
 }
 
@@ -218,16 +219,15 @@ def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_s
         seconds = [end - start for start, end in pairwise(times)]
         waiting += max(seconds, default=0) > min(seconds, default=0) + 1e-9
         hooks += _take_hooks_off(model)
-    counts = {"with a full bucket that stays": staying, "that wait for a message": waiting}
-    counts |= {"whose hooks are still there": hooks}
-    return {f"backward passes {kind}": torch.tensor(count) for kind, count in counts.items()}
+    kinds = "with a full bucket that stays", "that wait for a message", "whose hooks are still there"
+    counts = zip(kinds, (staying, waiting, hooks), strict=True)
+    return {f"backward passes {kind}": torch.tensor(count) for kind, count in counts}
 
 
 def _take_hooks_off(model: nn.Module) -> bool:
     """Whether there were any. In the next step they would send what nobody waits for."""
-    of_all = [vars(module)["_backward_hooks"] for module in model.modules()]
-    of_all += [parameter._backward_hooks or {} for parameter in model.parameters()]
-    of_all += [parameter._post_accumulate_grad_hooks or {} for parameter in model.parameters()]
+    kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
+    of_all = [getattr(one, kind, None) or {} for one in (*model.modules(), *model.parameters()) for kind in kinds]
     found = any(of_all)
     for hooks in of_all:
         hooks.clear()
@@ -237,9 +237,7 @@ def _take_hooks_off(model: nn.Module) -> bool:
 def _few_messages(lefts: list[Left]) -> str:
     arguments = lefts[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
-    size = sum(
-        one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments and isinstance(one, Tensor)
-    )
+    size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
     most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
     return sent_more(lefts, most, "The gradients are")
 
@@ -256,5 +254,6 @@ change("rest_stays", "if bucket:", "if False:")
 change("hooks_stay", "hook.remove()", "pass")
 change("summed", "message /= dist.get_world_size()", "pass")
 change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
+change("offset_stuck", "message.split([one.numel() for one in sent])", "[message[: one.numel()] for one in sent]")
 change("each_alone", ">= bucket_size", ">= 0")
 change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)

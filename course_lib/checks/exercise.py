@@ -73,17 +73,8 @@ class Mistake(NamedTuple):
     fails: bool
 
     @property
-    def idea(self) -> str:
-        """What is behind it, in a sentence."""
-        return self._words.idea
-
-    @property
-    def ask(self) -> str:
-        """A question that leads out of it."""
-        return self._words.ask
-
-    @property
-    def _words(self) -> prose.Words:
+    def words(self) -> prose.Words:
+        """What is behind it, in a sentence, and a question that leads out of it."""
         return prose.words()[self.part, self.program.__name__]
 
 

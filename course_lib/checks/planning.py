@@ -68,6 +68,7 @@ change("no_slices", mine, "pp")
 change("replicas_cut", mine, "(dp * tp * pp)")
 change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
 change("state_whole", f"adam * {order.format(1)}", "adam * mine")
+change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
 change("gradients_late", "zero >= 2", "zero >= 3")
 change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
 change("rounded_down", "-(-mine // dp)", "mine // dp")
@@ -94,7 +95,7 @@ def _traffics(seed: int, rank: int) -> Plans:
         "ZeRO-3": [(size, layers, message, 1, 4, 1, 1, 0, 3), (size, layers, message, m, 2 + rank, 1, 1, 0, 3)],
         "tensor ranks": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
         "stages": [(size, layers, message, m, 1, 1, 4, stage, 0) for stage in (0, 2, 3)],
-        "everything together": [(size, layers, message, m, 3, 4, 3, stage, 1) for stage in (0, 1)],
+        "everything together": [(size, layers, message, m, 5, 4, 3, stage, 1) for stage in (0, 1)],
     }
 
 
@@ -118,6 +119,7 @@ pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=
 step_traffic = computing("step_traffic", sent, "plans with ", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
 change = step_traffic.change
 change("one_half", "else 2", "else 1")
+change("sum_and_then_gathered", "else 2", "else 2 + (zero == 1)")
 change("tensor_half", "4 * layers", "2 * layers")
 change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
 change("grows", "(dp - 1) / dp", "(dp - 1)")

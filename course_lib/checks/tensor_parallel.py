@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from course_lib.checks.evidence import kind
 from course_lib.checks.exercise import Case, Exercise, Left, Values, normal
 from course_lib.checks.messages import most_sent
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
@@ -139,6 +140,8 @@ change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
 
 # Attention
 
+HEADS = "how many heads ranks have"
+
 
 def heads_cut(qkv: Tensor, bias: Tensor, out: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     n, rank, hidden = dist.get_world_size(), dist.get_rank(), len(out)
@@ -196,11 +199,9 @@ def _view_heads(lefts: list[Left]) -> list[Values]:
     results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
     counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
     if len(addends) < len(lefts):
-        return [left.values for left in lefts]
-    of_all: Values = {
-        "how many heads ranks have": torch.stack(counts).sort()[0],
-        "the attention of all": torch.stack(addends).sum(0),
-    }
+        kinds = ["; ".join(kind(one) for k, one in left.values.items() if "result" in k) for left in lefts]
+        return [left.values | {HEADS: f"no whole heads: {of_rank}"} for left, of_rank in zip(lefts, kinds, strict=True)]
+    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(addends).sum(0)}
     return [{k: v for k, v in left.values.items() if "result" not in k} | of_all for left in lefts]
 
 
@@ -210,6 +211,7 @@ make_rows, cut_them = "torch.cat([own, own + hidden, own + 2 * hidden])", ".tens
 change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_split(n)[rank]")
 change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
 change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
+change("heads_torn", ".view(heads, -1)", "")
 change("out_cut_by_rows", "out[:, own]", "out[own]")
 change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
 change("all_heads", cut_them, ".flatten()")
@@ -260,11 +262,8 @@ def _tokens_cases(seed: int) -> list[Case]:
 
 def _play_entropy(fn: Any, logits: Tensor, targets: Tensor, first: int) -> Any:
     result = fn(logits, targets, first)
-    return dict(zip(("loss", "gradient"), result, strict=True)) if _is_pair(result) else result
-
-
-def _is_pair(result: Any) -> bool:
-    return isinstance(result, tuple | list) and len(result) == 2
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    return dict(zip(("loss", "gradient"), result, strict=True)) if is_pair else result
 
 
 def _three_numbers(lefts: list[Left]) -> str:
