@@ -145,10 +145,8 @@ def _one_message(lefts: list[Left]) -> str:
 
 
 cases, priced = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
-rounding = 1e-5  # float32, some dozens of squares
-gradient_norm = Exercise(
-    "gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=rounding, contract=_one_message
-)
+# Some dozens of squares in float32.
+gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=1e-5, contract=_one_message)
 change, counts = gradient_norm.change, "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
 change("counted_everywhere", counts, "True")

@@ -137,9 +137,8 @@ def _explain_accident(exercise: Exercise, case: Case, error: RunError, fn: Calla
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
     if is_new and cause and kind not in MISSPELT:
-        return Verdict(
-            exercise.name, "idea", "Your function raises an exception at something that is new.", facts=facts
-        )
+        new = "Your function raises an exception at something that is new."
+        return Verdict(exercise.name, "idea", new, facts=facts)
     if kind in SLIPS:
         return Verdict(exercise.name, "slip", _explain_slip(str(cause), fn), facts=facts)
     endless = f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
@@ -193,9 +192,7 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
     if sent >= 1.5 * least_sent > 0:
         remarks.append(f"Your ranks send {sent / least_sent:.1f} times the bytes that are needed.")
     if calls > least_calls:
-        remarks.append(
-            f"You communicate {calls} times where {least_calls} would do, and each time pays the latency of the link."
-        )
+        remarks.append(f"You communicate {calls} times where {least_calls} would do; each pays the latency anew.")
     return replace(verdict, costs=costs, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
 
 

@@ -215,9 +215,8 @@ def _leave(rank: int, program: Callable, play: Callable, names: list[str], argum
     before = _values_of(named)
     with Watch() as watch:
         returned = play(program, *arguments)
-    return Left(
-        _values_of({"the result": returned, **named}), before, watch.sent, watch.peak, not dist.is_initialized()
-    )
+    after = _values_of({"the result": returned, **named})
+    return Left(after, before, watch.sent, watch.peak, not dist.is_initialized())
 
 
 def _values_of(thing: Any, name: str = "") -> Values:

@@ -140,9 +140,8 @@ def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr
     return {"weights": weights, "masters": [master.detach() for master in masters]}
 
 
-master_step = Exercise(
-    "master_step", updated, _play_updates, _updates_cases, _updates(4, torch.float16, 3, 0.1), PACE, rounding=1e-6
-)
+priced = _updates(4, torch.float16, 3, 0.1)
+master_step = Exercise("master_step", updated, _play_updates, _updates_cases, priced, PACE, rounding=1e-6)
 change, make_wide = master_step.change, "gradient.float()"
 change("not_rounded", "weight.copy_(master)", "pass")
 change("one_step_behind", "optimizer.step()", "masters, _ = [*map(torch.clone, masters)], optimizer.step()")

@@ -63,13 +63,12 @@ def interleaved(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: 
     return actions + backwards[len(forwards) - ahead :]
 
 
-def _schedule(
-    n: int, name: str, n_stages: int, m: int, new: str = "other sizes", each: int = 1, runs: bool = False
-) -> Case:
+def _schedule(n: int, name: str, n_stages: int, m: int, new: str = "", each: int = 1, runs: bool = False) -> Case:
     """each: how many stages a rank of the schedule has. The n ranks that run ask for the lists of all of those."""
     on_ranks = f" on {n_stages // each} ranks" * (each > 1)
     text = f"{name}, {n_stages} stages{on_ranks}, {m} micro-batch{'es' * (m > 1)}"
-    return Case(text, n, lambda rank: (name, range(rank, n_stages // each, n), n_stages, m, each, runs), new)
+    rows = range(n_stages // each)
+    return Case(text, n, lambda rank: (name, rows[rank::n], n_stages, m, each, runs), new or "other sizes")
 
 
 def _schedules(seed: int) -> list[Case]:
@@ -85,7 +84,7 @@ def _interleavings(seed: int) -> list[Case]:
     sizes = [(2, 2, 2, 4, ""), (2, 2, 2, 2, few), (2, 2, 3, 4, three), (3, 3, 2, 6, ""), (3, 4, 3, 8, three)]
     more = [*sizes, (4, 4, 2, 12, ""), (4, 4, 2, 4, few)]
     name = "interleaved_1f1b"
-    return [_schedule(n, name, p * each, m + p * seed, new or "other sizes", each) for n, p, each, m, new in more]
+    return [_schedule(n, name, p * each, m + p * seed, new, each) for n, p, each, m, new in more]
 
 
 def _play_schedule(fn: Callable, name: str, rows: range, n_stages: int, m: int, each: int, runs: bool) -> Any:
@@ -164,9 +163,7 @@ change("all_forward_first", ahead, "n_micro_batches * stages_per_rank")
 # A rank that runs its list
 
 
-def ran(
-    actions: Sequence[Action], module: nn.Module, inputs: list, targets: list, loss_fn: Callable, width: int
-) -> None:
+def ran(actions: list[Action], module: nn.Module, inputs: list, targets: list, loss_fn: Callable, width: int) -> None:
     rank, last, samples = dist.get_rank(), dist.get_world_size() - 1, sum(map(len, targets))
     in_flight, sending = {}, []
     for op, _, k in actions:
@@ -284,10 +281,7 @@ def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: 
     return min(fitting, key=seconds)
 
 
-MINIBATCHES = (
-    *("roomy minibatches", "minibatches in little room"),
-    "minibatches with an overhead so large that few are best",
-)
+MINIBATCHES = ("roomy minibatches", "minibatches in little room", "minibatches with a large overhead, so few are best")
 
 
 def _minibatches(seed: int, rank: int) -> Plans:

@@ -32,11 +32,9 @@ def held(parameters: int, dp: int, tp: int, pp: int, zero: int, precision: str) 
     weight, gradient, adam = {"bf16": (2, 2, 12), "fp32": (4, 4, 8)}[precision]
     mine = -(-parameters // (tp * pp))
     share = -(-mine // dp)
-    return (
-        weight * (share if zero >= 3 else mine),
-        gradient * (share if zero >= 2 else mine),
-        adam * (share if zero >= 1 else mine),
-    )
+    weights = weight * (share if zero >= 3 else mine)
+    gradients = gradient * (share if zero >= 2 else mine)
+    return weights, gradients, adam * (share if zero >= 1 else mine)
 
 
 def _memories(seed: int, rank: int) -> Plans:
@@ -205,12 +203,12 @@ def _choices(seed: int) -> list[Case]:
 
 
 class _EnoughError(Exception):
-    pass
+    """More plans are estimated than are needed."""
 
 
 @contextmanager
 def _tries() -> Iterator[None]:
-    """Raises _EnoughError when more plans are estimated than are needed."""
+    """Raises _EnoughError after so many of them."""
     module = import_module("course_lib.planner.estimate")  # the package's name for it is that of the function
     measure, tries = module.memory_of_worst_device, itertools.count(1)
 

@@ -87,9 +87,8 @@ def _rule(lefts: list[Left]) -> str:
     return f"These samples go to your ranks, by their place in the batch. {where}."
 
 
-split_batch = Exercise(
-    "split_batch", right, _play, _cases, priced=_case(4, 10), pace=Pace({"forward": 0.01}), view=_view, rule=_rule
-)
+priced, pace = _case(4, 10), Pace({"forward": 0.01})
+split_batch = Exercise("split_batch", right, _play, _cases, priced, pace, view=_view, rule=_rule)
 change, share, end = split_batch.change, "batch[start:stop]", "len(batch) * end // world_size"
 change("same_share_everywhere", "start:stop", ": stop - start")
 change("borders_overlap", "stop]", "stop + 1]")

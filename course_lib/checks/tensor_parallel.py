@@ -77,9 +77,7 @@ def _linear(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: in
     return Case(text, n, partial(_linear_arguments, cut, n, samples, inputs, outputs), new)
 
 
-def _linear_arguments(
-    cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, rank: int
-) -> tuple[Tensor, ...]:
+def _linear_arguments(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, rank: int) -> tuple:
     """This rank's x, weight and bias, and the gradient of what it puts out."""
     shapes = (*samples, inputs), (outputs, inputs), (outputs,), (*samples, outputs)
     cut_along = {"outputs": (None, 0, 0, -1), "inputs": (-1, 1, None, None)}[cut]
@@ -272,9 +270,8 @@ def _three_numbers(lefts: list[Left]) -> str:
     return f"{too_much}: three a target." * (most > allowed)
 
 
-cross_entropy = exact(
-    "cross_entropy", entropy, _play_entropy, _tokens_cases, _tokens(4, 16, 64), contract=_three_numbers
-)
+priced = _tokens(4, 16, 64)
+cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, priced, contract=_three_numbers)
 change, add_up = cross_entropy.change, "dist.all_reduce(sums)"
 change("own_softmax", add_up, "dist.all_reduce(logit)")
 change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")

@@ -4,6 +4,9 @@ gloo takes numbers side by side from a tensor's first one on, whatever the strid
 x[:, 0] it would reduce one number, and then the neighbours of that number, without a word:
 
     x[:, 0]  --contiguous()-->  copy  --all_reduce-->  copy  --copy_ when it is waited for-->  x[:, 0]
+
+On an emulated clock an asynchronous operation always gets copies. Whatever a program does to its tensors before it
+waits is then lost, where it would otherwise depend on who is first.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the proces
 class TracedWork(dist.Work):
     """A handle that notes when its rank begins to wait for an operation and when that ends."""
 
+    sent: object = None  # stays in memory as long as the handle, where the message itself is a copy
+
     def __init__(self, tracer: Tracer, op: Operation, inner: Any, pairs: layouts.Pairs) -> None:
         super().__init__()
         self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
@@ -167,7 +169,9 @@ class TracedGroup(dist.ProcessGroup):
         named_ranks.check(self, "send", None, destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
-        return self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
+        work = self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
+        work.sent = tensors
+        return work
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
         named_ranks.check(self, "recv", None, source)

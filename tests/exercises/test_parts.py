@@ -71,5 +71,10 @@ def test_a_part_costs_at_most_a_hundred_lines(module: str) -> None:
     assert lines_of_code(inspect.getsource(sys.modules[module])) <= 100 * len(parts)
 
 
+def test_all_checks_together_cost_a_fifth_of_what_the_first_three_parts_did() -> None:
+    of_all = sum(lines_of_code(path.read_text(encoding="utf-8")) for path in ROOT.glob("course_lib/checks/*.py"))
+    assert 5 * of_all / len(checks.PARTS) <= 1221 / 3
+
+
 def test_a_docstring_a_comment_and_an_empty_line_are_no_code() -> None:
     assert lines_of_code('"""Two\n\nlines."""\n\n# why\nx = 1\n\n\ndef f():\n    """One."""\n    return x\n') == 3
