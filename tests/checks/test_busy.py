@@ -20,6 +20,7 @@ from course_lib.checks import averaging, exercise, planning, ring, sharding
 from course_lib.ranks import pool
 from course_lib.ranks.monitor import _TimeTaken
 from tests.checks import test_examine as e
+from tests.checks.solutions import data_parallelism
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 CORES = os.cpu_count() or 1
@@ -62,6 +63,7 @@ PROGRAMS: dict[Callable[..., Any], tuple[checks.Exercise, str]] = {
     e.sends_first: (checks.ring_all_reduce, "somebody must receive first"),
     e.collective_on_rank_0: (checks.ring_all_reduce, "The call that waits"),
     e.does_not_wait: (checks.ring_all_reduce, "Keep the handle that it returns and call its wait()"),
+    data_parallelism.divides_while_it_is_on_its_way: (checks.backward_in_buckets, "These are sums over the ranks"),
     not_recorded: (checks.recompute, "What you go back from was not recorded."),
     loops: (checks.recompute, "perhaps a loop never ends"),
 }
