@@ -19,13 +19,4 @@ from course_lib.checks.splitting import split_batch
 from course_lib.checks.tensor_parallel import column_parallel, cross_entropy, cut_heads, row_parallel
 from course_lib.checks.verdict import Cost, Idle, NotPassed, Verdict
 
-PARTS = (
-    *(split_batch, average_gradients, ring_all_reduce, backward_in_buckets),
-    *(reduce_scatter, all_gather, train_sharded, sharded_linear, recompute),
-    *(split_layers, forward_and_backward, who_holds_what),
-    *(pipeline_actions, interleaved_actions, run_actions, bubble, best_micro_batches),
-    *(column_parallel, row_parallel, cut_heads, cross_entropy),
-    *(update_scale, master_step, sum_gradients, unscale_and_clip),
-    *(mesh_groups, gradient_norm, complete_gradients),
-    *(state_bytes, step_traffic, choose),
-)
+PARTS = tuple(one for one in list(vars().values()) if isinstance(one, Exercise))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib import data
-from course_lib.checks.exercise import Case, Exercise, Left, effect, most_sent, normal, on_the_clock
+from course_lib.checks.exercise import Case, Exercise, Left, effect, normal, on_the_clock
+from course_lib.checks.messages import sent_more
 from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
@@ -94,6 +95,7 @@ SUMS: dict[str, Callable[[int, int], tuple[float, float]]] = {
     "divided_by_samples": lambda samples, ranks: (1, samples),
     "divided_by_own_samples": lambda samples, ranks: (samples, samples * ranks),
     "shares_counted_alike": lambda samples, ranks: (1, ranks),
+    "divided_by_all_samples": lambda samples, ranks: (1, _total(samples)),
     "rounded_to_zero": lambda samples, ranks: (samples // _total(samples), 1),
 }
 
@@ -200,7 +202,7 @@ def _all_layers(seed: int) -> list[Case]:
 
 def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> dict[str, Tensor]:
     """When the backward pass comes to a layer, full buckets of those behind it should be on their way."""
-    staying = waiting = 0
+    staying = waiting = hooks = 0
     behind = [sum(one.numel() for one in layer.parameters() if one.requires_grad) for layer in reversed(model)]
     for x, targets in minibatches:
         model.zero_grad()
@@ -216,20 +218,28 @@ def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_s
         times += [time for _, time in notes]
         seconds = [end - start for start, end in pairwise(times)]
         waiting += max(seconds, default=0) > min(seconds, default=0) + 1e-9
-    counts = {"with a full bucket that stays": staying, "that wait for a message": waiting}
-    return {f"backward passes {kind}": torch.tensor(count) for kind, count in counts.items()}
+        hooks += _take_hooks_off(model)
+    kinds = "with a full bucket that stays", "that wait for a message", "whose hooks are still there"
+    counts = zip(kinds, (staying, waiting, hooks), strict=True)
+    return {f"backward passes {kind}": torch.tensor(count) for kind, count in counts}
+
+
+def _take_hooks_off(model: nn.Module) -> bool:
+    """Whether there were any. In the next step they would send what nobody waits for."""
+    kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
+    of_all = [getattr(one, kind, None) or {} for one in (*model.modules(), *model.parameters()) for kind in kinds]
+    found = any(of_all)
+    for hooks in of_all:
+        hooks.clear()
+    return found
 
 
 def _few_messages(lefts: list[Left]) -> str:
-    arguments, n = lefts[0].before, most_sent(lefts)
+    arguments = lefts[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
-    size = sum(
-        one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments and isinstance(one, Tensor)
-    )
+    size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
     most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
-    yours, enough = (f"{messages} messages with {numbers} numbers" for messages, numbers in (n, most))
-    too_much = f"The gradients are right, but a rank sends {yours} in all, where {enough} would do."
-    return too_much * (n[0] > most[0] or n[1] > most[1])
+    return sent_more(lefts, most, "The gradients are")
 
 
 priced, slow = _layers(4, 6, 500, 0), Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
@@ -241,7 +251,9 @@ hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()
 change("stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n")
 change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
 change("rest_stays", "if bucket:", "if False:")
+change("hooks_stay", "hook.remove()", "pass")
 change("summed", "message /= dist.get_world_size()", "pass")
 change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
+change("offset_stuck", "message.split([one.numel() for one in sent])", "[message[: one.numel()] for one in sent]")
 change("each_alone", ">= bucket_size", ">= 0")
 change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)

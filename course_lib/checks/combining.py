@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, most_sent, normal
-from course_lib.checks.tables import as_numbers
+from course_lib.checks.exercise import Case, Exercise, Left, normal
+from course_lib.checks.messages import most_sent
+from course_lib.checks.tables import as_number, as_numbers
 from course_lib.mechanisms.hybrid import AXES, Mesh
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -46,7 +47,7 @@ def dp_pp_tp(sizes: Sizes) -> str:
 
 
 def _on_meshes(arguments: Any, seed: int) -> list[Case]:
-    axes = [((2, 1, 1), ""), ((1, 1, 2), "tensor ranks"), ((1, 2, 1), "stages"), ((3, 1, 1), "three ranks")]
+    axes = [((2, 1, 1), ""), ((1, 1, 2), "tensor ranks"), ((1, 2, 1), "stages"), ((3, 1, 1), ""), ((1, 1, 3), "")]
     axes += [((1, 3, 1), "a stage between the first and the last"), ((2, 1, 2), "two axes"), ((2, 2, 1), "two axes")]
     frozen = _on_mesh(arguments, (1, 2, 2), seed, "a parameter that is not trained: its gradient is None", True)
     return [*(_on_mesh(arguments, sizes, seed, new) for sizes, new in axes), frozen]
@@ -134,9 +135,7 @@ def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], 
 
 
 def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Groups) -> Any:
-    result = fn(gradients, copied_on, groups)
-    is_number = isinstance(result, int | float) or (isinstance(result, Tensor) and result.numel() == 1)
-    return torch.tensor(float(result)) if is_number else result
+    return as_number(fn(gradients, copied_on, groups))
 
 
 def _one_message(lefts: list[Left]) -> str:
@@ -146,14 +145,13 @@ def _one_message(lefts: list[Left]) -> str:
 
 
 cases, priced = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
-rounding = 1e-5  # float32, some dozens of squares
-gradient_norm = Exercise(
-    "gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=rounding, contract=_one_message
-)
+# Some dozens of squares in float32.
+gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=1e-5, contract=_one_message)
 change, counts = gradient_norm.change, "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
 change("counted_everywhere", counts, "True")
 change("replicas_alone", counts, 'rank == groups["dp"][0]')
+change("stages_forgotten", counts, counts.replace("in axes", 'in axes if axis != "pp"'))
 change("rank_0_alone", counts, "rank == 0")
 change("first_on_one_axis", counts, counts.replace("all(", "any("))
 change("shared_out", counts, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)")
@@ -217,7 +215,7 @@ def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any]
 def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes) -> None:
     """Groups that stay would cost the next run new processes."""
     mesh = Mesh(*sizes)
-    fn(gradients, added_on, {axis: mesh.group(axis) for axis in AXES})
+    fn([*gradients], added_on, {axis: mesh.group(axis) for axis in AXES})
     mesh.close()
 
 

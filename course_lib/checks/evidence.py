@@ -23,6 +23,11 @@ class Difference(NamedTuple):
     expected: Value
     got: Value
 
+    @property
+    def is_change(self) -> bool:
+        """Whether it should have stayed as it was."""
+        return is_same(self.before, self.expected) and self.before != "nothing"
+
     def facts(self) -> tuple[tuple[str, str], ...]:
         where, pair = f"rank {self.rank}, {self.name}", [self.expected, self.got]
         if not all(isinstance(value, Tensor) for value in pair) or kind(self.expected) != kind(self.got):
@@ -45,8 +50,9 @@ class Evidence:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Everything that is not as the right solution left it, up to rounding."""
-        return self._between(self.right, self.left)
+        """Everything that is not as the right solution left it, up to rounding; what is told of them comes first."""
+        found = self._between(self.right, self.left)
+        return sorted(found, key=lambda one: (not one.is_change, kind(one.expected) == kind(one.got)))
 
     @cached_property
     def tolerance(self) -> float:
@@ -102,12 +108,12 @@ class Evidence:
         wrong, sends = self.differences, [any(left.sent for left in lefts) for lefts in (self.left, self.right)]
         if any(left.ended_group for left in self.left):
             return "Your function ends the process group: nothing that comes after it could communicate."
-        if changed := [one for one in wrong if is_same(one.before, one.expected) and one.before != "nothing"]:
-            return f"Your function changes `{changed[0].name}`, which has to stay as it was."
+        if wrong and wrong[0].is_change:
+            return f"Your function changes `{wrong[0].name}`, which has to stay as it was."
         if wrong and all(isinstance(value, str) for one in wrong for value in (one.expected, one.got)):
             return self.exercise.rule(self.left) or f"`{wrong[0].name}` is not what it should be."
-        if other := [one for one in wrong if kind(one.expected) != kind(one.got)]:
-            return f"On rank {other[0].rank}, `{other[0].name}` is not even of the right type, dtype and shape."
+        if wrong and kind(wrong[0].expected) != kind(wrong[0].got):
+            return f"On rank {wrong[0].rank}, `{wrong[0].name}` is not even of the right type, dtype and shape."
         if sends == [False, True]:
             return "Your function sends nothing, so no rank can know what the others hold."
         if rule := self.exercise.rule(self.left):

@@ -115,7 +115,7 @@ def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
 def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
     if not mistakes:
         return verdict
-    text = " Or: ".join(f"{mistake.idea} {mistake.ask}" for mistake in mistakes)
+    text = " Or: ".join(" ".join(mistake.words) for mistake in mistakes)
     several = f"{len(mistakes)} ideas lead to exactly this. " if len(mistakes) > 1 else ""
     return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
 
@@ -127,7 +127,8 @@ def _explain_accident(exercise: Exercise, case: Case, error: RunError, fn: Calla
     cause, kind = error.__cause__, type(error.__cause__).__name__
     if kind == "NotImplementedError" and not str(cause):
         return Verdict(exercise.name, "unwritten", UNWRITTEN)
-    lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in error.message)
+    said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
+    lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
     facts = (("What happened", error.message), *(("Line", line) for line in lines))
     if mistakes := [
         one for one in exercise.mistakes if one.fails and cause and _fails_alike(exercise, case, one, error)
@@ -136,9 +137,8 @@ def _explain_accident(exercise: Exercise, case: Case, error: RunError, fn: Calla
     if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
         return Verdict(exercise.name, "idea", error.details, facts=facts)
     if is_new and cause and kind not in MISSPELT:
-        return Verdict(
-            exercise.name, "idea", "Your function raises an exception at something that is new.", facts=facts
-        )
+        new = "Your function raises an exception at something that is new."
+        return Verdict(exercise.name, "idea", new, facts=facts)
     if kind in SLIPS:
         return Verdict(exercise.name, "slip", _explain_slip(str(cause), fn), facts=facts)
     endless = f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
@@ -192,9 +192,7 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
     if sent >= 1.5 * least_sent > 0:
         remarks.append(f"Your ranks send {sent / least_sent:.1f} times the bytes that are needed.")
     if calls > least_calls:
-        remarks.append(
-            f"You communicate {calls} times where {least_calls} would do, and each time pays the latency of the link."
-        )
+        remarks.append(f"You communicate {calls} times where {least_calls} would do; each pays the latency anew.")
     return replace(verdict, costs=costs, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
 
 

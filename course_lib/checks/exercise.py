@@ -73,17 +73,8 @@ class Mistake(NamedTuple):
     fails: bool
 
     @property
-    def idea(self) -> str:
-        """What is behind it, in a sentence."""
-        return self._words.idea
-
-    @property
-    def ask(self) -> str:
-        """A question that leads out of it."""
-        return self._words.ask
-
-    @property
-    def _words(self) -> prose.Words:
+    def words(self) -> prose.Words:
+        """What is behind it, in a sentence, and a question that leads out of it."""
         return prose.words()[self.part, self.program.__name__]
 
 
@@ -171,12 +162,6 @@ class Exercise:
         return dict(zip(mistakes, map(list, zip(*run.results, strict=True)), strict=True))
 
 
-def most_sent(lefts: list[Left]) -> tuple[int, int]:
-    """Of the rank that has most: operations, and the numbers that it gave to them."""
-    numbers = (sum(sent.content.numel() for sent in left.sent) for left in lefts)
-    return max(len(left.sent) for left in lefts), max(numbers)
-
-
 # Ways to play
 
 
@@ -230,9 +215,8 @@ def _leave(rank: int, program: Callable, play: Callable, names: list[str], argum
     before = _values_of(named)
     with Watch() as watch:
         returned = play(program, *arguments)
-    return Left(
-        _values_of({"the result": returned, **named}), before, watch.sent, watch.peak, not dist.is_initialized()
-    )
+    after = _values_of({"the result": returned, **named})
+    return Left(after, before, watch.sent, watch.peak, not dist.is_initialized())
 
 
 def _values_of(thing: Any, name: str = "") -> Values:

@@ -68,7 +68,7 @@ def _dearest(model: tuple, stages: Any) -> str:
     lists, every = [*map(list, stages)], [*range(len(costs))]
     layers = [*chain(*lists)]
     wrong = {f"{len(lists)} stages": len(lists) != n_stages, "an empty stage": [] in lists}
-    wrong |= {"other layers": sorted(layers) != every, "layers out of order": layers != every}
+    wrong |= {f"layers {layers}": sorted(layers) != every, "layers out of order": layers != every}
     found = [text for text, is_so in wrong.items() if is_so]
     return found[0] if found else f"the dearest costs {max(sum(costs[i] for i in stage) for stage in lists)}"
 
@@ -227,6 +227,7 @@ acts = "sum(widths[stage.start : stage.stop + 1])"
 change("no_bias", "(widths[i] + 1)", "widths[i]")
 change("whole_model", "for i in stage)", "for i in range(len(widths) - 1))")
 change("one_number", "2 * parameters", "parameters")
+change("step_of_a_layer", "4 * 2 * len", "4 * len")
 change("no_steps", " + 4 * 2 * len(stage)", "")
 change("one_sample", "4 * samples *", "4 *")
 change("not_arrived", acts, "sum(widths[i + 1] for i in stage)")

@@ -63,13 +63,12 @@ def interleaved(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: 
     return actions + backwards[len(forwards) - ahead :]
 
 
-def _schedule(
-    n: int, name: str, n_stages: int, m: int, new: str = "other sizes", each: int = 1, runs: bool = False
-) -> Case:
+def _schedule(n: int, name: str, n_stages: int, m: int, new: str = "", each: int = 1, runs: bool = False) -> Case:
     """each: how many stages a rank of the schedule has. The n ranks that run ask for the lists of all of those."""
     on_ranks = f" on {n_stages // each} ranks" * (each > 1)
     text = f"{name}, {n_stages} stages{on_ranks}, {m} micro-batch{'es' * (m > 1)}"
-    return Case(text, n, lambda rank: (name, range(rank, n_stages // each, n), n_stages, m, each, runs), new)
+    rows = range(n_stages // each)
+    return Case(text, n, lambda rank: (name, rows[rank::n], n_stages, m, each, runs), new or "other sizes")
 
 
 def _schedules(seed: int) -> list[Case]:
@@ -85,7 +84,7 @@ def _interleavings(seed: int) -> list[Case]:
     sizes = [(2, 2, 2, 4, ""), (2, 2, 2, 2, few), (2, 2, 3, 4, three), (3, 3, 2, 6, ""), (3, 4, 3, 8, three)]
     more = [*sizes, (4, 4, 2, 12, ""), (4, 4, 2, 4, few)]
     name = "interleaved_1f1b"
-    return [_schedule(n, name, p * each, m + p * seed, new or "other sizes", each) for n, p, each, m, new in more]
+    return [_schedule(n, name, p * each, m + p * seed, new, each) for n, p, each, m, new in more]
 
 
 def _play_schedule(fn: Callable, name: str, rows: range, n_stages: int, m: int, each: int, runs: bool) -> Any:
@@ -98,8 +97,11 @@ def _play_schedule(fn: Callable, name: str, rows: range, n_stages: int, m: int, 
 
 def _as_text(actions: Any, row: int, each: int) -> Any:
     """A stage is written behind the micro-batch, unless there is only that one."""
-    if not isinstance(actions, list) or not all(isinstance(one, tuple) and len(one) == 3 for one in actions):
+    if not isinstance(actions, list):
         return f"{type(actions).__name__}, and not a list of actions"
+    for one in actions:
+        if not isinstance(one, tuple) or len(one) != 3:
+            return f"{one!r:.40}, and not an action"
     return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
@@ -113,6 +115,10 @@ def _what_it_would_do(lefts: list[Left]) -> str:
     if not all(map(all, rows)):
         return ""
     found = [[(int(one[3]) if each > 1 else row, one) for one in of_row if one] for row, of_row in enumerate(rows)]
+    for row, of_row in enumerate(found):
+        own, yours = [*range(row, n_stages, len(rows))], sorted({stage for stage, _ in of_row})
+        if yours != own:
+            return f"Rank {row} has stages {own}, and your list for it has {yours or 'none'}."
     schedule = Schedule([[Action(one[1], stage, int(one[2])) for stage, one in of_row] for of_row in found])
     try:
         validate(schedule)
@@ -157,9 +163,7 @@ change("all_forward_first", ahead, "n_micro_batches * stages_per_rank")
 # A rank that runs its list
 
 
-def ran(
-    actions: Sequence[Action], module: nn.Module, inputs: list, targets: list, loss_fn: Callable, width: int
-) -> None:
+def ran(actions: list[Action], module: nn.Module, inputs: list, targets: list, loss_fn: Callable, width: int) -> None:
     rank, last, samples = dist.get_rank(), dist.get_world_size() - 1, sum(map(len, targets))
     in_flight, sending = {}, []
     for op, _, k in actions:
@@ -277,10 +281,7 @@ def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: 
     return min(fitting, key=seconds)
 
 
-MINIBATCHES = (
-    *("roomy minibatches", "minibatches in little room"),
-    "minibatches with an overhead so large that few are best",
-)
+MINIBATCHES = ("roomy minibatches", "minibatches in little room", "minibatches with a large overhead, so few are best")
 
 
 def _minibatches(seed: int, rank: int) -> Plans:

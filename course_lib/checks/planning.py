@@ -32,11 +32,9 @@ def held(parameters: int, dp: int, tp: int, pp: int, zero: int, precision: str) 
     weight, gradient, adam = {"bf16": (2, 2, 12), "fp32": (4, 4, 8)}[precision]
     mine = -(-parameters // (tp * pp))
     share = -(-mine // dp)
-    return (
-        weight * (share if zero >= 3 else mine),
-        gradient * (share if zero >= 2 else mine),
-        adam * (share if zero >= 1 else mine),
-    )
+    weights = weight * (share if zero >= 3 else mine)
+    gradients = gradient * (share if zero >= 2 else mine)
+    return weights, gradients, adam * (share if zero >= 1 else mine)
 
 
 def _memories(seed: int, rank: int) -> Plans:
@@ -68,6 +66,7 @@ change("no_slices", mine, "pp")
 change("replicas_cut", mine, "(dp * tp * pp)")
 change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
 change("state_whole", f"adam * {order.format(1)}", "adam * mine")
+change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
 change("gradients_late", "zero >= 2", "zero >= 3")
 change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
 change("rounded_down", "-(-mine // dp)", "mine // dp")
@@ -94,7 +93,7 @@ def _traffics(seed: int, rank: int) -> Plans:
         "ZeRO-3": [(size, layers, message, 1, 4, 1, 1, 0, 3), (size, layers, message, m, 2 + rank, 1, 1, 0, 3)],
         "tensor ranks": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
         "stages": [(size, layers, message, m, 1, 1, 4, stage, 0) for stage in (0, 2, 3)],
-        "everything together": [(size, layers, message, m, 3, 4, 3, stage, 1) for stage in (0, 1)],
+        "everything together": [(size, layers, message, m, 5, 4, 3, stage, 1) for stage in (0, 1)],
     }
 
 
@@ -102,10 +101,11 @@ def _send(plan: tuple, _: Any) -> None:
     """A step of that plan: messages in 16 bits, and stages that are one."""
     parameters, layers, message, micro_batches, dp, tp, *_ = plan
     across, inside = init_device_mesh("cpu", (dp, tp)).get_all_groups()
+    hidden = torch.ones(message // 2, dtype=torch.float16)
     for kind in [kind for _ in range(micro_batches) for kind in ("forward", "backward")]:
         for _ in range(layers):
             with compute(kind):
-                hidden = torch.ones(message // 2, dtype=torch.float16)
+                hidden.fill_(1)
             dist.all_reduce(hidden, group=inside)
             dist.all_reduce(hidden, group=inside)
     dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
@@ -117,6 +117,7 @@ pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=
 step_traffic = computing("step_traffic", sent, "plans with ", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
 change = step_traffic.change
 change("one_half", "else 2", "else 1")
+change("sum_and_then_gathered", "else 2", "else 2 + (zero == 1)")
 change("tensor_half", "4 * layers", "2 * layers")
 change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
 change("grows", "(dp - 1) / dp", "(dp - 1)")
@@ -202,12 +203,12 @@ def _choices(seed: int) -> list[Case]:
 
 
 class _EnoughError(Exception):
-    pass
+    """More plans are estimated than are needed."""
 
 
 @contextmanager
 def _tries() -> Iterator[None]:
-    """Raises _EnoughError when more plans are estimated than are needed."""
+    """Raises _EnoughError after so many of them."""
     module = import_module("course_lib.planner.estimate")  # the package's name for it is that of the function
     measure, tries = module.memory_of_worst_device, itertools.count(1)
 

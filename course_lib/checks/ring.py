@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, effect, most_sent
+from course_lib.checks.exercise import Case, Exercise, Left, effect
+from course_lib.checks.messages import collective_at_work, sent_more
 from course_lib.ranks import Link, Pace
 from course_lib.ranks.errors import listing
 from course_lib.timeline import compute
@@ -74,21 +75,13 @@ def _cases(seed: int) -> list[Case]:
 def _contract(lefts: list[Left]) -> str:
     """What the exercise asks for besides the sum: only messages, only to neighbors, and no more than needed."""
     n, tensor = len(lefts), lefts[0].values["tensor"]
-    messages = [(rank, sent) for rank, left in enumerate(lefts) for sent in left.sent]
     if other := collective_at_work(lefts):
         return other
-    if beyond := [(rank, sent.peer) for rank, sent in messages if (sent.peer - rank) % n not in (1, n - 1)]:
+    peers = [(rank, sent.peer) for rank, left in enumerate(lefts) for sent in left.sent]
+    if beyond := [pair for pair in peers if (pair[1] - pair[0]) % n not in (1, n - 1)]:
         return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
-    most, best = most_sent(lefts), (2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n))  # type: ignore[union-attr]
-    yours, needed = (f"{messages} messages with {numbers} numbers" for messages, numbers in (most, best))
-    too_much = f"The sum is right, but a rank sends {yours} in all, where {needed} would do."
-    return too_much * (most[0] > best[0] or most[1] > best[1])
-
-
-def collective_at_work(lefts: list[Left]) -> str:
-    """What to say if there is anything but messages; "" if there is not."""
-    other = [sent.operation for left in lefts for sent in left.sent if sent.operation != "send"]
-    return f"That is `{other[0]}` at work. Here you build what is inside it, out of messages alone." if other else ""
+    best = 2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n)  # type: ignore[union-attr]
+    return sent_more(lefts, best, "The sum is")
 
 
 # Which round went wrong
@@ -100,16 +93,12 @@ def _first_wrong_round(lefts: list[Left]) -> str:
     for round in range(1, 2 * rounds + 1):
         several = min(round, n)  # ranks in the sums that travel
         for rank, left in enumerate(lefts):
-            numbers = [number for sent in left.sent[round - 1 : round] for number in sent.content.flatten().tolist()]
-            wrong = [
-                ranks
-                for ranks in (_ranks_in(number, n) for number in numbers)
-                if len(ranks) != several or len(set(ranks)) != several
-            ]
+            added = [_ranks_in(x, n) for sent in left.sent[round - 1 : round] for x in sent.content.flatten().tolist()]
+            wrong = [ranks for ranks in added if not len(ranks) == len(set(ranks)) == several]
             if wrong:
                 what = f"sums of {listing(wrong[0])}" if wrong[0] else "a mix of different elements"
-                start = f"In round {round} of {2 * rounds} rank {rank} sends {what}"
-                return f"{start}, where sums of {several} different ranks should travel."
+                what += f", where sums of {several} different ranks should travel"
+                return f"In round {round} of {2 * rounds} rank {rank} sends {what}."
     fewest = min(len(left.sent) for left in lefts)
     if fewest < 2 * rounds:
         return f"With {n} ranks each rank sends {2 * rounds} messages, and yours send {fewest or 'none'}."
@@ -124,8 +113,8 @@ def _ranks_in(number: float, n: int) -> list[int]:
 
 
 priced = Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000))
-rules: dict[str, Any] = {"contract": _contract, "rule": _first_wrong_round}
-ring_all_reduce = Exercise("ring_all_reduce", right, effect, _cases, priced, PACE, rounding=1e-12, **rules)
+exact = partial(Exercise, pace=PACE, rounding=1e-12, contract=_contract, rule=_first_wrong_round)
+ring_all_reduce = exact("ring_all_reduce", right, effect, _cases, priced)
 change, mistake = ring_all_reduce.change, ring_all_reduce.mistake
 change("result_not_in_place", "tensor.view(-1)", "tensor.clone().view(-1)")
 change("second_phase_missing", "_rounds(chunks, first=1, take=Tensor.copy_)", "pass")
@@ -133,13 +122,8 @@ change("added_in_second_phase", "Tensor.copy_", "Tensor.add_")
 change("copied_in_first_phase", "Tensor.add_", "Tensor.copy_")
 change("second_phase_from_own_chunk", "first=1", "first=0")
 change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size() - 2")
+change("mean_instead_of_sum", "Tensor.copy_)", "Tensor.copy_); tensor.copy_(tensor / dist.get_world_size())")
 change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
-
-
-@mistake
-def mean_instead_of_sum(tensor: Tensor) -> None:
-    right(tensor)
-    tensor.div_(dist.get_world_size(), rounding_mode=None if tensor.is_floating_point() else "floor")
 
 
 @mistake

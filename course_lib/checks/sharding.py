@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values, most_sent, normal, on_the_clock, prepared, result
-from course_lib.checks.ring import collective_at_work
+from course_lib.checks.exercise import Case, Exercise, Left, Values, normal, on_the_clock, prepared, result
+from course_lib.checks.messages import collective_at_work, most_sent
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
@@ -285,9 +285,8 @@ def _one_layer_at_a_time(lefts: list[Left]) -> str:
     return too_much * (len(shards[0]) == len(MANY) and most >= model)
 
 
-sharded_linear = exact(
-    "sharded_linear", linear, _play_layers, _all_layers, _layers(4, MANY, 0), contract=_one_layer_at_a_time
-)
+priced, freed = _layers(4, MANY, 0), _one_layer_at_a_time
+sharded_linear = exact("sharded_linear", linear, _play_layers, _all_layers, priced, contract=freed)
 change = sharded_linear.change
 add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
 change("own_samples", f"{add} / n", f"{own}.clone()")
@@ -367,15 +366,12 @@ def _one_block_at_a_time(lefts: list[Left]) -> str:
     """Of an inside autograd keeps what tanh and dropout put out and what dropout left out: four blocks, 12 such."""
     most, inside = max(left.memory for left in lefts), 8 * 8 * WIDE
     wide = len(lefts[0].before["0.up"]) * len(lefts) >= 3 * WIDE
-    too_much = (
-        f"The result is right, but a rank holds {most:,} bytes at a time, and one block is {3 * inside:,} inside."
-    )
+    too_much = f"The result is right, but a rank holds {most:,} bytes at a time. One block is {3 * inside:,} inside."
     return too_much * (wide and most > 8 * inside)
 
 
-recompute = exact(
-    "recompute", computed_again, _play_blocks, _all_blocks, _blocks(4, 4, WIDE, 0), contract=_one_block_at_a_time
-)
+priced, freed = _blocks(4, 4, WIDE, 0), _one_block_at_a_time
+recompute = exact("recompute", computed_again, _play_blocks, _all_blocks, priced, contract=freed)
 change, back, fork = recompute.change, "y.backward(dy)", "torch.random.fork_rng(devices=[]), "
 change("kept", "Recomputed.apply(x)", "block(x)")
 change("without_history", "Recomputed.apply(x)", "Recomputed.apply(x.detach())")
@@ -385,4 +381,6 @@ change("from_ones", back, "y.backward(torch.ones_like(y))")
 change("parameters_left_out", back, "x.grad, = torch.autograd.grad(y, x, dy)")
 change("dx_missing", "return x.grad", "return None")
 change("drawn_anew", "torch.set_rng_state(ctx.random)", "pass")
+change("drawn_on", fork, "", "torch.set_rng_state(ctx.random)", "pass")
+change("noted_too_late", "return block(x)", "y = block(x); ctx.random = torch.get_rng_state(); return y")
 change("random_numbers_again", fork, "")

@@ -58,8 +58,8 @@ def _rows(share: Value) -> list[Any]:
     return share.double().tolist() if isinstance(share, Tensor) and share.dim() else []
 
 
-def _kind_of(share: Value) -> Value:
-    return share[:0] if isinstance(share, Tensor) and share.dim() else share
+def _kind_of_row(share: Value) -> Value:
+    return share.new_zeros(share.shape[1:]) if isinstance(share, Tensor) and share.dim() else share
 
 
 def _view(lefts: list[Left]) -> list[Values]:
@@ -71,10 +71,12 @@ def _view(lefts: list[Left]) -> list[Values]:
         "the sizes of the shares": torch.tensor(sorted(map(len, inputs))),
         "inputs and targets": "belong together" if inputs == targets else "are of different samples",
     }
-    of_rank = [
-        {name: _kind_of(value) if "result" in name else value for name, value in one.values.items()} for one in lefts
-    ]
-    return [one | of_all for one in of_rank]
+    of_rank: list[Values] = []
+    for left in lefts:
+        shares = {name: value for name, value in left.values.items() if name not in left.before}
+        rows = {f"a row of {name}": _kind_of_row(share) for name, share in shares.items()}
+        of_rank.append({name: left.values[name] for name in left.before} | rows | of_all)
+    return of_rank
 
 
 def _rule(lefts: list[Left]) -> str:
@@ -85,9 +87,8 @@ def _rule(lefts: list[Left]) -> str:
     return f"These samples go to your ranks, by their place in the batch. {where}."
 
 
-split_batch = Exercise(
-    "split_batch", right, _play, _cases, priced=_case(4, 10), pace=Pace({"forward": 0.01}), view=_view, rule=_rule
-)
+priced, pace = _case(4, 10), Pace({"forward": 0.01})
+split_batch = Exercise("split_batch", right, _play, _cases, priced, pace, view=_view, rule=_rule)
 change, share, end = split_batch.change, "batch[start:stop]", "len(batch) * end // world_size"
 change("same_share_everywhere", "start:stop", ": stop - start")
 change("borders_overlap", "stop]", "stop + 1]")

@@ -58,6 +58,11 @@ def as_numbers(found: Any) -> Any:
         return found
 
 
+def as_number(found: Any) -> Any:
+    """The same for one number, which may be in a tensor of any shape."""
+    return as_numbers(found.squeeze() if isinstance(found, Tensor) else found)
+
+
 def _plain(found: Any) -> Any:
     if isinstance(found, list | tuple):
         return [_plain(one) for one in found]

@@ -17,7 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.exercise import Case, Exercise, Left, Values, most_sent, normal
+from course_lib.checks.evidence import kind
+from course_lib.checks.exercise import Case, Exercise, Left, Values, normal
+from course_lib.checks.messages import most_sent
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -75,9 +77,7 @@ def _linear(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: in
     return Case(text, n, partial(_linear_arguments, cut, n, samples, inputs, outputs), new)
 
 
-def _linear_arguments(
-    cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, rank: int
-) -> tuple[Tensor, ...]:
+def _linear_arguments(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, rank: int) -> tuple:
     """This rank's x, weight and bias, and the gradient of what it puts out."""
     shapes = (*samples, inputs), (outputs, inputs), (outputs,), (*samples, outputs)
     cut_along = {"outputs": (None, 0, 0, -1), "inputs": (-1, 1, None, None)}[cut]
@@ -138,6 +138,8 @@ change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
 
 # Attention
 
+HEADS = "how many heads ranks have"
+
 
 def heads_cut(qkv: Tensor, bias: Tensor, out: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     n, rank, hidden = dist.get_world_size(), dist.get_rank(), len(out)
@@ -195,11 +197,9 @@ def _view_heads(lefts: list[Left]) -> list[Values]:
     results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
     counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
     if len(addends) < len(lefts):
-        return [left.values for left in lefts]
-    of_all: Values = {
-        "how many heads ranks have": torch.stack(counts).sort()[0],
-        "the attention of all": torch.stack(addends).sum(0),
-    }
+        kinds = ["; ".join(kind(one) for k, one in left.values.items() if "result" in k) for left in lefts]
+        return [left.values | {HEADS: f"no whole heads: {of_rank}"} for left, of_rank in zip(lefts, kinds, strict=True)]
+    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(addends).sum(0)}
     return [{k: v for k, v in left.values.items() if "result" not in k} | of_all for left in lefts]
 
 
@@ -209,6 +209,7 @@ make_rows, cut_them = "torch.cat([own, own + hidden, own + 2 * hidden])", ".tens
 change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_split(n)[rank]")
 change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
 change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
+change("heads_torn", ".view(heads, -1)", "")
 change("out_cut_by_rows", "out[:, own]", "out[own]")
 change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
 change("all_heads", cut_them, ".flatten()")
@@ -259,11 +260,8 @@ def _tokens_cases(seed: int) -> list[Case]:
 
 def _play_entropy(fn: Any, logits: Tensor, targets: Tensor, first: int) -> Any:
     result = fn(logits, targets, first)
-    return dict(zip(("loss", "gradient"), result, strict=True)) if _is_pair(result) else result
-
-
-def _is_pair(result: Any) -> bool:
-    return isinstance(result, tuple | list) and len(result) == 2
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    return dict(zip(("loss", "gradient"), result, strict=True)) if is_pair else result
 
 
 def _three_numbers(lefts: list[Left]) -> str:
@@ -272,9 +270,8 @@ def _three_numbers(lefts: list[Left]) -> str:
     return f"{too_much}: three a target." * (most > allowed)
 
 
-cross_entropy = exact(
-    "cross_entropy", entropy, _play_entropy, _tokens_cases, _tokens(4, 16, 64), contract=_three_numbers
-)
+priced = _tokens(4, 16, 64)
+cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, priced, contract=_three_numbers)
 change, add_up = cross_entropy.change, "dist.all_reduce(sums)"
 change("own_softmax", add_up, "dist.all_reduce(logit)")
 change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")

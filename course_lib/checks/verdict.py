@@ -124,9 +124,9 @@ class NotPassed(AssertionError):
         """What a notebook shows below the verdict, instead of the inside of this library."""
         if "NBGRADER_VALIDATING" in os.environ:  # it shows errors alone, and the first 76 characters of a line
             return [textwrap.fill(line, 70) for line in str(self).splitlines()]
-        earned = f" So far it earns {partial_credit(self.verdict.share, self.of):g} of {self.of} points."
+        earned = f"So far it earns {partial_credit(self.verdict.share, self.of):g} of {self.of} points."
         again = f"NotPassed: the reason stands above. Change {self.verdict.name} and run this cell again."
-        return [again + earned * (self.verdict.share > 0)]
+        return [again, earned][: 1 + (self.verdict.share > 0)]
 
 
 def partial_credit(share: float, of: int) -> float:
@@ -163,4 +163,4 @@ def _table(costs: Iterable[Cost]) -> str:
 def _paragraph(text: str) -> str:
     """Text with `code` in it, as HTML."""
     with_code = re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
-    return f"<p>{with_code}</p>"
+    return f"<p>{with_code}</p>".replace("\n", "<br>")

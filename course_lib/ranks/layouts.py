@@ -4,6 +4,9 @@ gloo takes numbers side by side from a tensor's first one on, whatever the strid
 x[:, 0] it would reduce one number, and then the neighbours of that number, without a word:
 
     x[:, 0]  --contiguous()-->  copy  --all_reduce-->  copy  --copy_ when it is waited for-->  x[:, 0]
+
+On an emulated clock an asynchronous operation always gets copies. Whatever a program does to its tensors before it
+waits is then lost, where it would otherwise depend on who is first.
 """
 
 from __future__ import annotations
@@ -11,20 +14,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def without_gaps(name: str, written: Any, *others: Any) -> tuple[list[Any], Pairs]:
+def without_gaps(name: str, written: Any, *others: Any, apart: bool = False) -> tuple[list[Any], Pairs]:
     """The arguments for an operation that writes into the first, a tensor or lists of them; and what to bring back.
 
+    apart: copy those without gaps, too.
     Raises ValueError if numbers that it writes would fall on the same place.
     """
     tensors = flatten(written)
     _refuse_shared_places(name, tensors)
-    copies = packed(written)
+    copies = packed(written, apart)
     pairs = [pair for pair in zip(tensors, flatten(copies), strict=True) if pair[0] is not pair[1]]
-    return [copies, *map(packed, others)], pairs
+    return [copies, *(packed(other, apart) for other in others)], pairs
 
 
 def flatten(tensors: Any) -> list[torch.Tensor]:
@@ -33,11 +38,14 @@ def flatten(tensors: Any) -> list[torch.Tensor]:
     return [tensor for item in tensors for tensor in flatten(item)]
 
 
-def packed(value: Any) -> Any:
-    """The same, with copies in place of tensors that have gaps."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().contiguous() if _has_gaps(value) else value
-    return [packed(item) for item in value] if isinstance(value, list) else value
+def packed(value: Any, apart: bool = False) -> Any:
+    """The same, with copies in place of tensors that have gaps, or of all."""
+    if not isinstance(value, torch.Tensor):
+        return [packed(item, apart) for item in value] if isinstance(value, list) else value
+    if not _has_gaps(value) and not (apart and value.layout == torch.strided):
+        return value
+    with _disable_current_modes():  # a student's code holds no copy, whoever counts its memory
+        return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:

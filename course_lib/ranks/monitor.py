@@ -7,12 +7,14 @@ the time is over, or everybody is blocked, nothing has moved for a second and no
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection
+from pathlib import Path
 
 import psutil
 
@@ -43,6 +45,36 @@ class _Stillness:
             self.cpu_seconds = cpu_seconds()
 
 
+@dataclass
+class _TimeTaken:
+    """The seconds of a run that count towards its time limit.
+
+    Those in which a rank waits for a core do not, as others have it, unless the ranks themselves keep all cores busy.
+    """
+
+    until: float
+    used: list[tuple[float, float]] = field(default_factory=list)  # by rank: seconds computed, waited for a core
+    computed: float = 0.0
+    not_waited: float = 0.0  # less for a while after a long wait, which the system tells when it is over
+
+    def go_on(self, now: float, used: list[tuple[float, float]]) -> None:
+        pairs = [*zip(self.used, used, strict=False)]  # none at first
+        self.computed += sum(new[0] - old[0] for old, new in pairs) / (os.cpu_count() or 1)
+        self.not_waited += now - self.until - max((new[1] - old[1] for old, new in pairs), default=0.0)
+        self.until, self.used = now, used
+
+    @property
+    def seconds(self) -> float:
+        return max(self.computed, self.not_waited)
+
+
+def _used_by(pid: int) -> tuple[float, float]:
+    with contextlib.suppress(OSError):  # another system, or it has just ended
+        texts = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        return sum(int(text[0]) for text in texts) / 1e9, sum(int(text[1]) for text in texts) / 1e9
+    return 0.0, 0.0
+
+
 class RunMonitor:
     """One run on a pool: hand out the task, listen, and judge when it is over."""
 
@@ -62,11 +94,12 @@ class RunMonitor:
         for worker in self.pool.workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below
                 worker.line.send_bytes(message)
+        self.taken = _TimeTaken(asked)
         judged = asked
         while None in self.outcomes:
             self._listen()
             if time.perf_counter() - judged >= _TICK:
-                self._judge(asked)
+                self._judge()
                 self.display.refresh()
                 judged = time.perf_counter()
         self._judge_result()
@@ -120,16 +153,17 @@ class RunMonitor:
             status.since = status.since or self.began or 0.0
         return statuses
 
-    def _judge(self, asked: float) -> None:
+    def _judge(self) -> None:
         now = time.perf_counter()
+        self.taken.go_on(now, self._used())
         if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
-            self.began = now
+            self.began, self.taken = now, _TimeTaken(now)
         if self.interrupt.has_come:
             self._raise_stop()
         if self.first_failure is not None:
             if now - self.first_failure >= self._grace():
                 self._raise_failure()
-        elif now - (self.began or asked + _STARTUP) >= self.timeout:
+        elif self.taken.seconds >= self.timeout + _STARTUP * (self.began is None):
             self._raise_timeout()
         elif None in self.outcomes:
             self._judge_stillness(now)
@@ -169,6 +203,10 @@ class RunMonitor:
         except psutil.Error:
             return 0.0
         return times.user + times.system
+
+    def _used(self) -> list[tuple[float, float]]:
+        """Seconds that the threads of each rank have computed, and waited for a core, where the system counts them."""
+        return [_used_by(worker.process.pid) for worker in self.pool.workers]
 
     def _raise(self, error: errors.RunError | None, statuses: list[diagnosis.RankStatus]) -> None:
         """Raise an error, if there is one, with a report of what every rank was doing."""

@@ -30,6 +30,8 @@ _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the proces
 class TracedWork(dist.Work):
     """A handle that notes when its rank begins to wait for an operation and when that ends."""
 
+    sent: object = None  # stays in memory as long as the handle, where the message itself is a copy
+
     def __init__(self, tracer: Tracer, op: Operation, inner: Any, pairs: layouts.Pairs) -> None:
         super().__init__()
         self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
@@ -167,7 +169,9 @@ class TracedGroup(dist.ProcessGroup):
         named_ranks.check(self, "send", None, destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
-        return self._start(op, self.inner.send, layouts.packed(tensors), destination, tag)
+        work = self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
+        work.sent = tensors
+        return work
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
         named_ranks.check(self, "recv", None, source)
@@ -213,10 +217,15 @@ class TracedGroup(dist.ProcessGroup):
         self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
         return self._start(op, getattr(self.inner, method), *args, **kwargs)
 
+    def _is_apart(self, op: Operation) -> bool:
+        """On an emulated clock what is done to a tensor on its way has the same effect in each run: none."""
+        return op.is_async and self.tracer.emulated is not None
+
     def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
         """args: the first is what the operation writes into; a send has no gaps in it already."""
         try:
-            given, pairs = layouts.without_gaps(op.name, *args) if op.dtype else (args, [])
+            is_apart = self._is_apart(op)
+            given, pairs = layouts.without_gaps(op.name, *args, apart=is_apart) if op.dtype else (args, [])
             return TracedWork(self.tracer, op, call(*given, **options), pairs)
         except BaseException:
             self.tracer.withdraw(op)

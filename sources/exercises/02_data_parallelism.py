@@ -84,10 +84,11 @@ from course_lib.checks import grading as checks
 checks.split_batch(split_batch).points(2)
 
 # %% [markdown]
-# If your price shows extra bytes, your share is a copy. A slice is a view: it takes no memory, whatever the size of
-# the batch. The idle time is that of a step in which each sample takes equally long; with ten samples on four ranks
-# some idle time is left even at best. Which sample goes to which rank is free, as a mean does not depend on the
-# order: PyTorch's `DistributedSampler` deals samples out one by one, like cards.
+# If your price shows extra bytes, your share is a copy. A slice is a view: it takes no memory, whatever the size of the
+# batch. The idle time is that of a step in which each sample takes equally long; with ten samples on four ranks some
+# idle time is left even at best. Which sample goes to which rank is free, as a mean does not depend on the order:
+# PyTorch's `DistributedSampler` deals samples out one by one, like cards. The course's own function is
+# [`split`](../../course_lib/mechanisms/batches.py).
 
 # %% [markdown]
 # ## 2. Average the gradients
@@ -149,9 +150,10 @@ averaging.points(3)
 
 # %% [markdown]
 # The last line of the price is time. Once your function is right, the check also runs one training step with it, on
-# four ranks with emulated links between them. Here is what each rank did, and how much of the time it computed
-# nothing. The best possible is one operation for everything, since each pays the latency of the link anew;
-# `DistributedDataParallel` gathers gradients in buckets for this reason. It pays with memory for the copies.
+# four ranks with emulated links between them. Here is what each rank did, and how much of the time it computed nothing.
+# The best possible is one operation for everything, since each pays the latency of the link anew;
+# `DistributedDataParallel` gathers gradients in buckets for this reason. It pays with memory for the copies. The
+# course's own function is [`average_gradients`](../../course_lib/mechanisms/data_parallel.py).
 #
 # A small thing: `samples / total` is a float32 number if `total` is a tensor, with seven digits. `total.item()` is a
 # Python number, and nothing is lost.
@@ -249,7 +251,9 @@ ring.points(5)
 # %% [markdown]
 # A step with your ring at its end, once it is right, over emulated links of 5 ms and 0.6 MB/s. While the ring runs
 # nobody computes, so even the best possible ring leaves the ranks idle; hiding it behind the backward pass is what
-# buckets are for. They come next.
+# buckets are for. They come next. The course's own function is
+# [`ring_all_reduce`](../../course_lib/mechanisms/collectives.py). In PyTorch the backend decides what is behind
+# `dist.all_reduce`: NCCL chooses between rings and trees, by the size of the message and the number of ranks.
 
 # %%
 ring.idle
@@ -363,8 +367,8 @@ buckets.points(4)
 # Your buckets fill as gradients arrive, which works as long as all ranks compute the same layers in the same order.
 # PyTorch's `DistributedDataParallel` cannot rely on that. It decides beforehand which parameters share a bucket, from
 # the last to the first, 25 MiB each, and sends the buckets in that order on all ranks, even if a later one is full
-# first. The gradients are then views of the bucket, as in the last line of the solution: nothing is copied back. The
-# course's own is `DataParallel` in `course_lib/mechanisms/data_parallel.py`.
+# first. The gradients are then views of the bucket, as `part.view_as(parameter)` is one: nothing is copied back. The
+# course's own is [`DataParallel`](../../course_lib/mechanisms/data_parallel.py).
 
 # %%
 buckets.idle

@@ -103,7 +103,7 @@ checks.reduce_scatter(reduce_scatter).points(3)
 # everything at once and wait afterward, you pay the latency of the link only once, and hold a buffer for every rank.
 #
 # PyTorch calls it `dist.reduce_scatter_single`, and wants pieces of equal length, so its users fill up with zeros at
-# the end. In the course it is `ring_reduce_scatter` in `course_lib/mechanisms/collectives.py`.
+# the end. In the course it is [`ring_reduce_scatter`](../../course_lib/mechanisms/collectives.py).
 
 # %% [markdown]
 # ## 2. All-gather
@@ -171,7 +171,7 @@ checks.all_gather(all_gather).points(2)
 
 # %% [markdown]
 # The same bytes again. Together your two functions are an all-reduce, and you can do something in between. PyTorch's
-# name is `dist.all_gather_single`, the course's is `ring_all_gather`.
+# name is `dist.all_gather_single`, the course's is [`ring_all_gather`](../../course_lib/mechanisms/collectives.py).
 
 # %% [markdown]
 # ## 3. ZeRO-1
@@ -254,7 +254,7 @@ sharded.points(4)
 #
 # The extra memory comes from the copies: the gradients in one row, and the parameters. PyTorch's
 # `ZeroRedundancyOptimizer` gives whole parameters to ranks in place of pieces, so it needs no rows, and the parts of
-# the ranks are not quite equal. The course's `ShardedOptimizer` in `course_lib/mechanisms/sharding.py` is your
+# the ranks are not quite equal. The course's [`ShardedOptimizer`](../../course_lib/mechanisms/sharding.py) is your
 # function, in buckets, as an optimizer.
 
 # %%
@@ -368,7 +368,7 @@ layer.points(5)
 # one layer, its gradient, and what the layers leave for the backward pass, however many layers there are.
 #
 # In the picture a rank computes, and then it waits for the next layer. PyTorch's `fully_shard` and the course's
-# `FullySharded` in `course_lib/mechanisms/fully_sharded.py` fetch the next layer while this one computes.
+# [`FullySharded`](../../course_lib/mechanisms/fully_sharded.py) fetch the next layer while this one computes.
 
 # %%
 layer.idle
@@ -465,7 +465,8 @@ again.points(4)
 # PyTorch's `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)` is your function. It has your limit as
 # well: if `x` needs no gradient, autograd sees no reason to go back, and the block's parameters get none. With
 # `use_reentrant=False` there is no such limit. It hooks what autograd wants to keep, and computes the block again when
-# the first of these tensors is asked for.
+# the first of these tensors is asked for. The course's models keep everything, but its planner counts
+# what a layer keeps otherwise: [`layer_activations`](../../course_lib/planner/memory.py).
 
 # %%
 again.idle

@@ -104,9 +104,9 @@ from math import comb
 print(f"{comb(9, 3)} splits of 10 layers in 4 stages, {comb(95, 15):.0e} of 96 layers in 16")
 
 # %% [markdown]
-# The course's `split_layers` in `course_lib/mechanisms/layerwise.py` remembers the best split of the layers from each
-# one on, so that it tries every stage only once. In PyTorch you say yourself where to cut, with the `split_spec` of
-# `torch.distributed.pipelining.pipeline`.
+# The course's [`split_layers`](../../course_lib/mechanisms/layerwise.py) remembers the best split of the layers from
+# each one on, so that it tries every stage only once. In PyTorch you say yourself where to cut, with the `split_spec`
+# of `torch.distributed.pipelining.pipeline`.
 
 # %%
 cut.idle
@@ -206,9 +206,9 @@ step.points(5)
 # Two messages are the least for a rank in the middle: hidden states to the right, a gradient to the left. The best
 # possible idle time is just as clear: of four ranks, one is busy. No way of writing this function changes that.
 #
-# In the course it is `LayerWise` in `course_lib/mechanisms/layerwise.py`. It also sends shape and dtype along, so that
-# nobody has to know a `width`, and adds up the gradients of a parameter that lies on two ranks, such as a head that is
-# tied to the embedding. PyTorch's is `torch.distributed.pipelining`, in `stage.py`.
+# In the course it is [`LayerWise`](../../course_lib/mechanisms/layerwise.py). It also sends shape and dtype along, so
+# that nobody has to know a `width`, and adds up the gradients of a parameter that lies on two ranks, such as a head
+# that is tied to the embedding. PyTorch's is `torch.distributed.pipelining`, in `stage.py`.
 
 # %%
 step.idle
@@ -303,7 +303,7 @@ print("four ranks:", total([range(i, i + 1) for i in range(4)]))
 
 # %% [markdown]
 # On a GPU, PyTorch tells you with `torch.cuda.memory_allocated()` what is held now, all kinds together. The course
-# counts each kind: `Ledger` in `course_lib/instruments/ledger.py` watches what autograd saves. It looks after your
+# counts each kind: [`Ledger`](../../course_lib/instruments/ledger.py) watches what autograd saves. It looks after your
 # numbers below.
 #
 # ## Everything together

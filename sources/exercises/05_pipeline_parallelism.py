@@ -105,7 +105,9 @@ schedule.points(4)
 # a micro-batch are 1,000 bytes. The first rank holds four of them at a time. In GPipe it would hold all eight, and be
 # idle for as long.
 #
-# The course's builders are in `course_lib/schedules.py`, and your lists fit into everything that is made for them:
+# The course's builders are [`gpipe`](../../course_lib/schedules.py) and `one_forward_one_backward`. PyTorch's
+# `ScheduleGPipe` and `Schedule1F1B` are loops that run each pass as they come to it; only its later schedules are lists
+# that are made first and run then. Yours fit into everything that the course makes for lists:
 
 # %%
 print(as_text(Schedule([pipeline_actions("1f1b", stage, 4, 8) for stage in range(4)])))
@@ -125,8 +127,11 @@ schedule.idle
 # several times. With two ranks and two stages on each, rank 0 has stages 0 and 2, rank 1 has 1 and 3. `F2.1` is
 # micro-batch 2 on stage 1:
 #
-#     rank 0  F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0      B2.2      B3.2 B2.0 B3.0
-#     rank 1       F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1
+#     rank 0  F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 ...
+#     rank 1       F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 ...
+#
+#     rank 0  ... B0.0 F3.2 B1.0      B2.2      B3.2 B2.0 B3.0
+#     rank 1  ... F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1
 #
 # Micro-batches travel in groups, as many as there are ranks. A group goes through all stages of a rank before the next
 # group starts, and backward it goes through them the other way round. As in 1F1B, a rank begins with some forward
@@ -196,8 +201,9 @@ in_turn.points(4)
 # the same model, cut into stages half as long, the bubble would be half as many seconds. It is paid for in two ways: a
 # rank sends twice as many messages, and it holds the activations of more passes, each half as large.
 #
-# PyTorch's `ScheduleInterleaved1F1B` makes the same lists. The course's `interleaved_1f1b` in `course_lib/schedules.py`
-# also takes a number of micro-batches that the ranks do not divide: its groups are then as equal as can be.
+# PyTorch's `ScheduleInterleaved1F1B` makes the same lists. The course's
+# [`interleaved_1f1b`](../../course_lib/schedules.py) also takes a number of micro-batches that the ranks do not divide:
+# its groups are then as equal as can be.
 
 # %%
 print(as_text(Schedule([interleaved_actions(rank, 2, 2, 4) for rank in range(2)])))
@@ -299,8 +305,8 @@ run.points(5)
 # %% [markdown]
 # Each of the ranks in the middle sends an activation and a gradient for each micro-batch. You told each rank what
 # arrives, by `width`. PyTorch's `torch.distributed.pipelining` finds out with a trial run, and the course's
-# `run_schedule` in `course_lib/mechanisms/pipeline.py` sends shape and dtype along with the first message. It is your
-# loop, for several stages on a rank and for backward passes in two halves.
+# [`run_schedule`](../../course_lib/mechanisms/pipeline.py) sends shape and dtype along with the first message. It is
+# your loop, for several stages on a rank and for backward passes in two halves.
 
 # %%
 run.idle
@@ -368,7 +374,8 @@ idle.points(3)
 # %% [markdown]
 # The last line of the price is no formula: four ranks have run GPipe on the emulated clock, with a slow stage forward
 # and another one backward. Your function says the same. The general case, with any schedule and slow links, has no
-# formula, and the course plays it on a clock: `simulate` in `course_lib/planner/simulate.py`.
+# formula, and the course plays it on a clock: [`simulate`](../../course_lib/planner/simulate.py). PyTorch predicts
+# nothing here: you run a step and look at the trace of `torch.profiler`.
 
 # %%
 print(f"your formula: {bubble([2, 2, 5, 2], [4, 4, 4, 8], 6):.1%}")
@@ -437,7 +444,8 @@ choice.points(3)
 # %% [markdown]
 # The price is that of the step that you chose, on four emulated ranks. Its idle time is not the smallest one possible:
 # more micro-batches would make the bubble smaller, and the step longer. Frameworks leave this number to you; in
-# Megatron-LM you set `--micro-batch-size`. In lesson 05 `MicroBatchExplorer` draws what you computed.
+# Megatron-LM you set `--micro-batch-size`, and a schedule of PyTorch is given its `n_microbatches`. In lesson 05
+# [`MicroBatchExplorer`](../../course_lib/widgets/micro_batches.py) draws what you computed.
 
 # %%
 choice.idle

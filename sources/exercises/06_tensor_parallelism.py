@@ -109,9 +109,9 @@ checks.column_parallel(column_parallel).points(2)
 # gradient of x, however wide the layer is. If you forget f, the layer's own gradients are right, the loss is right, and
 # all layers *before* it learn the wrong thing.
 #
-# In this course it is `copy_to_ranks`, in `course_lib/mechanisms/tensor_parallel/linear.py`. In PyTorch you would write
-# no f at all: `parallelize_module` with `ColwiseParallel()` turns the weight into a `DTensor`, which knows how it is
-# cut, and communicates when an operation needs it.
+# In this course it is [`copy_to_ranks`](../../course_lib/mechanisms/tensor_parallel/linear.py). In PyTorch you would
+# write no f at all: `parallelize_module` with `ColwiseParallel()` turns the weight into a `DTensor`, which knows how it
+# is cut, and communicates when an operation needs it.
 
 # %% [markdown]
 # ## 2. Cut by rows
@@ -180,8 +180,9 @@ checks.row_parallel(row_parallel).points(2)
 
 # %% [markdown]
 # This is **g**, the mirror image of f. The two layers together have cost one all-reduce on each way, of x and of y, and
-# what lies between them, the wide part of an MLP, never travels. In this course g is `sum_over_ranks`, and the layers
-# are `ColumnParallelLinear` and `RowParallelLinear`.
+# what lies between them, the wide part of an MLP, never travels. In this course g is
+# [`sum_over_ranks`](../../course_lib/mechanisms/tensor_parallel/linear.py), and the layers are `ColumnParallelLinear`
+# and `RowParallelLinear`.
 #
 # You may have called `dist.all_reduce` on the addend itself, and got a warning for it. The gradient then goes on as it
 # is, as if nothing had been summed, which is what g wants. For f it would be wrong.
@@ -265,8 +266,9 @@ checks.cut_heads(cut_heads).points(3)
 #
 # Megatron-LM avoids the three places: it orders the rows of qkv by heads, so that a plain cut gives whole heads. Where
 # queries, keys and values lie one after the other, a plain cut runs just as well, puts out numbers of the right shape,
-# and is wrong. This course's `parallelize` keeps three layers, and cuts each of them. It refuses a number of heads that
-# the ranks do not divide: all would wait for those with one more.
+# and is wrong. PyTorch's `ColwiseParallel` cuts like this: it knows nothing of heads. This course's
+# [`parallelize`](../../course_lib/mechanisms/tensor_parallel/transformer.py) keeps three layers, and cuts each of them.
+# It refuses a number of heads that the ranks do not divide: all would wait for those with one more.
 
 # %% [markdown]
 # ## 4. The loss
@@ -356,8 +358,8 @@ checks.cross_entropy(cross_entropy).points(4)
 # it. (With an all-gather, one is enough: each rank then puts together the logarithms of all ranks' sums. But what a
 # rank sends grows with their number.) What a rank sends does not depend on the size of the vocabulary.
 #
-# In this course it is `vocab_parallel_cross_entropy`, and in PyTorch a context around the loss,
-# `torch.distributed.tensor.parallel.loss_parallel()`.
+# In this course it is [`vocab_parallel_cross_entropy`](../../course_lib/mechanisms/tensor_parallel/vocab.py), and in
+# PyTorch a context around the loss, `torch.distributed.tensor.parallel.loss_parallel()`.
 
 # %% [markdown]
 # ## Everything together

@@ -97,7 +97,7 @@ checks.update_scale(update_scale).points(3)
 # %% [markdown]
 # What counts here is the one operation in each step, for a single number: its price is the latency of the link.
 #
-# In this course it is `LossScaler`, in `course_lib/mechanisms/mixed_precision.py`. PyTorch's `torch.amp.GradScaler`
+# In this course it is [`LossScaler`](../../course_lib/mechanisms/mixed_precision.py). PyTorch's `torch.amp.GradScaler`
 # has the same rules, with an interval of 2000 steps, and does not ask other ranks. With plain data parallelism it need
 # not: all ranks have the same averaged gradient. `ShardedGradScaler` asks.
 
@@ -162,9 +162,10 @@ checks.master_step(master_step).points(2)
 
 # %% [markdown]
 # Nothing travels, and what it costs is memory: four bytes for each master, and four for its gradient as long as the
-# step lasts. In this course it is `MasterWeights.step`. PyTorch's `torch.autocast` has it the other way round: the
-# model's own weights stay in 32 bits, and are rounded on the way into each matrix product. `fully_shard` keeps its
-# shards in 32 bits, and gathers them in 16 (`MixedPrecisionPolicy(param_dtype=...)`).
+# step lasts. In this course it is the `step` of [`MasterWeights`](../../course_lib/mechanisms/mixed_precision.py).
+# PyTorch's `torch.autocast` has it the other way round: the model's own weights stay in 32 bits, and are rounded on the
+# way into each matrix product. `fully_shard` keeps its shards in 32 bits, and gathers them in 16
+# (`MixedPrecisionPolicy(param_dtype=...)`).
 
 # %% [markdown]
 # ## 3. Sums
@@ -230,8 +231,8 @@ checks.sum_gradients(sum_gradients).points(3)
 # Half the bytes of float32, and one all-reduce for all micro-batches. (`torch.stack(micro_batches).mean(0)` is right as
 # well, though it returns 16 bits: within one operation, PyTorch adds up in 32.) The additions inside of the all-reduce
 # are still in 16 bits. A few ranks do no harm. With hundreds, the ring can add up in 32 bits and send in 16, as
-# `all_reduce_in(torch.float16, accumulate=torch.float32)` in `course_lib/mechanisms/collectives.py` does. In this
-# course, `MasterWeights.collect` adds up micro-batches.
+# [`all_reduce_in`](../../course_lib/mechanisms/collectives.py) does, as `all_reduce_in(torch.float16,
+# accumulate=torch.float32)`. In this course, `MasterWeights.collect` adds up micro-batches.
 #
 # PyTorch's `DistributedDataParallel` divides before it adds up, too. Its gradients have the dtype of the weights, so
 # there micro-batches are added up in 16 bits if the weights have 16. `fully_shard` lets you choose what is added up in
@@ -310,8 +311,8 @@ checks.unscale_and_clip(unscale_and_clip).points(3)
 # One operation for a single number says both how long the gradient is and whether anybody has overflowed. PyTorch's
 # `torch.nn.utils.clip_grad_norm_` knows the tensors it is given: with shards of `fully_shard` it takes the norm over
 # ranks, with plain tensors it takes the norm of those on this rank. Before it you have to call
-# `scaler.unscale_(optimizer)`. In this course it is the `clip` of `MasterWeights.step`, and `hybrid.train_step` takes
-# the norm over a whole mesh.
+# `scaler.unscale_(optimizer)`. In this course it is the `clip` of `MasterWeights.step`, and
+# [`train_step`](../../course_lib/mechanisms/hybrid.py) takes the norm over a whole mesh.
 
 # %% [markdown]
 # ## Everything together

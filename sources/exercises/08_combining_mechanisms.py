@@ -101,7 +101,7 @@ checks.mesh_groups(mesh_groups).points(2)
 # the other, so the tensor ranks come to lie in one machine, where links are fast.
 #
 # PyTorch's `init_device_mesh` makes the same block, in the order of the sizes it is given, and the process groups as
-# well. In this course it stands in `Mesh`, in `course_lib/mechanisms/hybrid.py`.
+# well. In this course it stands in [`Mesh`](../../course_lib/mechanisms/hybrid.py).
 
 # %% [markdown]
 # ## 2. The norm of a gradient on a mesh
@@ -179,7 +179,7 @@ checks.gradient_norm(gradient_norm).points(3)
 #
 # `torch.nn.utils.clip_grad_norm_` does the same for `DTensor`s, which know where they are cut and where they are
 # copies. With plain tensors it takes the norm of what this rank holds, and says nothing. In this course it is
-# `clip_grad_norm`, in `course_lib/mechanisms/hybrid.py`.
+# [`clip_grad_norm`](../../course_lib/mechanisms/hybrid.py).
 
 # %% [markdown]
 # ## 3. Addends and averages
@@ -261,8 +261,8 @@ checks.complete_gradients(complete_gradients).points(3)
 # latency of the link.
 #
 # With PyTorch's `DTensor` each gradient says of itself whether it is `Partial`, and becomes whole where it is used.
-# Shared parameters of a pipeline are left to you there. In this course it is `complete_gradients`, in
-# `course_lib/mechanisms/hybrid.py`, where replicas also share out the update (ZeRO-1).
+# Shared parameters of a pipeline are left to you there. In this course it is
+# [`complete_gradients`](../../course_lib/mechanisms/hybrid.py), where replicas also share out the update (ZeRO-1).
 
 # %% [markdown]
 # ## Everything together

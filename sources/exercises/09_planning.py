@@ -76,8 +76,8 @@ checks.state_bytes(state_bytes).points(3)
 
 # %% [markdown]
 # The extra memory in the price is that of ranks which hold as many bytes as you said. The planner's function is
-# `model_state` in `course_lib/planner/memory.py`. Activations come on top, and a margin. PyTorch plans nothing for you:
-# it tells afterwards, with `torch.cuda.max_memory_allocated()`.
+# [`model_state`](../../course_lib/planner/memory.py). Activations come on top, and a margin. PyTorch plans nothing for
+# you: it tells afterwards, with `torch.cuda.max_memory_allocated()`.
 #
 # ## 2. What a rank sends
 #
@@ -141,8 +141,8 @@ checks.step_traffic(step_traffic).points(4)
 print(f"{sum(step_traffic(6_000, 2, 800, 3, dp=2, tp=2, pp=1, stage=0, zero=0)):,.0f}")
 
 # %% [markdown]
-# The planner's rings are in `course_lib/planner/communication.py`. NCCL often takes a tree in place of a ring, which
-# sends more and needs fewer steps.
+# The planner's own function is [`bytes_sent`](../../course_lib/planner/communication.py). In PyTorch it is NCCL that
+# decides, and it often takes a tree in place of a ring, which sends more and needs fewer steps.
 #
 # ## 3. Choose
 #
@@ -210,8 +210,9 @@ from course_lib.checks import grading as checks
 checks.choose(choose).points(5)
 
 # %% [markdown]
-# Nothing is sent here, so there is no price but the plans you try. The planner's `search` is in
-# `course_lib/planner/search.py`. Plans a few percent apart cannot be told apart by an estimate: measure these.
+# Nothing is sent here, so there is no price but the plans you try. The planner's own function is
+# [`search`](../../course_lib/planner/search.py), and PyTorch has none. Plans a few percent apart cannot be told apart
+# by an estimate: measure these.
 #
 # ## Everything together
 #

@@ -85,7 +85,8 @@ def test_a_mistake_is_recognized_as_itself_and_only_as_itself(exercise: Exercise
 @pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)
 def test_mistakes_ask_and_are_at_least_five(exercise: Exercise) -> None:
     assert len(exercise.mistakes) >= 5
-    assert all(mistake.idea.endswith((".", "`.")) and mistake.ask.endswith("?") for mistake in exercise.mistakes)
+    words = [mistake.words for mistake in exercise.mistakes]
+    assert all(idea.endswith((".", "`.")) and ask.endswith("?") for idea, ask in words)
 
 
 @pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)
@@ -119,9 +120,9 @@ def test_what_was_expected_and_what_is_there_are_shown() -> None:
     assert float(facts["Got"]) == pytest.approx(5 * float(facts["Expected"]), rel=1e-4)
     kinds = dict(wrong_verdicts(checks.split_batch)[s.copies_into_zeros].facts)
     assert (kinds["Where"], kinds["Expected"], kinds["Got"]) == (
-        "rank 0, the result[targets]",
-        "int64, shape [0]",
-        "float32, shape [0]",
+        "rank 0, a row of the result[targets]",
+        "int64, shape []",
+        "float32, shape []",
     )
 
 

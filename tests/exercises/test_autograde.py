@@ -11,14 +11,17 @@ import getpass
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import nbformat
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -205,6 +208,14 @@ def test_the_grades_are_exported(course: Path) -> None:
     assert scores == {student: sum(earned) for student, (_, earned) in STUDENTS.items()}
 
 
+def test_a_cell_has_longer_where_many_programs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = runpy.run_path(str(ROOT / "sources" / "nbgrader_config.py"), {"get_config": MagicMock})
+    for load, limit in ((0.5, 60), (14 * (os.cpu_count() or 1), 14 * 60)):
+        monkeypatch.setattr(psutil, "getloadavg", lambda load=load: (load, load, load))
+        assert config["seconds"](None) == limit
+    assert config["c"].Execute.timeout_func is config["seconds"]
+
+
 def outputs(course: Path, student: str, part: str) -> list[Any]:
     graded = nbformat.read(course / "autograded" / student / NAME / f"{NAME}.ipynb", as_version=4)
     return next(c.outputs for c in graded.cells if c.metadata.get("nbgrader", {}).get("grade_id") == f"check_{part}")
@@ -256,5 +267,5 @@ def test_validating_shows_the_verdict(tmp_path: Path) -> None:
     grade_ids = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in submission.cells]
     submission.cells = submission.cells[: grade_ids.index("check_average_gradients") + 1]
     nbformat.write(submission, tmp_path / f"{NAME}.ipynb")
-    said = nbgrader((tmp_path, ["validate", "--Execute.timeout=60", f"{NAME}.ipynb"]))
+    said = nbgrader((tmp_path, ["validate", "--Execute.timeout=600", f"{NAME}.ipynb"]))
     assert "How much does one sample count if it is in a small share?" in " ".join(said.split())

@@ -537,6 +537,22 @@ def test_a_work_that_nobody_waits_for_is_told_as_in_a_measured_run() -> None:
         launch(forgetful, 2, pace=Pace(1.0))
 
 
+def changes_what_is_on_its_way(rank: int) -> tuple[float, float]:
+    total, message = torch.ones(100_000), torch.ones(100_000)
+    adding: Any = dist.all_reduce(total, async_op=True)
+    total.zero_()
+    moving: Any = (dist.irecv if rank else dist.isend)(message, 1 - rank)
+    message.zero_()
+    adding.wait()
+    moving.wait()
+    return float(total.mean()), float(message.mean())
+
+
+def test_what_is_done_to_a_tensor_on_its_way_is_lost() -> None:
+    """On a measured run it depends on who is first. So it does in PyTorch."""
+    assert launch(changes_what_is_on_its_way, 2, pace=Pace()).results == [(2, 0), (2, 1)]
+
+
 def test_two_ranks_that_wait_for_each_other_are_a_deadlock_here_too() -> None:
     def both_receive(rank: int) -> None:
         dist.recv(torch.zeros(1), 1 - rank)

@@ -476,6 +476,19 @@ def each_gradient_twice(model: nn.Module, loss: Tensor, bucket_size: int) -> Non
         dist.all_reduce(gradient.clone())
 
 
+def divides_while_it_is_on_its_way(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    in_flight = []
+
+    def ready(parameter: nn.Parameter) -> None:
+        in_flight.append(dist.all_reduce(parameter.grad, async_op=True))
+        parameter.grad /= dist.get_world_size()  # type: ignore[assignment, operator]
+
+    hooks = [one.register_post_accumulate_grad_hook(ready) for one in model.parameters() if one.requires_grad]
+    loss.backward()
+    for one in (*hooks, *in_flight):
+        one.remove() if one in hooks else one.wait()
+
+
 def divides_by_two(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
     bucketed(model, loss * dist.get_world_size() / 2, bucket_size)
 
@@ -545,11 +558,11 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
 # The right words for each wrong one
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.split_batch: {
-        returns_nothing: "`the result[inputs]` is not even of the right type",
+        returns_nothing: "`a row of the result[inputs]` is not even of the right type",
         returns_all_shares: "not even of the right type",
         changes_the_batch: "changes `inputs`",
         flattens_the_share: "not even of the right type, dtype and shape",
-        copies_into_zeros: "`the result[targets]` is not even of the right type, dtype and shape",
+        copies_into_zeros: "`a row of the result[targets]` is not even of the right type, dtype and shape",
         shuffles_in_each_call: "Inputs and targets do not belong together",
         shuffles_on_each_rank: "These samples go to your ranks",
     },
@@ -583,8 +596,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         full_when_larger: "A full bucket does not leave at once",
         all_in_one: "A full bucket does not leave at once",
         each_gradient_twice: "sends 9 messages with 120 numbers in all, where 4 messages with 60 numbers would do",
-        hooks_stay: "sends 6 messages with 120 numbers in all",
+        hooks_stay: "The hooks are still there after the step",
         divides_by_two: "1.5 times too large. There are 3 ranks",
+        divides_while_it_is_on_its_way: "These are sums over the ranks",
     },
 }
 

@@ -147,6 +147,12 @@ def masters_all_at_once(weights: Any, masters: Any, gradients: Any, optimizer: A
 # master_step, wrong
 
 
+def masters_in_other_weights(weights: Any, masters: Any, gradients: Any, optimizer: Any) -> None:
+    copies = [weight.clone() for weight in weights]
+    updated(copies, masters, gradients, optimizer)
+    weights[:] = copies
+
+
 def masters_not_used(weights: Any, masters: Any, gradients: Any, optimizer: Any) -> None:
     lr = optimizer.param_groups[0]["lr"]
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -339,12 +345,30 @@ def clip_nothing_returned(gradients: Any, scale: Any, max_norm: Any) -> None:
     clipped(gradients, scale, max_norm)
 
 
+def clip_above_the_square(gradients: Any, scale: Any, max_norm: Any) -> bool:
+    is_taken = clipped(gradients, scale, math.inf)
+    total = torch.stack([*(gradient.square().sum() for gradient in gradients), torch.zeros(())]).sum()
+    dist.all_reduce(total)
+    for gradient in gradients if total > max_norm else []:
+        gradient *= max_norm / total.sqrt()
+    return is_taken
+
+
+def clip_in_other_tensors(gradients: Any, scale: Any, max_norm: Any) -> bool:
+    gradients[:] = [gradient.clone() for gradient in gradients]
+    return clipped(gradients, scale, max_norm)
+
+
 def clip_elsewhere(gradients: Any, scale: Any, max_norm: Any) -> Any:
     return clipped([gradient.clone() for gradient in gradients], scale, max_norm)
 
 
 def clip_upside_down(gradients: Any, scale: Any, max_norm: Any) -> Any:
     return not clipped(gradients, scale, max_norm)
+
+
+def clip_says_so_in_words(gradients: Any, scale: Any, max_norm: Any) -> str:
+    return str(clipped(gradients, scale, max_norm))
 
 
 def clip_each_tensor(gradients: Any, scale: Any, max_norm: Any) -> Any:
@@ -393,6 +417,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         scale_without_asking: "Each rank decides alone",
     },
     checks.master_step: {
+        masters_in_other_weights: "The model's weights stay",
         masters_not_used: "You update the model's weights themselves",
         masters_stepped_twice: "not what was asked for",
         masters_uphill: "not what was asked for",
@@ -411,12 +436,15 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         sum_for_two_ranks: "1.5 times too large",
     },
     checks.unscale_and_clip: {
-        clip_nothing_returned: "`the result` is not what it should be",
+        clip_nothing_returned: "`the result` is not even of the right type",
         clip_elsewhere: "Still as before: `gradients[0]`",
         clip_upside_down: "not even of the right type",
+        clip_says_so_in_words: "`the result` is not even of the right type",
         clip_each_tensor: "not what one process would have",
         clip_each_number: "not what one process would have",
         clip_multiplied: "6.55e+04 times too large",
         clip_the_square: "times too",
+        clip_above_the_square: "1.51 times too large",
+        clip_in_other_tensors: "does not reach all places",
     },
 }

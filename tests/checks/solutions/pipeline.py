@@ -200,6 +200,18 @@ def last_micro_batch_lost(rank: int, n_ranks: int, stages_per_rank: int, n_micro
     return interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)[:-1]
 
 
+def mirrored(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    return interleaved(n_ranks - 1 - rank, n_ranks, stages_per_rank, n_micro_batches)
+
+
+def in_words(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> Any:
+    return [f"{op}{k}" for op, _, k in interleaved(rank, n_ranks, stages_per_rank, n_micro_batches)]
+
+
+def never_starts(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    return []
+
+
 def always_two_stages(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
     return interleaved(rank, n_ranks, 2, n_micro_batches)
 
@@ -526,10 +538,13 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         nothing_at_all: "`the result[rank 0]` is not what it should be",
         pairs_without_a_micro_batch: "`the result[rank 0]` is not what it should be",
         no_numbers: "`the result[rank 0]` is not what it should be",
-        names_own_stages: "F of micro-batch 0 on stage 0 is there twice",
+        names_own_stages: "Rank 0 has stages [0, 2], and your list for it has [0, 1]",
+        mirrored: "Rank 0 has stages [0, 2], and your list for it has [1, 3]",
+        in_words: "`the result[rank 0]` is not what it should be",
+        never_starts: "Rank 0 has stages [0, 2], and your list for it has none",
         one_less: "could not run",
         last_micro_batch_lost: "rank 0 never runs B of micro-batch 3 on stage 0",
-        always_two_stages: "It would run, and it is another schedule",
+        always_two_stages: "Rank 0 has stages [0, 2, 4], and your list for it has [0, 2]",
     },
     checks.run_actions: {
         runs_nothing: "`0.weight.grad` is not even of the right type",
