@@ -10,6 +10,7 @@ import pytest
 import course
 from course_lib import journal, questions, scenarios
 from course_lib.questions.catalog import CATALOG
+from course_lib.ranks import fork_server
 from course_lib.scenarios.faults import SYMPTOMS, Variant
 from course_lib.scenarios.instruments import INSTRUMENTS
 from course_lib.scenarios.situation import Situation
@@ -194,6 +195,15 @@ def test_every_culprit_has_its_words(name: str) -> None:
     assert {h.removeprefix("setting: ") for h in settings if h.startswith("setting: ")} <= set(case.culprits)
     if suspects := CATALOG.get(f"{case.name}_suspect"):
         assert {h.removeprefix("option: ") for h in suspects.sections if h} == set(case.culprits)
+
+
+def test_ranks_are_got_ready_while_a_case_with_a_fault_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    got_ready: list[bool] = []
+    monkeypatch.setattr(fork_server, "warm_up", lambda: got_ready.append(True))
+    scenarios.load("S01_single_node")  # it needs none
+    assert not got_ready
+    scenarios.load("S02_night_call")
+    assert got_ready
 
 
 def test_what_does_not_exist_is_refused_in_a_sentence() -> None:

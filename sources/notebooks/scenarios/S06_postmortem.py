@@ -18,13 +18,13 @@
 
 # %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
-from course_lib.widgets.cards import Card
-from course_lib.widgets.measuring import Measuring
 
 case = scenarios.load("S06_postmortem")  # seed=1, 2, 3: another cause
 case.evidence()
 
 # %%
+from course_lib.widgets.cards import Card
+
 Card("S6_symptom", case.seed)
 
 # %% [markdown]
@@ -37,6 +37,8 @@ Card("S6_suspect", case.seed)
 Card("S6_measure", case.seed)
 
 # %%
+from course_lib.widgets.measuring import Measuring
+
 Measuring(case)
 
 # %%
