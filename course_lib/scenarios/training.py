@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
+from torch.nn.utils import vector_to_parameters
 
 from course_lib import data
 from course_lib.experiments import training
@@ -54,11 +55,13 @@ def train(recipe: Recipe) -> list[Trained]:
 
 
 def _train(rank: int, recipe: Recipe) -> Trained:
-    model = TinyGPT(SMALL, dtype=torch.float16)
-    weights, scaler = list(model.parameters()), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
+    model, scaler = TinyGPT(SMALL, dtype=torch.float16), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
+    weights = nn.Parameter(flat(model.parameters()))
+    vector_to_parameters(weights, model.parameters())  # which are parts of it from now on
     keeps: Any = MasterWeights if recipe.master_weights else RoundedWeights
-    optimizer = keeps(weights, torch.optim.AdamW, scaler, lr=recipe.rate)
-    scales, overflowed, were = list[float](), list[bool](), [flat(weights).float()]
+    optimizer = keeps([weights], torch.optim.AdamW, scaler, lr=recipe.rate)
+    (kept,) = optimizer.parameters
+    scales, overflowed, were = list[float](), list[bool](), [weights.detach().float()]
 
     def combine() -> None:
         total = flat(gradients_of(model)).to(recipe.sums)
@@ -69,19 +72,13 @@ def _train(rank: int, recipe: Recipe) -> Trained:
         if recipe.together:
             dist.all_reduce(total)
             total /= RANKS
-        _hand_over(total, weights, optimizer.parameters)
+        kept.grad = total.to(kept.dtype)
+        model.zero_grad()
 
     def remember() -> None:
-        were.append(flat(weights).float())
+        were.append(weights.detach().float())
 
     minibatches = shares(rank, BATCH, STEPS)
     losses = training.train(model, minibatches, data.answer_loss, optimizer, scaler, combine, remember)
     moved = [((after - before).norm() / before.norm()).item() for before, after in pairwise(were)]
-    return Trained(losses, scales, overflowed, moved, flat(weights).double().sum().item())
-
-
-def _hand_over(gradient: Tensor, weights: list[Any], kept: list[Any]) -> None:
-    """Let the optimizer find it, in the dtype of what it updates."""
-    for weight, own, piece in zip(weights, kept, gradient.split([own.numel() for own in kept]), strict=True):
-        weight.grad = None
-        own.grad = piece.view_as(own).to(own.dtype)
+    return Trained(losses, scales, overflowed, moved, weights.double().sum().item())

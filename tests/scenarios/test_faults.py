@@ -125,8 +125,20 @@ def test_memory_and_throughput_show_what_a_culprit_does_to_them() -> None:
         shown, _ = variant.evidence().outcome.pictures
         assert shown.summary.startswith("Samples a second: last week, ")
         assert f"over {STEPS} steps; now, " in shown.summary
-    rates = [float(rate) for rate in re.findall(r"\d+", shown.summary)]
-    assert rates[3] < 0.97 * rates[0]
+    *before, _, now, _ = map(float, re.findall(r"\d+", shown.summary))
+    assert now < 0.97 * before[0]
+
+
+def test_a_reading_can_be_held_against_last_week_s() -> None:
+    for name in scenarios.FAULTS:
+        healthy = scenarios.load(name).case.healthy
+        *_, across = map(number, facts(healthy, "links"))
+        assert 0.85 < across / (healthy.between.bandwidth / 1e6) <= 1
+        assert any(
+            f"inside a machine, {healthy.between.bandwidth / 1e6:.0f} between" in line for line in healthy.configuration
+        )
+        (moved,) = map(number, facts(healthy, "updates"))
+        assert f"{moved:.1f}" == "0.3"  # as the pages of S2, S6 and S8 say
 
 
 def test_the_evidence_says_where_each_figure_comes_from() -> None:

@@ -15,6 +15,9 @@
 # for its replicas. Its devices and links are **emulated**.
 #
 # ## 1. What is left of it
+#
+# *Last week* is the run that went well, and *now* the one that was lost: samples a second and the loss, step by step,
+# how much memory each rank needed at its fullest, the settings, and some lines of the log.
 
 # %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
