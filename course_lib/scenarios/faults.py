@@ -207,7 +207,8 @@ def _suspect(culprit: str, variant: Variant) -> Outcome:
         f"Tried on the job of last week, with nothing but this wrong: {signals(suspected)}. "
         f"The job now: {signals(variant.job)}. {'It could be this.' if right else 'So it is not this.'}"
     )
-    return Outcome(right, said, pictures=(_losses({"with this wrong": suspected, "now": variant.job}),))
+    jobs = {"last week": variant.case.healthy, "with this wrong": suspected, "now": variant.job}
+    return Outcome(right, said, pictures=(_losses(jobs),))
 
 
 def _plan_to_measure(name: str, variant: Variant) -> Outcome:
