@@ -11,14 +11,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from course_lib import data
 from course_lib.experiments import training
 from course_lib.experiments.ablations import RoundedWeights
-from course_lib.experiments.training import SMALL, flat, gradients_of, shares
+from course_lib.experiments.training import SMALL, average_into, flat, gradients_of, shares
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.ranks import launch
@@ -64,16 +63,12 @@ def _train(rank: int, recipe: Recipe) -> Trained:
     scales, overflowed, were = list[float](), list[bool](), [weights.detach().float()]
 
     def combine() -> None:
-        total = flat(gradients_of(model)).to(recipe.sums)
+        own = gradients_of(model)
         if rank == recipe.bad_rank and len(scales) % 2:
-            total[0] = math.inf
+            own[0].fill_(math.inf)
         scales.append(scaler.scale_factor)
-        overflowed.append(not bool(total.isfinite().all()))
-        if recipe.together:
-            dist.all_reduce(total)
-            total /= RANKS
-        kept.grad = total.to(kept.dtype)
-        model.zero_grad()
+        overflowed.append(not all(gradient.isfinite().all() for gradient in own))
+        average_into(kept, model, recipe.sums, recipe.together)
 
     def remember() -> None:
         were.append(weights.detach().float())
