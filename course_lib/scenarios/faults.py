@@ -154,9 +154,10 @@ class Variant:
         return debrief(f"{self.case.name}_change", self.seed, "find a change that helps", self._told, anyway)
 
     def _told(self) -> Feedback:
-        led_to = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
+        tried = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
+        led_to = f"What each change leads to, for {A_CHANGE} minutes:\n\n{bullets(tried)}"
         what, _, how = self._page("change").sections[f"culprit: {self.culprit}"].text.partition("\n\n")
-        said = f"{how}\n\nYour bill: {self.bill()}\n\nWhat each change leads to:\n\n{bullets(led_to)}"
+        said = f"{how}\n\nYour bill: {self.bill()}\n\n{led_to}"
         incident = self._page("change").sections["incident"].text
         return Feedback("", Outcome(None, said, incident), title=f"It was {what}.")
 

@@ -180,6 +180,8 @@ def test_there_is_no_debrief_before_a_change_has_helped() -> None:
     said = str(variant.debrief())
     assert variant.called("change", f"culprit: {variant.culprit}") in said
     assert "60 minutes of the cluster" in said
+    assert said.count("samples a second") == len(variant.case.repairs)
+    assert "What each change leads to, for 30 minutes:" in said
 
 
 def test_a_room_sees_the_debrief_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
