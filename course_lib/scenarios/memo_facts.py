@@ -62,9 +62,6 @@ def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
     yield Fact("how much faster the links inside a node are", fast / slow, TIMES)
     yield Fact("what is expected", expected, SHARE)
     yield Fact("what is expected", expected * cluster.nodes, TIMES)
-    yield Fact("all of it", 1.0, SHARE)
-    for times in (2, cluster.nodes, cluster.devices_per_node, cluster.devices):
-        yield Fact("how many times as many", times, TIMES)
     chosen = plan.plan
     ours = (chosen.dp, chosen.tp, chosen.pp, chosen.micro_batches(plan.global_batch), chosen.micro_batch)
     sizes = (cluster.devices, cluster.nodes, cluster.devices_per_node, plan.global_batch, spec.layers, spec.hidden)
@@ -114,4 +111,4 @@ def _pipeline(plan: Plan, micro_batches: int) -> Iterator[Fact]:
     yield Fact("the bubble by the formula", (stages - 1) / rounds, SHARE, "bubble|idle|1f1b|gpipe")
     yield Fact("idle with naive splitting", 1 - 1 / stages, SHARE, "idle|naive|bubble|waits?")
     yield Fact("busy with naive splitting", 1 / stages, SHARE, "busy|naive|works?|quarter|utili[sz]")
-    yield Fact("pipelining against naive splitting", stages * micro_batches / rounds, TIMES)
+    yield Fact("pipelining against naive splitting", stages * micro_batches / rounds, TIMES, "naive", beside=True)
