@@ -83,6 +83,19 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
     return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
+def average_into(kept: Tensor, model: nn.Module, sums: torch.dtype, together: bool = True) -> None:
+    """Give what an optimizer keeps for all weights the mean of the ranks' gradients, added up in this dtype.
+
+    together: else the gradient of this rank alone.
+    """
+    mean = flat(gradients_of(model)).to(sums)
+    if together:
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+    kept.grad = mean.to(kept.dtype)
+    model.zero_grad()
+
+
 def moments_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """What Adam keeps: two numbers for each weight."""
     return [value for state in optimizer.state.values() for value in state.values() if value.dim()]

@@ -33,7 +33,12 @@ def loss_curves(
     across = Axis("step", 0, max(steps, 1), ticks(steps, 8))
     up = Axis("loss", marks[0], marks[-1], marks)
     looks = lines_of(drawn)
-    lines = [_line(name, curve, curves[name], looks[name]) for name, curve in drawn.items() if curve]
+    ends = [len(curve) for curve in drawn.values()]
+    lines = [
+        _line(name, curve, curves[name], looks[name], beside=ends[:place].count(len(curve)))
+        for place, (name, curve) in enumerate(drawn.items())
+        if curve
+    ]
     panel = Panel(across, up, lines, height=180.0)
     chart = Chart([panel], {"measured"}, title, width, looks, has_crosshair=True)
     return Picture.of(chart, _summary(curves, steps), _rows(curves, steps))
@@ -72,10 +77,10 @@ def _rows(curves: Mapping[str, Sequence[float]], steps: int) -> list[Row]:
     ]
 
 
-def _line(name: str, finite: Sequence[float], losses: Sequence[float], look: Line) -> Curve:
-    """It has a symbol where it ends, and says why it does if it does so early."""
+def _line(name: str, finite: Sequence[float], losses: Sequence[float], look: Line, beside: int) -> Curve:
+    """It has a symbol where it ends, and says why it does if it does so early. beside: others that end at this step."""
     points = [Point(step, loss) for step, loss in enumerate(finite)]
-    reason = Words(f"✗ {name}: not a number", right=10, down=-8, has_halo=True)
+    reason = Words(f"✗ {name}: not a number", right=10, down=16 * beside - 8, has_halo=True)
     words = None if math.isfinite(losses[-1]) else reason
     points[-1] = points[-1]._replace(tip=f"{name} {_in_words(losses)}", words=words)
     return Curve(name, points, look)

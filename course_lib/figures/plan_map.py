@@ -16,6 +16,7 @@ FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
 COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
+ROOM = 0.16  # of the axis: what the words to the left of a point need
 COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 
 
@@ -51,9 +52,10 @@ def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) ->
     memory = Axis.by_powers("each dot is a plan: memory of its fullest device (GiB)", needed)
     ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
     time = Axis.by_powers("time of one step (s)", ends)
-    fastest = Words("fastest that fits", right=-4, down=22, anchor="end")
+    capacity, is_left = found[0].capacity, memory.share(needed[0]) < ROOM
+    words = Words("fastest that fits", right=-4, down=22, anchor="end")
+    fastest = words._replace(right=4, down=34, anchor=None, has_halo=True) if is_left else words
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
-    capacity = found[0].capacity
     limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
     marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
     for name, one in marked.items():

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
 from course_lib import data
 from course_lib.experiments.ablations import RoundedWeights, share_moved
-from course_lib.experiments.training import SMALL, flat, gradients_of, moments_of, shares, size_of, train
+from course_lib.experiments.training import SMALL, average_into, flat, gradients_of, moments_of, shares, size_of, train
 from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time, time_breakdown
 from course_lib.figures.axis import duration
 from course_lib.instruments.ledger import Bytes, Ledger
@@ -63,17 +63,9 @@ def _train(rank: int, case: Training) -> float:
     optimizer = torch.optim.AdamW([kept], lr=case.learning_rate)
     optimizer.register_step_post_hook(lambda *_: vector_to_parameters(kept.to(case.compute), model.parameters()))
     minibatches = shares(rank, BATCH, STEPS, case.seed)
-    combine = partial(_average, model, kept, case.sums)
+    combine = partial(average_into, kept, model, case.sums)
     losses = train(model, minibatches, data.answer_loss, optimizer, combine=combine)
     return sum(losses[-10:]) / 10
-
-
-def _average(model: nn.Module, kept: Tensor, sums: torch.dtype) -> None:
-    """Give what is kept the mean of the ranks' gradients, added up in this dtype."""
-    mean = flat(gradients_of(model)).to(sums)
-    dist.all_reduce(mean)
-    kept.grad = (mean / dist.get_world_size()).to(kept.dtype)
-    model.zero_grad()
 
 
 # Q9. Fast, and then it ends badly

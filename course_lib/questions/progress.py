@@ -12,6 +12,7 @@ from course_lib.journal import FILE, Note, folder, notes, reset
 from course_lib.questions.catalog import CATALOG
 
 EXERCISES = Path(__file__).parents[2] / "exercises"
+POLICY, ITS_CASE = "S4_policy", "S04_defaults"  # a function that the student writes, and no page asks for
 LONGEST_ANSWER = 40  # characters in a table
 
 
@@ -26,9 +27,11 @@ def table(found: list[Note]) -> str:
 
 
 def _questions() -> dict[str, dict[str, str]]:
-    """The titles of the questions by their names, for each lesson."""
+    """The titles of the questions by their names, for each lesson and scenario."""
     lessons = dict.fromkeys(page.lesson for page in CATALOG.values())
-    return {lesson: {p.name: p.title for p in CATALOG.values() if p.lesson == lesson} for lesson in lessons}
+    found = {lesson: {p.name: p.title for p in CATALOG.values() if p.lesson == lesson} for lesson in lessons}
+    found[ITS_CASE][POLICY] = "Your policy, tried on the fleet"
+    return found
 
 
 def _parts() -> dict[str, dict[str, str]]:

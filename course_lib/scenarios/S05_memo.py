@@ -134,7 +134,7 @@ def _gpus(case: Case) -> dict[str, object]:
 
 
 QUESTIONS: dict[str, Family] = {
-    PLAN: Family(CASE, plan(_judge, lambda case: Plan(dp=case.cluster.devices)), fields=_sizes),
+    PLAN: Family(CASE, plan(_judge), fields=_sizes),
     **{name: Family(CASE, prose(partial(read_section, figure))) for name, figure in FIGURES.items()},
     "S5_gradients": Family(CASE, prose(partial(read_section, 2)), fields=_gpus),
     "S5_bottleneck": Family(CASE, choice(each(_blame, LOSSES)), fields=_gpus),

@@ -1,4 +1,4 @@
-"""S7. Two machines train no faster than one did: which mechanism of a hybrid job has regressed?"""
+"""S7. A hybrid job on two machines has become slower: which mechanism has regressed?"""
 
 from __future__ import annotations
 

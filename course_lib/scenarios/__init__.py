@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from course_lib.ranks import fork_server
+
 FAULTS = ("S02_night_call", "S06_postmortem", "S07_regression", "S08_two_clusters")
 PLANS = ("S01_single_node", "S03_fit_then_fast", "S09_refresh", "S10_memory_bound")
 
@@ -24,4 +26,6 @@ def load(name: str, seed: int = 0) -> Any:
     """
     if name not in FAULTS + PLANS:
         raise ValueError(f"name={name!r} is no such case; choose one of {', '.join(sorted(FAULTS + PLANS))}")
+    if name in FAULTS:
+        fork_server.warm_up()  # it imports torch for the ranks while this process does
     return importlib.import_module(f"course_lib.scenarios.{name}").CASE.variant(seed)

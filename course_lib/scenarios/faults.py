@@ -154,9 +154,10 @@ class Variant:
         return debrief(f"{self.case.name}_change", self.seed, "find a change that helps", self._told, anyway)
 
     def _told(self) -> Feedback:
-        led_to = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
+        tried = (f"{self.called('change', f'option: {r}')}: {signals(self.repaired(r))}" for r in self.case.repairs)
+        led_to = f"What each change leads to, for {A_CHANGE} minutes:\n\n{bullets(tried)}"
         what, _, how = self._page("change").sections[f"culprit: {self.culprit}"].text.partition("\n\n")
-        said = f"{how}\n\nYour bill: {self.bill()}\n\nWhat each change leads to:\n\n{bullets(led_to)}"
+        said = f"{how}\n\nYour bill: {self.bill()}\n\n{led_to}"
         incident = self._page("change").sections["incident"].text
         return Feedback("", Outcome(None, said, incident), title=f"It was {what}.")
 
@@ -207,7 +208,8 @@ def _suspect(culprit: str, variant: Variant) -> Outcome:
         f"Tried on the job of last week, with nothing but this wrong: {signals(suspected)}. "
         f"The job now: {signals(variant.job)}. {'It could be this.' if right else 'So it is not this.'}"
     )
-    return Outcome(right, said, pictures=(_losses({"with this wrong": suspected, "now": variant.job}),))
+    jobs = {"last week": variant.case.healthy, "with this wrong": suspected, "now": variant.job}
+    return Outcome(right, said, pictures=(_losses(jobs),))
 
 
 def _plan_to_measure(name: str, variant: Variant) -> Outcome:

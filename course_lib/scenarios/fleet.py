@@ -25,6 +25,7 @@ from course_lib import journal
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from course_lib.questions import plan_text
+from course_lib.questions.progress import POLICY
 from course_lib.questions.prose import SOURCES
 
 Policy = Callable[[ModelSpec, Cluster, int], Any]
@@ -95,7 +96,7 @@ def trial(policy: Policy) -> Trials:
     """What becomes of a student's policy; it is kept, as an answer is. Right: it runs everywhere, and nowhere badly."""
     found = tried(policy)
     with suppress(OSError):  # as where nothing can be written
-        journal.record("ran", "S4_policy", 0, str(found), found.trials[0].times <= FAIR)
+        journal.record("ran", POLICY, 0, str(found), found.trials[0].times <= FAIR)
     return found
 
 

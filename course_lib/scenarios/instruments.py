@@ -61,7 +61,8 @@ def _points(name: str, rates: list[float]) -> list[Point]:
 
 
 def _range(name: str, rates: list[float]) -> str:
-    return f"{name}, {min(rates):.0f} to {max(rates):.0f} over {counted(len(rates), 'step')}"
+    between = " to ".join(dict.fromkeys(f"{rate:.0f}" for rate in (min(rates), max(rates))))
+    return f"{name}, {between} over {counted(len(rates), 'step')}"
 
 
 def _samples_per_second(job: Situation) -> list[float]:
@@ -126,7 +127,7 @@ def _placement(job: Situation) -> Reading:
 
 
 def _replicas(job: Situation) -> Reading:
-    return Reading({f"replica {rank}": f"{one.checksum:.4f}" for rank, one in enumerate(train(job.recipe))})
+    return Reading({f"replica {rank}": _written(one.checksum, ".4f") for rank, one in enumerate(train(job.recipe))})
 
 
 def _scale(job: Situation) -> Reading:
@@ -146,8 +147,11 @@ def _gradients(job: Situation) -> Reading:
 
 
 def _updates(job: Situation) -> Reading:
-    moved = train(job.recipe)[0].moved[-1]
-    return Reading({"the last update moved the weights by": f"{moved:.2%}" if isfinite(moved) else "no number"})
+    return Reading({"the last update moved the weights by": _written(train(job.recipe)[0].moved[-1], ".2%")})
+
+
+def _written(value: float, how: str) -> str:
+    return format(value, how) if isfinite(value) else "no number"
 
 
 INSTRUMENTS: dict[str, Instrument] = {

@@ -29,15 +29,18 @@ WORDS = {  # what means a part of memory or of a step
 SENDING = "sen[dt]s?|travels?|traffic|moves?|crosse?s?"
 LABELS = {part: look.label for part, look in TIME_PARTS.items()}
 LABELS |= {"tensor": "traffic of tensor ranks", "context": "context"}
-BESIDE = {"without ZeRO": {"zero": 0, "shards": None}, "in fp32": {"precision": "fp32"}}
-NAIVE = {"schedule": "naive", "virtual_stages": 1}
+BESIDE = {  # plans that one sets beside it, by what is changed
+    "without ZeRO": {"zero": 0, "shards": None},
+    "in fp32": {"precision": "fp32"},
+    "with naive splitting": {"schedule": "naive", "virtual_stages": 1},
+}
 
 
 def facts(plan: Estimate, one_node: Estimate, expected: float) -> Iterator[Fact]:
     """one_node: what the plan is faster than.  expected: the share of the ideal speed-up."""
     yield from _of_the_brief(plan, expected)
     yield from _costs(plan, own=True)
-    for name, changes in {**BESIDE, "with naive splitting": NAIVE}.items():
+    for name, changes in BESIDE.items():
         other = replace(plan.plan, **changes)  # type: ignore[arg-type]
         yield from _costs(estimate(plan.model, plan.cluster, other, plan.global_batch), own=False, name=f", {name}")
     yield from _speeds(plan, one_node)
@@ -59,9 +62,6 @@ def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
     yield Fact("how much faster the links inside a node are", fast / slow, TIMES)
     yield Fact("what is expected", expected, SHARE)
     yield Fact("what is expected", expected * cluster.nodes, TIMES)
-    yield Fact("all of it", 1.0, SHARE)
-    for times in (2, cluster.nodes, cluster.devices_per_node, cluster.devices):
-        yield Fact("how many times as many", times, TIMES)
     chosen = plan.plan
     ours = (chosen.dp, chosen.tp, chosen.pp, chosen.micro_batches(plan.global_batch), chosen.micro_batch)
     sizes = (cluster.devices, cluster.nodes, cluster.devices_per_node, plan.global_batch, spec.layers, spec.hidden)
@@ -73,15 +73,13 @@ def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
 def _costs(plan: Estimate, own: bool, name: str = "") -> Iterator[Fact]:
     """name: of another plan than the one that is recommended."""
     memory, time, whole = plan.memory, plan.step_time, "fullest|needs?|in all|total|peak|holds?"
-    held = {
-        f"the {MEMORY_PARTS[part].label} on the fullest device": (part, size) for part, size in memory.parts.items()
-    }
-    taken = {f"{LABELS[part]}, in a step": (part, seconds) for part, seconds in time.parts.items()}
     yield Fact(f"all that the fullest device holds{name}", memory.total, BYTES, whole, own, beside=not own)
     yield Fact(f"a step{name}", time.total, SECONDS, "step", own, beside=not own)
-    for parts, quantity in ((held, BYTES), (taken, SECONDS)):
-        for said, (part, value) in parts.items():
-            yield Fact(f"{said}{name}", value, quantity, WORDS[part], own and value > 0, beside=not own)
+    for part, size in memory.parts.items():
+        said = f"the {MEMORY_PARTS[part].label} on the fullest device{name}"
+        yield Fact(said, size, BYTES, WORDS[part], own and size > 0, beside=not own)
+    for part, seconds in time.parts.items():
+        yield Fact(f"{LABELS[part]}, in a step{name}", seconds, SECONDS, WORDS[part], own and seconds > 0, not own)
 
 
 def _speeds(plan: Estimate, one_node: Estimate) -> Iterator[Fact]:
@@ -113,4 +111,4 @@ def _pipeline(plan: Plan, micro_batches: int) -> Iterator[Fact]:
     yield Fact("the bubble by the formula", (stages - 1) / rounds, SHARE, "bubble|idle|1f1b|gpipe")
     yield Fact("idle with naive splitting", 1 - 1 / stages, SHARE, "idle|naive|bubble|waits?")
     yield Fact("busy with naive splitting", 1 / stages, SHARE, "busy|naive|works?|quarter|utili[sz]")
-    yield Fact("pipelining against naive splitting", stages * micro_batches / rounds, TIMES)
+    yield Fact("pipelining against naive splitting", stages * micro_batches / rounds, TIMES, "naive", beside=True)

@@ -114,11 +114,13 @@ class Situation:
     def configuration(self) -> list[str]:
         """What its engineers have set, as they would write it down."""
         one, adapts = self.recipe, "adapts" if self.recipe.dynamic else "is fixed"
+        inside, between = (link.bandwidth / 1e6 for link in (INSIDE, self.between))
         kept, sums = 32 if one.master_weights else 16, str(one.sums).removeprefix("torch.")
         return [
             f"{self.dp} replicas, each of {self.pp} x {self.tp} devices (stages x tensor ranks)",
             f"{self.samples} samples in a minibatch, {self.micro_batches} micro-batches for each replica",
             f"layers on the stages: {', '.join(map(str, self.of_stages))}; gradients leave in {self.buckets} buckets",
+            f"links: {inside:.0f} MB a second inside a machine, {between:.0f} between",
             f"float16, weights kept in {kept} bits, gradients added up in {sums}",
             f"a loss scale of {one.scale:,.0f} that {adapts}, a learning rate of {one.rate:g}",
         ]

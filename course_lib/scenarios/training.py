@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import nn
+from torch.nn.utils import vector_to_parameters
 
 from course_lib import data
 from course_lib.experiments import training
 from course_lib.experiments.ablations import RoundedWeights
-from course_lib.experiments.training import SMALL, flat, gradients_of, shares
+from course_lib.experiments.training import SMALL, average_into, flat, gradients_of, shares
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.ranks import launch
@@ -54,34 +54,26 @@ def train(recipe: Recipe) -> list[Trained]:
 
 
 def _train(rank: int, recipe: Recipe) -> Trained:
-    model = TinyGPT(SMALL, dtype=torch.float16)
-    weights, scaler = list(model.parameters()), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
+    model, scaler = TinyGPT(SMALL, dtype=torch.float16), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
+    weights = nn.Parameter(flat(model.parameters()))
+    vector_to_parameters(weights, model.parameters())  # which are parts of it from now on
     keeps: Any = MasterWeights if recipe.master_weights else RoundedWeights
-    optimizer = keeps(weights, torch.optim.AdamW, scaler, lr=recipe.rate)
-    scales, overflowed, were = list[float](), list[bool](), [flat(weights).float()]
+    optimizer = keeps([weights], torch.optim.AdamW, scaler, lr=recipe.rate)
+    (kept,) = optimizer.parameters
+    scales, overflowed, were = list[float](), list[bool](), [weights.detach().float()]
 
     def combine() -> None:
-        total = flat(gradients_of(model)).to(recipe.sums)
+        own = gradients_of(model)
         if rank == recipe.bad_rank and len(scales) % 2:
-            total[0] = math.inf
+            own[0].fill_(math.inf)
         scales.append(scaler.scale_factor)
-        overflowed.append(not bool(total.isfinite().all()))
-        if recipe.together:
-            dist.all_reduce(total)
-            total /= RANKS
-        _hand_over(total, weights, optimizer.parameters)
+        overflowed.append(not all(gradient.isfinite().all() for gradient in own))
+        average_into(kept, model, recipe.sums, recipe.together)
 
     def remember() -> None:
-        were.append(flat(weights).float())
+        were.append(weights.detach().float())
 
     minibatches = shares(rank, BATCH, STEPS)
     losses = training.train(model, minibatches, data.answer_loss, optimizer, scaler, combine, remember)
     moved = [((after - before).norm() / before.norm()).item() for before, after in pairwise(were)]
-    return Trained(losses, scales, overflowed, moved, flat(weights).double().sum().item())
-
-
-def _hand_over(gradient: Tensor, weights: list[Any], kept: list[Any]) -> None:
-    """Let the optimizer find it, in the dtype of what it updates."""
-    for weight, own, piece in zip(weights, kept, gradient.split([own.numel() for own in kept]), strict=True):
-        weight.grad = None
-        own.grad = piece.view_as(own).to(own.dtype)
+    return Trained(losses, scales, overflowed, moved, weights.double().sum().item())

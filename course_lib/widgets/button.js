@@ -11,7 +11,8 @@ function render({ model, el }) {
   const look = () => {
     const answer = el.closest(".course-live")?.querySelector("[role=group][aria-label]");
     if (!model.get("enabled") || !answer) return;
-    answer.scrollIntoView({ block: answer.offsetHeight > 0.7 * window.innerHeight ? "start" : "nearest" });
+    if (answer.offsetHeight > 0.7 * window.innerHeight) el.scrollIntoView({ block: "start" }); // the focus is seen, too
+    else answer.scrollIntoView({ block: "nearest" });
   };
   const press = () => {
     model.set("enabled", false);

@@ -19,3 +19,8 @@ globalThis.courseSaves ??= document.addEventListener("keydown", event => {
   event.preventDefault();
   ours.dispatchEvent(new KeyboardEvent("keydown", event));
 }, true) ?? true;
+
+// Escape leads from what is touched back to its cell, as it does from a cell's text.
+globalThis.courseLeaves ??= document.addEventListener("keydown", event => {
+  if (event.key === "Escape" && event.target.closest?.(".course-live")) event.target.closest(".jp-Cell")?.focus();
+}) ?? true;

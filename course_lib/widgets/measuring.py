@@ -38,7 +38,8 @@ class Measuring:
 
     def _measure(self, name: str) -> None:
         self.running.begin("Measuring on real ranks")
-        self.found.value = self.variant.measure(name).inline(f"{self._key}-{name}") + self.found.value
+        read = self.variant.measure(name).inline(f"{self._key}-{name}")
+        self.found.value = f"<div role='group' aria-label='What it says'>{read}</div>{self.found.value}"
         self.bill.value = said(self.variant.bill())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:

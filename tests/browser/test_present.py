@@ -145,6 +145,8 @@ def test_a_room_investigates_a_case_and_sees_its_debrief_without_an_answer(stage
     instruments = cell(page, "Measuring(case)")
     instruments.get_by_role("button", name="Every kind of link, 10 minutes", exact=True).click()
     expect(instruments.get_by_text("between them: 10 MB a second")).to_be_visible(timeout=MOVE)
+    page.keyboard.press("Escape")  # so that the keys for sections work again, as the teaching plan says
+    expect(instruments).to_be_focused()
     expect(cell(page, "case.debrief()").get_by_text("It was a slow link between the machines.")).to_be_visible(
         timeout=MOVE
     )

@@ -1,41 +1,24 @@
-"""A case with a fault, from its evidence to its debrief: with the mouse, and with the keyboard alone."""
+"""Cases with a fault, from the evidence to the debrief: one with the mouse, and one with the keyboard alone."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-RUN = 90_000  # milliseconds that a run may take on a busy machine
-CASE = "notebooks/scenarios/S07_regression.ipynb"
-PLAN, MEASURING, CHANGE, DEBRIEF = 3, 4, 6, 8  # numbers of the cells
-WHAT = "It was one slow device."  # with seed 0
+from tests.browser.test_cards import RUN, button, feedback, press, ready
+
+PLAN, MEASURING, CHANGE, DEBRIEF = 3, 4, 6, 8  # numbers of the cells of S7
+FOCUSED = "[...document.querySelectorAll('.jp-Notebook .jp-Cell')].indexOf(document.activeElement)"  # -1: no cell
 
 
-def button(card: Locator, name: str) -> Locator:
-    return card.get_by_role("button", name=name, exact=True)
-
-
-def feedback(card: Locator) -> Locator:
-    return card.get_by_role("group", name="What came of it")
-
-
-def anew(lab: Any, notebook: Any) -> None:
+def test_a_case_with_the_mouse(lab: Any) -> None:
     shutil.rmtree(lab.server.answers, ignore_errors=True)
+    notebook = lab.open("notebooks/scenarios/S07_regression.ipynb")
     notebook.run_all()
     expect(notebook.output(DEBRIEF)).to_contain_text("There is no debrief yet")
-
-
-def test_a_case_with_the_mouse_and_with_the_keyboard_alone(lab: Any) -> None:
-    notebook = lab.open(CASE)
-    for answer in (with_the_mouse, with_the_keyboard_alone):
-        anew(lab, notebook)
-        answer(notebook)
-        assert notebook.errors == []
-
-
-def with_the_mouse(notebook: Any) -> None:
     card = notebook.output(PLAN)
     card.get_by_role("radio", name="one step of every rank, 5 minutes").click()
     button(card, "Commit to this answer").click()
@@ -55,36 +38,97 @@ def with_the_mouse(notebook: Any) -> None:
         button(card, "Run it").click()
         expect(feedback(card)).to_contain_text(words, timeout=RUN)
         button(card, "Try another answer").click()
-    told(notebook, "81 minutes of the cluster, for 2 measurements and 2 changes.")
-
-
-def with_the_keyboard_alone(notebook: Any) -> None:
-    page: Page = notebook.page
-    button(notebook.output(MEASURING), "Who sits where, 1 minute").focus()
-    for key in ("Tab", "Tab", "Tab", "Enter"):
-        page.keyboard.press(key)
-    expect(notebook.output(MEASURING).get_by_role("status")).to_contain_text("5 minutes", timeout=RUN)
-    expect(notebook.output(MEASURING).locator("svg[role=img]").first).to_be_visible()
-    card = notebook.output(CHANGE)
-    choose(page, card, 4, "Commit to this answer")
-    expect(button(card, "Run it")).to_be_focused()
-    expect(button(card, "Run it")).to_have_attribute("aria-disabled", "false")
-    page.keyboard.press("Enter")
-    expect(feedback(card)).to_contain_text("Right.", timeout=RUN)
-    told(notebook, "35 minutes of the cluster, for 1 measurement and 1 change.")
-
-
-def choose(page: Page, card: Locator, place: int, then: str) -> None:
-    card.get_by_role("radio").first.focus()
-    for key in (*["ArrowDown"] * place, *["Space"] * (not place), "Tab"):
-        page.keyboard.press(key)
-    expect(button(card, then)).to_be_focused()
-    page.keyboard.press("Enter")
-
-
-def told(notebook: Any, bill: str) -> None:
-    """Run the last cell again."""
     notebook.page.locator(".jp-Notebook .jp-Cell .jp-InputArea-prompt").nth(DEBRIEF).click()
     notebook.page.keyboard.press("Control+Enter")
-    expect(notebook.output(DEBRIEF)).to_contain_text(WHAT, timeout=RUN)
-    expect(notebook.output(DEBRIEF)).to_contain_text(bill)
+    expect(notebook.output(DEBRIEF)).to_contain_text("It was one slow device.", timeout=RUN)
+    expect(notebook.output(DEBRIEF)).to_contain_text("81 minutes of the cluster, for 2 measurements and 2 changes.")
+    assert notebook.errors == []
+
+
+def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
+    """Each cell is run in place, its controls are reached with Tab and left with Escape."""
+    shutil.rmtree(lab.server.answers, ignore_errors=True)
+    notebook = lab.open("notebooks/scenarios/S02_night_call.ipynb")
+    page: Page = notebook.page
+    run(notebook, 1)
+    it_can_be_read_to_its_end(notebook)
+    for number, place in ((2, 0), (4, 1), (5, 3)):
+        card = run(notebook, number)
+        tab_to(page, card.get_by_role("radio").first)
+        decide_and_run(page, card, place, "Right.")
+    one_step_of_every_rank_is_measured(page, run(notebook, 7))
+    card = run(notebook, 9)
+    tab_to(page, card.get_by_role("radio").first)
+    decide_and_run(page, card, 0, "Not this one.")
+    press(page, "Enter")
+    focused(button(card, "Commit to this answer"))
+    press(page, "Shift+Tab")
+    focused(card.get_by_role("radio").first)
+    decide_and_run(page, card, 1, "Right.")
+    debrief = run(notebook, 11)
+    expect(debrief).to_contain_text("It was a slow link between the machines.")
+    expect(debrief).to_contain_text("65 minutes of the cluster, for 1 measurement and 2 changes.")
+    assert notebook.errors == []
+
+
+def run(notebook: Any, number: int) -> Locator:
+    """Go to a cell, from one before it or from what that has shown, and run it; returns what it shows."""
+    page: Page = notebook.page
+    press(page, "Escape")
+    before = page.evaluate(FOCUSED)
+    assert 0 <= before <= number
+    press(page, *["ArrowDown"] * (number - before), "Control+Enter")
+    prompt = page.locator(".jp-Notebook .jp-Cell").nth(number).locator(".jp-InputArea-prompt")
+    expect(prompt).to_have_text(re.compile(r"\d"), timeout=RUN)
+    return notebook.output(number)
+
+
+def it_can_be_read_to_its_end(notebook: Any) -> None:
+    end = notebook.output(1).get_by_text("From the log")
+    for _ in range(5):
+        press(notebook.page, "PageDown")
+    expect(end).to_be_in_viewport()
+
+
+def tab_to(page: Page, control: Locator) -> None:
+    """On the way are what JupyterLab has for a cell and for a heading."""
+    expect(control).to_be_visible(timeout=RUN)
+    for _ in range(4):
+        press(page, "Tab")
+        if control.evaluate("control => control === document.activeElement"):
+            break
+    focused(control)
+
+
+def focused(control: Locator) -> None:
+    """And one sees it."""
+    expect(control).to_be_focused(timeout=RUN)
+    expect(control).to_be_in_viewport(ratio=0.99)
+    expect(control).to_have_css("outline-style", "solid")
+
+
+def decide_and_run(page: Page, card: Locator, place: int, words: str) -> None:
+    """The focus is on the first option. After each step it is on the button of the next."""
+    press(page, *["ArrowDown"] * place, *["Space"] * (not place), "Tab")
+    focused(button(card, "Commit to this answer"))
+    for name in ("Run it", "Try another answer"):
+        press(page, "Enter")
+        ready(button(card, name))
+        focused(button(card, name))
+    expect(feedback(card)).to_contain_text(words)
+
+
+def one_step_of_every_rank_is_measured(page: Page, instruments: Locator) -> None:
+    one = button(instruments, "One step of every rank, 5 minutes")
+    tab_to(page, button(instruments, "Who sits where, 1 minute"))
+    press(page, "Tab", "Tab", "Tab", "Enter")
+    ready(one)
+    focused(one)
+    expect(instruments.get_by_role("status")).to_contain_text("5 minutes of the cluster")
+    expect(instruments.locator("svg[role=img]").first).to_be_in_viewport()
+    inside = instruments.locator(":focus")
+    for _ in range(9):  # what is left of the buttons, and what a picture can unfold
+        press(page, *["Tab"] * inside.count())
+    expect(inside).to_have_count(0)
+    while page.evaluate(FOCUSED) < 0:  # in what JupyterLab has for the next cell
+        press(page, "Shift+Tab")

@@ -52,6 +52,12 @@ def test_a_line_ends_where_the_loss_is_no_number_and_says_so() -> None:
     assert "nan" not in picture.svg
 
 
+def test_trainings_that_end_at_the_same_step_are_named_one_below_the_other() -> None:
+    said = places(loss_curves({"float32": FALLING, "float16": BROKEN, "as well": BROKEN}).svg)
+    heights = [said[f"✗ {name}: not a number"][1] for name in ("float16", "as well")]
+    assert heights[1] - heights[0] >= 12  # pixels, the size of the words
+
+
 def test_the_table_has_ten_steps_of_every_training() -> None:
     rows = loss_curves({"float32": FALLING, "float16": BROKEN}, steps=101).rows
     assert [row["step"] for row in rows] == list(range(0, 101, 10))

@@ -37,9 +37,9 @@ from course_lib.figures.bars import BAR, PITCH
 from course_lib.figures.palette import LIKELY
 from course_lib.figures.plan_map import BEST
 from course_lib.figures.words import plan_in_words
-from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search, simulate
+from course_lib.planner import Cluster, Found, ModelSpec, Plan, estimate, search, simulate
 from course_lib.schedules import SCHEDULES
-from tests.figures.drawn import texts, zoomable
+from tests.figures.drawn import SVG, parsed, texts, zoomable
 
 GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
 NODES = Cluster("A100-80GB", nodes=2)
@@ -159,6 +159,15 @@ def test_the_color_of_a_dot_says_what_one_asks_for(by: str, names: set[str]) -> 
     assert names < set(texts(picture.svg))
     with pytest.raises(ValueError, match="by is 'dp'; it is one of 'tp', 'zero', 'recompute'"):
         plan_map(FOUND, "dp")
+
+
+def test_words_of_a_plan_at_the_edge_do_not_cover_the_numbers_of_the_axis() -> None:
+    smallest = FOUND.pareto[-1]
+    slower = [one for one in FOUND if one.step_time.total >= smallest.step_time.total]
+    svg = plan_map(Found(slower, 1.0)).svg
+    (words,) = (text for text in parsed(svg).iter(f"{SVG}text") if text.text == "fastest that fits")
+    assert words.get("text-anchor") != "end"
+    assert float(words.get("x", 0)) > 60  # pixels, where the panel begins
 
 
 def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:

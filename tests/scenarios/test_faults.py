@@ -10,6 +10,7 @@ import pytest
 import course
 from course_lib import journal, questions, scenarios
 from course_lib.questions.catalog import CATALOG
+from course_lib.ranks import fork_server
 from course_lib.scenarios.faults import SYMPTOMS, Variant
 from course_lib.scenarios.instruments import INSTRUMENTS
 from course_lib.scenarios.situation import Situation
@@ -124,8 +125,20 @@ def test_memory_and_throughput_show_what_a_culprit_does_to_them() -> None:
         shown, _ = variant.evidence().outcome.pictures
         assert shown.summary.startswith("Samples a second: last week, ")
         assert f"over {STEPS} steps; now, " in shown.summary
-    rates = [float(rate) for rate in re.findall(r"\d+", shown.summary)]
-    assert rates[3] < 0.97 * rates[0]
+    *before, _, now, _ = map(float, re.findall(r"\d+", shown.summary))
+    assert now < 0.97 * before[0]
+
+
+def test_a_reading_can_be_held_against_last_week_s() -> None:
+    for name in scenarios.FAULTS:
+        healthy = scenarios.load(name).case.healthy
+        *_, across = map(number, facts(healthy, "links"))
+        assert 0.85 < across / (healthy.between.bandwidth / 1e6) <= 1
+        assert any(
+            f"inside a machine, {healthy.between.bandwidth / 1e6:.0f} between" in line for line in healthy.configuration
+        )
+        (moved,) = map(number, facts(healthy, "updates"))
+        assert f"{moved:.1f}" == "0.3"  # as the pages of S2, S6 and S8 say
 
 
 def test_the_evidence_says_where_each_figure_comes_from() -> None:
@@ -139,7 +152,8 @@ def test_right_answers_and_wrong_ones_are_told_apart_by_runs(name: str) -> None:
     question = questions.load(name, 0)
     found = [question.form.run(letter) for letter in question.form.letters]
     assert 0 < sum(outcome.right is True for outcome in found) < len(found)
-    assert all(outcome.happened and outcome.why for outcome in found)
+    assert all(outcome.happened for outcome in found)
+    assert len({outcome.why for outcome in found} - {""}) == len(found)  # each explains itself
 
 
 def test_measurements_are_paid_for_once_and_changes_each_time() -> None:
@@ -166,6 +180,8 @@ def test_there_is_no_debrief_before_a_change_has_helped() -> None:
     said = str(variant.debrief())
     assert variant.called("change", f"culprit: {variant.culprit}") in said
     assert "60 minutes of the cluster" in said
+    assert said.count("samples a second") == len(variant.case.repairs)
+    assert "What each change leads to, for 30 minutes:" in said
 
 
 def test_a_room_sees_the_debrief_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +210,15 @@ def test_every_culprit_has_its_words(name: str) -> None:
     assert {h.removeprefix("setting: ") for h in settings if h.startswith("setting: ")} <= set(case.culprits)
     if suspects := CATALOG.get(f"{case.name}_suspect"):
         assert {h.removeprefix("option: ") for h in suspects.sections if h} == set(case.culprits)
+
+
+def test_ranks_are_got_ready_while_a_case_with_a_fault_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    got_ready: list[bool] = []
+    monkeypatch.setattr(fork_server, "warm_up", lambda: got_ready.append(True))
+    scenarios.load("S01_single_node")  # it needs none
+    assert not got_ready
+    scenarios.load("S02_night_call")
+    assert got_ready
 
 
 def test_what_does_not_exist_is_refused_in_a_sentence() -> None:

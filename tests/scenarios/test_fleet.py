@@ -10,6 +10,7 @@ import pytest
 
 from course_lib import journal, questions
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
+from course_lib.questions import progress
 from course_lib.scenarios.fleet import FLEET, trial
 
 
@@ -56,6 +57,19 @@ def test_what_became_of_a_policy_is_kept_as_an_answer_is() -> None:
         ("ran", "S4_policy", True),
     ]
     assert kept[0].answer == str(trial(naive))
+
+
+def row() -> str:
+    return next(line for line in progress.table(journal.notes()).splitlines() if "S4_policy" in line)
+
+
+def test_progress_shows_what_became_of_a_policy() -> None:
+    assert row().endswith(" -")
+    trial(naive)
+    assert "not right yet; last answer: It runs on 2 of 12." in row()
+    trial(good)
+    assert row().endswith("right at try 2")
+    assert "S04_defaults: 1 of 4 done" in progress.table(journal.notes())
 
 
 def test_the_worst_comes_first_and_says_why() -> None:

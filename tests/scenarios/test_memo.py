@@ -148,6 +148,29 @@ def test_right_numbers_are_not_flagged(text: str, good: Estimate) -> None:
     assert set(verdicts(text, good)) == {AGREES}
 
 
+def test_any_figure_of_the_plan_can_be_quoted_and_is_called_by_its_name(good: Estimate) -> None:
+    time, links, message = good.step_time, good.cluster, good.flows["pipeline"]
+    times = links.inside_link.bandwidth / links.between_link.bandwidth
+    quotes = {
+        f"A link inside a node carries {times:.0f} times as much.": "how much faster the links inside a node are",
+        "We need 80% of it.": "what is expected",
+        "All nodes have to be 3.2 times as fast.": "what is expected",
+        f"Our speed-up is {memo.one_node().step_time.total / time.total:.2f}x.": "the speed-up from one node",
+        f"On one node a step takes {memo.one_node().step_time.total:.1f} s.": "a step on one node",
+        f"Messages between stages take {time.pipeline:.2f} s of it.": "messages between stages, in a step",
+        f"The MFU is {good.mfu:.1%}.": "the MFU",
+        f"Thus {good.memory.total / good.capacity:.0%} of its memory are in use.": "the share of the memory in use",
+        "Between two stages, a micro-batch is 41.9 MB.": "what a micro-batch is between two stages",
+        "Naive splitting leaves devices idle for 75% of a step.": "idle with naive splitting",
+        "With naive splitting each of them works 25% of the time.": "busy with naive splitting",
+        "Naive splitting would be slower, by 3.7 times.": "pipelining against naive splitting",
+        f"Stages send for {message.seconds:.2f} s.": "sending, hidden or not, messages between stages",
+    }
+    assert {text: [(one.verdict, one.text) for one in check(text, good)] for text in quotes} == {
+        text: [(AGREES, name)] for text, name in quotes.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -158,6 +181,8 @@ def test_right_numbers_are_not_flagged(text: str, good: Estimate) -> None:
         ("The network carries 25 GB/s.", "factor of 8"),
         ("A step takes 8.8 ms.", "factor of a thousand"),
         ("The bubble is 3.8%.", "factor of 2"),
+        ("The MFU is 98%.", "factor of 2"),
+        ("Gradients take 102 GiB.", "factor of 32"),
         ("Activations take 4.8 GiB.", "this for the optimizer state"),
     ],
 )
@@ -176,6 +201,8 @@ def test_a_wrong_unit_factor_or_quantity_is_flagged(text: str, said: str, good: 
         "Somebody has 47 GB of photographs.",
         "If the network were faster, a step would take 4.5 s.",
         "Naive splitting keeps gradients of 6.4 TB.",
+        "With 4 times the GPUs it should have been faster.",
+        "It is 4 times as fast as one node.",
     ],
 )
 def test_what_fits_no_quantity_is_not_blamed(text: str, good: Estimate) -> None:

@@ -16,17 +16,19 @@
 #
 # ## 1. What everybody sees
 #
-# This is what the job reports without being asked. Nobody knows yet whether any of it matters.
+# This is what the job reports without being asked: samples a second and the loss, step by step, and how much memory
+# each rank needs at its fullest. With it come the settings and some lines of the log. Nobody knows yet whether any of
+# it matters.
 
 # %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
-from course_lib.widgets.cards import Card
-from course_lib.widgets.measuring import Measuring
 
 case = scenarios.load("S02_night_call")  # seed=1, 2, 3: the same call, with another cause
 case.evidence()
 
 # %%
+from course_lib.widgets.cards import Card
+
 Card("S2_symptom", case.seed)
 
 # %% [markdown]
@@ -46,6 +48,8 @@ Card("S2_measure", case.seed)
 # Each measurement stops the job for as long as it says. What you have paid for once, you can look at again.
 
 # %%
+from course_lib.widgets.measuring import Measuring
+
 Measuring(case)
 
 # %% [markdown]

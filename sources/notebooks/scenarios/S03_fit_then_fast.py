@@ -7,7 +7,7 @@
 # **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
 # [planning](../09_planning.ipynb).
 #
-# A model of 70 billion parameters shall be trained further on eight GPUs, with sequences of 4,096 tokens. Somebody
+# A model of 70 billion parameters is to be trained further on eight GPUs, with sequences of 4,096 tokens. Somebody
 # has found out that a small minibatch, 32 sequences, teaches this model the most. Nobody has asked yet whether it
 # fits. You may choose the node, and then you are on your own: no second node, no memory outside of the devices.
 #

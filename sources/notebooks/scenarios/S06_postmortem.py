@@ -15,16 +15,19 @@
 # for its replicas. Its devices and links are **emulated**.
 #
 # ## 1. What is left of it
+#
+# *Last week* is the run that went well, and *now* the one that was lost: samples a second and the loss, step by step,
+# how much memory each rank needed at its fullest, the settings, and some lines of the log.
 
 # %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
-from course_lib.widgets.cards import Card
-from course_lib.widgets.measuring import Measuring
 
 case = scenarios.load("S06_postmortem")  # seed=1, 2, 3: another cause
 case.evidence()
 
 # %%
+from course_lib.widgets.cards import Card
+
 Card("S6_symptom", case.seed)
 
 # %% [markdown]
@@ -37,6 +40,8 @@ Card("S6_suspect", case.seed)
 Card("S6_measure", case.seed)
 
 # %%
+from course_lib.widgets.measuring import Measuring
+
 Measuring(case)
 
 # %%

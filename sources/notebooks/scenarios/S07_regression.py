@@ -5,9 +5,10 @@
 # **Time:** 25 minutes.<br>
 # **You need:** the lesson on [combining mechanisms](../08_combining_mechanisms.ipynb).
 #
-# After the cluster's upgrade, a job that trained well on one machine was moved to two. It has two replicas of two
-# stages of two tensor ranks, and eight micro-batches for each replica. Before the upgrade it ran on two machines as
-# well, and it was faster. Several people have changed several things since. All of them say that theirs cannot be it.
+# A job runs on two machines of four devices. It has two replicas of two stages of two tensor ranks, a minibatch of 64
+# samples, and eight micro-batches for each replica. Last week the cluster was upgraded and the job was started again,
+# and since then it has been slower. Several people have changed several things meanwhile. All of them say that theirs
+# cannot be it.
 #
 # The job's devices and links are **emulated**: real ranks really send its messages, scaled down by a thousand.
 #
@@ -15,8 +16,6 @@
 
 # %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
-from course_lib.widgets.cards import Card
-from course_lib.widgets.measuring import Measuring
 
 case = scenarios.load("S07_regression")  # seed=1, 2, 3: another cause
 case.evidence()
@@ -28,9 +27,13 @@ case.evidence()
 # ## 2. Measure
 
 # %%
+from course_lib.widgets.cards import Card
+
 Card("S7_measure", case.seed)
 
 # %%
+from course_lib.widgets.measuring import Measuring
+
 Measuring(case)
 
 # %% [markdown]

@@ -17,17 +17,18 @@
 #
 # ## 1. What everybody sees
 #
-# *Last week* is the rehearsal of the plan.
+# *Last week* is the rehearsal of the plan. You see samples a second and the loss, step by step, how much memory each
+# rank needs at its fullest, the settings, and some lines of the log.
 
 # %% tags=["nbval-ignore-output"]
 from course_lib import scenarios
-from course_lib.widgets.cards import Card
-from course_lib.widgets.measuring import Measuring
 
 case = scenarios.load("S08_two_clusters")  # seed=1, 2, 3: another cause
 case.evidence()
 
 # %%
+from course_lib.widgets.cards import Card
+
 Card("S8_symptom", case.seed)
 
 # %% [markdown]
@@ -43,6 +44,8 @@ Card("S8_measure", case.seed)
 # ## 3. Measure
 
 # %%
+from course_lib.widgets.measuring import Measuring
+
 Measuring(case)
 
 # %% [markdown]
