@@ -170,7 +170,8 @@ def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:
         return f"Wrong: the updated weights are {percent(step.off)} off those of one process."
     if experiment.dtype == torch.float32:
         return "The updated weights are those of one process."
-    return f"The updated weights are those of one process, up to {percent(step.off)}: 16 bits round. They save bytes here, and no computing."
+    rounding = f"The updated weights are those of one process, up to {percent(step.off)}: 16 bits round."
+    return f"{rounding} They save bytes here, and no computing."
 
 
 def _without_effect(experiment: HybridExperiment) -> str:
