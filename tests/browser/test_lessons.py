@@ -69,6 +69,7 @@ def test_data_parallelism(lab: Any) -> None:
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
     a_step_is_pinned(explorer)
+    an_answer_is_folded_until_it_is_opened(page)
     pieces_go_around_a_ring(cell(page, "collectives.explorer("))
     lesson_is_whole_the_next_day(lab, page)
 
@@ -82,6 +83,24 @@ def a_step_is_pinned(explorer: Locator) -> None:
     expect(pictures(explorer).last).to_contain_text("pinned, emulated")
     explorer.get_by_role("button", name="Unpin").click()
     expect(pictures(explorer).last).not_to_contain_text("pinned", timeout=MOVE)
+
+
+def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
+    """Code with the keyboard alone; sentences with the keyboard, and with the mouse."""
+    folded = page.locator(".jp-CodeCell").filter(has=page.locator(".jp-InputPlaceholder"))
+    code = page.locator(".jp-InputArea-editor").filter(has_text="average_gradients(model, samples")
+    expect(folded).to_have_count(1)
+    expect(code).to_have_count(0)
+    cell(page, 'Card("data_distribution")').locator(".jp-InputArea-prompt").click()
+    for key in ("ArrowDown", "Shift+Enter", "Space"):  # past the sentences between them
+        page.keyboard.press(key)
+    expect(code).to_be_visible()
+    for words, use in (("What it shows", lambda one: one.press("Enter")), ("What can be done?", Locator.click)):
+        summary = page.locator("summary").filter(has_text=words)
+        inside = summary.locator("xpath=following-sibling::p")
+        expect(inside).to_be_hidden()
+        use(summary)
+        expect(inside).to_be_visible()
 
 
 def pieces_go_around_a_ring(explorer: Locator) -> None:
