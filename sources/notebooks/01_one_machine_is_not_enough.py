@@ -229,8 +229,8 @@ Card("Q5")
 # %% [markdown]
 # That was a small model, really trained. Here is the same for the model with 13 billion parameters, by the planner, on
 # the device with the most memory in its catalogue. (`tp=2` cuts each matrix in two; more of that in section 8. What it
-# prints is folded away, so that you can answer first: choose the three dots to open it, or select the cell and press the
-# space bar.)
+# prints is folded away, so that you can answer first: choose the three dots to open it, or select the cell and press
+# the space bar.)
 
 # %% jupyter={"outputs_hidden": true}
 best = "B200-180GB"
