@@ -123,9 +123,9 @@ def what_was_decided_is_there_when_the_page_is_loaded_and_the_card_made_anew(not
     notebook.page.reload()
     for again in (notebook.wait_until_idle, notebook.run_all):
         again()
-        expect(notebook.output(CHOICE).get_by_role("status")).to_contain_text("It was right.", timeout=RUN)
         expect(card.get_by_role("textbox", name="Your answer:")).to_have_value("5.6 MB", timeout=RUN)
         expect(button(card, "Run it")).to_be_visible()
+    expect(notebook.output(CHOICE).get_by_role("status")).to_contain_text("It was right.", timeout=RUN)
 
 
 def with_the_keyboard_alone(notebook: Any) -> None:
