@@ -293,7 +293,8 @@ def projected(cell: dict[str, Any], above: dict[str, Any] | None) -> list[dict[s
     Text right below code that has results speaks of them; it is marked, and seen once the code has run (custom.css).
     """
     if cell["cell_type"] == "code":
-        return [{**cell, "outputs": [], "execution_count": None}]
+        folds = {**cell["metadata"].get("jupyter", {}), "outputs_hidden": False}  # there are none before it is run
+        return [{**cell, "metadata": {**cell["metadata"], "jupyter": folds}, "outputs": [], "execution_count": None}]
     parts = []
     for number, text in enumerate(re.split(r"^(##+ .*)$", "".join(cell["source"]), flags=re.MULTILINE)):
         if number == 0 and text.strip() and above and above.get("outputs"):

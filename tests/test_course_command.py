@@ -494,6 +494,13 @@ def test_what_answers_a_prediction_waits_in_a_room_until_its_code_has_run(module
     assert predictions
 
 
+def test_what_a_lesson_has_folded_is_in_sight_in_a_room_once_it_has_run_but_its_code_is_not(module: Any) -> None:
+    folds = {"outputs_hidden": True, "source_hidden": True}
+    code = {"id": "a", "cell_type": "code", "metadata": {"jupyter": folds}, "source": "1", "outputs": ["seen"]}
+    (shown,) = module.projected(code, None)
+    assert shown["metadata"]["jupyter"] == {"outputs_hidden": False, "source_hidden": True}
+
+
 def test_only_text_below_results_waits_for_them(module: Any) -> None:
     text = {"id": "a", "cell_type": "markdown", "metadata": {}, "source": "So it is.\n## 2. Two\nNext"}
     for outputs, first in ((["seen"], f"So it is.\n\n\n{module.AFTER_A_RUN}"), ([], "So it is.")):

@@ -50,7 +50,7 @@ def listed(parts: Sequence[str]) -> str:
 
 def thousands(value: float) -> str:
     """A number with commas: 20000 is "20,000"."""
-    return f"{value:,g}"
+    return f"{value:,.9g}"
 
 
 def with_prefix(value: float) -> str:

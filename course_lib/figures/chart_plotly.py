@@ -118,6 +118,7 @@ def _axis(axis: charts.Axis) -> Data:
         "gridcolor": "#d5d5d5",
         "zeroline": False,
         "automargin": True,
+        "ticklabelstandoff": 4,  # where two axes meet, their numbers would touch
         **({"tickformat": FORMATS[axis.write]} if axis.write in FORMATS and not axis.is_log else names),
     }
 

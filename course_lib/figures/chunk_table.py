@@ -27,7 +27,7 @@ from course_lib.timeline import Timeline
 if TYPE_CHECKING:
     from course_lib.experiments.chunks import Sum
 
-GUTTER, GAP, HIGH, WIDEST = 62.0, 3.0, 14.0, 91.0  # pixels: beside the rows, between them; of a number, and of a piece
+GUTTER, GAP, HIGH, WIDEST = 62.0, 2.0, 14.0, 91.0  # pixels: beside the rows, between them; of a number, and of a piece
 IN_A_LINE, HALF = 4, 0.5  # numbers; of the time
 COLUMNS = "received (ms)", "from rank", "to rank", "piece", "ranks in the sum"
 Cell = tuple[float, float, float, float]  # left, top, width and height
@@ -53,7 +53,7 @@ def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title
         flies = {} if stays else {"data_fly": (target - source) * pitch}
         with sheet.group(**moving(periods, HALF if stays else None), **flies, text_anchor="middle"):
             _draw_sum(sheet, cells[source][piece], members, not stays)
-    sheet.height = y + 30 + ranks * pitch
+    sheet.height = y + 26 + ranks * pitch
     rows = (
         (1e3 * (one.end - zero), one.source, one.target, one.piece, listed([str(rank) for rank in one.members]))
         for one in sums

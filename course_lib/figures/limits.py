@@ -41,21 +41,27 @@ def limits(
         rows.append((name, f"{size:.2f} billion", needs, one.fits, takes, likely))
     room = {f"a device has {memory_size(capacity)}": capacity / GiB}
     panels = [
-        _panel("memory (GiB)", memory, room, [], chosen),
-        _panel("training (days)", time, PATIENCE, ranges, chosen),
+        _panel("memory (GiB)", memory, room, 14, [], chosen),  # the points run upwards, so below its end there are none
+        _panel("training (days)", time, PATIENCE, -6, ranges, chosen),
     ]
     chart = Chart(panels, {"modelled"}, title, width, {LIKELY: None}, is_row=True)
     return Picture.of(chart, _summary(estimates, seconds, capacity), table(COLUMNS, rows))
 
 
 def _panel(
-    title: str, points: Mapping[str, Point], bounds: Mapping[str, float], ranges: Sequence[Range], chosen: str | None
+    title: str,
+    points: Mapping[str, Point],
+    bounds: Mapping[str, float],
+    down: float,
+    ranges: Sequence[Range],
+    chosen: str | None,
 ) -> Panel:
-    """bounds: lines that mean something on the y axis, by their names."""
-    across = Axis.by_powers("parameters (billions)", [point.x for point in points.values()], 2.8, number)
+    """bounds: lines that mean something on the y axis, by their names, which stand so many pixels down."""
+    sizes = [point.x for point in points.values()]
+    across = Axis.by_powers("parameters (billions)", [min(sizes) / 1.6, *sizes], 2.8, number)  # names stand on the left
     up = Axis.by_powers(title, [*(point.y for point in points.values()), *bounds.values()], 1.6, thousands)
     marks: list[Mark] = [
-        Rule(at, Words(name, -6, -6, "end", has_halo=True), is_across=True) for name, at in bounds.items()
+        Rule(at, Words(name, -6, down, "end", 11, has_halo=True), is_across=True) for name, at in bounds.items()
     ]
     words = {name: Words(name, -7, -6, "end", 11, is_bold=name == chosen, has_halo=True) for name in points}
     marks += [*ranges, Curve("", [point._replace(words=words[name]) for name, point in points.items()], LINES[0])]

@@ -21,7 +21,7 @@ from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View
 def explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:
     """Two controls, three sentences, two pictures; Play shows the pieces on their way."""
     controls = [Slider("collective", tuple(WAYS), way), Slider("ranks", RANKS, ranks)]
-    return Explorer(controls, lambda *values: [look(*values)], (340, 280))
+    return Explorer(controls, lambda *values: [look(*values)], (362, 312))
 
 
 def look(way: str, ranks: int) -> View:

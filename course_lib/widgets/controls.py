@@ -14,7 +14,13 @@ import traitlets
 from course_lib.widgets.answers import HERE, Labelled
 
 
-class Slider(Labelled):
+class Control(Labelled):
+    """moved: when somebody moved it last, in milliseconds on the browser's clock."""
+
+    moved = traitlets.Float().tag(sync=True)
+
+
+class Slider(Control):
     """Chooses one of some options. Dragging changes `value` only once it is let go.
 
     options: at least one value.  texts: how each is written; by default as `str` has it.
@@ -44,7 +50,7 @@ class Slider(Labelled):
         self.index = self.options.index(value)
 
 
-class Switch(Labelled):
+class Switch(Control):
     """Something that is on or off. text: what it means to be on."""
 
     _esm = HERE / "switch.js"

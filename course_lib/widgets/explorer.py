@@ -117,12 +117,18 @@ class Explorer:
             self._try(self.complete)
         self._stored = self._picture()
         for control in self.controls:
-            control.observe(lambda _: self.move(), ["index", "value"])
-        self.running.observe(lambda _: self.stop(), "clicks")
+            control.observe(lambda change: self.move(change.owner.moved), ["index", "value"])
+        self.running.observe(lambda _: self.stop(), "stopped")
 
-    def move(self) -> None:
-        """Look at what the controls say, and plan what more there is to see."""
+    def move(self, when: float = 0.0) -> None:
+        """Look at what the controls say, and plan what more there is to see.
+
+        when: on the clock of `running.stopped`. A move that the browser kept back until after Stop is taken back.
+        """
         if self._is_back:
+            return
+        if 0 < when < self.running.stopped:
+            self.stop()
             return
         self._box.add_class("course-old")
         self._close_player()

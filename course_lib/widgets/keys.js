@@ -1,14 +1,16 @@
 // Keys for whatever is touched or played in a cell, heard once for the page.
 
-// A space starts and stops what is played in the selected cell, or opens what there is to play.
+// A space opens what is folded in the selected cell; else it starts and stops what is played there, or opens what there
+// is to play.
 globalThis.coursePlays ??= document.addEventListener("keydown", event => {
   const cell = document.querySelector(".jp-mod-commandMode .jp-Cell.jp-mod-active");
   if (event.key !== " " || !cell || !event.target.contains(cell)) return;
+  const folded = [...cell.querySelectorAll(".jp-Placeholder-content")];
   const buttons = [...cell.querySelectorAll(".course-player button, .course-answer button")];
   const button = buttons.findLast(button => ["Play", "Pause"].includes(button.textContent));
-  if (!button) return;
+  if (!button && !folded.length) return;
   event.preventDefault();
-  button.click();
+  for (const one of folded.length ? folded : [button]) one.click();
 }, true) ?? true;
 
 // JupyterLab leaves all keys to what is marked as having keys of its own; but saving works everywhere.

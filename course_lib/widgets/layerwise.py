@@ -101,4 +101,4 @@ class LayerWiseExplorer(Explorer):
             Slider("cut", CUTS, cut, [f"by {name}" for name in CUTS]),
         ]
         runs = Runs()
-        super().__init__(controls, lambda *values: [look(LayerWiseSetting(*values), runs)], (364, 310))
+        super().__init__(controls, lambda *values: [look(LayerWiseSetting(*values), runs)], (363, 312))

@@ -144,7 +144,7 @@ def describe(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) 
     return (
         f"{experiment.words}, {what}, {timeline.origin}: {duration(timeline.makespan)} for a step, "
         f"{time}{'' if time == EXACTLY else LEFT_OUT}; the ranks computed for {percent(busy)} of it. "
-        f"{_most(step)} {_as_predicted(experiment, step)} {_verdict(experiment, step)}"
+        f"{_most(step)} {_as_predicted(experiment, step)} {_verdict(experiment, step)}{_without_effect(experiment)}"
     )
 
 
@@ -170,7 +170,15 @@ def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:
         return f"Wrong: the updated weights are {percent(step.off)} off those of one process."
     if experiment.dtype == torch.float32:
         return "The updated weights are those of one process."
-    return f"The updated weights are those of one process, up to {percent(step.off)}: 16 bits round."
+    rounding = f"The updated weights are those of one process, up to {percent(step.off)}: 16 bits round."
+    return f"{rounding} They save bytes here, and no computing."
+
+
+def _without_effect(experiment: HybridExperiment) -> str:
+    """What to say where the schedule makes no difference to the time."""
+    if experiment.sizes[1] == 1:
+        return " With one stage there is nothing to schedule: a step takes as long with any schedule."
+    return " With one micro-batch, gpipe and 1f1b are the same." if experiment.micro_batches == 1 else ""
 
 
 class MeshExplorer(Explorer):

@@ -126,4 +126,4 @@ class MicroBatchExplorer(Explorer):
             Slider("memory", MEMORIES, memory, [f"for {counted(size, 'sample')}" for size in MEMORIES]),
         ]
         runs = Runs()
-        super().__init__(controls, lambda *values: look(MicroBatchSetting(*values), runs))
+        super().__init__(controls, lambda *values: look(MicroBatchSetting(*values), runs), (355, 312))

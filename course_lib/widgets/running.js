@@ -31,12 +31,10 @@ function render({ model, el }) {
     // A kernel ignores an interrupt that comes while it is between two things, so one that was not heard is repeated.
     const run = began;
     setTimeout(() => began === run && el.isConnected && stop.click(), 5000);
-    try {
-      await model.widget_manager?.kernel?.interrupt?.();
-    } finally {
-      model.set("clicks", model.get("clicks") + 1);
-      model.save_changes();
-    }
+    // Before the interrupt: it frees the kernel for the moves kept back meanwhile, which must find that this came later.
+    model.set("stopped", Date.now());
+    model.save_changes();
+    await model.widget_manager?.kernel?.interrupt?.();
   });
   for (const trait of ["words", "seconds"]) model.on(`change:${trait}`, change);
   change();

@@ -4,7 +4,7 @@
 
 It appears only when something has been running for a moment, so that what takes no longer than a blink does not
 flicker. While a run holds the kernel, nothing gets through to it but an interrupt; so in JupyterLab the button sends
-one. Between two runs, where nobody minds an interrupt, the click itself arrives: `clicks` counts them.
+one. Between two runs, where nobody minds an interrupt, the click itself arrives: `stopped` changes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ KEYS = beside_this("keys.js")
 
 
 class Running(anywidget.AnyWidget):
-    """words: what is running; "" when nothing is.  seconds: how long it should take yet; 0 if nobody knows."""
+    """words: what is running; "" when nothing is.  seconds: how long it should take yet; 0 if nobody knows.
+
+    stopped: when Stop was pressed last, in milliseconds on the browser's clock.
+    """
 
     _esm = KEYS + beside_this("running.js")
     _css = f".course-live {{ {ROOMY} }}" + beside_this("running.css")
     words = traitlets.Unicode().tag(sync=True)
     seconds = traitlets.Float().tag(sync=True)
-    clicks = traitlets.Int().tag(sync=True)
+    stopped = traitlets.Float().tag(sync=True)
 
     def begin(self, words: str, seconds: float = 0.0) -> None:
         with self.hold_sync():

@@ -62,4 +62,4 @@ def explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, recompute: s
         Slider("stage", tuple(STAGES), stage, tuple(STAGES.values())),
         Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
     ]
-    return Explorer(controls, lambda *values: [draw(*values)])
+    return Explorer(controls, lambda *values: [draw(*values)], (238, 226))

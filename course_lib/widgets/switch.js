@@ -11,6 +11,7 @@ function render({ model, el }) {
     box.checked = model.get("value");
   };
   box.addEventListener("change", () => {
+    model.set("moved", Date.now());
     model.set("value", box.checked);
     model.save_changes();
   });

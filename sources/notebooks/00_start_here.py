@@ -8,6 +8,9 @@
 # with **Shift + Enter**, from top to bottom. Now and then you are asked to predict what will happen; the results of an
 # earlier run are stored here, and *Clear Outputs of All Cells* in the *Edit* menu hides them until you get there.
 #
+# No mouse is needed: **Ctrl + Enter** runs a cell and stays on it, **Tab** leads to the buttons and sliders that it
+# shows, arrows and the space bar use them, and **Escape** leads back to the cell.
+#
 # ## One function, four processes
 
 # %%

@@ -231,9 +231,11 @@ Card("Q5")
 
 # %% [markdown]
 # That was a small model, really trained. Here is the same for the model with 13 billion parameters, by the planner, on
-# the device with the most memory in its catalogue. (`tp=2` cuts each matrix in two; more of that in section 8.)
+# the device with the most memory in its catalogue. (`tp=2` cuts each matrix in two; more of that in section 8. What it
+# prints is folded away, so that you can answer first: choose the three dots to open it, or select the cell and press
+# the space bar.)
 
-# %%
+# %% jupyter={"outputs_hidden": true}
 best = "B200-180GB"
 one_by_one = Plan(micro_batch=1)
 model_13b = FAMILY["13B"]
@@ -249,9 +251,13 @@ try_with("a minibatch of a single sample", batch=1)
 try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 
 # %% [markdown]
+# <details><summary>What it shows</summary>
+#
 # A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch (the samples of one
 # update) does not help either: it was taken one sample at a time from the start. Nearly all that is left is the sixteen
 # bytes.
+#
+# </details>
 #
 # ## 6. And if it did fit?
 #

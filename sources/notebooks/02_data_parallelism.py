@@ -162,7 +162,7 @@ Card("data_distribution")
 # %% [markdown]
 # Here is the same for the first ten samples of our own minibatch, with shares of 3, 3, 2 and 2. (The samples and the
 # model are not those of the card, so the percentage differs. The cell and what it printed are folded away, so that you
-# can answer first: choose the three dots to open them.)
+# can answer first: choose the three dots to open them, or select the cell and press the space bar.)
 
 # %% jupyter={"outputs_hidden": true, "source_hidden": true}
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -204,9 +204,9 @@ Card("Q1")
 # %% [markdown]
 # ## 3. Four processes train one model
 #
-# Now the real thing. `DataParallel` makes the replicas equal at the start, whatever each rank began with, and
-# averages gradients: when `finish()` returns, every rank has their mean. The rest is the training loop you know, with
-# `compute` marks for the picture.
+# Now the real thing. `DataParallel` makes the replicas equal at the start, whatever each rank began with. What the
+# question above is about happens in `finish()`. The rest is the training loop you know, with `compute` marks for the
+# picture.
 
 # %%
 from course_lib.experiments.training import shares
@@ -495,10 +495,14 @@ Card("Q3")
 # %% [markdown]
 # ## 6. Turn the knobs
 #
-# What can be done? Faster links are one remedy, and the most expensive one. There are two more. You can give each rank
-# more to compute for every exchange (a larger minibatch). And you can hide the exchange: the backward pass begins at
-# the last layer, so the gradients of the last layers are ready while those of the first are still being computed.
-# `DataParallel` collects them in **buckets** and sends each as soon as it is full. That is called **overlap**.
+# <details><summary>What can be done? (Answer the question above first.)</summary>
+#
+# Faster links are one remedy, and the most expensive one. There are two more. You can give each rank more to compute
+# for every exchange (a larger minibatch). And you can hide the exchange: the backward pass begins at the last layer, so
+# the gradients of the last layers are ready while those of the first are still being computed. `DataParallel` collects
+# them in **buckets** and sends each as soon as it is full. That is called **overlap**.
+#
+# </details>
 #
 # Every move of a control runs one step of emulated devices, on real ranks, and draws it. Try these:
 #

@@ -72,7 +72,8 @@ Card("which_cut")
 # %% [markdown]
 # Here is that cut with layers you can use in a model of your own. They are made from the whole layers, and each rank
 # keeps its share. (PyTorch's `Linear` stores a matrix as [outputs, inputs], so its *columns* in our formula are the
-# first dimension.) The cell is folded away: answer first, then choose its three dots to open it.
+# first dimension.) The cell is folded away: answer first, then choose its three dots to open it, or select it and press
+# the space bar.
 
 # %% jupyter={"source_hidden": true}
 import torch.nn.functional as F

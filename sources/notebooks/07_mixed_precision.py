@@ -154,8 +154,7 @@ from course_lib.widgets.cards import Card
 Card("Q9")
 
 # %% [markdown]
-# An update is a sum too: a weight, plus something small. *Predict:* a model in bfloat16 takes one step with a learning
-# rate of 0.00001. What share of its weights is changed?
+# *Predict:* a model in bfloat16 takes one step with a learning rate of 0.00001. What share of its weights is changed?
 
 # %%
 from functools import partial
@@ -180,8 +179,9 @@ for lr in (1e-2, 1e-3, 1e-4, 1e-5):
           f"{moved(lr, torch.float32):.0%} in float32")
 
 # %% [markdown]
-# An update below half of a weight's last digit rounds away. The smaller the learning rate, the fewer weights are left
-# that still learn, and every schedule ends with a small learning rate.
+# An update is a sum too: a weight, plus something small. What is below half of the weight's last digit rounds away. The
+# smaller the learning rate, the fewer weights are left that still learn, and every schedule ends with a small learning
+# rate.
 #
 # The remedy is to keep two copies. The model computes with weights of 16 bits. The optimizer works on **master
 # weights** of 32 bits, where small updates add up, and after each step the model gets them, rounded:

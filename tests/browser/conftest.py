@@ -224,19 +224,23 @@ class Notebook:
         """Clear what is stored, run the cells with these words (a regular expression), wait until they are done."""
         self.clear()
         code = self.page.locator(".jp-CodeCell .jp-InputArea").filter(has_text=re.compile(words))
-        for cell in code.all():
-            self._start(cell.locator(".jp-InputArea-prompt"))
-        for cell in code.all():
-            expect(cell.locator(".jp-InputArea-prompt")).to_have_text(re.compile(r"\d"), timeout=timeout * 1000)
+        prompts = [cell.locator(".jp-InputArea-prompt") for cell in code.all()]
+        for prompt in prompts:
+            self._start(prompt)
+        for prompt in prompts:
+            expect(prompt).not_to_have_text("[*]:", timeout=timeout * 1000)
+            self._start(prompt)  # if JupyterLab has dropped it, as it may on a busy machine
+            expect(prompt).to_have_text(re.compile(r"\d"), timeout=timeout * 1000)
 
     def _start(self, prompt: Locator) -> None:
-        """Again, if an output above has just grown and moved the cell from under the mouse."""
+        """Unless it has begun. Again, if an output above has just grown and moved the cell from under the mouse."""
         for _ in range(5):
+            if prompt.text_content() != "[ ]:":  # its inner text is nothing while it is out of sight
+                return
             prompt.click()
             self.page.keyboard.press("Control+Enter")
             with contextlib.suppress(AssertionError):
                 expect(prompt).not_to_have_text("[ ]:", timeout=2000)
-                return
 
     def save(self) -> None:
         """And wait until it is written."""

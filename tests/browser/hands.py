@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe
@@ -77,18 +78,21 @@ def violations(page: Page) -> list[str]:
     return found
 
 
-def go_through(lab: Any, lesson: str) -> Page:
+def go_through(lab: Any, lesson: str, touch: Callable[[Page], None] | None = None) -> Page:
     """Open a lesson, look at what is stored, and run its cards and explorers; see that everyone can read all of it.
 
-    (Its other cells are run and compared by nbval.)
+    (Its other cells are run and compared by nbval.)  touch: does something with what is stored.
     """
     notebook = lab.open(f"notebooks/{lesson}.ipynb")
     page: Page = notebook.page
     stored_pictures_are_there(page, (lab.server.folder / f"notebooks/{lesson}.ipynb").read_text(encoding="utf-8"))
     assert violations(page) == []
+    if touch:
+        touch(page)
     notebook.run_cells(r"Card\(|xplorer\(", RUN)
     assert page.locator(STDERR).all_inner_texts() == []
     assert violations(page) == []
+    nothing_is_clipped(page)
     return page
 
 
@@ -101,6 +105,15 @@ def stored_pictures_are_there(page: Page, notebook: str) -> None:
     for picture in stored.all():
         assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 0")
         assert picture.get_attribute("alt")
+
+
+def nothing_is_clipped(page: Page) -> None:
+    """No output is wider than its place, and long lines of code go on in the next one."""
+    code = page.locator(".jp-CodeCell .cm-content").locator("visible=true")
+    assert "cm-lineWrapping" in (code.first.get_attribute("class") or "")
+    too_wide = "all => all.filter(one => one.scrollWidth > one.clientWidth + 2).map(one => one.textContent)"
+    assert page.locator(OURS).evaluate_all(too_wide) == []
+    assert smallest_label(page) >= 11
 
 
 def fits_one_screen(explorer: Locator) -> float:

@@ -125,6 +125,7 @@ def what_was_decided_is_there_when_the_page_is_loaded_and_the_card_made_anew(not
         again()
         expect(card.get_by_role("textbox", name="Your answer:")).to_have_value("5.6 MB", timeout=RUN)
         expect(button(card, "Run it")).to_be_visible()
+    expect(notebook.output(CHOICE).get_by_role("status")).to_contain_text("It was right.", timeout=RUN)
 
 
 def with_the_keyboard_alone(notebook: Any) -> None:
@@ -147,6 +148,7 @@ def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
     ready(button(card, "Run it"))
     press(page, "Space")
     expect(feedback(card)).to_contain_text("Not this one. You answered: c", timeout=RUN)
+    expect(feedback(card)).to_be_in_viewport(ratio=0.99)
     expect(button(card, "Try another answer")).to_be_focused()
 
 

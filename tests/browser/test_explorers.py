@@ -42,6 +42,9 @@ def test_a_long_run_shows_how_long_yet_and_can_be_stopped(lab: Any) -> None:
     stop = page.get_by_role("button", name="Stop", exact=True)
     expect(stop).to_be_hidden()
     in_the_middle_of_a_run(page, stop)
+    nothing_is_run_that_was_chosen_before(notebook)
+    in_the_middle_of_a_run_with_keys(page, stop)
+    nothing_is_run_that_was_chosen_before(notebook)
     between_two_runs(page, stop)
 
 
@@ -50,9 +53,29 @@ def in_the_middle_of_a_run(page: Page, stop: Any) -> None:
     expect(stop).to_be_visible(timeout=MOVE)
     page.get_by_role("progressbar", name="Running").wait_for()
     expect(page.locator(".course-picture").first).to_have_css("opacity", "0.4")
+    drag(page, "seconds", 0.5)  # which the browser keeps back until the kernel is done
     stop.click()
     expect(page.get_by_role("alert")).to_contain_text("Stopped. Move a control to go on.", timeout=MOVE)
-    expect(slider(page, "seconds")).to_have_attribute("aria-valuetext", "0")  # what the pictures show
+
+
+def in_the_middle_of_a_run_with_keys(page: Page, stop: Any) -> None:
+    press(page, "seconds", "End")
+    expect(stop).to_be_visible(timeout=MOVE)
+    for key in ("ArrowLeft", "Tab"):
+        page.keyboard.press(key)
+    expect(stop).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("Stopped. Move a control to go on.", timeout=MOVE)
+
+
+def nothing_is_run_that_was_chosen_before(notebook: Any) -> None:
+    """The controls are back at what the pictures show, and stay there: the kernel then has heard all there is."""
+    page = notebook.page
+    notebook.wait_until_idle()
+    page.get_by_role("button", name="Pin", exact=True).click()
+    says(page, "It takes exactly as long as the pinned one (seconds 0)")
+    page.get_by_role("button", name="Unpin", exact=True).click()
+    expect(slider(page, "seconds")).to_have_attribute("aria-valuetext", "0")
 
 
 def between_two_runs(page: Page, stop: Any) -> None:

@@ -15,6 +15,7 @@ from tests.browser.hands import (
     STDERR,
     cell,
     drag,
+    fits_one_screen,
     go_through,
     pictures,
     press,
@@ -40,11 +41,13 @@ def test_one_machine_is_not_enough(lab: Any) -> None:
     page = go_through(lab, "01_one_machine_is_not_enough")
     explorer = cell(page, "one_machine.explorer()")
     says(explorer, "6.7B does not fit")
+    high = fits_one_screen(explorer)
     press(explorer, "model", "ArrowLeft")
     says(explorer, "2.7B fits")
     drag(explorer, "device", 0.0)
     says(explorer, "2.7B does not fit")
     explorer.get_by_text("Does 2.7B fit into one laptop-CPU?").wait_for(timeout=MOVE)
+    assert fits_one_screen(explorer) == high
     labels_can_be_read_on_a_narrow_page(page)
 
 
@@ -58,17 +61,20 @@ def test_data_parallelism(lab: Any) -> None:
     explorer = cell(page, "DataParallelExplorer()")
     step = pictures(explorer).last
     expect(step).to_have_attribute("aria-label", re.compile("^4 ranks"))
+    high = fits_one_screen(explorer)
     press(explorer, "ranks", "ArrowRight")
     expect(step).to_have_attribute("aria-label", re.compile("^5 ranks"), timeout=MOVE)
     drag(explorer, "ranks", 0.2)
     expect(step).to_have_attribute("aria-label", re.compile("^2 ranks"), timeout=MOVE)
     says(explorer, "2 ranks, 32 samples, emulated")
+    assert fits_one_screen(explorer) == high
     overlap = explorer.get_by_role("checkbox", name="overlap")
     for switch in (overlap.click, lambda: overlap.press("Space")):
         before = step.inner_html()
         switch()
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
     a_step_is_pinned(explorer)
+    an_answer_is_folded_until_it_is_opened(page)
     pieces_go_around_a_ring(cell(page, "collectives.explorer("))
     lesson_is_whole_the_next_day(lab, page)
 
@@ -84,8 +90,27 @@ def a_step_is_pinned(explorer: Locator) -> None:
     expect(pictures(explorer).last).not_to_contain_text("pinned", timeout=MOVE)
 
 
+def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
+    """Code with the keyboard alone; sentences with the keyboard, and with the mouse."""
+    folded = page.locator(".jp-CodeCell").filter(has=page.locator(".jp-InputPlaceholder"))
+    code = page.locator(".jp-InputArea-editor").filter(has_text="average_gradients(model, samples")
+    expect(folded).to_have_count(1)
+    expect(code).to_have_count(0)
+    cell(page, 'Card("data_distribution")').locator(".jp-InputArea-prompt").click()
+    for key in ("ArrowDown", "Shift+Enter", "Space"):  # past the sentences between them
+        page.keyboard.press(key)
+    expect(code).to_be_visible()
+    for words, use in (("What it shows", lambda one: one.press("Enter")), ("What can be done?", Locator.click)):
+        summary = page.locator("summary").filter(has_text=words)
+        inside = summary.locator("xpath=following-sibling::p")
+        expect(inside).to_be_hidden()
+        use(summary)
+        expect(inside).to_be_visible()
+
+
 def pieces_go_around_a_ring(explorer: Locator) -> None:
     """Played with the mouse, then step by step with the keyboard."""
+    high = fits_one_screen(explorer)
     complete = explorer.locator("g[data-when]:not([data-fly])").filter(has_text="01234567").locator("visible=true")
     flying = explorer.locator("g[data-fly]").locator("visible=true")
     assert (complete.count(), flying.count()) == (8, 0)  # half way
@@ -103,6 +128,12 @@ def pieces_go_around_a_ring(explorer: Locator) -> None:
     press(explorer, "ranks", "ArrowLeft")
     says(explorer, "7 ranks")
     expect(slider(explorer, "Time")).to_have_count(0)
+    for key, way in (("End", "Tree broadcast"), ("ArrowLeft", "Tree all-reduce")):
+        press(explorer, "collective", key)
+        says(explorer, f"{way}: 7 ranks")
+    drag(explorer, "ranks", 0.0)
+    says(explorer, "2 ranks")
+    assert fits_one_screen(explorer) == high
 
 
 def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
@@ -129,6 +160,7 @@ def test_sharded_data_parallelism(lab: Any) -> None:
     page = go_through(lab, "03_sharded_data_parallelism")
     explorer = cell(page, "sharding.explorer()")
     says(explorer, "6.7B on 8 devices with ZeRO-1 fits")
+    high = fits_one_screen(explorer)
     press(explorer, "stage", "ArrowLeft")
     says(explorer, "6.7B on 8 devices with data parallelism does not fit")
     drag(explorer, "stage", 1.0)
@@ -136,6 +168,7 @@ def test_sharded_data_parallelism(lab: Any) -> None:
     says(explorer, "13B on 8 devices with ZeRO-3 fits")
     drag(explorer, "recompute", 1.0)
     explorer.get_by_text("computing again").first.wait_for(timeout=MOVE)
+    assert fits_one_screen(explorer) == high
 
 
 def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:

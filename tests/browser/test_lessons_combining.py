@@ -5,14 +5,44 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.hands import MOVE, cell, drag, fits_one_screen, go_through, pictures, press, says, slider
 
 
 def test_mixed_precision(lab: Any) -> None:
-    page = go_through(lab, "07_mixed_precision")
+    page = go_through(lab, "07_mixed_precision", losses_are_read_off_together)
     a_move_begins_a_training_whose_curve_grows(cell(page, "MixedPrecisionExplorer()"))
+
+
+def figure(page: Page, title: str) -> Locator:
+    """The stored one with this title, which answers the mouse without being run; wait until it is drawn."""
+    drawn = page.locator(".js-plotly-plot").filter(has_text=title)
+    drawn.evaluate("drawn => drawn.scrollIntoView({block: 'center'})")
+    expect(drawn.locator(".nsewdrag").first).to_be_visible(timeout=MOVE)
+    return drawn
+
+
+def rest_on_first(figure: Locator, trace: str) -> None:
+    """Rest the mouse on the first point of the trace with this name."""
+    x, y = figure.evaluate(
+        """(drawn, name) => {
+            drawn.scrollIntoView({block: "center"});  // again, since what came into view meanwhile has grown
+            const {x, y} = drawn._fullData.find(trace => trace.name === name);
+            const {xaxis, yaxis} = drawn._fullLayout, {left, top} = drawn.getBoundingClientRect();
+            return [left + xaxis._offset + xaxis.d2p(x[0]), top + yaxis._offset + yaxis.d2p(y[0])];
+        }""",
+        trace,
+    )
+    figure.page.mouse.move(x - 1, y)
+    figure.page.mouse.move(x, y)
+
+
+def losses_are_read_off_together(page: Page) -> None:
+    losses = figure(page, "The same training, three times")
+    rest_on_first(losses, "float32")
+    for name in ("float32", "bfloat16", "float16"):
+        expect(losses.locator(".hoverlayer .hovertext, .hoverlayer .legend").filter(has_text=name)).to_be_visible()
 
 
 def a_move_begins_a_training_whose_curve_grows(explorer: Locator) -> None:
@@ -81,10 +111,34 @@ def shows_mesh(explorer: Locator, words: str) -> None:
 
 
 def test_planning(lab: Any) -> None:
-    page = go_through(lab, "09_planning")
+    page = go_through(lab, "09_planning", every_plan_can_be_read)
     explorer = cell(page, "refresh.explorer()")
     says(explorer, "times as fast as before")
     press(explorer, "nodes", "ArrowRight")
     explorer.get_by_text("A step on 64 B200-180GB").wait_for(timeout=MOVE)
     drag(explorer, "network", 0.0)
     explorer.get_by_text("A step on 64 B200-180GB with Ethernet 25").wait_for(timeout=MOVE)
+
+
+def every_plan_can_be_read(page: Page) -> None:
+    """Named, hidden and looked at from near with the mouse; as a table with the keyboard."""
+    plans = figure(page, "Every plan for 70 billion parameters")
+    name = plans.locator(".legendtext").first.text_content() or ""
+    rest_on_first(plans, name)
+    expect(plans.locator(".hoverlayer .hovertext")).to_contain_text("GiB")
+    plans.locator(".legendtoggle").first.click()
+    expect(plans.locator(".legend .traces").first).to_have_css("opacity", "0.5")
+    before = range_of(plans)
+    plans.locator(".nsewdrag").first.hover(position={"x": 100, "y": 100})
+    page.mouse.down()
+    plans.locator(".nsewdrag").first.hover(position={"x": 250, "y": 200}, force=True)
+    page.mouse.up()
+    assert range_of(plans) != before
+    table = cell(page, "plan_map(found").locator("details")
+    expect(table.locator("table")).to_be_hidden()
+    table.locator("summary").press("Enter")
+    expect(table.locator("table")).to_be_visible()
+
+
+def range_of(figure: Locator) -> list[float]:
+    return figure.evaluate("drawn => [...drawn._fullLayout.xaxis.range]")

@@ -13,11 +13,13 @@ def test_layerwise_model_parallelism(lab: Any) -> None:
     page = go_through(lab, "04_layerwise_model_parallelism")
     explorer = cell(page, "LayerWiseExplorer()")
     says(explorer, "4 units")
+    high = fits_one_screen(explorer)
     press(explorer, "units", "ArrowLeft")
     says(explorer, "3 units")
     drag(explorer, "cut", 1.0)
     expect(slider(explorer, "cut")).to_have_attribute("aria-valuetext", "by bytes")
     expect(pictures(explorer).last).to_contain_text("emulated (real processes and messages, emulated clock): 3 ranks")
+    assert fits_one_screen(explorer) == high
 
 
 def test_pipeline_parallelism(lab: Any) -> None:
@@ -44,6 +46,7 @@ def a_schedule_is_run_beside_what_was_predicted(explorer: Any) -> None:
 
 def the_size_of_micro_batches_has_a_minimum(explorer: Any) -> None:
     says(explorer, "Micro-batches of 4 samples, 8 of them on 4 stages")
+    high = fits_one_screen(explorer)
     drag(explorer, "micro-batch", 1.0)
     says(explorer, "Micro-batches of 32 samples, 1 of them on 4 stages")
     press(explorer, "memory", "ArrowLeft", times=2)
@@ -51,7 +54,7 @@ def the_size_of_micro_batches_has_a_minimum(explorer: Any) -> None:
     expect(pictures(explorer).first).to_contain_text("32 ✗")
     drag(explorer, "stages", 1.0)
     says(explorer, "Micro-batches of 32 samples, 1 of them on 8 stages")
-    fits_one_screen(explorer)
+    assert fits_one_screen(explorer) == high
 
 
 def test_tensor_parallelism(lab: Any) -> None:

@@ -290,7 +290,7 @@ def test_the_limits_name_the_largest_model_that_fits_and_the_time_of_the_last() 
 def test_models_that_do_not_fit_stand_above_the_line() -> None:
     svg = limits(ALONE, TOKENS).svg
     heights = {box.tip.split(": ")[0]: box.y + 8 for box in boxes(svg) if "iB" in box.tip}
-    (line,) = [y + 6 for text, _, y in written(svg) if text == "a device has 80 GiB"]
+    (line,) = [y - 14 for text, _, y in written(svg) if text == "a device has 80 GiB"]
     assert heights["large"] < line < heights["middle"] < heights["small"]
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from course_lib.figures.axis import memory_size
+from course_lib.figures.svg import text_width
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from course_lib.widgets import one_machine, refresh, sharding
 from course_lib.widgets.explorer import Explorer
+from tests.figures.drawn import SVG, parsed, written
 
 
 @pytest.fixture
@@ -45,6 +47,17 @@ def test_every_setting_of_the_limits_can_be_drawn() -> None:
         for recompute in one_machine.AGAIN:
             view = one_machine.draw("125M", device, 16, recompute)
             assert view.beside.summary and view.below.summary
+
+
+@pytest.mark.parametrize("device", one_machine.DEVICES)
+def test_names_in_the_limits_stand_clear_of_the_axes_and_of_each_other(device: str) -> None:
+    svg = one_machine.draw("6.7B", device, 1, "none").below.svg
+    limits = [float(line.attrib["x1"]) for line in parsed(svg).iter(f"{SVG}line") if "stroke-dasharray" in line.attrib]
+    names = [(x, y) for text, x, y in written(svg) if text in one_machine.FAMILY]  # the ends of their words
+    for smallest, axis in zip(names[:: len(one_machine.FAMILY)], (limits[0], limits[-1]), strict=True):
+        assert smallest[0] - text_width("125M", 11) > axis + 6
+    (words,) = [(x - text_width(text, 11), y) for text, x, y in written(svg) if text.startswith("a device has")]
+    assert not [x for x, y in names[: len(one_machine.FAMILY)] if x > words[0] and abs(y - words[1]) < 12]
 
 
 def test_the_sizes_of_the_family_are_those_in_its_names() -> None:

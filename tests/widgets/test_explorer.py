@@ -70,7 +70,7 @@ def test_long_work_says_how_much_there_is_to_do_and_for_how_long(pieces: Pieces)
 def test_a_stop_takes_effect_between_two_pieces(pieces: Pieces) -> None:
     def press_stop() -> None:
         if pieces.missing == 2:
-            pieces.explorer.running.clicks += 1
+            pieces.explorer.running.stopped += 1
 
     moved(pieces, press_stop)
     assert pieces.missing == 2
@@ -97,6 +97,16 @@ def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces)
     pieces.explorer._look = pieces.look
     pieces.number.value = 2
     assert "number 2" in pieces.explorer.sentences.value
+
+
+def test_a_move_that_was_kept_back_until_after_a_stop_is_taken_back(pieces: Pieces) -> None:
+    explorer, number = pieces.explorer, pieces.number
+    explorer.running.stopped = 1000.0
+    for moved, index, shown in ((999.0, 1, 0), (1001.0, 2, 2)):
+        number.set_state({"moved": moved, "index": index})  # as it comes from the browser
+        assert number.index == shown
+        assert f"number {number.value}" in explorer.sentences.value
+        assert ("Stopped." in explorer.sentences.value) == (shown != index)
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])  # between messages, and in one
@@ -225,7 +235,7 @@ def test_a_pinned_step_survives_a_stop_and_can_still_be_played_beside() -> None:
     explorer.pin.clicks += 1
     assert explorer._stage.children == () and explorer.below.layout.display is None
     steps.seconds.value = 20
-    explorer.running.clicks += 1
+    explorer.running.stopped += 1
     assert "Stopped." in explorer.sentences.value and explorer.pin.label == "Unpin"
     steps.seconds.value = 5
     assert "shorter than the pinned one" in explorer.sentences.value

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.experiments.meshes import BETWEEN, MODEL, HybridExperiment, MeshStep
+from course_lib.experiments.meshes import BETWEEN, MODEL, HybridExperiment, MeshStep, Sizes
 from course_lib.planner import exact_bytes
 from course_lib.timeline import COMPUTE_KINDS, Timeline
-from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, predict
+from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, describe, predict
 from tests.planner.exact_bytes import Hybrid
 from tests.widgets.hands import move
 
@@ -124,8 +124,9 @@ def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
     assert 0.48 < times[8, 1, 1] < 1.5 * 0.48
 
 
-def test_half_the_bits_are_half_the_bytes_but_for_gradients() -> None:
+def test_half_the_bits_are_half_the_bytes_but_for_gradients_and_no_computing() -> None:
     wide, narrow = (HybridExperiment((2, 2, 2), dtype=dtype) for dtype in PRECISIONS)
+    assert predict(narrow).busy(0) == pytest.approx(predict(wide).busy(0))
     assert narrow.predicted.sent(0)["tp"] == pytest.approx(wide.predicted.sent(0)["tp"] / 2, rel=0.05)
     assert narrow.predicted.sent(0)["dp"] == wide.predicted.sent(0)["dp"] * 3 / 4
     gradients, weights = ([_moved(predict(one), name) for one in (wide, narrow)] for name in UPDATES)
@@ -149,6 +150,18 @@ def test_what_is_wrong_is_said(called: list[HybridExperiment], monkeypatch: pyte
     monkeypatch.setattr(HybridExperiment, "run", lambda experiment: lost)
     move(shown, "micro-batches", 4)
     assert "Rank 3 did not send what was predicted on axis dp." in sentences(shown)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_where_the_schedule_makes_no_difference_the_sentences_say_so(sizes: Sizes, micro_batches: int) -> None:
+    experiments = {name: HybridExperiment(sizes, micro_batches, name) for name in NAMES}
+    times = {round(predict(one).makespan, 9) for one in experiments.values()}
+    are_same = experiments["gpipe"].schedule.actions == experiments["1f1b"].schedule.actions
+    for one in experiments.values():
+        text = describe(one, as_predicted(one), predict(one))
+        assert ("With one stage there is nothing to schedule" in text) == (len(times) == 1)
+        assert ("gpipe and 1f1b are the same" in text) == (are_same and len(times) > 1)
 
 
 def test_in_16_bits_the_rounding_is_said(called: list[HybridExperiment], monkeypatch: pytest.MonkeyPatch) -> None:
