@@ -50,7 +50,7 @@ def gantt(
     parts = [(one, name, _lanes(one, many)) for one, name in zip(shown, names, strict=False)]
     if pinned is not None:
         parts.append((filled(pinned), "pinned", SMALL))
-    kinds = {span.kind for one, _, _ in parts for span in one.spans}
+    kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # what takes no time is not seen
     sheet, y = begin(width, title, looks={kind: style for kind, style in STYLES.items() if kind in kinds})
     scale = _Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
     panels = []

@@ -117,7 +117,8 @@ def collective_times(panels: Mapping[str, Times], width: int = 850, title: str |
     chart = Chart(
         [_times_panel(*panel, looks) for panel in panels.items()], {"modelled"}, title, width, looks, is_row=True
     )
-    return Picture.of(chart, "; ".join(_times_in_words(*panel) for panel in panels.items()) + ".", rows)
+    summary = "; ".join(_times_in_words(*panel) for panel in panels.items())
+    return Picture.of(chart, f"{summary[0].upper()}{summary[1:]}.", rows)
 
 
 def _times_panel(what: str, times: Times, looks: Mapping[str, Line]) -> Panel:

@@ -321,13 +321,14 @@ Card("more_replicas")
 Card("same_plan")
 
 # %% [markdown]
-# Here is what the time of a step goes into, before and after. (The picture is folded away, so that you can answer
+# Here is what the planner says of a step, before and after. (The picture is folded away, so that you can answer
 # first: choose the three dots to open it, or select the cell and press the space bar.)
 
 # %% jupyter={"outputs_hidden": true}
 before = search(MODEL, cluster, BATCH).best
 h100 = Cluster("H100-80GB", nodes=8, between="InfiniBand HDR")
 carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, BATCH).best
+print("What the time of a step goes into, on the old cluster and on the new one:")
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]

@@ -88,7 +88,10 @@ def test_a_background_transfer_lies_in_a_thin_lane_under_the_bars_of_its_rank() 
 def test_the_legend_names_the_kinds_that_occur_and_no_others() -> None:
     labels = {style.label for style in STYLES.values()}
     assert labels & set(texts(gantt(every_kind()).svg)) == labels
-    assert labels & set(texts(gantt(gpipe(2, 2)).svg)) == {"forward", "backward", "optimizer", "wait"}
+    played = gpipe(2, 2)
+    assert labels & set(texts(gantt(played).svg)) == {"forward", "backward", "optimizer", "wait"}
+    at_once = Timeline([*played.spans, Span(0, "other", "", 0.0, 0.0)], 2, "modelled")
+    assert set(texts(gantt(at_once).svg)) == set(texts(gantt(played).svg))
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_each_rank_has_a_row_of_its_own_on_one_axis_of_time() -> None:
 def test_names_with_angle_brackets_are_no_markup() -> None:
     curve = figure_of("speed_up").data[0]
     assert curve.name == "a &lt; b (measured)"
-    assert curve.hovertext[0].startswith("a &lt; b (measured): 1 ranks")
+    assert curve.hovertext[0].startswith("a &lt; b (measured): 1 rank,")
     bars = zoomable(lost_time({"a <run>": TimeBreakdown(0.6, 0.25, 0.1, 0.05)}))
     assert bars.layout.yaxis.ticktext == ("a &lt;run&gt;",)
 
