@@ -499,18 +499,22 @@ def ours(rank):
     return scaler.scale_factor, [weight.detach() for weight in master.parameters]
 
 # %%
+def step(mlp, x, y, optimizer, scaler):
+    with torch.autocast("cpu", dtype=torch.float16):
+        output = mlp(x)
+    scaler.scale(F.mse_loss(output.float(), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+# %%
 def in_pytorch(rank, make_scaler):
     torch.manual_seed(0)
     mlp = MLP(small).to(torch.float16).float()  # ours have begun with rounded weights, too
     optimizer = torch.optim.AdamW(mlp.parameters(), lr=1e-3)
     scaler = make_scaler(device="cpu", init_scale=2.0**16, growth_interval=5)
     for x, y in own_data(rank).to(torch.float16):
-        with torch.autocast("cpu", dtype=torch.float16):
-            output = mlp(x)
-        scaler.scale(F.mse_loss(output.float(), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        step(mlp, x, y, optimizer, scaler)
     return scaler.get_scale(), [weight.detach() for weight in mlp.parameters()]
 
 # %%

@@ -118,7 +118,9 @@ def nothing_is_clipped(page: Page) -> None:
 
 def fits_one_screen(explorer: Locator) -> float:
     """Controls, sentences and pictures of an explorer are seen at once; returns how high they are, in pixels."""
-    height = explorer.locator(".course-live").evaluate("all => all.getBoundingClientRect().height")
+    shown = explorer.locator(".course-live")
+    shown.scroll_into_view_if_needed()  # what is far from it, JupyterLab takes out of the page
+    height = shown.evaluate("all => all.getBoundingClientRect().height")
     screen = explorer.page.locator(".jp-WindowedPanel-outer").evaluate("panel => panel.clientHeight")
     assert height <= screen
     return height

@@ -48,6 +48,7 @@ def losses_are_read_off_together(page: Page) -> None:
 def a_move_begins_a_training_whose_curve_grows(explorer: Locator) -> None:
     losses = explorer.locator("svg[aria-label^='Loss over']")
     says(explorer, "float16 with no loss scale")
+    height = fits_one_screen(explorer)
     press(explorer, "loss scale", "ArrowRight", times=2)
     says(explorer, "float16 with a loss scale of 2¹⁶")
     begun = points(losses)
@@ -59,6 +60,7 @@ def a_move_begins_a_training_whose_curve_grows(explorer: Locator) -> None:
     assert losses.get_by_text("✗ float16").count() == 1
     drag(explorer, "format", 0.5)
     says(explorer, "bfloat16 with a loss scale of 2¹⁶: of the finished gradient 0% vanish")
+    assert fits_one_screen(explorer) == height
 
 
 def points(losses: Locator) -> int:
@@ -75,12 +77,13 @@ def test_combining_mechanisms(lab: Any) -> None:
 
 def ranks_are_arranged_anew(explorer: Locator) -> None:
     shows_mesh(explorer, "dp 2 x pp 2 x tp 2")
+    height = fits_one_screen(explorer)
     press(explorer, "dp x pp x tp", "ArrowLeft")
     shows_mesh(explorer, "dp 2 x pp 4 x tp 1")
     drag(explorer, "precision", 1.0)
     says(explorer, "dp 2 x pp 4 x tp 1, 4 micro-batches, 1f1b, bfloat16, emulated")
     says(explorer, "Every rank sent what was predicted, to the byte.")
-    fits_one_screen(explorer)
+    assert fits_one_screen(explorer) == height
 
 
 def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
@@ -114,10 +117,12 @@ def test_planning(lab: Any) -> None:
     page = go_through(lab, "09_planning", every_plan_can_be_read)
     explorer = cell(page, "refresh.explorer()")
     says(explorer, "times as fast as before")
+    height = fits_one_screen(explorer)
     press(explorer, "nodes", "ArrowRight")
     explorer.get_by_text("A step on 64 B200-180GB").wait_for(timeout=MOVE)
     drag(explorer, "network", 0.0)
     explorer.get_by_text("A step on 64 B200-180GB with Ethernet 25").wait_for(timeout=MOVE)
+    assert fits_one_screen(explorer) == height
 
 
 def every_plan_can_be_read(page: Page) -> None:

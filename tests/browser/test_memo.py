@@ -6,42 +6,92 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.hands import violations
 from tests.browser.test_cards import RUN, button, feedback, press, ready
+from tests.browser.test_scenarios import focused, run, tab_to
 
 CARDS = ["S5_plan", "S5_memory", "S5_bottleneck"]
 PLAN, MEMORY, BOTTLENECK, EXPORT = range(4)
 CHOICES = {"dp": "4", "tp": "2", "pp": "4", "micro_batch": "2", "zero": "1", "sequence_parallel": "True"}
+KEYS = {"dp": "4", "tp": "2", "pp": "4", "micro-batch": "2", "schedule": "", "ZeRO": "1", "recompute": "", "cut": "T"}
 TEXT = "Without ZeRO it would not fit. The fullest device needs 29.7 GB, and gradients take 3.2 GiB."
 
 
-def test_the_memo_from_start_to_export(lab: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def memo(lab: Any, request: pytest.FixtureRequest) -> Any:
+    """A notebook of its own for each test: JupyterLab asks what to do with an open one that has changed."""
     shutil.rmtree(lab.server.answers, ignore_errors=True)
     cells = [f"from course_lib.widgets.cards import Card\nCard({name!r})" for name in CARDS]
     export = "from course_lib.scenarios import memo\n[file.name for file in memo.export('S05_memo')]"
-    lab.write("notebooks/memo.ipynb", *cells, export)
-    notebook = lab.open("notebooks/memo.ipynb")
-    notebook.run_cells("Card")
-    a_plan_is_put_together_with_the_mouse(notebook.output(PLAN))
-    what_is_typed_is_there_after_a_restart(lab, notebook)
-    a_section_is_compared_with_keys_alone(notebook.page, notebook.output(MEMORY))
-    the_bottleneck_is_run_with_keys_alone(notebook.page, notebook.output(BOTTLENECK))
-    assert violations(notebook.page) == []
-    notebook.run_cells("memo.export")
-    expect(notebook.output(EXPORT)).to_contain_text("S05_memo.html", timeout=RUN)
-    the_page_shows_all_of_it_and_asks_for_nothing(notebook.page, lab.server.folder / "notebooks/S05_memo/S05_memo.html")
+    path = f"notebooks/{request.node.name}.ipynb"
+    lab.write(path, *cells, export)
+    return lab.open(path)
+
+
+def test_the_memo_from_start_to_export_with_the_mouse(lab: Any, memo: Any) -> None:
+    memo.run_cells("Card")
+    a_plan_is_put_together_with_the_mouse(memo.output(PLAN))
+    what_is_typed_is_there_after_a_restart(lab, memo)
+    box = memo.output(MEMORY).get_by_role("textbox", name="Your answer:")
+    box.fill(TEXT)
+    it_is_run_with_the_mouse(memo.output(MEMORY))
+    a_section_is_compared(memo.output(MEMORY))
+    memo.output(BOTTLENECK).get_by_role("radio").nth(2).click()
+    it_is_run_with_the_mouse(memo.output(BOTTLENECK))
+    expect(feedback(memo.output(BOTTLENECK))).to_contain_text("Right. You answered: c", timeout=RUN)
+    assert violations(memo.page) == []
+    memo.run_cells("memo.export")
+    expect(memo.output(EXPORT)).to_contain_text("S05_memo.html", timeout=RUN)
+    the_page_shows_all_of_it_and_asks_for_nothing(memo.page, lab.server.folder / "notebooks/S05_memo/S05_memo.html")
+
+
+def test_the_memo_from_start_to_export_with_keys_alone(lab: Any, memo: Any) -> None:
+    page: Page = memo.page
+    plan = run(memo, PLAN)
+    tab_to(page, plan.get_by_label("replicas (dp)"))
+    for key in KEYS.values():
+        press(page, *[key] * bool(key), "Tab")
+    press(page, "Tab")  # past the precision
+    it_is_run_with_keys(page, plan)
+    expect(feedback(plan)).to_contain_text("Right.", timeout=RUN)
+    section = run(memo, MEMORY)
+    tab_to(page, section.get_by_role("textbox", name="Your answer:"))
+    page.keyboard.type(TEXT)
+    press(page, "Tab")
+    it_is_run_with_keys(page, section)
+    a_section_is_compared(section)
+    bottleneck = run(memo, BOTTLENECK)
+    tab_to(page, bottleneck.get_by_role("radio").first)
+    press(page, "ArrowDown", "ArrowDown", "Tab")
+    it_is_run_with_keys(page, bottleneck)
+    expect(feedback(bottleneck)).to_contain_text("Right. You answered: c", timeout=RUN)
+    expect(run(memo, EXPORT)).to_contain_text("S05_memo.html", timeout=RUN)
+    the_page_shows_all_of_it_and_asks_for_nothing(page, lab.server.folder / "notebooks/S05_memo/S05_memo.html")
 
 
 def a_plan_is_put_together_with_the_mouse(card: Locator) -> None:
     for name, value in CHOICES.items():
         card.locator(f"select[name={name}]").select_option(value)
     expect(card.locator(".course-fields [role=status]")).to_contain_text("32 devices, 32 micro-batches", timeout=RUN)
-    button(card, "Commit to this answer").click()
-    button(card, "Run it").click()
+    it_is_run_with_the_mouse(card)
     expect(feedback(card)).to_contain_text("Right.", timeout=RUN)
     expect(feedback(card)).to_contain_text("3.59 times as fast as the best plan on one node")
+
+
+def it_is_run_with_the_mouse(card: Locator) -> None:
+    button(card, "Commit to this answer").click()
+    button(card, "Run it").click()
+
+
+def it_is_run_with_keys(page: Page, card: Locator) -> None:
+    """From the button to commit, where the focus is."""
+    focused(button(card, "Commit to this answer"))
+    press(page, "Enter")
+    ready(button(card, "Run it"))
+    press(page, "Enter")
 
 
 def what_is_typed_is_there_after_a_restart(lab: Any, notebook: Any) -> None:
@@ -59,25 +109,11 @@ def what_is_typed_is_there_after_a_restart(lab: Any, notebook: Any) -> None:
     expect(box).to_have_value(TEXT[:30], timeout=RUN)
 
 
-def a_section_is_compared_with_keys_alone(page: Page, card: Locator) -> None:
-    card.get_by_role("textbox", name="Your answer:").focus()
-    press(page, "Control+End")
-    page.keyboard.type(TEXT[30:])
-    press(page, "Tab", "Enter")
-    ready(button(card, "Run it"))
-    press(page, "Enter")
+def a_section_is_compared(card: Locator) -> None:
     expect(feedback(card)).to_contain_text("29.7 GB: For all that the fullest device holds", timeout=RUN)
     expect(feedback(card)).to_contain_text("3.2 GiB (the gradients on the fullest device)")
     expect(feedback(card)).to_contain_text("3 of 3")
     assert card.get_by_role("checkbox").count() == 5
-
-
-def the_bottleneck_is_run_with_keys_alone(page: Page, card: Locator) -> None:
-    card.get_by_role("radio").first.focus()
-    press(page, "ArrowDown", "ArrowDown", "Tab", "Enter")
-    ready(button(card, "Run it"))
-    press(page, "Enter")
-    expect(feedback(card)).to_contain_text("Right. You answered: c", timeout=RUN)
 
 
 def the_page_shows_all_of_it_and_asks_for_nothing(page: Page, file: Path) -> None:

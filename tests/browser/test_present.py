@@ -83,8 +83,9 @@ def test_a_lesson_is_projected_section_by_section(stage: Server, page: Page) -> 
     open_lesson(page, stage)
     it_is_large_and_nothing_else_is_there(page)
     sections_unfold_with_one_key(page)
-    what_was_predicted_is_told_after_the_run(page)
+    and_with_the_mouse(page)
     a_card_shows_the_question_and_runs_every_answer(page)
+    what_was_predicted_is_told_after_the_run(page)
 
 
 def it_is_large_and_nothing_else_is_there(page: Page) -> None:
@@ -107,8 +108,22 @@ def sections_unfold_with_one_key(page: Page) -> None:
     expect(heading).to_be_in_viewport()
 
 
+def and_with_the_mouse(page: Page) -> None:
+    first = page.get_by_text("A model learns from a minibatch", exact=False)
+    arrow = page.locator(".jp-MarkdownCell").filter(has_text="1. Many hands").locator(".jp-collapseHeadingButton")
+    arrow.click()
+    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_hidden()
+    arrow.click()
+    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_visible()
+    expect(first).to_be_in_viewport()
+
+
 def what_was_predicted_is_told_after_the_run(page: Page) -> None:
     answer = page.get_by_role("paragraph").filter(has_text="Every sample goes to exactly one worker")
+    cell(page, 'Card("Q4")').locator(".jp-InputArea-prompt").click()
+    for _ in range(2):  # there, and open
+        page.keyboard.press("PageDown")
+    expect(page.get_by_role("paragraph").filter(has_text="Which samples does each of them get?")).to_be_visible()
     expect(answer).to_be_hidden()
     code = cell(page, "batches.split(torch.arange(10), 4)")
     code.locator(".jp-InputArea-prompt").click()

@@ -210,7 +210,7 @@ PROOFS: Proofs = {
     "In the second line the numbers *travel* in 16 bits all the same, and are *added* in 32 by one rank": lambda: (
         lesson(NAME).shown("def total(").count("16 bytes sent") == 2  # 2 x 4 / 5 of five numbers of 2 bytes
     ),
-    "An update below half of a weight's last digit rounds away. The smaller the learning rate, the fewer weights are "
+    "What is below half of the weight's last digit rounds away. The smaller the learning rate, the fewer weights are "
     "left that still learn": lambda: (
         rounded(1 + 0.49 * 2**-7, BF16) == 1 != rounded(1 + 0.51 * 2**-7, BF16)
         and 1 > moved(1e-3) > moved(1e-4) > moved(1e-5) > 0

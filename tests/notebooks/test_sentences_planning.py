@@ -70,7 +70,7 @@ def counted_alike() -> bool:
 def tracked_alike() -> bool:
     """Bytes of PyTorch's tracker are those of the planner, but for counters."""
     cell = "launch(tracked"
-    parameters, gradients, _, state = numbers(cell, "tracked:")
+    parameters, gradients, state = numbers(cell, "tracked:")
     return numbers(cell, "planner:") == [parameters, gradients, state - 4 * 37]
 
 
