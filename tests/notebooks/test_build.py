@@ -191,3 +191,10 @@ def test_a_path_that_is_left_over_is_a_flaw(path: str) -> None:
 def test_web_addresses_and_fractions_are_no_paths() -> None:
     text = "https://example.org/home/ann/x, <root>/x, 3/4, bytes/s, course_lib/ranks/pool.py, </tmp>"
     assert build.flaws(cell("f()", {"output_type": "stream", "text": text})) == []
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "notebooks/scenarios", "exercises/*", "solutions/*"])
+def test_no_stored_notebook_has_a_megabyte(folder: str) -> None:
+    stored = list(Path(__file__).parents[2].glob(f"{folder}/*.ipynb"))
+    assert stored
+    assert [path.name for path in stored if path.stat().st_size >= 1e6] == []
