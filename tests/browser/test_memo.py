@@ -113,7 +113,7 @@ def a_section_is_compared(card: Locator) -> None:
     expect(feedback(card)).to_contain_text("29.7 GB: For all that the fullest device holds", timeout=RUN)
     expect(feedback(card)).to_contain_text("3.2 GiB (the gradients on the fullest device)")
     expect(feedback(card)).to_contain_text("3 of 3")
-    assert card.get_by_role("checkbox").count() == 5
+    expect(card.get_by_role("checkbox")).to_have_count(5)
 
 
 def the_page_shows_all_of_it_and_asks_for_nothing(page: Page, file: Path) -> None:
