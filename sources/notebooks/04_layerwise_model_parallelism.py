@@ -251,11 +251,15 @@ Card("why_partition")
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 
-def in_pytorch(rank, steps):
+def cut_in_pytorch(rank):
     own = split_layers(10, 4)[rank]
     part = TinyGPT(config).blocks[own.start : own.stop]
     stage = PipelineStage(part, rank, num_stages=4, device=torch.device("cpu"))
-    chain = ScheduleGPipe(stage, n_microbatches=1, loss_fn=data.answer_loss)
+    return part, ScheduleGPipe(stage, n_microbatches=1, loss_fn=data.answer_loss)
+
+# %%
+def in_pytorch(rank, steps):
+    part, chain = cut_in_pytorch(rank)
     optimizer = torch.optim.AdamW(part.parameters(), lr=2e-3)
     for inputs, targets in islice(data.minibatches(problems, 64), steps):
         _ = chain.step(inputs) if rank == 0 else chain.step(target=targets)  # forward and backward

@@ -75,6 +75,7 @@ def violations(page: Page) -> list[str]:
                 places = [node["html"][:200] for node in violation["nodes"][:3]]
                 found.append(f"{scheme}: {violation['help']}, {len(violation['nodes'])} times: {places}")
     page.emulate_media(color_scheme="light")
+    page.locator("body[data-jp-theme-light=true]").wait_for(state="attached")
     return found
 
 
@@ -111,9 +112,10 @@ def nothing_is_clipped(page: Page) -> None:
     """No output is wider than its place, and long lines of code go on in the next one."""
     code = page.locator(".jp-CodeCell .cm-content").locator("visible=true")
     assert "cm-lineWrapping" in (code.first.get_attribute("class") or "")
-    for _ in range(50):  # figures follow the width of their place a moment later
-        if too_wide_or_small(page):
-            page.wait_for_timeout(100)
+    for _ in range(MOVE // 100):  # figures follow the width of their place a moment later
+        if not too_wide_or_small(page):
+            break
+        page.wait_for_timeout(100)
     assert too_wide_or_small(page) == []
 
 
@@ -134,13 +136,13 @@ def fits_one_screen(explorer: Locator) -> float:
 
 
 def smallest_label(where: Page | Locator) -> float:
-    """Pixels, of all labels in pictures that are shown, stored ones too."""
+    """Pixels, of all labels in pictures that are shown, stored ones too; 0 if none is shown."""
     sizes = """found => found.filter(picture => picture.getBoundingClientRect().width).map(picture => {
         const drawn = picture.tagName === "IMG" ? atob(picture.src.split(",")[1]) : picture.outerHTML;
         const fonts = [...drawn.matchAll(/font-size="([\\d.]+)"/g)].map(font => Number(font[1]));
         return Math.min(...fonts) * picture.getBoundingClientRect().width / picture.getAttribute("width");
     })"""
-    return min(where.locator(f"{OURS} img, {OURS} svg[role=img]").evaluate_all(sizes))
+    return min(where.locator(f"{OURS} img, {OURS} svg[role=img]").evaluate_all(sizes), default=0.0)
 
 
 def unrun(page: Page) -> int:

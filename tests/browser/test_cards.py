@@ -171,6 +171,7 @@ def a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(page: Pag
     button(card, "Try another answer").click()
     card.get_by_role("radio").nth(1).click()
     button(card, "Commit to this answer").focus()
+    ready(button(card, "Commit to this answer"))
     press(page, *["Enter"] * 4)
     expect(feedback(card)).to_contain_text("Right. You answered: b", timeout=RUN)
     ready(button(card, "Try another answer"))
