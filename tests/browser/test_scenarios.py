@@ -85,8 +85,12 @@ def run(notebook: Any, number: int) -> Locator:
 
 def it_can_be_read_to_its_end(notebook: Any) -> None:
     end = notebook.output(1).get_by_text("From the log")
-    for _ in range(5):
+    in_sight = "end => end.getBoundingClientRect().bottom < innerHeight"
+    for _ in range(20):  # the page grows while its pictures come
+        if end.evaluate(in_sight):
+            break
         press(notebook.page, "PageDown")
+        notebook.page.wait_for_timeout(200)
     expect(end).to_be_in_viewport()
 
 
