@@ -24,7 +24,7 @@ import pytest
 from course_lib import RunError, launch
 
 DEADLINE = 3.0  # seconds in which a mistake has to be reported, from the specification
-BUSY = 3.0  # other tests may hold both cores: every deadline is this much longer here
+BUSY = 10.0  # others may hold both cores: every deadline is this much longer here, and far below a limit of 60 s
 JARGON = ("traceback", "gloo", "filestore", "errno", "unpickl", ".cpp", "processgroup", "multiprocessing", "brokenpipe")
 
 

@@ -1,4 +1,4 @@
-"""The kernel restarts, is killed, or its server crashes: two seconds later nothing of ours is running."""
+"""The kernel restarts, is killed, or its server crashes: soon nothing of ours is running."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.faults.conftest import assert_gone, is_running
 
 pytestmark = pytest.mark.linux
 
@@ -30,28 +32,6 @@ def bring_to(kernel, state: str) -> list[psutil.Process]:
     found = kernel.processes()
     assert len(found) >= 6
     return found
-
-
-def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if is_running(p)]
-
-
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def assert_gone(processes: list[psutil.Process], within: float = 2.0) -> None:
-    begun = time.monotonic()
-    while left := running(processes):
-        if time.monotonic() - begun > 2 * within:  # other tests may hold both cores
-            for process in left:
-                process.kill()
-            pytest.fail(f"still running: {left}")
-        time.sleep(0.02)
-    print(f"gone after {time.monotonic() - begun:.2f} s")
 
 
 def files_in(folder: Path) -> set[str]:
@@ -120,7 +100,7 @@ def test_a_crash_of_the_notebook_server_leaves_nothing_running(tmp_path):
         assert kernel in processes and len(processes) >= 7
         server.kill()
         # a kernel looks for its server once a second, and only then do our two seconds begin
-        assert_gone([kernel], within=2.0)
+        assert_gone([kernel])
         assert_gone(processes)
 
 

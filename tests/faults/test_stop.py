@@ -39,10 +39,7 @@ def test_stop_ends_the_run_and_the_next_one_works(shared_kernel, state):
     shared_kernel.launch(STATES[state])
     workers = shared_kernel.processes()[1:]
     shared_kernel.stop()
-    begun = time.monotonic()
-    reply = shared_kernel.reply()
-    assert "Stopped" in reply[-5000:]
-    assert time.monotonic() - begun < 6
+    assert "Stopped" in shared_kernel.reply()[-5000:]
     assert_usable(shared_kernel)
     assert len(shared_kernel.processes()) <= len(workers) + 1
 
