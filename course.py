@@ -146,7 +146,7 @@ def test(arguments: argparse.Namespace) -> int:
     prepare("authors")
     os.environ["COURSE_STATE"] = str(STATE / "tests")  # what is solved there, nobody has solved
     wanted = {name: step for name, step in steps.items() if name in (arguments.names or steps)}
-    return in_turn(wanted, beside={"mypy": "faults"})  # one computes on one core, in the other ranks mostly wait
+    return in_turn(wanted, beside={"mypy": "tests", "faults": "tests"})  # after a fault, ranks mostly wait
 
 
 def test_steps() -> dict[str, list[str]]:
