@@ -19,6 +19,8 @@ from playwright.sync_api import BrowserContext, Locator, Page, expect
 from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, photographed_if_it_fails, surroundings, wait_for
 from tests.browser.hands import MOVE, cell, smallest_label
 
+QUESTION = "Question: what does each worker get?"
+
 
 @pytest.fixture
 def stage(chromium: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
@@ -98,23 +100,25 @@ def it_is_large_and_nothing_else_is_there(page: Page) -> None:
 def sections_unfold_with_one_key(page: Page) -> None:
     heading = page.get_by_role("heading", name="1. Many hands")
     text = page.get_by_text("A model learns from a minibatch", exact=False)
+    question = page.get_by_role("heading", name=QUESTION)
     expect(heading).to_be_visible()
-    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_hidden()
+    expect(question).to_be_hidden()
     page.locator(".jp-Notebook .jp-Cell").first.click()
     page.keyboard.press("PageDown")
     page.keyboard.press("PageDown")
     expect(text).to_be_in_viewport()
-    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_visible()
+    expect(question).to_be_visible()
     expect(heading).to_be_in_viewport()
 
 
 def and_with_the_mouse(page: Page) -> None:
     first = page.get_by_text("A model learns from a minibatch", exact=False)
+    question = page.get_by_role("heading", name=QUESTION)
     arrow = page.locator(".jp-MarkdownCell").filter(has_text="1. Many hands").locator(".jp-collapseHeadingButton")
     arrow.click()
-    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_hidden()
+    expect(question).to_be_hidden()
     arrow.click()
-    expect(page.get_by_role("heading", name="Question: what does each worker get?")).to_be_visible()
+    expect(question).to_be_visible()
     expect(first).to_be_in_viewport()
 
 

@@ -171,11 +171,11 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-def assert_gone(processes: list[psutil.Process], within: float = 2.0) -> None:
+def assert_gone(processes: list[psutil.Process]) -> None:
     def running() -> list[psutil.Process]:
         return [p for p in processes if is_running(p)]
 
-    eventually(lambda: not running(), "still running", running, within)
+    eventually(lambda: not running(), "still running", running)
 
 
 def eventually(

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests.faults.conftest import BUSY, DEADLINE
+
 pytestmark = pytest.mark.linux
 
 STATES = {
@@ -39,7 +41,7 @@ def test_stop_ends_the_run_and_the_next_one_works(shared_kernel, state):
     shared_kernel.launch(STATES[state])
     workers = shared_kernel.processes()[1:]
     shared_kernel.stop()
-    assert "Stopped" in shared_kernel.reply()[-5000:]
+    assert "Stopped" in shared_kernel.reply(DEADLINE * BUSY)[-5000:]
     assert_usable(shared_kernel)
     assert len(shared_kernel.processes()) <= len(workers) + 1
 
