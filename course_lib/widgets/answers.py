@@ -69,7 +69,7 @@ class Button(Labelled):
     """Does something when it is pressed; without a label it is hidden.
 
     clicks: how often it was pressed.  enabled: not while what it does is being done.
-    leads_on: whether a key that is pressed meanwhile counts, for what the button stands for afterwards.
+    leads_on: whether a key that is pressed while that is done counts, for what the button stands for afterwards.
     """
 
     _esm = HERE / "button.js"

@@ -1,6 +1,7 @@
 function render({ model, el }) {
   const button = document.createElement("button");
   let isNext = false; // a key was pressed while something else was being done
+  let leadsOn = false; // whether such a key counts: what the button stood for when it was pressed says so
   button.dataset.lmSuppressShortcuts = "true";
   const show = () => {
     button.textContent = model.get("label");
@@ -15,13 +16,14 @@ function render({ model, el }) {
     else answer.scrollIntoView({ block: "nearest" });
   };
   const press = () => {
+    leadsOn = model.get("leads_on");
     model.set("enabled", false);
     model.set("clicks", model.get("clicks") + 1);
     model.save_changes();
   };
   button.addEventListener("click", event => {
     if (model.get("enabled")) press();
-    else isNext ||= model.get("leads_on") && event.detail === 0; // by a key: the mouse may have been clicked twice
+    else isNext ||= leadsOn && event.detail === 0; // by a key: the mouse may have been clicked twice
   });
   button.addEventListener("keydown", event => event.repeat && event.preventDefault()); // a key that is held down
   for (const trait of ["label", "enabled"]) model.on(`change:${trait}`, show);

@@ -10,7 +10,17 @@ from playwright.sync_api import Locator, Page, expect
 RUN = 90_000  # milliseconds that a run may take on a busy machine
 CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribution')"]
 CHOICE, NUMBER, ORDER, TEXT = range(len(CARDS))
-BUSY = len(CARDS)  # the cell after them: while it runs, the kernel hears nothing
+BUSY, BUTTON = len(CARDS), len(CARDS) + 1  # the cells after them: while the first runs, the kernel hears nothing
+SLOW = """import time
+from course_lib.widgets.answers import Button
+
+def count():
+    button.label, button.leads_on = f"pressed {button.clicks} times", False
+    time.sleep(1)
+
+button = Button(count, "not pressed")
+button.leads_on = True
+button"""
 RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 
 
@@ -57,7 +67,7 @@ def drag(page: Page, row: Locator, to: Locator) -> None:
 def test_cards_with_the_mouse_and_with_the_keyboard_alone(lab: Any) -> None:
     """One notebook, with a card in each cell."""
     cells = [f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS]
-    lab.write("notebooks/cards.ipynb", *cells, "import time; time.sleep(0.5)")
+    lab.write("notebooks/cards.ipynb", *cells, "import time; time.sleep(0.5)", SLOW)
     notebook = lab.open("notebooks/cards.ipynb")
     nothing_is_answered_yet(lab, notebook)
     with_the_mouse(notebook)
@@ -132,10 +142,11 @@ def with_the_keyboard_alone(notebook: Any) -> None:
     a_choice_is_made_with_keys(notebook.page, notebook.output(CHOICE))
     what_was_chosen_last_counts_though_the_kernel_is_busy(notebook, notebook.output(CHOICE))
     a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(notebook.page, notebook.output(CHOICE))
+    what_a_button_stood_for_says_whether_a_key_that_comes_too_early_counts(notebook.output(BUTTON))
     a_number_is_typed(notebook.page, notebook.output(NUMBER))
     an_order_is_made_with_keys(notebook.page, notebook.output(ORDER))
     a_text_is_written_and_compared(notebook.page, notebook.output(TEXT))
-    assert notebook.page.locator(".jp-CodeCell").count() == len(CARDS) + 1
+    assert notebook.page.locator(".jp-CodeCell").count() == len(CARDS) + 2
 
 
 def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
@@ -175,6 +186,15 @@ def a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(page: Pag
     press(page, *["Enter"] * 4)
     expect(feedback(card)).to_contain_text("Right. You answered: b", timeout=RUN)
     ready(button(card, "Try another answer"))
+
+
+def what_a_button_stood_for_says_whether_a_key_that_comes_too_early_counts(output: Locator) -> None:
+    """What it stands for afterwards is known to the page before it can be pressed."""
+    pressed = output.get_by_role("button")
+    pressed.press("Enter")
+    expect(pressed).to_have_text("pressed 1 times")
+    pressed.press("Enter")
+    expect(pressed).to_have_text("pressed 2 times", timeout=RUN)
 
 
 def a_number_is_typed(page: Page, card: Locator) -> None:
