@@ -276,6 +276,7 @@ def stage(folder: Path, shown: Path) -> list[str]:
         file.write_text(json.dumps(page), encoding="utf-8")
     shutil.copytree(SETTINGS / "present", folder / "lab")
     shutil.copy(SETTINGS / "overrides.json", folder / "lab")
+    shutil.copy(SETTINGS / "custom.css", folder / "lab" / "lab.css")
     return [
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/doc/tree/{shown.relative_to(ROOT).as_posix()}",

@@ -190,8 +190,8 @@ def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
     program = "import setuptools.build_meta as backend; print(backend.build_editable('.'))"
     said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     places = zipfile.ZipFile(tmp_path / said.stdout.split()[-1]).namelist()
-    assert [place for place in places if place.endswith("data/share/jupyter/lab/settings/overrides.json")]
-    assert [place for place in places if place.endswith("data/etc/jupyter/jupyter_server_config.py")]
+    for file in ("lab/settings/overrides.json", "jupyter/jupyter_server_config.py", "jupyter/custom.css"):
+        assert [place for place in places if place.endswith(file)]
 
 
 def test_changed_settings_are_installed_anew(ready: Course) -> None:
@@ -512,7 +512,8 @@ def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any,
     options = lessons.stage(tmp_path / "stage", lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb")
     assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
     lab = tmp_path / "stage" / "lab"
-    assert (lab / "overrides.json").read_bytes() == (lessons.SETTINGS / "overrides.json").read_bytes()
+    for file, source in {"overrides.json": "overrides.json", "lab.css": "custom.css"}.items():
+        assert (lab / file).read_bytes() == (lessons.SETTINGS / source).read_bytes()
     themes = json.loads((lab / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").read_bytes())
     assert themes["overrides"]["content-font-size1"] == "20px"
 

@@ -22,7 +22,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 @pytest.fixture(scope="module")
 def server() -> SimpleNamespace:
     """What the settings define, and in `config` what they set."""
-    config = SimpleNamespace(ServerApp=SimpleNamespace(), ContentsManager=SimpleNamespace())
+    config = SimpleNamespace(**{name: SimpleNamespace() for name in ("ServerApp", "LabApp", "ContentsManager")})
     return SimpleNamespace(**runpy.run_path(str(SETTINGS), {"get_config": lambda: config}))
 
 

@@ -4,13 +4,14 @@ The view of a widget ends with its kernel: opened again, it is nothing but "mode
 the output has something that lasts, and the notebook shows next day what it shows before it is ever run. It is brought
 back when the page is loaded again while that kernel still runs.
 
-It lies in `.venv/etc/jupyter`, with `overrides.json` in `share/jupyter/lab/settings`, so that a plain `jupyter lab` of
-this environment does the same.
+It lies in `.venv/etc/jupyter` with `custom.css`, and `overrides.json` in `share/jupyter/lab/settings`, so that a plain
+`jupyter lab` of this environment does the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
@@ -61,3 +62,5 @@ class Contents(AsyncLargeFileManager):
 config = get_config()  # type: ignore[name-defined]  # noqa: F821
 config.ServerApp.contents_manager_class = Contents
 config.ContentsManager.pre_save_hook = put_views_away
+config.ServerApp.tornado_settings = {"static_custom_path": str(Path(__file__).parent)}
+config.LabApp.custom_css = True

@@ -359,7 +359,7 @@ for recompute in (False, True):
     again[recompute] = step = sharded_step(3, ranks=4, pace=pace, recompute=recompute)
     timeline, what = step.timeline, "compute again" if recompute else "keep"
     print(f"{what:14} {step.activations[0]:9,} bytes, {1000 * timeline.busy(0):.1f} ms of computing, "
-          f"{1000 * timeline.makespan:.1f} ms for a step, {timeline.bytes_sent(0):,} bytes sent")
+          f"{1000 * timeline.makespan:.1f} ms a step, {timeline.bytes_sent(0):,} bytes sent")
 print("the same weights, to the last bit:", torch.equal(again[False].weights, again[True].weights))
 
 # %% [markdown]

@@ -70,7 +70,7 @@ for name in ("V100-32GB", "A100-80GB", "H100-80GB"):
     cluster = Cluster(name, nodes=1, devices_per_node=1)
     peak = [cluster.spec.peak[precision] / 1e12 for precision in ("fp32", "fp16")]
     step = [estimate(FAMILY["1.3B"], cluster, Plan(precision=p), 64).step_time.total for p in ("fp32", "fp16")]
-    print(f"{name:9} data sheet: {peak[0]:5.1f} TFLOP/s in float32, {peak[1]:5.1f} in float16;",
+    print(f"{name} {peak[0]:5.1f} TFLOP/s in float32, {peak[1]:5.1f} in float16;",
           f"a step: {step[0]:4.1f} s and {step[1]:4.1f} s (modelled)")
 
 # %% [markdown]
@@ -523,7 +523,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 def compare(run, others):
     is_equal = [all(map(torch.equal, own[1], other[1])) for own, other in zip(run, others, strict=True)]
-    return f"loss scales {[f'{scale:,.0f}' for scale, _ in run]}, the same weights as ours: {is_equal}"
+    scales = ", ".join(f"2^{math.log2(scale):g}" for scale, _ in run)
+    return f"loss scales {scales}; our weights on {sum(is_equal)} of {len(run)} ranks"
 
 by_hand = launch(ours, world_size=4).results
 print("ours             ", compare(by_hand, by_hand))

@@ -26,7 +26,7 @@ from course_lib.questions.strategies import BATCH, MODEL
 
 cluster = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 print(f"{MODEL.parameters / 1e9:.1f} billion parameters, {cluster.devices} devices, {BATCH} samples in a minibatch")
-print(fill(estimate(MODEL, cluster, Plan(dp=64), BATCH).why, 100))
+print(fill(estimate(MODEL, cluster, Plan(dp=64), BATCH).why, 90))
 
 # %% [markdown]
 # Far from it. A replica holds the whole model. So cut it: each matrix among the eight devices of a node, and the
@@ -35,7 +35,7 @@ print(fill(estimate(MODEL, cluster, Plan(dp=64), BATCH).why, 100))
 
 # %%
 first = estimate(MODEL, cluster, Plan(dp=2, tp=8, pp=4), BATCH)
-print(fill(first.why, 100))
+print(fill(first.why, 90))
 
 # %% [markdown]
 # Every estimate explains itself like this. Here is what is behind the sentences.
@@ -213,8 +213,8 @@ published = {
     "BLOOM": (bloom, jean_zay, bloom_plan, 2048, 105.22),
 }
 for name, (model, machine, plan, batch, seconds) in published.items():
-    one = estimate(model, machine, plan, batch)
-    print(f"{name:7} published {seconds:6g} s; planner {one.step_time.total:6.1f} s. {one.interval}")
+    step = estimate(model, machine, plan, batch).step_time
+    print(f"{name:7} published {seconds:6g} s; planner {step.total:5.1f} s, {step.low:5.1f} to {step.high:5.1f} s")
 
 # %% [markdown]
 # The first is close, the other two are not: those groups ran other software on other machines with the same devices.
@@ -297,8 +297,8 @@ from course_lib.figures.words import plan_in_words
 best = found.best
 slowest = max((one for one in found if one.fits), key=lambda one: one.step_time.total)
 print(f"{slowest.step_time.total / best.step_time.total:.0f} times. The fastest is")
-print(fill(plan_in_words(best.plan), 100))
-print(fill(best.why, 100))
+print(fill(plan_in_words(best.plan), 90))
+print(fill(best.why, 90))
 print(f"{len(found.tied)} plans that fit cannot be told apart from it: so much do steps differ by chance.")
 
 # %% [markdown]

@@ -88,6 +88,8 @@ def go_through(lab: Any, lesson: str, touch: Callable[[Page], None] | None = Non
     page: Page = notebook.page
     stored_pictures_are_there(page, (lab.server.folder / f"notebooks/{lesson}.ipynb").read_text(encoding="utf-8"))
     assert violations(page) == []
+    breaks = page.locator(f"{OURS} pre").evaluate_all("all => all.map(printed => getComputedStyle(printed).wordBreak)")
+    assert set(breaks) == {"normal"}  # what is printed breaks between words
     if touch:
         touch(page)
     notebook.run_cells(r"Card\(|xplorer\(", RUN)

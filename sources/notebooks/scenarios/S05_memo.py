@@ -40,7 +40,7 @@ from course_lib.planner import Plan, estimate
 from course_lib.scenarios.memo import CASE
 
 tried = estimate(CASE.model, CASE.cluster, Plan(dp=32), CASE.batch)
-print(fill(tried.why, 100))
+print(fill(tried.why, 90))
 
 # %% [markdown]
 # `tried.memory`, `tried.step_time`, `tried.flows` and `tried.bubble` have the numbers that you can quote.
