@@ -6,7 +6,6 @@ are right, or refused, have to end otherwise.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import types
 from collections.abc import Iterator
@@ -15,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import RunError, launch
+from course_lib import RunError, launch, mechanisms
 from tests.mechanisms import test_situations_sharding as situations
 
 MODULES = ("buckets", "replicas", "shards", "fully_sharded", "sharding")  # in the order in which they import each other
+
+
+def page(module: str) -> Path:
+    return Path(str(mechanisms.__file__)).with_name(f"{module}.py")
 
 
 @contextmanager
@@ -26,16 +29,12 @@ def broken(module: str = "", line: str = "", instead: str = "") -> Iterator[None
     """Within it, the situations use modules of which one has another line."""
     with pytest.MonkeyPatch.context() as patch:
         for short in MODULES:
-            name = f"course_lib.mechanisms.{short}"
-            spec = importlib.util.find_spec(name)
-            assert spec is not None and spec.origin is not None
-            source = Path(spec.origin).read_text()
+            name, source = f"course_lib.mechanisms.{short}", page(short).read_text(encoding="utf-8")
             if short == module:
-                assert source.count(line) == 1, f"{module} has {source.count(line)} times: {line}"
                 source = source.replace(line, instead)
             copy = types.ModuleType(name)
             patch.setitem(sys.modules, name, copy)
-            exec(compile(source, spec.origin, "exec"), copy.__dict__)
+            exec(compile(source, page(short), "exec"), copy.__dict__)
         for kind in ("FullySharded", "ShardedOptimizer"):
             patch.setattr(situations, kind, getattr(copy, kind))
         yield
@@ -65,7 +64,7 @@ MUTATIONS = [
     ),
     ("shards", "min(max(end, first), last)", "last", "used_now_and_then", "local"),
     ("shards", "            total += other", "            pass", "small_buckets", "local"),
-    ("shards", "like, out).add_(0.0)", "like, out)", "gradients_of_zero", "sharded"),
+    ("shards", "like).add_(0.0)", "like)", "gradients_of_zero", "sharded"),
     ("shards", "            view.fill_(-0.0)", "            pass", "never_used", "local"),
     ("shards", "total.div_(n)", "total.div_(n + 1)", "small_buckets", "sharded"),
     ("shards", "owner.grad.add_(mean)", "mean", "several_backward_passes_of_different_layers", "FullySharded"),
@@ -155,6 +154,7 @@ MUTATIONS = [
 
 @pytest.mark.parametrize(("module", "line", "instead", "noticed_by", "way"), MUTATIONS)
 def test_a_small_mistake_is_noticed(module: str, line: str, instead: str, noticed_by: str, way: str) -> None:
+    assert page(module).read_text(encoding="utf-8").count(line) == 1, "this line is not there, or more than once"
     assert outcome((module, line, instead), noticed_by, way) != "right"
 
 
