@@ -59,14 +59,9 @@ def folder() -> Path:
 def record(what: str, question: str, seed: int, answer: Any, right: bool | None = None) -> None:
     """Add a line. Raises OSError where nothing can be written."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    note = Note(when, what, question, seed, answer, right)._asdict()
-    if right is None:
-        del note["right"]
-    line = json.dumps(note, ensure_ascii=False).encode() + b"\n"
-    with _alone(), open(folder() / FILE, "ab+", buffering=0) as file:
-        if _is_cut_short(file):
-            line = b"\n" + line
-        file.write(line)
+    line = json.dumps(Note(when, what, question, seed, answer, right)._asdict(), ensure_ascii=False)
+    with _alone(), open(folder() / FILE, "ab", buffering=0) as file:
+        file.write(b"\n" + line.encode())  # a line of its own, also after one that a crash cut short
         os.fsync(file.fileno())
 
 
@@ -99,13 +94,6 @@ def _note(line: bytes) -> Note | None:
     with contextlib.suppress(ValueError, TypeError):
         return Note(**json.loads(line))
     return None
-
-
-def _is_cut_short(file: IO[bytes]) -> bool:
-    if file.seek(0, os.SEEK_END) == 0:
-        return False
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) != b"\n"
 
 
 @contextlib.contextmanager

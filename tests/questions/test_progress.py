@@ -31,7 +31,7 @@ def writer(name: str, count: int) -> subprocess.Popen[bytes]:
 
 
 def lines(state: Path) -> list[bytes]:
-    return (state / journal.FILE).read_bytes().splitlines()
+    return (state / journal.FILE).read_bytes().strip().splitlines()
 
 
 def test_what_is_recorded_is_there_again(state: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_killed_notebook_leaves_whole_lines_and_no_lock(state: Path) -> None:
 def test_a_line_cut_short_by_a_crash_costs_itself_and_no_other(state: Path) -> None:
     record("committed", "Q4", 0, "a")
     with open(state / journal.FILE, "ab") as file:
-        file.write(b'{"when": "2026-03-01", "what": "ran", "quest')
+        file.write(b'\n{"when": "2026-03-01", "what": "ran", "quest')
     record("committed", "Q4", 0, "b")
     assert [note.answer for note in notes()] == ["a", "b"]
 

@@ -362,7 +362,7 @@ def test_a_kill_while_saving_loses_no_more_than_the_line_that_was_being_written(
     writer.communicate()
     kept = len(journal.notes())
     with open(state / journal.FILE, "ab") as file:  # what a crash of the whole machine may leave
-        file.write(b'{"when": "2026-01-01", "what": "drafted", "question": "S5_mem')
+        file.write(b'\n{"when": "2026-01-01", "what": "drafted", "question": "S5_mem')
     assert [int(note.answer.split()[3]) for note in journal.notes()] == list(range(kept))
     questions.load("S5_memory").draft("after")
     assert Card("S5_memory").field.widget.value == "after"
