@@ -262,27 +262,25 @@ Step = tuple[str, int]  # op and stage
 
 def naive(n_stages: int, n_micro_batches: int) -> Schedule:
     """One micro-batch after the other, forward through all stages and back: one rank works, the others wait."""
-    _check_sizes(n_stages, n_micro_batches)
-    return _numbered([[("F", s), ("B", s)] * n_micro_batches for s in range(n_stages)], n_micro_batches)
+    return _build(lambda stage: [("F", stage), ("B", stage)] * n_micro_batches, n_stages, n_micro_batches)
 
 
 def gpipe(n_stages: int, n_micro_batches: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019). Every rank holds all micro-batches at once."""
-    _check_sizes(n_stages, n_micro_batches)
     m = n_micro_batches
-    return _numbered([[("F", s)] * m + [("B", s)] * m for s in range(n_stages)], m)
+    return _build(lambda stage: [("F", stage)] * m + [("B", stage)] * m, n_stages, m)
 
 
 def one_forward_one_backward(n_stages: int, n_micro_batches: int) -> Schedule:
     """1F1B (Narayanan et al. 2021): as gpipe in time, but rank r holds no more than n_stages - r micro-batches."""
-    _check_sizes(n_stages, n_micro_batches)
     enough = max(n_micro_batches, n_stages)
-    rows: list[list[Step]] = []
-    for stage in range(n_stages):
+
+    def steps(stage: int) -> list[Step]:
         ahead = n_stages - 1 - stage
         forward, backward = ("F", stage), ("B", stage)
-        rows.append([forward] * ahead + [forward, backward] * (enough - ahead) + [backward] * ahead)
-    return _numbered(rows, n_micro_batches)
+        return [forward] * ahead + [forward, backward] * (enough - ahead) + [backward] * ahead
+
+    return _build(steps, n_stages, n_micro_batches)
 
 
 def interleaved_1f1b(n_stages: int, n_micro_batches: int, stages_per_rank: int = 2) -> Schedule:
@@ -296,16 +294,16 @@ def interleaved_1f1b(n_stages: int, n_micro_batches: int, stages_per_rank: int =
     p = _ranks(n_stages, n_micro_batches, stages_per_rank)
     n_groups = max(1, n_micro_batches // p)
     groups = [(n_micro_batches + i) // n_groups for i in reversed(range(n_groups))]
-    rows: list[list[Step]] = []
-    for rank in range(p):
+
+    def steps(rank: int) -> list[Step]:
         stages = range(rank, n_stages, p)
         forwards = [("F", stage) for group in groups for stage in stages for _ in range(group)]
         backwards = [("B", stage) for group in groups for stage in reversed(stages) for _ in range(group)]
         ahead = min((stages_per_rank - 1) * groups[0] + 2 * (p - 1 - rank), len(forwards))
         pairs = zip(forwards[ahead:], backwards, strict=False)
-        tail = backwards[len(forwards) - ahead :]
-        rows.append(forwards[:ahead] + [step for pair in pairs for step in pair] + tail)
-    return _numbered(rows, n_micro_batches)
+        return forwards[:ahead] + [step for pair in pairs for step in pair] + backwards[len(forwards) - ahead :]
+
+    return _build(steps, p, n_micro_batches)
 
 
 def zb_h1(n_stages: int, n_micro_batches: int) -> Schedule:
@@ -323,15 +321,15 @@ def zb_h2(n_stages: int, n_micro_batches: int) -> Schedule:
 
 def _zero_bubble(p: int, n_micro_batches: int, factor: int) -> Schedule:
     """Every rank runs ahead by forwards or by delayed W, together the same number, so all hold equally much."""
-    _check_sizes(p, n_micro_batches)
     enough = max(n_micro_batches, factor * (p - 1) + 1)
-    rows: list[list[Step]] = []
-    for s in range(p):
-        ahead, delayed = factor * (p - 1 - s), factor * s
-        f, i, w = ("F", s), ("I", s), ("W", s)
+
+    def steps(stage: int) -> list[Step]:
+        ahead, delayed = factor * (p - 1 - stage), factor * stage
+        f, i, w = (("F", stage), ("I", stage), ("W", stage))
         steady = [f, i, w] * (enough - ahead - delayed)
-        rows.append([f] * ahead + [f, i] * delayed + steady + [i, w] * ahead + [w] * delayed)
-    return _numbered(rows, n_micro_batches)
+        return [f] * ahead + [f, i] * delayed + steady + [i, w] * ahead + [w] * delayed
+
+    return _build(steps, p, n_micro_batches)
 
 
 def zbv(n_stages: int, n_micro_batches: int) -> Schedule:
@@ -343,10 +341,10 @@ def zbv(n_stages: int, n_micro_batches: int) -> Schedule:
     """
     p = _ranks(n_stages, n_micro_batches, 2)
     enough = max(n_micro_batches, 2 * p - 1)
-    rows: list[list[Step]] = []
-    for r in range(p):
+
+    def steps(r: int) -> list[Step]:
         (f0, i0, w0), (f1, i1, w1) = ([(op, stage) for op in "FIW"] for stage in (r, n_stages - 1 - r))
-        rows.append(
+        return (
             [f0] * (2 * (p - r) - 1)
             + [f1, f0] * r
             + [f1, i1, w1] * (p - r)
@@ -357,7 +355,8 @@ def zbv(n_stages: int, n_micro_batches: int) -> Schedule:
             + [w1] * r
             + [w0] * r
         )
-    return _numbered(rows, n_micro_batches)
+
+    return _build(steps, p, n_micro_batches)
 
 
 def dualpipev(n_stages: int, n_micro_batches: int) -> Schedule:
@@ -374,12 +373,12 @@ def dualpipev(n_stages: int, n_micro_batches: int) -> Schedule:
             f"n_micro_batches={n_micro_batches} is too few for dualpipev: it fills {n_stages} stages from both ends, "
             f"so give at least {n_stages}, or choose zbv, which runs with any number"
         )
-    rows: list[list[Step]] = []
-    for r in range(p):
+
+    def steps(r: int) -> list[Step]:
         (f0, b0, i0, w0), (f1, b1, i1, w1) = ([(op, stage) for op in OPS] for stage in (r, n_stages - 1 - r))
         late = ([i1, i0] * (r + 1))[r + 1 :]  # the second half of the last backwards is split
         weights = [("W", stage) for _, stage in late] + [w0] * (p - 1 - r)
-        rows.append(
+        return (
             [f0] * (2 * (p - 1 - r))
             + [f0, f1] * (r + 1)
             + [i1, w1, f1] * (p - 1 - r)
@@ -390,20 +389,24 @@ def dualpipev(n_stages: int, n_micro_batches: int) -> Schedule:
             + [step for w in weights[: p - 1 - r] for step in (w, i0)]
             + weights[p - 1 - r :]
         )
-    return _numbered(rows, n_micro_batches)
+
+    return _build(steps, p, n_micro_batches)
 
 
-def _numbered(rows: list[list[Step]], n_micro_batches: int) -> Schedule:
+def _build(steps: Callable[[int], list[Step]], n_ranks: int, n_micro_batches: int) -> Schedule:
+    """Of the steps of each rank."""
+    _check_sizes(n_ranks, n_micro_batches)
+    return Schedule([_numbered(steps(rank), n_micro_batches) for rank in range(n_ranks)])
+
+
+def _numbered(steps: list[Step], n_micro_batches: int) -> list[Action]:
     """Each stage takes the micro-batches in order; a whole backward counts as both of its halves."""
-    numbered: list[list[Action]] = []
-    for row in rows:
-        taken: Counter[Step] = Counter()
-        actions = []
-        for op, stage in row:
-            actions.append(Action(op, stage, taken["I" if op == "B" else op, stage]))
-            taken.update((half, stage) for half in ("IW" if op == "B" else op))
-        numbered.append([action for action in actions if action.micro_batch < n_micro_batches])
-    return Schedule(numbered)
+    taken: Counter[Step] = Counter()
+    actions = []
+    for op, stage in steps:
+        actions.append(Action(op, stage, taken["I" if op == "B" else op, stage]))
+        taken.update((half, stage) for half in ("IW" if op == "B" else op))
+    return [action for action in actions if action.micro_batch < n_micro_batches]
 
 
 def _ranks(n_stages: int, n_micro_batches: int, stages_per_rank: int) -> int:
