@@ -87,6 +87,13 @@ class Operation:
     def is_blocked(self) -> bool:
         return self.blocked > 0 and not self.ended
 
+    def meeting(self, rank: int) -> tuple:
+        """The same for both sides of a message and for all calls of a collective; `rank`: whose operation it is."""
+        if not self.is_message:
+            return (self.group, self.family, self.order)
+        ends = (rank, self.peer) if self.is_send else (self.peer, rank)
+        return (self.group, *ends, self.tag, self.order)
+
     def member_ranks(self) -> list[int]:
         return [rank for rank in range(MAX_WORLD_SIZE) if self.members >> rank & 1]
 

@@ -106,21 +106,17 @@ def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> errors.Dea
 
     still: the ranks that have not moved for a while; only of these is a deadlock believed.
     """
-    waits = {
-        status.rank: missing(status, statuses) for status in statuses if status.rank in still and status.blocked_in
-    }
-    waits = {rank: others for rank, others in waits.items() if others}
-    alive = [status.rank for status in statuses if not status.has_ended]
+    waits = {one.rank: others for one in statuses if one.rank in still and (others := missing(one, statuses))}
+    ended = {status.rank for status in statuses if status.has_ended}
     certain = {rank: others for rank, others in waits.items() if not _takes_anybody(statuses[rank])}
-    if len(waits) == len(alive):
+    if len(waits) == len(statuses) - len(ended):
         certain = waits  # even who would take a message from anybody will get none
     cycle = _find_cycle(certain)
     if cycle:
         text = ", ".join(_wait_phrase(statuses[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
         advice = _cycle_advice([statuses[rank] for rank in cycle], statuses)
         return errors.Deadlock(f"Nobody can move: {text}.", details=advice)
-    absent = {rank: [other for other in others if statuses[other].has_ended] for rank, others in certain.items()}
-    absent = {rank: others for rank, others in absent.items() if others}
+    absent = {rank: gone for rank, others in certain.items() if (gone := [one for one in others if one in ended])}
     return _explain_absence(statuses, absent) if absent else None
 
 

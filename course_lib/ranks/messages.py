@@ -62,7 +62,6 @@ class Failure:
     message: str
     traceback: str = ""
     line: str = ""
-    at: float = 0.0
     exception: bytes | None = None  # by cloudpickle, if that works
 
     @property

@@ -7,7 +7,7 @@ the ranks, laid side by side, show all three.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from course_lib.ranks.board import Operation
@@ -37,17 +37,11 @@ def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
         for op in history:
             if op.name in ("new_group", "recv_any_source"):
                 continue
-            key = (op.group, op.order, *_direction(op, rank))
+            key = op.meeting(rank)
             if key in first:
                 yield first[key], (rank, op)
             else:
                 first[key] = (rank, op)
-
-
-def _direction(op: Operation, rank: int) -> tuple:
-    if not op.is_message:
-        return ()
-    return (rank, op.peer, op.tag) if op.is_send else (op.peer, rank, op.tag)
 
 
 def _difference(a: Operation, b: Operation) -> str:
@@ -129,13 +123,8 @@ def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[i
 
 def all_matched(histories: list[list[Operation]]) -> bool:
     """Whether every message was received and every collective was called by all its members."""
-    messages: dict[tuple, int] = defaultdict(int)
-    collectives: dict[tuple, int] = defaultdict(int)
+    came: Counter[tuple] = Counter()
     for rank, history in enumerate(histories):
         for op in history:
-            if op.is_message:
-                messages[(op.group, *_direction(op, rank))] += 1 if op.is_send else -1
-            else:
-                collectives[(op.group, op.family, op.order, op.members)] += 1
-    calls = (count == bin(key[-1]).count("1") for key, count in collectives.items())
-    return not any(messages.values()) and all(calls)
+            came[op.meeting(rank), 2 if op.is_message else op.members.bit_count()] += 1
+    return all(count == expected for (_, expected), count in came.items())

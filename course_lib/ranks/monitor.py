@@ -10,11 +10,10 @@ import contextlib
 import os
 import pickle
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import connection
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -28,21 +27,15 @@ _STILL = 1.0  # nothing has moved for this long: look whether anything still can
 _GRACE = 0.3  # after the first failure, for others to fail too
 _GRACE_IF_CUT_OFF = 2.0  # after the first of those whose connection broke, for the death behind it to be noticed
 _STARTUP = 60.0
+_ASLEEP = 0.15  # seconds: who has computed less since it moved has slept
 
 
-@dataclass
-class _Stillness:
-    """Since when a rank has not moved, and how much it had computed soon after."""
+class _Moved(NamedTuple):
+    """When a rank was last seen to move, and how much it had computed by then."""
 
     events: int = -1
-    since: float = 0.0
-    cpu_seconds: float | None = None
-
-    def note(self, events: int, now: float, cpu_seconds: Callable[[], float]) -> None:
-        if events != self.events:
-            self.events, self.since, self.cpu_seconds = events, now, None
-        elif self.cpu_seconds is None:
-            self.cpu_seconds = cpu_seconds()
+    at: float = 0.0
+    computed: float = 0.0
 
 
 @dataclass
@@ -69,9 +62,12 @@ class _TimeTaken:
 
 
 def _used_by(pid: int) -> tuple[float, float]:
+    """Seconds that the threads of a process have computed, and waited for a core, where the system counts them."""
     with contextlib.suppress(OSError):  # another system, or it has just ended
-        texts = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        texts = [(task / "schedstat").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
         return sum(int(text[0]) for text in texts) / 1e9, sum(int(text[1]) for text in texts) / 1e9
+    with contextlib.suppress(psutil.Error):
+        return sum(psutil.Process(pid).cpu_times()[:2]), 0.0
     return 0.0, 0.0
 
 
@@ -85,7 +81,7 @@ class RunMonitor:
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
         self.began: float | None = None
         self.first_failure: float | None = None
-        self.stillness = [_Stillness() for _ in range(pool.world_size)]
+        self.moved = [_Moved()] * pool.world_size
         self.looked = 0.0  # when the board was last read as a whole
 
     def run(self, task: messages.Task) -> list[messages.Outcome]:
@@ -155,9 +151,9 @@ class RunMonitor:
 
     def _judge(self) -> None:
         now = time.perf_counter()
-        self.taken.go_on(now, self._used())
+        self.taken.go_on(now, [_used_by(worker.process.pid) for worker in self.pool.workers])
         if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
-            self.began, self.taken = now, _TimeTaken(now)
+            self.began, self.taken = now, _TimeTaken(now, self.taken.used)
         if self.interrupt.has_come:
             self._raise_stop()
         if self.first_failure is not None:
@@ -175,10 +171,10 @@ class RunMonitor:
 
     def _judge_stillness(self, now: float) -> None:
         """Look closer, twice a second, while some rank has not moved for a while."""
-        for rank, stillness in enumerate(self.stillness):
-            stillness.note(self.pool.board.events(rank), now, partial(self._cpu_seconds, rank))
-        still = [rank for rank in range(self.pool.world_size) if now - self.stillness[rank].since >= _STILL]
-        still = [rank for rank in still if self.outcomes[rank] is None]
+        for rank, moved in enumerate(self.moved):
+            if (events := self.pool.board.events(rank)) != moved.events:
+                self.moved[rank] = _Moved(events, now, self.taken.used[rank][0])
+        still = [rank for rank, moved in enumerate(self.moved) if now - moved.at >= _STILL and not self.outcomes[rank]]
         if not still or now - self.looked < _STILL / 2:
             return
         self.looked = now
@@ -194,19 +190,7 @@ class RunMonitor:
         return statuses
 
     def _is_asleep(self, rank: int) -> bool:
-        before = self.stillness[rank].cpu_seconds
-        return before is not None and self._cpu_seconds(rank) - before < 0.1
-
-    def _cpu_seconds(self, rank: int) -> float:
-        try:
-            times = psutil.Process(self.pool.workers[rank].process.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return times.user + times.system
-
-    def _used(self) -> list[tuple[float, float]]:
-        """Seconds that the threads of each rank have computed, and waited for a core, where the system counts them."""
-        return [_used_by(worker.process.pid) for worker in self.pool.workers]
+        return self.taken.used[rank][0] - self.moved[rank].computed < _ASLEEP
 
     def _raise(self, error: errors.RunError | None, statuses: list[diagnosis.RankStatus]) -> None:
         """Raise an error, if there is one, with a report of what every rank was doing."""

@@ -61,14 +61,11 @@ def _operation_spans(rank: int, op: Operation, moments: Moments, zero: float) ->
 
 def _key(rank: int, op: Operation) -> tuple:
     """The same for all operations that one rank's operation depends on."""
-    if op.is_message:
-        ends = (rank, op.peer) if op.is_send else (op.peer, rank)
-        return (op.group, *ends, op.tag, op.order)
     if op.name in ("broadcast", "scatter"):
-        return (op.group, op.order, "root")
+        return (*op.meeting(rank), "root")
     if op.name in ("reduce", "gather") and rank != op.peer:
-        return (op.group, op.order, rank)
-    return (op.group, op.order)
+        return (*op.meeting(rank), rank)
+    return op.meeting(rank)
 
 
 def _arrivals(outcomes: list[Outcome]) -> dict[tuple, float]:
@@ -76,8 +73,8 @@ def _arrivals(outcomes: list[Outcome]) -> dict[tuple, float]:
     latest: dict[tuple, float] = defaultdict(float)
     for rank, outcome in enumerate(outcomes):
         for op in outcome.operations:
-            keys = [(op.group, op.order)] if not op.is_message else []
-            if op.is_message or rank == op.peer or op.name not in ("broadcast", "scatter"):
+            keys = [op.meeting(rank)]
+            if rank == op.peer or op.name not in ("broadcast", "scatter"):
                 keys.append(_key(rank, op))
             for key in keys:
                 latest[key] = max(latest[key], op.posted)

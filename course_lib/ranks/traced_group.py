@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,7 +35,7 @@ class TracedWork(dist.Work):
         super().__init__()
         self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
         self.started = tracer.steps
-        if _is_by_hand():
+        if any(torch_calls()):  # what other parts of torch begin, they wait for
             tracer.unclaimed[op.number] = self
         if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
@@ -240,14 +239,6 @@ for _name in _COLLECTIVES:  # each has several spellings: allgather, _allgather_
     for _method in dir(dist.ProcessGroup):
         if _method.replace("_", "").startswith(_name.replace("_", "")):
             setattr(TracedGroup, _method, _forward(_name, _method))
-
-
-def _is_by_hand() -> bool:
-    """Whether a function of torch.distributed was called; what other parts of torch begin, they wait for."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == dist.distributed_c10d.__file__
 
 
 def _called(direction: str) -> str:

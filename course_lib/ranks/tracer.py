@@ -21,7 +21,7 @@ from course_lib.ranks.places import COURSE
 from course_lib.timeline import Span
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_RANKS = os.path.dirname(__file__) + os.sep
+RANKS = os.path.dirname(__file__) + os.sep
 clock = time.perf_counter
 _LATE_NOTES = 1.0  # seconds in which another thread notes that an operation has ended
 
@@ -131,14 +131,14 @@ class Tracer:
 @functools.lru_cache(maxsize=10_000)
 def _origin(filename: str, function: str) -> tuple[bool, bool, int]:
     """Whose code a frame runs, if it is plumbing (torch's and this package's) or the course's, and a checksum."""
-    is_plumbing = filename.startswith((_TORCH, _RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
+    is_plumbing = filename.startswith((_TORCH, RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
     return (is_plumbing, filename.startswith(COURSE), zlib.crc32(f"{filename}:{function}".encode()))
 
 
 def torch_calls() -> Iterator[str]:
     """The functions of torch.distributed that are being called, up to the one that the student called."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _RANKS)):
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, RANKS)):
         if frame.f_code.co_filename == dist.distributed_c10d.__file__:
             yield frame.f_code.co_name
         frame = frame.f_back

@@ -29,10 +29,9 @@ from course_lib import timeline
 from course_lib.ranks import fork_server, messages, traced_group
 from course_lib.ranks.board import Board
 from course_lib.ranks.places import is_library
-from course_lib.ranks.tracer import Tracer, run_student
+from course_lib.ranks.tracer import RANKS, Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
-_PACKAGE = os.path.dirname(__file__) + os.sep
 _TOO_MUCH = "\n... this rank printed too much; the rest is left out\n"
 
 
@@ -286,11 +285,11 @@ def _tensor_bytes(value: Any) -> int:
 
 def _describe(error: BaseException, kind: str) -> messages.Failure:
     kind = "exited" if isinstance(error, SystemExit) else kind
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(RANKS)]
     own = [frame for frame in frames if not is_library(frame.filename)]
     text = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
     text += "".join(traceback.format_exception_only(type(error), error))
-    failure = messages.Failure(kind, type(error).__name__, _text_of(error), _shortened(text), at=time.perf_counter())
+    failure = messages.Failure(kind, type(error).__name__, _text_of(error), _shortened(text))
     if own or frames:
         last = (own or frames)[-1]
         failure.line = f"{last.filename}:{last.lineno}"
