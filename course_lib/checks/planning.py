@@ -6,9 +6,7 @@ All three are functions of numbers: each rank asks for other plans. The planner 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -162,38 +160,21 @@ def chosen(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
     return min(fitting, key=lambda one: one.step_time.total).plan
 
 
-@dataclass(frozen=True)
-class _Tasks:
-    """Makes the arguments of a rank, each with its own model; the search is done, once, where tasks are sent from."""
+def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> Case:
+    samples = 64 * (1 + seed % 2)
+    text = f"{' and '.join(models)} parameters on 32 {cluster}, {samples} samples"
+    return Case(text, len(models), partial(_task, models, cluster, samples), new)
 
-    models: tuple[str, ...]
-    cluster: str
-    global_batch: int
 
-    def __call__(self, rank: int) -> tuple:
-        return _given(self.models, self.found(), rank)
-
-    def __reduce__(self) -> tuple:
-        return partial, (_given, self.models, self.found())
-
-    def found(self) -> list[Estimate]:
-        return [_best(model, self.cluster, self.global_batch) for model in self.models]
+def _task(models: tuple[str, ...], cluster: str, global_batch: int, rank: int) -> tuple:
+    """Each rank has its own model, and searches for its best plan, once."""
+    best = _best(models[rank], cluster, global_batch)
+    return best.model, best.cluster, global_batch, models[rank], best
 
 
 @cache
 def _best(model: str, cluster: str, global_batch: int) -> Estimate:
     return search(MODELS[model], CLUSTERS[cluster], global_batch, within=ROOM).best
-
-
-def _given(models: tuple[str, ...], found: list[Estimate], rank: int) -> tuple:
-    best = found[rank]
-    return best.model, best.cluster, best.global_batch, models[rank], best
-
-
-def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> Case:
-    tasks = _Tasks(models, cluster, 64 * (1 + seed % 2))
-    text = f"{' and '.join(models)} parameters on 32 {cluster}, {tasks.global_batch} samples"
-    return Case(text, len(models), tasks, new)
 
 
 def _choices(seed: int) -> list[Case]:
@@ -206,9 +187,8 @@ class _EnoughError(Exception):
     """More plans are estimated than are needed."""
 
 
-@contextmanager
-def _tries() -> Iterator[None]:
-    """Raises _EnoughError after so many of them."""
+def _play_choice(fn: Callable, model: ModelSpec, cluster: Cluster, global_batch: int, name: str, best: Estimate) -> str:
+    """What is to be said of the plan, with the plan itself unless it is good."""
     module = import_module("course_lib.planner.estimate")  # the package's name for it is that of the function
     measure, tries = module.memory_of_worst_device, itertools.count(1)
 
@@ -217,14 +197,8 @@ def _tries() -> Iterator[None]:
             raise _EnoughError
         return measure(*plan)
 
-    with patch.object(module, "memory_of_worst_device", counted):
-        yield
-
-
-def _play_choice(fn: Callable, model: ModelSpec, cluster: Cluster, global_batch: int, name: str, best: Estimate) -> str:
-    """What is to be said of the plan, with the plan itself unless it is good."""
     try:
-        with _tries():
+        with patch.object(module, "memory_of_worst_device", counted):
             plan = fn(model, cluster, global_batch)
     except _EnoughError:
         return f"For {name} parameters it tries more than {TRIES} plans."
