@@ -23,7 +23,7 @@ from typing import Any
 
 from course_lib.figures import axis
 from course_lib.planner import Plan
-from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, PlanForm, Reading
+from course_lib.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, PlanForm
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.prose import Page, items
 from course_lib.questions.units import Quantity, Slip
@@ -49,7 +49,7 @@ def each(run: Callable[..., Outcome], names: Iterable[str]) -> dict[str, Callabl
 
 def number(
     quantity: Quantity,
-    measure: Callable[..., Reading],
+    measure: Callable[..., Outcome],
     slips: Callable[..., dict[str, float]] = lambda *case: {},
     tolerance: float = 0.01,
 ) -> Ask:
@@ -116,7 +116,7 @@ def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
 
     def told(*answer: Any) -> Any:
         one = run(*answer)
-        own = page.found.get(f"found: {name or getattr(one, 'why', '')}", page.found.get("found"))
+        own = page.found.get(f"found: {name or one.why}", page.found.get("found"))
         return one if one.happened or own is None else replace(one, happened=_WORDS.vformat(own.text, (), one.found))
 
     return told

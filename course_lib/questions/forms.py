@@ -14,12 +14,11 @@ them holds a key: whether an answer is right is what the run says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from string import ascii_lowercase
 from typing import Any
 
-from course_lib.figures import Picture
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from course_lib.planner.spec import RECOMPUTE, SCHEDULES, divisors
@@ -76,16 +75,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a run measured. value: in the first unit of the question's quantity.  The rest is as in `Outcome`."""
-
-    value: float
-    happened: str = ""
-    pictures: tuple[Picture, ...] = ()
-    found: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Number:
     """A number with its unit.
 
@@ -94,7 +83,7 @@ class Number:
     """
 
     quantity: units.Quantity
-    measure: Callable[[], Reading]
+    measure: Callable[[], Outcome]
     why: str
     slips: tuple[units.Slip, ...] = ()
     tolerance: float = 0.01
@@ -113,15 +102,13 @@ class Number:
         return answer
 
     def run(self, answer: str) -> Outcome:
-        reading, given = self.measure(), units.parse(answer, self.quantity)
-        right = units.is_close(given, reading.value, self.tolerance)
-        slip = "" if right else units.explain(given, reading.value, self.quantity, self.slips, self.tolerance)
-        why = f"{slip}\n\n{self.why}" if slip else self.why
-        return Outcome(right, reading.happened, why, pictures=reading.pictures)
+        outcome, given = self.measure(), units.parse(answer, self.quantity)
+        right = units.is_close(given, outcome.measured, self.tolerance)
+        slip = "" if right else units.explain(given, outcome.measured, self.quantity, self.slips, self.tolerance)
+        return replace(outcome, right=right, why=f"{slip}\n\n{self.why}" if slip else self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        reading = self.measure()
-        return [("", Outcome(None, reading.happened, self.why, pictures=reading.pictures))]
+        return [("", replace(self.measure(), why=self.why))]
 
     def explanations(self) -> list[tuple[str, str]]:
         return [("", self.why)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import nan
 
 from course_lib.figures import Picture
 from course_lib.questions.markup import inline, to_html, to_text
@@ -21,6 +22,7 @@ class Outcome:
     why: what that means.
     shown: whether the run showed what `why` claims.
     found: what the page needs to say it.
+    measured: what a number is compared with, in the first unit of the question's quantity.
     """
 
     right: bool | None
@@ -29,6 +31,7 @@ class Outcome:
     shown: bool = True
     pictures: tuple[Picture, ...] = ()
     found: Mapping[str, object] = field(default_factory=dict)
+    measured: float = nan
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.questions.asking import choice, each, number, open_case
-from course_lib.questions.forms import Reading
 from course_lib.questions.open_cases import flow
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
@@ -109,9 +108,9 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
     return dict(zip(("weights", "gradients", "AdamW", "master"), of_each, strict=True))
 
 
-def _count_bytes() -> Reading:
+def _count_bytes() -> Outcome:
     held = bytes_per_weight(torch.float16, MasterWeights)
-    return Reading(sum(held.values()), found=held | {"total": sum(held.values())})
+    return Outcome(None, found=held | {"total": sum(held.values())}, measured=sum(held.values()))
 
 
 # An overflow on one rank

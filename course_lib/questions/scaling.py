@@ -13,7 +13,6 @@ from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdow
 from course_lib.figures.axis import data_size
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.questions.asking import choice, each, number
-from course_lib.questions.forms import Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import BYTES
@@ -47,11 +46,11 @@ def _slips(case: Gradients) -> dict[str, float]:
     }
 
 
-def _count_bytes(case: Gradients) -> Reading:
+def _count_bytes(case: Gradients) -> Outcome:
     run = launch(_ring, case.ranks, (case.parameters,), pace=Pace(link=Link(0.004, 20e6)))
     sent = run.timeline.bytes_sent(0)
     picture = gantt(run.timeline, title="Once around the ring, and once more")
-    return Reading(sent, found={"sent": sent, "times": sent / case.bytes}, pictures=(picture,))
+    return Outcome(None, found={"sent": sent, "times": sent / case.bytes}, pictures=(picture,), measured=sent)
 
 
 def _ring(rank: int, parameters: int) -> None:

@@ -10,7 +10,6 @@ from course_lib.figures import Timing, gantt, mesh_map, speed_up, step_time_by_p
 from course_lib.figures.axis import duration, percent
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.questions.asking import choice, each, number, open_case
-from course_lib.questions.forms import Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import TIMES
@@ -147,15 +146,15 @@ def _ratios() -> dict[str, float]:
 
 
 def _slips() -> dict[str, float]:
-    return {name: ratio / _same_plan().value for name, ratio in _ratios().items()}
+    return {name: ratio / _same_plan().measured for name, ratio in _ratios().items()}
 
 
-def _same_plan() -> Reading:
+def _same_plan() -> Outcome:
     before = best(NODES)
     carried = estimate(MODEL, H100, before.plan, BATCH)
     gain = before.step_time.total / carried.step_time.total
     picture = step_time_by_part({"A100": before, "H100, the same plan": carried}, title="What a step goes into")
-    return Reading(gain, found={"before": before, "after": carried, "gain": gain}, pictures=(picture,))
+    return Outcome(None, found={"before": before, "after": carried, "gain": gain}, pictures=(picture,), measured=gain)
 
 
 # In words, and what it is.

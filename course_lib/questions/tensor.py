@@ -11,7 +11,6 @@ from course_lib.mechanisms import tensor_parallel as tp
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.questions.asking import choice, each, number, open_case
-from course_lib.questions.forms import Reading
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Family
 from course_lib.questions.units import Quantity
@@ -36,10 +35,10 @@ def _compare_cuts(way: str, ranks: int) -> Outcome:
 ALL_REDUCES = Quantity("a number of all-reduces", {"all-reduces": 1.0, "all-reduce": 1.0, "": 1.0}, "10 all-reduces")
 
 
-def _count_all_reduces(layers: int) -> Reading:
+def _count_all_reduces(layers: int) -> Outcome:
     run = launch(_train_blocks, 2, (layers,))
     count = sum(span.kind == "transfer" and span.name == "all_reduce" for span in run.timeline.of(0))
-    return Reading(count, found={"layers": layers, "count": count})
+    return Outcome(None, found={"layers": layers, "count": count}, measured=count)
 
 
 def _train_blocks(rank: int, layers: int) -> None:

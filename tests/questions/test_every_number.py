@@ -110,7 +110,7 @@ def terabytes(model: ModelSpec) -> float:
 
 
 def tensor_ranks_meet_four_times_a_layer() -> bool:
-    return tensor._count_all_reduces(3).value == 4 * 3
+    return tensor._count_all_reduces(3).measured == 4 * 3
 
 
 PROOFS: dict[str, Proofs] = {
@@ -139,7 +139,7 @@ PROOFS: dict[str, Proofs] = {
     },
     "bytes_sent": {
         "2 × {others} / {ranks} of {size}, less than twice the gradients": lambda: (
-            scaling._count_bytes(scaling.Gradients(40_000, 4)).value == 2 * 3 / 4 * 160_000
+            scaling._count_bytes(scaling.Gradients(40_000, 4)).measured == 2 * 3 / 4 * 160_000
         ),
         "each number takes 4": lambda: torch.float32.itemsize == 4,
     },
@@ -390,7 +390,7 @@ PROOFS: dict[str, Proofs] = {
     },
     "more_replicas": {
         "a device sends less than twice its gradients however many replicas there are": lambda: (
-            scaling._count_bytes(scaling.Gradients(50_000, 10)).value < 2 * 4 * 50_000
+            scaling._count_bytes(scaling.Gradients(50_000, 10)).measured < 2 * 4 * 50_000
         ),
         "the best plan for 64 is not the best for 1,024": lambda: (
             strategies.best(replicas(128).cluster).step_time.total < replicas(128).step_time.total

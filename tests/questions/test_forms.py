@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from course_lib.questions import markup
-from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, Reading
+from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering
 from course_lib.questions.outcome import UNSHOWN, Feedback, Outcome
 from course_lib.questions.units import BYTES, Slip
 
@@ -18,7 +18,9 @@ def says(text: str, right: bool) -> Any:
 
 
 CHOICE = Choice((Option("one", says("ran one", False), "not one"), Option("two", says("ran two", True), "two it is")))
-NUMBER = Number(BYTES, partial(Reading, 8e6, "It sent 8 MB."), "because of this", (Slip(4, "for all four ranks"),))
+NUMBER = Number(
+    BYTES, partial(Outcome, None, "It sent 8 MB.", measured=8e6), "because of this", (Slip(4, "for all four ranks"),)
+)
 TEXT = FreeText(lambda text: Outcome(True, "ran it"), "This is it.", ("names the cause", "names a remedy"))
 
 

@@ -174,7 +174,7 @@ def test_a_brace_that_is_no_field_is_told(tmp_path: Path) -> None:
     [
         (choice(each(never, ("one", "two", "three"))), "02_lesson.md:1: Q4 has no '## option: three'"),
         (choice({"one": never}), "02_lesson.md:26: no code knows '## option: two' of Q4; choose one of option: one"),
-        (number(BYTES, never), "Q4 has no '## why'"),  # type: ignore[arg-type]
+        (number(BYTES, never), "Q4 has no '## why'"),
         (open_case(never), "Q4 has no '## (answer|checklist)'"),
     ],
 )

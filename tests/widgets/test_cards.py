@@ -10,7 +10,7 @@ import pytest
 
 from course_lib import journal, questions
 from course_lib.planner import Cluster, ModelSpec, Plan
-from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, PlanForm, Reading
+from course_lib.questions.forms import Choice, FreeText, Number, Option, Ordering, PlanForm
 from course_lib.questions.outcome import Outcome
 from course_lib.questions.question import Question
 from course_lib.questions.units import BYTES
@@ -30,7 +30,7 @@ FORMS: dict[str, Any] = {
             Option("three", stopped, "never seen"),
         )
     ),
-    "bytes_sent": Number(BYTES, partial(Reading, 8e6, "It sent 8 MB."), "because"),
+    "bytes_sent": Number(BYTES, partial(Outcome, None, "It sent 8 MB.", measured=8e6), "because"),
     "Q2": Ordering({"x": "first x", "y": "then y"}, lambda order: Outcome(order == ("y", "x"), "ran it"), "y is first"),
     "same_plan": PlanForm(
         ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200),
