@@ -81,7 +81,7 @@ def share_vanishing(gradients: Iterable[Tensor], dtype: torch.dtype, scale: floa
 class RoundedWeights:
     """`MasterWeights` without them: an optimizer on the 16-bit weights themselves, with gradients and sums in 16 bits.
 
-    scaler: unscales in 32 bits and skips steps that overflow, but what it has unscaled goes back into 16 bits.
+    scaler: unscales and skips steps that overflow, but what it has unscaled is rounded to 16 bits.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RoundedWeights:
 
     def step(self) -> bool:
         """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it did update."""
-        is_finite = self.scaler is None or self._unscale(self.scaler)
+        is_finite = self.scaler is None or self.scaler.unscale(self.parameters, in_16_bits=True)
         if is_finite:
             self.optimizer.step()
         self.zero_grad()
@@ -105,15 +105,3 @@ class RoundedWeights:
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
-
-    @torch.no_grad()
-    def _unscale(self, scaler: LossScaler) -> bool:
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        wide = [gradient.float() for gradient in gradients]
-        copies = [torch.empty_like(gradient) for gradient in wide]
-        for copy, gradient in zip(copies, wide, strict=True):
-            copy.grad = gradient
-        is_finite = scaler.unscale(copies)
-        for gradient, unscaled in zip(gradients, wide, strict=True):
-            gradient.copy_(unscaled)
-        return is_finite

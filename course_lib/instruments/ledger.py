@@ -50,8 +50,9 @@ Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Pa
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ class Sample(NamedTuple):
 def count(model: nn.Module, optimizer: Any = None) -> Bytes:
     """What this rank holds now: bytes of the module's parameters and gradients and of the optimizer's state.
 
-    optimizer: anything with the `param_groups` and the `state` of a torch.optim.Optimizer.
+    optimizer: a torch.optim.Optimizer, as those of the mechanisms are, too.
     Activations are zero, as nobody knows what was saved before; see `Ledger`. A module on the device "meta", which
     holds no numbers, counts what it would hold elsewhere.
 
@@ -120,7 +121,7 @@ class Ledger:
 
     model: the module. Its blocks, after which samples are taken, are its children; where it has only one child, as
         TinyGPT and DataParallel have, that child's, and so on.
-    optimizer: see `count`; samples around its step() are taken where it offers torch.optim.Optimizer's step hooks.
+    optimizer: see `count`; samples are taken around its step(), too.
 
     samples: a Sample for each event, in order.
     now: what is held at this moment.
@@ -146,10 +147,8 @@ class Ledger:
         self._is_open = True
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
         self._hooks = contextlib.ExitStack()
-        for block in _blocks(self.model):
-            self._watch_block(block)
-        self._watch_steps()
-        self._hooks.enter_context(saved_tensors_hooks(self._save, _Saved.give_back))
+        for hook in self._watch():
+            self._hooks.enter_context(hook)
         self.record("start")
         return self
 
@@ -157,6 +156,19 @@ class Ledger:
         self._hooks.close()
         self.record("end")
         self._is_open = False
+
+    def _watch(self) -> Iterator[contextlib.AbstractContextManager[object]]:
+        for block in _blocks(self.model):
+            yield block.register_forward_hook(self._leave)
+        if self.optimizer is not None:
+            yield self.optimizer.register_step_pre_hook(lambda *_: self.record("step"))
+            yield self.optimizer.register_step_post_hook(lambda *_: self.record("stepped"))
+        yield saved_tensors_hooks(self._save, _give_back)
+
+    def _leave(self, block: nn.Module, inputs: Any, outputs: Any) -> None:
+        self.record("forward")
+        for tensor in [tensor for tensor in tensors_in(outputs) if tensor.requires_grad][:1]:
+            tensor.register_hook(lambda _: self.record("backward"))
 
     @property
     def now(self) -> Bytes:
@@ -168,29 +180,10 @@ class Ledger:
 
     def record(self, event: str) -> None:
         """Take a sample now, in addition to those that the ledger takes by itself."""
-        self.samples.append(Sample(event, self.now))
+        if self._is_open:
+            self.samples.append(Sample(event, self.now))
 
-    def _watch_block(self, block: nn.Module) -> None:
-        def backward(_: Tensor) -> None:
-            if self._is_open:
-                self.record("backward")
-
-        def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            self.record("forward")
-            first = next((tensor for tensor in tensors_in(outputs) if tensor.requires_grad), None)
-            if first is not None:
-                first.register_hook(backward)
-
-        self._hooks.callback(block.register_forward_hook(leave).remove)
-
-    def _watch_steps(self) -> None:
-        if hasattr(self.optimizer, "register_step_pre_hook"):
-            before = self.optimizer.register_step_pre_hook(lambda *_: self.record("step"))
-            after = self.optimizer.register_step_post_hook(lambda *_: self.record("stepped"))
-            self._hooks.callback(before.remove)
-            self._hooks.callback(after.remove)
-
-    def _save(self, tensor: Tensor) -> _Saved:
+    def _save(self, tensor: Tensor) -> tuple[Tensor, int]:
         """What autograd calls for each tensor it saves. It keeps what this returns until backward has used it."""
         origin = tensor if tensor._base is None else tensor._base
         is_own = isinstance(origin, nn.Parameter) or id(origin) in self._buffers
@@ -200,10 +193,12 @@ class Ledger:
             self._uses[storage] += 1
         self._is_growing = True
         # An operation's own output knows the operation; held as it is, the two would keep each other for good.
-        return _Saved(tensor.detach(), tensor._version, lambda: self._forget(storages))
+        kept = tensor.detach()
+        weakref.finalize(kept, self._forget, storages).atexit = False  # when autograd drops it
+        return kept, kept._version
 
     def _forget(self, storages: list[UntypedStorage]) -> None:
-        if self._is_growing and self._is_open:
+        if self._is_growing:
             self._is_growing = False
             self.record("turn")
         for storage in storages:
@@ -212,24 +207,14 @@ class Ledger:
                 del self._uses[storage], self._sizes[storage]
 
 
-@dataclass
-class _Saved:
-    """A tensor in autograd's keeping; when autograd drops it, `forget` is called."""
-
-    tensor: Tensor
-    version: int
-    forget: Callable[[], None]
-
-    def give_back(self) -> Tensor:
-        if self.tensor._version != self.version:  # autograd looks for this itself, but not where hooks are
-            raise RuntimeError(
-                f"a tensor of shape {list(self.tensor.shape)} that backward needs was changed in place "
-                f"(version {self.tensor._version}, saved at {self.version}); use an operation that makes a new one"
-            )
-        return self.tensor
-
-    def __del__(self) -> None:
-        self.forget()
+def _give_back(saved: tuple[Tensor, int]) -> Tensor:
+    tensor, version = saved
+    if tensor._version != version:  # autograd looks for this itself, but not where hooks are
+        raise RuntimeError(
+            f"a tensor of shape {list(tensor.shape)} that backward needs was changed in place "
+            f"(version {tensor._version}, saved at {version}); use an operation that makes a new one"
+        )
+    return tensor
 
 
 def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -237,11 +222,8 @@ def _holders(model: nn.Module, optimizer: Any) -> tuple[list[Tensor], list[Tenso
     tensors = [*model.parameters(), *model.buffers()]
     if optimizer is None:
         return tensors, []
-    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
-        raise TypeError(
-            f"optimizer is a {type(optimizer).__name__} without param_groups and state; "
-            "give a torch.optim.Optimizer, or leave it out"
-        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer, or leave it out")
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return tensors, [*own, *tensors_in(optimizer.state)]
 

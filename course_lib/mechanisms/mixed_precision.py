@@ -164,8 +164,10 @@ class LossScaler:
         return loss * self.scale_factor
 
     @torch.no_grad()
-    def unscale(self, parameters: Iterable[Tensor]) -> bool:
+    def unscale(self, parameters: Iterable[Tensor], in_16_bits: bool = False) -> bool:
         """Divide the parameters' gradients by the scale, in place, then choose the scale of the next step.
+
+        in_16_bits: also gradients in 16 bits, which lose again what scaling has saved.
 
         Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
 
@@ -173,7 +175,8 @@ class LossScaler:
         """
         parameters = _listed(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        _check_gradients(gradients)
+        if not in_16_bits:
+            _check_gradients(gradients)
         # A GPU is asked for one answer, not for one for each gradient.
         finite = [gradient.isfinite().all() for gradient in gradients]
         for gradient in gradients:

@@ -424,7 +424,7 @@ def test_every_rank_has_a_ledger_of_its_own() -> None:
 
 @pytest.mark.parametrize("mistaken", [TinyGPT(CONFIG), "Adam"])
 def test_something_else_than_an_optimizer_is_refused(mistaken: Any) -> None:
-    with pytest.raises(TypeError, match=f"optimizer is a {type(mistaken).__name__} without param_groups"):
+    with pytest.raises(TypeError, match=f"optimizer is a {type(mistaken).__name__}; give a torch.optim.Optimizer"):
         count(TinyGPT(CONFIG), mistaken)
     with pytest.raises(TypeError, match="optimizer is a"):
         Ledger(TinyGPT(CONFIG), mistaken)
