@@ -105,11 +105,11 @@ def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
     breach = exercise.contract(found.left) if found.is_right else ""
     if found.is_right and not breach:
         return None
-    facts = found.differences[0].facts() if found.differences else ()
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
     mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
-    verdict = Verdict(exercise.name, "price" if breach else "idea", breach or found.sentence(), facts=facts)
-    return _named(verdict, mistakes)
+    verdict = _named(Verdict(exercise.name, "price" if breach else "idea", breach or found.sentence()), mistakes)
+    facts = found.differences[0].facts() if found.differences else ()
+    return replace(verdict, facts=() if verdict.message in dict(facts).values() else facts)  # nothing is said twice
 
 
 def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:

@@ -93,3 +93,12 @@ def test_the_right_choice_fits_and_is_nearly_the_best() -> None:
             assert found.memory.total <= 0.9 * found.capacity
             assert found.step_time.total <= 1.05 * best.step_time.total
             assert best.memory.total <= 0.9 * best.capacity
+
+
+def test_what_is_wrong_with_a_plan_is_said_once() -> None:
+    def one_replica_each(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
+        return Plan(dp=32)
+
+    said = str(checks.choose(one_replica_each))
+    assert "micro-batches of 1, ZeRO 0, recompute none fits, and its step takes 1.20 times as long as it could" in said
+    assert said.count("fits, and its step takes") == 1
