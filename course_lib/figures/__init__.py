@@ -6,8 +6,8 @@ gantt(run.timeline)                                  what every rank did, and wh
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
 lost_time({"4 ranks": time_breakdown(run.timeline)})      where the rest of the time went
 collective_times({"1 MB": {"ring": {8: 0.002}}})     how long algorithms take with more and more ranks
-who_holds_what(run.operations, run.traffic, 4)           how matrices are cut, and what travels between the ranks
-mesh_map((2, 2, 2), step.sent)                       who talks to whom on a mesh of ranks, and how much
+who_holds_what(run)                                  how matrices are cut, and what travels between the ranks
+mesh_map((2, 2, 2), step)                            who talks to whom on a mesh of ranks, and how much
 in_flight(run.timeline)                              how many micro-batches' activations every rank holds
 micro_batch_sizes(steps)                             how long a step takes with micro-batches of each size
 loss_curves({"float32": losses})                     how the loss of each training falls

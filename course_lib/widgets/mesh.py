@@ -127,10 +127,9 @@ def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[S
 def look(experiment: HybridExperiment) -> View:
     step, predicted = experiment.run(), predict(experiment)
     in_all = {axis: sum(sent[axis] for sent in predicted_to_send(experiment)) for axis in exact_bytes.AXES}
-    origin = step.timeline.origin
     return View(
         describe(experiment, step, predicted),
-        mesh_map(experiment.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?", step),
+        mesh_map(experiment.sizes, step, in_all, PER_MACHINE, HALF, "Who talks to whom?"),
         gantt(step.timeline, width=WIDTH, title="What did every rank do?"),
     )
 

@@ -73,11 +73,10 @@ def _order(run: CutRun) -> list[tuple[str, Operation, int]]:
 def look(setting: TensorParallelSetting) -> View:
     run = setting.run()
     predicted = predict(run, setting.ranks)
-    title = "Who holds what, and what travels?"
     return View(
         describe(setting, run, predicted),
         gantt(run.timeline, width=HALF, title="What did every rank do?"),
-        who_holds_what(run.operations, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
+        who_holds_what(run, WIDTH, "Who holds what, and what travels?"),
     )
 
 
