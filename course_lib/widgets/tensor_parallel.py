@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, Operation, run_cut
+from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, run_cut
 from course_lib.figures import gantt, who_holds_what
 from course_lib.figures.axis import counted, data_size, duration, percent
 from course_lib.figures.who_holds_what import count_operations
 from course_lib.ranks import Link, Pace
-from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
 from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 
@@ -48,31 +47,19 @@ class TensorParallelSetting(NamedTuple):
         return 2 * 2 * (self.ranks - 1) / self.ranks * 4 * POSITIONS * self.hidden
 
 
-def predict(run: CutRun, ranks: int) -> Timeline:
-    """What the formula says: a product takes its share of the time, a ring its bytes and its steps."""
-    spans: list[Span] = []
-    clock = 0.0
-    for kind, operation, sent in _order(run):
-        name = getattr(operation, kind) or operation.name
-        seconds = operation.work * FORWARD * (1 if kind == "forward" else 2)
-        if sent:
-            steps = (2 if name == "all-reduce" else 1) * (ranks - 1)
-            seconds, kind = steps * LATENCY + sent / BANDWIDTH, "transfer"
-        spans += [Span(rank, kind, name, clock, clock + seconds, bytes=sent) for rank in range(ranks) if seconds]
-        clock += seconds
-    return Timeline(spans, ranks, "modelled")
-
-
-def _order(run: CutRun) -> list[tuple[str, Operation, int]]:
-    """Every operation forward, then backward, with the bytes that a rank sends."""
-    forward = [("forward", operation, sent[0]) for operation, sent in zip(run.operations, run.traffic, strict=True)]
-    backward = [("backward", operation, sent[1]) for operation, sent in zip(run.operations, run.traffic, strict=True)]
-    return forward + backward[::-1]
+def predict(run: CutRun) -> float:
+    """Seconds of a run by the formula: a product takes its share of the time, twice that backward, and a ring its steps
+    and its bytes.
+    """
+    products = 3 * FORWARD * sum(operation.work for operation in run.operations)
+    rings = [way for operation in run.operations for way in (operation.forward, operation.backward) if way]
+    steps = (run.timeline.world_size - 1) * sum(2 if ring == "all-reduce" else 1 for ring in rings)
+    return products + steps * LATENCY + run.sent / BANDWIDTH
 
 
 def look(setting: TensorParallelSetting) -> View:
     run = setting.run()
-    predicted = predict(run, setting.ranks)
+    predicted = predict(run)
     return View(
         describe(setting, run, predicted),
         gantt(run.timeline, width=HALF, title="What did every rank do?"),
@@ -80,11 +67,11 @@ def look(setting: TensorParallelSetting) -> View:
     )
 
 
-def describe(setting: TensorParallelSetting, run: CutRun, predicted: Timeline) -> str:
+def describe(setting: TensorParallelSetting, run: CutRun, predicted: float) -> str:
     """What came of a run, in a few sentences."""
     who = counted(setting.ranks, "rank")
     time = run.timeline.makespan
-    took = f"{duration(time)} for forward and backward, {compared(time, predicted.makespan)}"
+    took = f"{duration(time)} for forward and backward, {compared(time, predicted)}"
     text = f"{who}, {setting.way}, hidden size {setting.hidden}, {run.timeline.origin}: {took}"
     return f"{text}. {_price(setting, run)} {_verdict(run)}"
 
