@@ -13,8 +13,6 @@ those of one process.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, run_cut
 from course_lib.figures import gantt, who_holds_what
 from course_lib.figures.axis import counted, data_size, duration, percent
@@ -30,23 +28,6 @@ LATENCY, BANDWIDTH = 0.0005, 1e6  # seconds; bytes per second
 PACE = Pace({"forward": FORWARD, "backward": 2 * FORWARD}, Link(LATENCY, BANDWIDTH))
 
 
-class TensorParallelSetting(NamedTuple):
-    """What the controls say. way: one of WAYS."""
-
-    ranks: int
-    hidden: int
-    way: str
-    sequence_parallel: bool
-
-    def run(self) -> CutRun:
-        return run_cut(self.way, self.ranks, self.hidden, self.sequence_parallel, PACE)
-
-    @property
-    def least(self) -> float:
-        """Bytes that each rank has to send: two all-reduces of the hidden states."""
-        return 2 * 2 * (self.ranks - 1) / self.ranks * 4 * POSITIONS * self.hidden
-
-
 def predict(run: CutRun) -> float:
     """Seconds of a run by the formula: a product takes its share of the time, twice that backward, and a ring its steps
     and its bytes.
@@ -57,34 +38,32 @@ def predict(run: CutRun) -> float:
     return products + steps * LATENCY + run.sent / BANDWIDTH
 
 
-def look(setting: TensorParallelSetting) -> View:
-    run = setting.run()
-    predicted = predict(run)
+def look(ranks: int, hidden: int, way: str, sequence_parallel: bool) -> View:
+    run = run_cut(way, ranks, hidden, sequence_parallel, PACE)
+    what = f"{counted(ranks, 'rank')}, {way}, hidden size {hidden}, {run.timeline.origin}"
     return View(
-        describe(setting, run, predicted),
+        f"{what}: {_time(run)}. {_price(run, hidden)} {_verdict(run)}",
         gantt(run.timeline, width=HALF, title="What did every rank do?"),
         who_holds_what(run, WIDTH, "Who holds what, and what travels?"),
     )
 
 
-def describe(setting: TensorParallelSetting, run: CutRun, predicted: float) -> str:
-    """What came of a run, in a few sentences."""
-    who = counted(setting.ranks, "rank")
-    time = run.timeline.makespan
-    took = f"{duration(time)} for forward and backward, {compared(time, predicted)}"
-    text = f"{who}, {setting.way}, hidden size {setting.hidden}, {run.timeline.origin}: {took}"
-    return f"{text}. {_price(setting, run)} {_verdict(run)}"
+def _time(run: CutRun) -> str:
+    seconds = run.timeline.makespan
+    return f"{duration(seconds)} for forward and backward, {compared(seconds, predict(run))}"
 
 
-def _price(setting: TensorParallelSetting, run: CutRun) -> str:
-    if setting.ranks == 1:
+def _price(run: CutRun, hidden: int) -> str:
+    step, ranks = run.timeline, run.timeline.world_size
+    if ranks == 1:
         return "One rank sends nothing."
-    step, factor = run.timeline, run.sent / setting.least
+    least = 2 * 2 * (ranks - 1) / ranks * 4 * POSITIONS * hidden  # bytes: two all-reduces of the hidden states
+    factor = run.sent / least
     compared = "no cut needs less" if abs(factor - 1) < 0.01 else f"{factor:.1f} times what columns, rows needs"
     if factor < 0.99:
         compared = "less than what has to travel"
     counted = count_operations([op for operation in run.operations for op in (operation.forward, operation.backward)])
-    busy = percent(sum(map(step.busy, range(setting.ranks))) / (setting.ranks * step.makespan))
+    busy = percent(sum(map(step.busy, range(ranks))) / (ranks * step.makespan))
     return f"Each sends {data_size(run.sent)} in {counted}: {compared}. It computes for {busy} of the time."
 
 
@@ -106,4 +85,4 @@ class TensorParallelExplorer(Explorer):
             Slider("cut of A, B", tuple(WAYS), way),
             Switch("sequence", sequence_parallel, "parallel"),
         ]
-        super().__init__(controls, lambda *values: [look(TensorParallelSetting(*values))], (316, 0))
+        super().__init__(controls, lambda *values: [look(*values)], (316, 0))
