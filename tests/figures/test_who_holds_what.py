@@ -68,7 +68,9 @@ def test_collectives_stand_on_their_lane_with_their_bytes() -> None:
 
 
 def test_the_sentence_says_cut_and_traffic() -> None:
-    assert who_holds_what(run_on(4, origin="emulated")).summary == (
+    picture = who_holds_what(run_on(4, origin="emulated"))
+    assert "emulated (real processes and messages, emulated clock)" in texts(picture.svg)
+    assert picture.summary == (
         "4 ranks hold A by columns and B by rows; what travels (emulated) is forward 1 all-reduce, "
         "backward 1 all-reduce; each rank sends 2.7 kB."
     )
