@@ -4,10 +4,10 @@ All but `gantt` and the maps are charts: a notebook shows them as figures to zoo
 
 gantt(run.timeline)                                  what every rank did, and when
 speed_up([Timing.of(t) for t in timelines])          how much faster more ranks are
-lost_time({"4 ranks": time_breakdown(run.timeline)})      where the rest of the time went
+lost_time({"4 ranks": run.timeline})                 where the rest of the time went
 collective_times({"1 MB": {"ring": {8: 0.002}}})     how long algorithms take with more and more ranks
-who_holds_what(run.operations, run.traffic, 4)           how matrices are cut, and what travels between the ranks
-mesh_map((2, 2, 2), step.sent)                       who talks to whom on a mesh of ranks, and how much
+who_holds_what(run)                                  how matrices are cut, and what travels between the ranks
+mesh_map((2, 2, 2), step)                            who talks to whom on a mesh of ranks, and how much
 in_flight(run.timeline)                              how many micro-batches' activations every rank holds
 micro_batch_sizes(steps)                             how long a step takes with micro-batches of each size
 loss_curves({"float32": losses})                     how the loss of each training falls
@@ -21,7 +21,7 @@ roofline({"plan": estimate})                         how fast the links let the 
 limits({"1.3B": estimate}, tokens)                   what one device is too small and too slow for
 """
 
-from course_lib.figures.breakdown import TimeBreakdown, lost_time, time_breakdown
+from course_lib.figures.breakdown import lost_time, time_breakdown
 from course_lib.figures.costs import devices, memory_by_part, step_time_by_part
 from course_lib.figures.gantt_chart import gantt
 from course_lib.figures.in_flight import held, in_flight

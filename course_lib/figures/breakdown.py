@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from course_lib.figures.axis import percent
 from course_lib.figures.bars import bars_panel, with_origins
@@ -12,36 +12,15 @@ from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import Span, Timeline
 
-CAUSES = {
-    "compute": "computing",
-    "wait": "waiting for others",
-    "transfer": "communication not hidden",
-    "rest": "overhead or idle",
-}
 # Each cause looks like a kind of span: a wait looks like a wait in every picture.
-CAUSE_STYLES = {
-    cause: STYLES[kind]._replace(label=CAUSES[cause])
-    for cause, kind in (("compute", "forward"), ("wait", "wait"), ("transfer", "transfer"), ("rest", "other"))
+CAUSES = {
+    "compute": STYLES["forward"]._replace(label="computing"),
+    "wait": STYLES["wait"]._replace(label="waiting for others"),
+    "transfer": STYLES["transfer"]._replace(label="communication not hidden"),
+    "rest": STYLES["other"]._replace(label="overhead or idle"),
 }
-
 DONE = "until all are done"
-
-
-@dataclass(frozen=True)
-class TimeBreakdown:
-    """What became of the ranks' time, as shares of world_size x makespan that add up to 1.
-
-    compute: computing. wait: held up until a peer arrived, and at the end until all were done.
-    transfer: held up by data on the move; what runs behind compute costs nothing and is not in here.
-    rest: none of these.
-    origin: "measured", "emulated" or "modelled".
-    """
-
-    compute: float
-    wait: float
-    transfer: float
-    rest: float
-    origin: str = "measured"
+Shares = dict[str, float]  # by cause
 
 
 def filled(timeline: Timeline) -> Timeline:
@@ -51,8 +30,12 @@ def filled(timeline: Timeline) -> Timeline:
     return replace(timeline, spans=timeline.spans + [wait for wait in waits if wait.duration])
 
 
-def time_breakdown(timeline: Timeline) -> TimeBreakdown:
-    """Say where the time of a timeline went, on average over its ranks.
+def time_breakdown(timeline: Timeline) -> Shares:
+    """What became of the ranks' time, as shares of world_size x makespan that add up to 1, by cause.
+
+    compute: computing. wait: held up until a peer arrived, and at the end until all were done.
+    transfer: held up by data on the move; what runs behind compute costs nothing and is not in here.
+    rest: none of these.
 
     Raises ValueError if no time passed.
     """
@@ -62,28 +45,35 @@ def time_breakdown(timeline: Timeline) -> TimeBreakdown:
     timeline, ranks = filled(timeline), range(timeline.world_size)
     of_rank = timeline.busy, timeline.waiting, timeline.transferring
     compute, wait, transfer = (sum(map(seconds, ranks)) / whole for seconds in of_rank)
-    return TimeBreakdown(compute, wait, transfer, max(0.0, 1 - compute - wait - transfer), timeline.origin)
+    return {"compute": compute, "wait": wait, "transfer": transfer, "rest": max(0.0, 1 - compute - wait - transfer)}
 
 
-def lost_time(shares: Mapping[str, TimeBreakdown], width: int = 800, title: str | None = None) -> Picture:
-    """Draw where the ranks' time went: a bar for each name, from `time_breakdown(timeline)`."""
-    names = with_origins({name: one.origin for name, one in shares.items()})
-    values = {names[name]: {cause: getattr(one, cause) for cause in CAUSES} for name, one in shares.items()}
+def largest_loss(shares: Shares) -> str:
+    """The cause that costs most, in words, and its share."""
+    cause = max(("wait", "transfer", "rest"), key=lambda cause: shares[cause])
+    return f"{CAUSES[cause].label}, {percent(shares[cause])}"
+
+
+def lost_time(runs: Mapping[str, Timeline], width: int = 800, title: str | None = None) -> Picture:
+    """Draw where the ranks' time went: a bar for each run."""
+    shares = {name: time_breakdown(run) for name, run in runs.items()}
+    names = with_origins({name: run.origin for name, run in runs.items()})
+    values = {names[name]: parts for name, parts in shares.items()}
     axis = Axis("share of the ranks' time", 0, 1, [tenth / 10 for tenth in range(0, 11, 2)], percent)
-    panel = bars_panel(values, CAUSE_STYLES, axis, width, percent)
-    chart = Chart([panel], {one.origin for one in shares.values()}, title, width, CAUSE_STYLES)
+    panel = bars_panel(values, CAUSES, axis, width, percent)
+    chart = Chart([panel], {run.origin for run in runs.values()}, title, width, CAUSES)
     rows: list[Row] = [
-        {"run": name, **{CAUSES[cause]: percent(share) for cause, share in parts.items()}}
+        {"run": name, **{CAUSES[cause].label: percent(share) for cause, share in parts.items()}}
         for name, parts in values.items()
     ]
-    return Picture.of(chart, _summary(shares), rows)
+    return Picture.of(chart, _summary(runs, shares), rows)
 
 
-def _summary(shares: Mapping[str, TimeBreakdown]) -> str:
-    name, worst = min(shares.items(), key=lambda item: item[1].compute)
-    cause = max(("wait", "transfer", "rest"), key=lambda cause: getattr(worst, cause))
-    most = "Most time is lost with " if len(shares) > 1 else ""
+def _summary(runs: Mapping[str, Timeline], shares: Mapping[str, Shares]) -> str:
+    worst = min(shares, key=lambda name: shares[name]["compute"])
+    most = "Most time is lost with " if len(runs) > 1 else ""
+    lost = percent(1 - shares[worst]["compute"])
     return (
-        f"{most}{name} ({worst.origin}): {percent(1 - worst.compute)} of the time is not spent computing, "
-        f"and the largest part of that is {CAUSES[cause]}, {percent(getattr(worst, cause))}."
+        f"{most}{worst} ({runs[worst].origin}): {lost} of the time is not spent computing, "
+        f"and the largest part of that is {largest_loss(shares[worst])}."
     )

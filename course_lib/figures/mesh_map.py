@@ -46,27 +46,24 @@ MACHINES = Style("machine 0", PAPER, PAPER), Style("machine 1", "#c4c4c4", "#c4c
 
 def mesh_map(
     mesh: Sizes,
-    sent: Sent,
+    step: MeshStep,
     predicted: Mapping[str, int] | None = None,
-    origin: str = "measured",
     per_machine: int | None = None,
     width: int = 420,
     title: str | None = None,
-    step: MeshStep | None = None,
 ) -> Picture:
     """Draw a mesh and what its ranks send each other in a step.
 
     mesh: sizes of dp, pp and tp; rank = (d x pp + p) x tp + t.
-    sent: bytes by axis ("dp", "pp", "tp", and "all" for what goes around all ranks) and by source and target.
-    predicted: bytes by axis, of all ranks together.
+    step: what was sent, and when; a player shows lines while they are in use.
+    predicted: bytes by axis ("dp", "pp", "tp", and "all" for what goes around all ranks), of all ranks together.
     per_machine: how many ranks share a machine, where there are two.
-    step: whose lines a player shows in use.
     """
+    sent, origin = step.sent, step.timeline.origin
     sheet, y = begin(width, title, [origin])
     block = _Block.fit(mesh, width, y)
     _draw_lines(sheet, block, sent)
-    if step is not None:
-        _draw_pulses(sheet, block, step)
+    _draw_pulses(sheet, block, step)
     for rank in range(mesh[0] * mesh[1] * mesh[2]):
         _draw_rank(sheet, rank, block.place(rank), MACHINES[rank // per_machine % 2 if per_machine else 0])
     sheet.height = _draw_table(sheet, sent, predicted, block.bottom, MACHINES if per_machine else ())

@@ -25,7 +25,7 @@ from course_lib.figures.picture import Picture, table
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
 
 if TYPE_CHECKING:
-    from course_lib.experiments.cuts import Operation
+    from course_lib.experiments.cuts import CutRun, Operation
 
 GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: beside the lanes, between things, and of a communication
 NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: of the hidden size, of four times it, and of a sequence
@@ -34,7 +34,6 @@ STACK = 10.0  # by how much addends stand out behind each other
 COLUMNS = (
     *("operation", "after it, ranks hold", "forward", "sent forward (bytes)", "backward", "sent backward (bytes)"),
 )
-Traffic = Sequence[tuple[int, int]]
 
 
 class _Thing(NamedTuple):
@@ -47,29 +46,21 @@ class _Thing(NamedTuple):
     is_matrix: bool = False
 
 
-def who_holds_what(
-    operations: Sequence[Operation],
-    traffic: Traffic,
-    ranks: int,
-    origin: str = "measured",
-    width: int = 850,
-    title: str | None = None,
-) -> Picture:
+def who_holds_what(run: CutRun, width: int = 850, title: str | None = None) -> Picture:
     """Draw an MLP on its ranks, from `course_lib.experiments.cuts`.
-
-    traffic: bytes that each rank sends, forward and backward, for each operation.
 
     Raises ValueError for more ranks than can be told apart.
     """
-    if not 1 <= ranks <= len(RANKS):
+    ranks, origin = run.timeline.world_size, run.timeline.origin
+    if ranks > len(RANKS):
         raise ValueError(f"ranks={ranks} cannot be drawn; the picture tells 1 to {len(RANKS)} ranks apart")
     sheet, y = begin(width, title, [origin], {f"rank{rank}": style for rank, style in enumerate(RANKS[:ranks])})
-    _draw(sheet, _line_up(operations, traffic), ranks, y)
+    _draw(sheet, _line_up(run), ranks, y)
     rows = (
         (one.name, one.leaves, one.forward or "nothing", forward, one.backward or "nothing", backward)
-        for one, (forward, backward) in zip(operations, traffic, strict=True)
+        for one, (forward, backward) in zip(run.operations, run.traffic, strict=True)
     )
-    return Picture(sheet, _summary(operations, traffic, ranks, origin), table(COLUMNS, rows))
+    return Picture(sheet, _summary(run), table(COLUMNS, rows))
 
 
 class _Station(NamedTuple):
@@ -80,11 +71,11 @@ class _Station(NamedTuple):
     width: float = STATION
 
 
-def _line_up(operations: Sequence[Operation], traffic: Traffic) -> list[_Thing | _Station]:
+def _line_up(run: CutRun) -> list[_Thing | _Station]:
     """What is drawn, from left to right."""
-    name, cut = "x", "positions" if operations[0].forward else "whole"
+    name, cut = "x", "positions" if run.operations[0].forward else "whole"
     found: list[_Thing | _Station] = [_through(name, cut)]
-    for operation, sent in zip(operations, traffic, strict=True):
+    for operation, sent in zip(run.operations, run.traffic, strict=True):
         name = {"A": "u", "gelu": "gelu(u)", "B": "y"}.get(operation.name, name)
         if operation.work:
             found.append(_matrix(operation))
@@ -174,15 +165,13 @@ def _draw_station(sheet: Sheet, station: _Station, x: float, middle: float, lane
         sheet.text(x, y + 33, data_size(sent), text_anchor="middle", font_size=11)
 
 
-def _summary(operations: Sequence[Operation], traffic: Traffic, ranks: int, origin: str) -> str:
-    matrices = " and ".join(
-        f"{operation.name} by {_matrix(operation).cut}" for operation in operations if operation.work
-    )
-    forward, backward = (count_operations(map(attrgetter(way), operations)) for way in ("forward", "backward"))
-    sent = data_size(sum(map(sum, traffic)))
+def _summary(run: CutRun) -> str:
+    ranks = run.timeline.world_size
+    matrices = " and ".join(f"{one.name} by {_matrix(one).cut}" for one in run.operations if one.work)
+    forward, backward = (count_operations(map(attrgetter(way), run.operations)) for way in ("forward", "backward"))
     who = "1 rank holds" if ranks == 1 else f"{ranks} ranks hold"
-    travels = f"what travels ({origin}) is forward {forward}, backward {backward}"
-    return f"{who} {matrices}; {travels}; each rank sends {sent}."
+    travels = f"what travels ({run.timeline.origin}) is forward {forward}, backward {backward}"
+    return f"{who} {matrices}; {travels}; each rank sends {data_size(run.sent)}."
 
 
 def count_operations(names: Iterable[str]) -> str:

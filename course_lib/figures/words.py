@@ -95,10 +95,10 @@ def _average(timeline: Timeline) -> str:
     shares = time_breakdown(timeline)
     who = "it" if timeline.world_size == 1 else "on average a rank"
     parts = [
-        f"computed {percent(shares.compute)} of the time",
-        f"moved data for {percent(shares.transfer)}" if shares.transfer > 0 else "",
-        f"waited {percent(shares.wait)}" if shares.wait > 0 else "never waited",
-        f"did none of these for {percent(shares.rest)}" if shares.rest >= 0.02 else "",
+        f"computed {percent(shares['compute'])} of the time",
+        f"moved data for {percent(shares['transfer'])}" if shares["transfer"] > 0 else "",
+        f"waited {percent(shares['wait'])}" if shares["wait"] > 0 else "never waited",
+        f"did none of these for {percent(shares['rest'])}" if shares["rest"] >= 0.02 else "",
     ]
     return f"{who} {listed(list(filter(None, parts)))}"
 

@@ -12,7 +12,7 @@ from course_lib import data
 from course_lib.experiments import pipeline_step, training_step
 from course_lib.experiments.events import fill_and_drain, run_events
 from course_lib.experiments.training import TINY, flat, gradients_of, train_layers
-from course_lib.figures import Timing, gantt, held, lost_time, memory_by_part, speed_up, time_breakdown
+from course_lib.figures import Timing, gantt, held, lost_time, memory_by_part, speed_up
 from course_lib.figures.axis import data_size, long_time, memory_size, percent
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import average_gradients
@@ -59,7 +59,7 @@ def _speed_up() -> Outcome:
     steps = [training_step(n, 64, pace, overlap=False) for n in (1, 2, 4, 8)]
     pictures = (
         speed_up([Timing.of(step) for step in steps], title="A run like it, on real ranks"),
-        lost_time({f"N = {step.world_size}": time_breakdown(step) for step in steps}, title="Where the time goes"),
+        lost_time({f"N = {step.world_size}": step for step in steps}, title="Where the time goes"),
     )
     return Outcome(None, pictures=pictures)
 

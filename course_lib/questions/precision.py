@@ -16,7 +16,7 @@ from torch.nn.utils import vector_to_parameters
 from course_lib import data
 from course_lib.experiments.ablations import RoundedWeights, share_moved
 from course_lib.experiments.training import SMALL, average_into, flat, gradients_of, moments_of, shares, size_of, train
-from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time, time_breakdown
+from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time
 from course_lib.figures.axis import duration
 from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
@@ -297,9 +297,8 @@ def _ways() -> Outcome:
     sent = [timeline.bytes_sent(0) for timeline in (often, once, mixed)]
     lines = "; ".join(f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items())
     found = {"sent": sent, "is_same": off < 1e-5, "lines": lines, "off": off_mixed}
-    shares = {name: time_breakdown(timeline) for name, (timeline, _) in runs.items()}
     pictures = (
-        lost_time(shares, title="Where the time goes"),
+        lost_time({name: timeline for name, (timeline, _) in runs.items()}, title="Where the time goes"),
         gantt(mixed, often, title="One exchange in mixed precision, and below it eight in float32"),
     )
     right = sent[0] == 8 * sent[1] == 16 * sent[2] and off < 1e-5

@@ -9,7 +9,7 @@ import torch
 
 from course_lib.experiments.steps import training_step
 from course_lib.experiments.training import train_layers
-from course_lib.figures import Timing, gantt, lost_time, speed_up, time_breakdown
+from course_lib.figures import Timing, gantt, lost_time, speed_up
 from course_lib.figures.axis import data_size
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.questions.asking import choice, each, number
@@ -106,10 +106,10 @@ def _without(suspect: str, case: Cluster) -> Outcome:
     effect = "most of what was lost comes back" if right else "the speed-up gets worse" if won < 0 else "little changes"
     found = {"workers": case.workers, "effect": effect, "was": was, "now": now}
     shown = {"devices": won < 0, "links": right, "update": not right}[suspect]
-    shares = {"as it is": time_breakdown(before[-1]), "without the suspect": time_breakdown(after[-1])}
+    largest = {"as it is": before[-1], "without the suspect": after[-1]}
     pictures = (
         speed_up([Timing.of(step) for step in before], title="The speed-up of the team"),
-        lost_time(shares, title=f"Where the time of {case.workers} workers goes"),
+        lost_time(largest, title=f"Where the time of {case.workers} workers goes"),
     )
     return Outcome(right, found=found, shown=shown, pictures=pictures)
 

@@ -39,7 +39,7 @@ def _reach_across(axis: str) -> Outcome:
     experiment, is_much = HybridExperiment(ACROSS[axis]), factor > MUCH_LONGER
     found = {"experiment": experiment, "is_much": is_much, "factor": factor}
     pictures = (
-        mesh_map(experiment.sizes, step.sent, None, step.timeline.origin, PER_MACHINE, title="Who talks to whom?"),
+        mesh_map(experiment.sizes, step, None, PER_MACHINE, title="Who talks to whom?"),
         gantt(step.timeline, title="With the slow link"),
     )
     is_shown = is_much == (axis == "tp") and experiment.is_right(step)

@@ -25,7 +25,7 @@ def _compare_cuts(way: str, ranks: int) -> Outcome:
     right = run.sent == least
     found = {"ranks": ranks, "run": run, "least": least, "right": right}
     shown = not run.wrong and right == (way == "columns, rows")
-    picture = who_holds_what(run.operations, run.traffic, ranks, title="Who holds what, and what travels")
+    picture = who_holds_what(run, title="Who holds what, and what travels")
     return Outcome(right, found=found, shown=shown, pictures=(picture,))
 
 

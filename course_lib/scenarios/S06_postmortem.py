@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from course_lib.figures import gantt, lost_time, time_breakdown
+from course_lib.figures import gantt, lost_time
 from course_lib.figures.axis import percent
 from course_lib.questions.asking import choice, each
 from course_lib.questions.outcome import Outcome
@@ -54,11 +54,11 @@ def _redesign(name: str) -> Outcome:
         f"Devices compute for {percent(busy[0])} of a step as it was, and for {percent(busy[1])} of the new one, which "
         f"is {before.makespan / after.makespan:.2f} times as fast (emulated)."
     )
-    shares = {"as it was": time_breakdown(before), "the new one": time_breakdown(after)}
+    steps = {"as it was": before, "the new one": after}
     return Outcome(
         busy[1] > BUSY,
         said,
-        pictures=(lost_time(shares), gantt(after, before, title="The new one, and below it how it was")),
+        pictures=(lost_time(steps), gantt(after, before, title="The new one, and below it how it was")),
     )
 
 

@@ -21,7 +21,7 @@ from random import Random
 from typing import Any
 
 from course_lib import journal
-from course_lib.figures import Picture, loss_curves, lost_time, time_breakdown
+from course_lib.figures import Picture, loss_curves, lost_time
 from course_lib.figures.axis import counted
 from course_lib.questions.asking import Ask, choice, each
 from course_lib.questions.catalog import CATALOG
@@ -228,8 +228,8 @@ def _plan_to_measure(name: str, variant: Variant) -> Outcome:
 def _change(repair: str, variant: Variant) -> Outcome:
     jobs = {"last week": variant.case.healthy, "now": variant.job, "changed": variant.repaired(repair)}
     said = " ".join(f"{name.capitalize()}: {signals(job)}." for name, job in jobs.items())
-    shares = {name: time_breakdown(replay(job)) for name, job in jobs.items()}
-    pictures = lost_time(shares, title="Where the time goes"), _losses(jobs)
+    steps = {name: replay(job) for name, job in jobs.items()}
+    pictures = lost_time(steps, title="Where the time goes"), _losses(jobs)
     return Outcome(variant.symptoms(jobs["changed"]) == SYMPTOMS["neither"], said, pictures=pictures)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from course_lib.figures import Picture, gantt, loss_at_end, lost_time, time_breakdown
+from course_lib.figures import Picture, gantt, loss_at_end, lost_time
 from course_lib.figures.axis import counted, duration, number, percent, ticks
 from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point
 from course_lib.figures.palette import lines_of
@@ -118,7 +118,7 @@ def _send(rank: int, pairs: list[list[int]]) -> None:
 def _profile(job: Situation) -> Reading:
     step = replay(job)
     of_ranks = {f"rank {rank}": f"computes {percent(step.busy(rank) / step.makespan)}" for rank in range(DEVICES)}
-    pictures = gantt(step, title="One step"), lost_time({"one step": time_breakdown(step)}, title="Where its time goes")
+    pictures = gantt(step, title="One step"), lost_time({"one step": step}, title="Where its time goes")
     return Reading({"the step": f"takes {duration(step.makespan)}", **of_ranks}, pictures)
 
 

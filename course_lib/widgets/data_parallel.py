@@ -20,7 +20,7 @@ from typing import NamedTuple
 from course_lib.experiments import training_step
 from course_lib.figures import Timing, gantt, speed_up, time_breakdown
 from course_lib.figures.axis import counted, duration, percent
-from course_lib.figures.breakdown import CAUSES
+from course_lib.figures.breakdown import largest_loss
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Timeline
 from course_lib.widgets.controls import Slider, Switch
@@ -77,11 +77,10 @@ def describe(setting: DataParallelSetting, step: Timeline, alone: Timeline) -> s
     if setting.ranks == 1:
         return f"{text}. One rank has nobody to wait for and nothing to send."
     shares = time_breakdown(step)
-    cause = max(("wait", "transfer", "rest"), key=lambda cause: getattr(shares, cause))
     return (
         f"{text}, {alone.makespan / step.makespan:.1f} times as fast as 1 rank (ideal: {setting.ranks}). "
-        f"The ranks computed for {percent(shares.compute)} of the time; "
-        f"the largest loss is {CAUSES[cause]}, {percent(getattr(shares, cause))}."
+        f"The ranks computed for {percent(shares['compute'])} of the time; "
+        f"the largest loss is {largest_loss(shares)}."
     )
 
 

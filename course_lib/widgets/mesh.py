@@ -13,8 +13,6 @@ counted in the trace, the updated weights are compared with those of one process
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from course_lib.experiments.meshes import (
@@ -31,7 +29,6 @@ from course_lib.figures.axis import counted, data_size, duration, percent
 from course_lib.figures.mesh_map import total
 from course_lib.planner import exact_bytes, simulate
 from course_lib.ranks import Link
-from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider
 from course_lib.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer, View, compared
 
@@ -51,36 +48,23 @@ LEFT_OUT = " (each stage first tells the next what its tensors look like, which 
 # What was predicted
 
 
-def predict(experiment: HybridExperiment) -> Timeline:
-    """What the simulator says of the pipelines, with the all-reduces of tensor ranks at the end of each action, and
-    after it what the links take for the loss, the gradients and the updated weights.
+def predict(experiment: HybridExperiment) -> float:
+    """Seconds of a step: of the pipelines as the simulator has them, with the all-reduces of tensor ranks at the end of
+    each action, and after them what the links take for the loss, the gradients and the updated weights.
 
     That is exact, but for the first message from a stage to the next, which says what tensors look like
     (`StageMessages`): the simulator has no place for it, so with several stages a step takes up to 0.03% longer than
     this.
     """
-    replica = experiment.sizes[1] * experiment.sizes[2]
-    spans = [span for rank in range(replica) for span in _play(experiment, rank)]
-    end = max(span.end for span in spans)
-    end += experiment.pace.collective_seconds("all_reduce", exact_bytes.NUMBER, list(range(RANKS)))
-    copies = [span._replace(rank=span.rank + d * replica) for d in range(experiment.sizes[0]) for span in spans]
-    tail = [span for rank in range(RANKS) for span in _update(experiment, rank, end)]
-    return Timeline(copies + tail, RANKS, "modelled")
-
-
-def _play(experiment: HybridExperiment, rank: int) -> Iterator[Span]:
-    """What a rank of the first replica does in its pipeline."""
-    pace, tp = experiment.pace, experiment.sizes[2]
-    homes = [stage * tp for stage in range(experiment.sizes[1])]
-    hops = [pace.links_among([home, home + tp])[0].seconds(_hidden(experiment)) for home in homes[:-1]]
-    talk = {kind: [_talk(experiment, kind, stage) for stage in range(len(homes))] for kind in ("forward", "backward")}
-    seconds = experiment.seconds
-    costs = {kind: [seconds + extra for extra in talk[kind]] for kind in talk}
-    played = simulate(experiment.schedule, costs["forward"], costs["backward"], seconds, [*hops, 0.0])
-    for span in played.of(rank // tp):
-        yield span._replace(rank=rank)
-        if span.kind in talk and talk[span.kind][rank // tp]:
-            yield Span(rank, "transfer", "all_reduce", span.end - talk[span.kind][rank // tp], span.end)
+    pace, (_, pp, tp), seconds = experiment.pace, experiment.sizes, experiment.seconds
+    forward, backward = (
+        [seconds + _talk(experiment, kind, stage) for stage in range(pp)] for kind in ("forward", "backward")
+    )
+    links = [pace.links_among([home, home + tp])[0] for home in range(0, (pp - 1) * tp, tp)]
+    hops = [link.seconds(_hidden(experiment)) for link in links]
+    pipelines = simulate(experiment.schedule, forward, backward, seconds, [*hops, 0.0]).makespan
+    loss = pace.collective_seconds("all_reduce", exact_bytes.NUMBER, list(range(RANKS)))
+    return pipelines + loss + max(_update(experiment, rank) for rank in range(RANKS))
 
 
 def _hidden(experiment: HybridExperiment) -> int:
@@ -106,19 +90,12 @@ def _talk(experiment: HybridExperiment, kind: str, stage: int) -> float:
     return sum(experiment.pace.collective_seconds("all_reduce", size, group) for size in sizes)
 
 
-def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[Span]:
-    """Replicas share out the gradients' sums, each updates its part, and hands it to the others."""
-    group, size = experiment.group(rank, "dp"), experiment.dtype.itemsize
+def _update(experiment: HybridExperiment, rank: int) -> float:
+    """Seconds for replicas to share out the gradients' sums, update each its part, and hand it to the others."""
+    group = experiment.group(rank, "dp")
     link, *_ = [*experiment.pace.links_among(group), Link()]
-    sent = predicted_to_send(experiment)[rank]["dp"]
-    gradients = sent * 4 / (4 + size)  # added up in 32 bits, whatever the weights have
-    latency = BUCKETS * (len(group) - 1) * link.latency
-    summed = start + latency + gradients / link.bandwidth
-    updated = summed + UPDATE
-    yield Span(rank, "optimizer", "", summed, updated)
-    if len(group) > 1:
-        yield Span(rank, "transfer", "all_to_all", start, summed)
-        yield Span(rank, "transfer", "all_gather", updated, updated + latency + (sent - gradients) / link.bandwidth)
+    latency = 2 * BUCKETS * (len(group) - 1) * link.latency
+    return latency + predicted_to_send(experiment)[rank]["dp"] / link.bandwidth + UPDATE
 
 
 # What is seen
@@ -127,20 +104,19 @@ def _update(experiment: HybridExperiment, rank: int, start: float) -> Iterator[S
 def look(experiment: HybridExperiment) -> View:
     step, predicted = experiment.run(), predict(experiment)
     in_all = {axis: sum(sent[axis] for sent in predicted_to_send(experiment)) for axis in exact_bytes.AXES}
-    origin = step.timeline.origin
     return View(
         describe(experiment, step, predicted),
-        mesh_map(experiment.sizes, step.sent, in_all, origin, PER_MACHINE, HALF, "Who talks to whom?", step),
+        mesh_map(experiment.sizes, step, in_all, PER_MACHINE, HALF, "Who talks to whom?"),
         gantt(step.timeline, width=WIDTH, title="What did every rank do?"),
     )
 
 
-def describe(experiment: HybridExperiment, step: MeshStep, predicted: Timeline) -> str:
+def describe(experiment: HybridExperiment, step: MeshStep, predicted: float) -> str:
     """How long a step took and how far that was predicted, who sends most, and whether all of it is right."""
     timeline = step.timeline
     busy = sum(map(timeline.busy, range(RANKS))) / (RANKS * timeline.makespan)
     what = f"{counted(experiment.micro_batches, 'micro-batch')}, {experiment.name}, {PRECISIONS[experiment.dtype]}"
-    time = compared(timeline.makespan, predicted.makespan)
+    time = compared(timeline.makespan, predicted)
     return (
         f"{experiment.words}, {what}, {timeline.origin}: {duration(timeline.makespan)} for a step, "
         f"{time}{'' if time == EXACTLY else LEFT_OUT}; the ranks computed for {percent(busy)} of it. "

@@ -13,14 +13,11 @@ those of one process.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, Operation, run_cut
+from course_lib.experiments.cuts import POSITIONS, WAYS, CutRun, run_cut
 from course_lib.figures import gantt, who_holds_what
 from course_lib.figures.axis import counted, data_size, duration, percent
 from course_lib.figures.who_holds_what import count_operations
 from course_lib.ranks import Link, Pace
-from course_lib.timeline import Span, Timeline
 from course_lib.widgets.controls import Slider, Switch
 from course_lib.widgets.explorer import HALF, WIDTH, Explorer, View, compared
 
@@ -31,74 +28,42 @@ LATENCY, BANDWIDTH = 0.0005, 1e6  # seconds; bytes per second
 PACE = Pace({"forward": FORWARD, "backward": 2 * FORWARD}, Link(LATENCY, BANDWIDTH))
 
 
-class TensorParallelSetting(NamedTuple):
-    """What the controls say. way: one of WAYS."""
-
-    ranks: int
-    hidden: int
-    way: str
-    sequence_parallel: bool
-
-    def run(self) -> CutRun:
-        return run_cut(self.way, self.ranks, self.hidden, self.sequence_parallel, PACE)
-
-    @property
-    def least(self) -> float:
-        """Bytes that each rank has to send: two all-reduces of the hidden states."""
-        return 2 * 2 * (self.ranks - 1) / self.ranks * 4 * POSITIONS * self.hidden
+def predict(run: CutRun) -> float:
+    """Seconds of a run by the formula: a product takes its share of the time, twice that backward, and a ring its steps
+    and its bytes.
+    """
+    products = 3 * FORWARD * sum(operation.work for operation in run.operations)
+    rings = [way for operation in run.operations for way in (operation.forward, operation.backward) if way]
+    steps = (run.timeline.world_size - 1) * sum(2 if ring == "all-reduce" else 1 for ring in rings)
+    return products + steps * LATENCY + run.sent / BANDWIDTH
 
 
-def predict(run: CutRun, ranks: int) -> Timeline:
-    """What the formula says: a product takes its share of the time, a ring its bytes and its steps."""
-    spans: list[Span] = []
-    clock = 0.0
-    for kind, operation, sent in _order(run):
-        name = getattr(operation, kind) or operation.name
-        seconds = operation.work * FORWARD * (1 if kind == "forward" else 2)
-        if sent:
-            steps = (2 if name == "all-reduce" else 1) * (ranks - 1)
-            seconds, kind = steps * LATENCY + sent / BANDWIDTH, "transfer"
-        spans += [Span(rank, kind, name, clock, clock + seconds, bytes=sent) for rank in range(ranks) if seconds]
-        clock += seconds
-    return Timeline(spans, ranks, "modelled")
-
-
-def _order(run: CutRun) -> list[tuple[str, Operation, int]]:
-    """Every operation forward, then backward, with the bytes that a rank sends."""
-    forward = [("forward", operation, sent[0]) for operation, sent in zip(run.operations, run.traffic, strict=True)]
-    backward = [("backward", operation, sent[1]) for operation, sent in zip(run.operations, run.traffic, strict=True)]
-    return forward + backward[::-1]
-
-
-def look(setting: TensorParallelSetting) -> View:
-    run = setting.run()
-    predicted = predict(run, setting.ranks)
-    title = "Who holds what, and what travels?"
+def look(ranks: int, hidden: int, way: str, sequence_parallel: bool) -> View:
+    run = run_cut(way, ranks, hidden, sequence_parallel, PACE)
+    what = f"{counted(ranks, 'rank')}, {way}, hidden size {hidden}, {run.timeline.origin}"
     return View(
-        describe(setting, run, predicted),
+        f"{what}: {_time(run)}. {_price(run, hidden)} {_verdict(run)}",
         gantt(run.timeline, width=HALF, title="What did every rank do?"),
-        who_holds_what(run.operations, run.traffic, setting.ranks, run.timeline.origin, WIDTH, title),
+        who_holds_what(run, WIDTH, "Who holds what, and what travels?"),
     )
 
 
-def describe(setting: TensorParallelSetting, run: CutRun, predicted: Timeline) -> str:
-    """What came of a run, in a few sentences."""
-    who = counted(setting.ranks, "rank")
-    time = run.timeline.makespan
-    took = f"{duration(time)} for forward and backward, {compared(time, predicted.makespan)}"
-    text = f"{who}, {setting.way}, hidden size {setting.hidden}, {run.timeline.origin}: {took}"
-    return f"{text}. {_price(setting, run)} {_verdict(run)}"
+def _time(run: CutRun) -> str:
+    seconds = run.timeline.makespan
+    return f"{duration(seconds)} for forward and backward, {compared(seconds, predict(run))}"
 
 
-def _price(setting: TensorParallelSetting, run: CutRun) -> str:
-    if setting.ranks == 1:
+def _price(run: CutRun, hidden: int) -> str:
+    step, ranks = run.timeline, run.timeline.world_size
+    if ranks == 1:
         return "One rank sends nothing."
-    step, factor = run.timeline, run.sent / setting.least
+    least = 2 * 2 * (ranks - 1) / ranks * 4 * POSITIONS * hidden  # bytes: two all-reduces of the hidden states
+    factor = run.sent / least
     compared = "no cut needs less" if abs(factor - 1) < 0.01 else f"{factor:.1f} times what columns, rows needs"
     if factor < 0.99:
         compared = "less than what has to travel"
     counted = count_operations([op for operation in run.operations for op in (operation.forward, operation.backward)])
-    busy = percent(sum(map(step.busy, range(setting.ranks))) / (setting.ranks * step.makespan))
+    busy = percent(sum(map(step.busy, range(ranks))) / (ranks * step.makespan))
     return f"Each sends {data_size(run.sent)} in {counted}: {compared}. It computes for {busy} of the time."
 
 
@@ -120,4 +85,4 @@ class TensorParallelExplorer(Explorer):
             Slider("cut of A, B", tuple(WAYS), way),
             Switch("sequence", sequence_parallel, "parallel"),
         ]
-        super().__init__(controls, lambda *values: [look(TensorParallelSetting(*values))], (316, 0))
+        super().__init__(controls, lambda *values: [look(*values)], (316, 0))

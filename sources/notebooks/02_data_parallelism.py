@@ -451,7 +451,7 @@ emulated = [training_step(n, batch_size=64, pace=pace, overlap=False) for n in r
 # Beside it, what your computer does at its own speed, with a larger model. Two lines, and the ideal:
 
 # %% tags=["nbval-ignore-output"]
-from course_lib.figures import Timing, lost_time, speed_up, time_breakdown
+from course_lib.figures import Timing, lost_time, speed_up
 from course_lib.model import GPTConfig
 
 measured = [training_step(n, batch_size=512, config=GPTConfig(), repeat=5) for n in ranks]
@@ -462,7 +462,7 @@ speed_up([Timing.of(step) for step in emulated + measured], title="More ranks, m
 # emulated line has a device for each rank, and still bends. Where does its time go?
 
 # %%
-lost_time({f"N = {step.world_size}": time_breakdown(step) for step in emulated}, title="Where it goes")
+lost_time({f"N = {step.world_size}": step for step in emulated}, title="Where it goes")
 
 # %% [markdown]
 # The share of time spent on communication grows with every rank. There is more of it; but above all there is less

@@ -207,7 +207,7 @@ for samples in (64, 256):
 # %%
 from course_lib.figures import mesh_map
 
-mesh_map((2, 2, 2), step.sent, origin=step.timeline.origin, title="Who talks to whom, with 256 samples?")
+mesh_map((2, 2, 2), step, title="Who talks to whom, with 256 samples?")
 
 # %% [markdown]
 # ## 5. Arrange them yourself

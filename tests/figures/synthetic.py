@@ -52,6 +52,16 @@ def every_kind() -> Timeline:
     )
 
 
+def spent(compute: float, wait: float, transfer: float, rest: float) -> Timeline:
+    """One rank that spends its time on these, in seconds; nothing is recorded for the rest."""
+    spans, now = [], 0.0
+    for kind, seconds in (("forward", compute), ("", rest), ("wait", wait), ("transfer", transfer)):
+        if kind and seconds:
+            spans.append(Span(0, kind, "", now, now + seconds))
+        now += seconds
+    return Timeline(spans, 1)
+
+
 def dense(ranks: int, spans_per_rank: int) -> Timeline:
     """Many short spans: forward, wait, backward, transfer in turn, of lengths that repeat every seven."""
     spans = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.figures import TimeBreakdown, Timing, lost_time, speed_up, time_breakdown
+from course_lib.figures import Timing, lost_time, speed_up
 from course_lib.figures.breakdown import CAUSES
 from course_lib.figures.palette import LINES
 from tests.figures.drawn import SVG, boxes, parsed, places, texts, written, zoomable
-from tests.figures.synthetic import gpipe
+from tests.figures.synthetic import gpipe, spent
 
 SLOWER = [Timing(1, 8.0), Timing(2, 4.0), Timing(4, 2.5), Timing(8, 2.0)]
 
@@ -93,19 +93,23 @@ def test_the_zoomable_speed_up_has_the_same_points_and_the_ideal() -> None:
     assert "measured (in a real run)" in figure.layout.title.text
 
 
-FOUR = TimeBreakdown(0.6, 0.25, 0.1, 0.05)
-EIGHT = TimeBreakdown(0.4, 0.2, 0.3, 0.1)
+SECONDS = {
+    "4 ranks": {"compute": 60, "wait": 25, "transfer": 10, "rest": 5},
+    "8 ranks": {"compute": 40, "wait": 20, "transfer": 30, "rest": 10},
+}
+RUNS = {name: spent(**seconds) for name, seconds in SECONDS.items()}
+FOUR, EIGHT = RUNS.values()
 
 
 def test_a_bar_is_cut_in_proportion_and_fills_the_axis() -> None:
-    svg = lost_time({"4 ranks": FOUR, "8 ranks": EIGHT}).svg
+    svg = lost_time(RUNS).svg
     where = places(svg)
     whole = where["100%"][0] - where["0%"][0]
     widths = {box.tip: box.width for box in boxes(svg)}
-    for name, shares in (("4 ranks", FOUR), ("8 ranks", EIGHT)):
-        for cause, label in CAUSES.items():
-            (width,) = [width for tip, width in widths.items() if tip.startswith(f"{name}: {label}")]
-            assert width == pytest.approx(whole * getattr(shares, cause), abs=0.02)
+    for name, seconds in SECONDS.items():
+        for cause, style in CAUSES.items():
+            (width,) = [width for tip, width in widths.items() if tip.startswith(f"{name}: {style.label}")]
+            assert width == pytest.approx(whole * seconds[cause] / 100, abs=0.02)
     for bar in (boxes(svg)[:4], boxes(svg)[4:]):
         ends = [where["0%"][0], *(part.x + part.width for part in bar)]
         assert [*(part.x for part in bar), where["100%"][0]] == pytest.approx(ends, abs=0.03)
@@ -116,7 +120,7 @@ def test_a_wait_looks_as_it_does_in_a_timeline() -> None:
 
 
 def test_the_sentence_names_the_worst_bar_and_its_largest_loss() -> None:
-    assert lost_time({"4 ranks": FOUR, "8 ranks": EIGHT}).summary == (
+    assert lost_time(RUNS).summary == (
         "Most time is lost with 8 ranks (measured): 60% of the time is not spent computing, "
         "and the largest part of that is communication not hidden, 30%."
     )
@@ -124,7 +128,7 @@ def test_the_sentence_names_the_worst_bar_and_its_largest_loss() -> None:
 
 
 def test_bars_of_different_origin_say_which_is_which() -> None:
-    picture = lost_time({"4 ranks": FOUR, "8 ranks": time_breakdown(gpipe(8, 8))})
+    picture = lost_time({"4 ranks": FOUR, "8 ranks": gpipe(8, 8)})
     assert {"4 ranks (measured)", "8 ranks (modelled)"} <= set(texts(picture.svg))
     assert {"measured (in a real run)", "modelled (calculated, not run)"} <= set(texts(picture.svg))
 
@@ -138,7 +142,8 @@ def test_a_name_too_long_for_its_place_is_cut_but_stays_whole_in_the_table() -> 
 
 
 def test_the_zoomable_bars_have_the_same_shares() -> None:
-    figure = zoomable(lost_time({"4 ranks": FOUR, "8 ranks": EIGHT}))
-    assert [trace.name for trace in figure.data] == list(CAUSES.values())
-    assert [list(trace.x) for trace in figure.data] == [[0.6, 0.4], [0.25, 0.2], [0.1, 0.3], [0.05, 0.1]]
+    figure = zoomable(lost_time(RUNS))
+    assert [trace.name for trace in figure.data] == [style.label for style in CAUSES.values()]
+    for trace, shares in zip(figure.data, [[0.6, 0.4], [0.25, 0.2], [0.1, 0.3], [0.05, 0.1]], strict=True):
+        assert list(trace.x) == pytest.approx(shares)
     assert len({trace.marker.pattern.shape for trace in figure.data}) == 4

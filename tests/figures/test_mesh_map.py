@@ -14,12 +14,13 @@ from course_lib.timeline import Span, Timeline
 from tests.figures.drawn import SVG, boxes, parsed, texts
 from tests.figures.test_palette import contrast
 
-CUBE = {
+SENT = {
     "tp": {(rank, rank ^ 1): 5000 for rank in range(8)},
     "pp": {(rank, rank ^ 2): 500 for rank in range(8)},
     "dp": {(rank, rank ^ 4): 1000 for rank in range(8)},
     "all": {(rank, (rank + 1) % 8): 14 for rank in range(8)},
 }
+CUBE = MeshStep(Timeline([], 8), SENT, 0.0, {})
 PREDICTED = {"tp": 40_000, "pp": 4000, "dp": 8000, "all": 112}
 
 
@@ -52,7 +53,7 @@ def test_a_line_is_the_wider_the_more_is_sent() -> None:
 
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2), (1, 4, 2)])
 def test_ranks_lie_on_the_sheet_and_apart(mesh: tuple[int, int, int]) -> None:
-    picture = mesh_map(mesh, {"tp": {}, "pp": {}, "dp": {}}, per_machine=4)
+    picture = mesh_map(mesh, CUBE._replace(sent={"tp": {}, "pp": {}, "dp": {}}), per_machine=4)
     ranks = [box for box in boxes(picture.svg) if box.tip.startswith("rank ")]
     assert [box.tip for box in ranks] == [f"rank {rank}, machine {rank // 4}" for rank in range(8)]
     for box in ranks:
@@ -79,7 +80,7 @@ def test_what_was_predicted_stands_beside_what_was_sent() -> None:
 
 
 def test_the_sentence_says_the_shape_and_the_bytes() -> None:
-    assert mesh_map((2, 2, 2), CUBE, PREDICTED, "emulated").summary == (
+    assert mesh_map((2, 2, 2), CUBE._replace(timeline=Timeline([], 8, "emulated")), PREDICTED).summary == (
         "8 ranks as a block of dp 2 x pp 2 x tp 2; sent in a step (emulated): tensor (tp) 40 kB, pipeline (pp) 4 kB, "
         "data (dp) 8 kB; to the byte what was predicted."
     )
@@ -92,7 +93,7 @@ def test_the_numbers_are_those_of_each_rank() -> None:
 
 
 def test_a_ring_of_several_is_closed_by_a_curve() -> None:
-    ring = {"tp": {(rank, (rank + 1) % 4): 100 for rank in range(4)}}
+    ring = CUBE._replace(sent={"tp": {(rank, (rank + 1) % 4): 100 for rank in range(4)}})
     data = [path.attrib["d"] for path in parsed(mesh_map((1, 1, 4), ring).svg).iter(f"{SVG}path")]
     assert sum("Q" in one for one in data) == 1
     assert len(data) == 4
@@ -107,9 +108,10 @@ def test_a_player_shows_lines_while_they_are_in_use_and_long_enough_to_be_seen()
         Span(0, "transfer", "all_reduce", 2.0, 3.0, bytes=8),
         Span(0, "transfer", "all_reduce", 7.0, 7.001, bytes=8),
     ]
-    step = MeshStep(Timeline([Span(1, "other", "", 0.0, 10.0), *spans], 2), {}, 0.0, {"tp": {(1, 0): spans}})
-    markup = mesh_map((1, 1, 2), {"tp": {(1, 0): 16}}, step=step).inline()
+    timeline = Timeline([Span(1, "other", "", 0.0, 10.0), *spans], 2)
+    step = MeshStep(timeline, {"tp": {(1, 0): 16}}, 0.0, {"tp": {(1, 0): spans}})
+    markup = mesh_map((1, 1, 2), step).inline()
     ((when, look),) = re.findall(r'<g data-when="([^"]+)"(.*?)>', markup)
     assert when == "0.2000 0.3000 0.7000 0.7200"
     assert "hidden" in look
-    assert "data-when" not in mesh_map((1, 1, 2), {"tp": {(1, 0): 16}}).inline()
+    assert "data-when" not in mesh_map((1, 1, 2), step._replace(transfers={})).inline()

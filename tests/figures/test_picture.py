@@ -15,7 +15,6 @@ import pytest
 
 from course_lib.figures import (
     Picture,
-    TimeBreakdown,
     Timing,
     gantt,
     limits,
@@ -29,14 +28,14 @@ from course_lib.figures import (
 from course_lib.figures.picture import MOST_TIPS, PLOTLY
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from tests.figures.drawn import SVG, boxes, parsed, zoomable
-from tests.figures.synthetic import dense, every_kind
+from tests.figures.synthetic import dense, every_kind, spent
 
 GPT = ModelSpec(layers=4, hidden=256, heads=4, sequence=512, vocab=1000)
 PLANNED = estimate(GPT, Cluster(devices_per_node=2), Plan(dp=2), 4)
 PICTURES = {
     "gantt": gantt(every_kind()),
     "speed_up": speed_up([Timing(1, 1.0), Timing(4, 0.4)]),
-    "lost_time": lost_time({"4 <ranks>": TimeBreakdown(0.5, 0.3, 0.2, 0.0)}),
+    "lost_time": lost_time({"4 <ranks>": spent(50, 30, 20, 0)}),
     "memory": memory_by_part({"a <plan>": PLANNED.memory}, PLANNED.capacity),
     "time": step_time_by_part({"a <plan>": PLANNED}),
     "map": plan_map(search(GPT, Cluster(devices_per_node=2), 4)),

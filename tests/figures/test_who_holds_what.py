@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from course_lib.experiments.cuts import Operation
+from course_lib.experiments.cuts import CutRun, Operation
 from course_lib.figures import who_holds_what
 from course_lib.figures.palette import INK, PAPER, RANKS
 from course_lib.figures.who_holds_what import count_operations
+from course_lib.timeline import Timeline
 from tests.figures.drawn import boxes, texts
 from tests.figures.test_palette import contrast
 
@@ -28,9 +29,13 @@ FITTING = operations(
 SENT = [(0, 1500), (0, 0), (0, 0), (0, 0), (1200, 0)]
 
 
+def run_on(ranks: int, traffic: list[tuple[int, int]] = SENT, origin: str = "measured") -> CutRun:
+    return CutRun(FITTING, traffic, {}, Timeline([], ranks, origin))
+
+
 def held(name: str) -> list[str]:
     """The tooltips of a thing's shares."""
-    return [box.tip for box in boxes(who_holds_what(FITTING, SENT, 4).svg) if box.tip.startswith(f"{name}: ")]
+    return [box.tip for box in boxes(who_holds_what(run_on(4)).svg) if box.tip.startswith(f"{name}: ")]
 
 
 def test_matrices_are_cut_and_what_goes_through_lies_as_the_pieces_say() -> None:
@@ -44,14 +49,14 @@ def test_matrices_are_cut_and_what_goes_through_lies_as_the_pieces_say() -> None
 
 
 def test_shares_fill_a_matrix_and_have_the_looks_of_their_ranks() -> None:
-    shares = [box for box in boxes(who_holds_what(FITTING, SENT, 4).svg) if box.tip.startswith("A: ")]
+    shares = [box for box in boxes(who_holds_what(run_on(4)).svg) if box.tip.startswith("A: ")]
     assert len({box.fill for box in shares}) == 4
     for left, right in pairwise(shares):
         assert left.x + left.width == pytest.approx(right.x, abs=0.02)
 
 
 def test_collectives_stand_on_their_lane_with_their_bytes() -> None:
-    picture = who_holds_what(FITTING, SENT, 4)
+    picture = who_holds_what(run_on(4))
     stations = [box for box in boxes(picture.svg) if "sends" in box.tip]
     assert {box.tip for box in stations} == {
         "f: all-reduce, each rank sends 1,500 bytes",
@@ -63,14 +68,16 @@ def test_collectives_stand_on_their_lane_with_their_bytes() -> None:
 
 
 def test_the_sentence_says_cut_and_traffic() -> None:
-    assert who_holds_what(FITTING, SENT, 4, "emulated").summary == (
+    picture = who_holds_what(run_on(4, origin="emulated"))
+    assert "emulated (real processes and messages, emulated clock)" in texts(picture.svg)
+    assert picture.summary == (
         "4 ranks hold A by columns and B by rows; what travels (emulated) is forward 1 all-reduce, "
         "backward 1 all-reduce; each rank sends 2.7 kB."
     )
 
 
 def test_one_rank_holds_everything() -> None:
-    assert "every rank holds all of it" in boxes(who_holds_what(FITTING, [(0, 0)] * 5, 1).svg)[-1].tip
+    assert "every rank holds all of it" in boxes(who_holds_what(run_on(1, [(0, 0)] * 5)).svg)[-1].tip
 
 
 def test_operations_are_counted_in_words() -> None:
@@ -80,7 +87,7 @@ def test_operations_are_counted_in_words() -> None:
 
 def test_more_ranks_than_can_be_told_apart_are_refused() -> None:
     with pytest.raises(ValueError, match="ranks=9 cannot be drawn"):
-        who_holds_what(FITTING, SENT, 9)
+        who_holds_what(run_on(9))
 
 
 def test_ranks_differ_without_color_and_can_be_written_on() -> None:

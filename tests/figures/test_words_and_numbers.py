@@ -67,11 +67,8 @@ def test_the_shares_of_a_hand_made_timeline() -> None:
     # Rank 0 computes 31 - 6 blocked ms of 35 (forward, backward, optimizer), waits 4 and moves data for 2.
     # Rank 1 computes 29 ms and moves data for 2; it is done 4 ms before rank 0, and waits.
     shares = time_breakdown(every_kind())
-    assert shares.compute == pytest.approx((29 + 29) / 70)
-    assert shares.wait == pytest.approx((4 + 4) / 70)
-    assert shares.transfer == pytest.approx((2 + 2) / 70)
-    assert shares.rest == pytest.approx(0)
-    assert shares.origin == "measured"
+    expected = {"compute": (29 + 29) / 70, "wait": (4 + 4) / 70, "transfer": (2 + 2) / 70, "rest": 0.0}
+    assert shares == pytest.approx(expected)
 
 
 def test_every_rank_counts_in_the_shares() -> None:
@@ -84,7 +81,7 @@ def test_every_rank_counts_in_the_shares() -> None:
         Span(1, "forward", "", 5.0, 8.0),
     ]
     shares = time_breakdown(Timeline(spans, 2))
-    assert (shares.compute, shares.wait, shares.transfer, shares.rest) == pytest.approx((0.4, 0.4, 0.2, 0.0))
+    assert shares == pytest.approx({"compute": 0.4, "wait": 0.4, "transfer": 0.2, "rest": 0.0})
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -94,14 +91,14 @@ def test_the_waits_of_gpipe_are_its_textbook_bubble(ranks: int) -> None:
     pipeline = gpipe(ranks, micro_batches=4)
     pipeline = Timeline([s for s in pipeline.spans if s.kind != "optimizer"], ranks, "modelled")
     shares = time_breakdown(pipeline)
-    assert shares.wait == pytest.approx((ranks - 1) / (4 + ranks - 1))
-    assert shares.transfer == 0
+    assert shares["wait"] == pytest.approx((ranks - 1) / (4 + ranks - 1))
+    assert shares["transfer"] == 0
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.003]))
 def test_shares_add_up_to_one(ranks: int, micro_batches: int, transfer: float) -> None:
     shares = time_breakdown(gpipe(ranks, micro_batches, transfer=transfer))
-    assert shares.compute + shares.wait + shares.transfer + shares.rest == pytest.approx(1)
+    assert sum(shares.values()) == pytest.approx(1)
 
 
 def test_an_empty_timeline_has_no_shares() -> None:

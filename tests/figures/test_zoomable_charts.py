@@ -17,7 +17,6 @@ import torch
 from course_lib.experiments.ablations import Format
 from course_lib.figures import (
     SizedStep,
-    TimeBreakdown,
     Timing,
     chart_plotly,
     in_flight,
@@ -40,6 +39,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Found, ModelSpec, Plan, estimate, search, simulate
 from course_lib.schedules import SCHEDULES
 from tests.figures.drawn import SVG, parsed, texts, zoomable
+from tests.figures.synthetic import spent
 
 GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
 NODES = Cluster("A100-80GB", nodes=2)
@@ -51,7 +51,7 @@ FOUND = search(GPT, Cluster("A100-80GB", 1), 64)
 STEPS = [SizedStep(1, 0.1, 0.2, 0.02, 4, measured=0.325), SizedStep(2, 0.1, 0.1, 0.05, 8, fits=False)]
 CHARTS = {
     "speed_up": speed_up([Timing(n, 1 / n, label=label) for n in (1, 2, 4) for label in ("a < b", "c")]),
-    "lost_time": lost_time({"4 ranks": TimeBreakdown(0.6, 0.25, 0.1, 0.05)}),
+    "lost_time": lost_time({"4 ranks": spent(60, 25, 10, 5)}),
     "memory": memory_by_part({name: one.memory for name, one in PLANS.items()}, 80e9),
     "time": step_time_by_part(PLANS),
     "plan_map": plan_map(FOUND),
@@ -239,7 +239,7 @@ def test_names_with_angle_brackets_are_no_markup() -> None:
     curve = figure_of("speed_up").data[0]
     assert curve.name == "a &lt; b (measured)"
     assert curve.hovertext[0].startswith("a &lt; b (measured): 1 rank,")
-    bars = zoomable(lost_time({"a <run>": TimeBreakdown(0.6, 0.25, 0.1, 0.05)}))
+    bars = zoomable(lost_time({"a <run>": spent(60, 25, 10, 5)}))
     assert bars.layout.yaxis.ticktext == ("a &lt;run&gt;",)
 
 

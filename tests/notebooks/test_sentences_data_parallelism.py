@@ -86,7 +86,7 @@ def explored(ranks: int, batch_size: int, link_speed: float, overlap: bool = Tru
 
 def computes(ranks: int, batch_size: int, link_speed: float) -> float:
     """For which part of the time, in the explorer."""
-    return time_breakdown(DataParallelSetting(ranks, batch_size, link_speed, True).run()).compute
+    return time_breakdown(DataParallelSetting(ranks, batch_size, link_speed, True).run())["compute"]
 
 
 # PyTorch's own, on ranks

@@ -22,7 +22,7 @@ from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import estimate, search
 from course_lib.planner.hardware import LINKS
 from course_lib.questions.tensor import BATCH, CANDIDATES, LARGE, NODES
-from course_lib.widgets.tensor_parallel import BANDWIDTH, TensorParallelSetting
+from course_lib.widgets.tensor_parallel import BANDWIDTH, PACE
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "tensor_parallelism"
@@ -61,14 +61,14 @@ def _all_reduce(rank: int) -> None:
 @lru_cache
 def explored(ranks: int, hidden: int, sequence_parallel: bool = False) -> tuple[float, int, float]:
     """Seconds and bytes of a run of the explorer, and the share of the time that its ranks compute."""
-    run = TensorParallelSetting(ranks, hidden, "columns, rows", sequence_parallel).run()
+    run = run_cut("columns, rows", ranks, hidden, sequence_parallel, PACE)
     step = run.timeline
     return step.makespan, run.sent, step.busy(0) / step.makespan
 
 
 def widest(way: str) -> tuple[bool, bool]:
     """Whether an all-reduce of four times x travels forward, and backward. A ring of four sends 3/2 of it."""
-    run = TensorParallelSetting(4, 64, way, False).run()
+    run = run_cut(way, 4)
     forward, backward = zip(*run.traffic, strict=True)
     wide = 4 * POSITIONS * 64 * 4 * 3 // 2
     return wide in forward, wide in backward
@@ -187,7 +187,7 @@ PROOFS: Proofs = {
         [round(1000 * explored(ranks, 64)[0]) for ranks in (8, 4)] == [67, 80]
     ),
     "Each becomes a reduce-scatter and an all-gather, one of them forward and the other backward.": lambda: (
-        {(one.forward, one.backward) for one in TensorParallelSetting(4, 64, "columns, rows", True).run().operations}
+        {(one.forward, one.backward) for one in run_cut("columns, rows", 4, sequence_parallel=True).operations}
         == {("", ""), ("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")}
     ),
     "Where is the all-reduce of four times the size": lambda: (

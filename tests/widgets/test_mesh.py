@@ -11,13 +11,15 @@ import torch
 
 from course_lib.experiments.meshes import BETWEEN, MODEL, HybridExperiment, MeshStep, Sizes
 from course_lib.planner import exact_bytes
-from course_lib.timeline import COMPUTE_KINDS, Timeline
+from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 from course_lib.widgets.mesh import MESHES, MICRO_BATCHES, NAMES, PRECISIONS, MeshExplorer, describe, predict
 from tests.planner.exact_bytes import Hybrid
 from tests.widgets.hands import move
 
 BOX = HybridExperiment((2, 2, 2))
 UPDATES = ("all_to_all", "all_gather")
+KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight_grad"}  # of an action
+WORK = 64 * 4 * 3 * 0.005 / 8 + 0.004  # seconds of each rank: an eighth of all samples and layers, and an update
 
 
 def as_predicted(experiment: HybridExperiment, off: float = 0.0) -> MeshStep:
@@ -27,7 +29,8 @@ def as_predicted(experiment: HybridExperiment, off: float = 0.0) -> MeshStep:
         for axis, count in experiment.predicted.sent(rank).items():
             group = list(range(8)) if axis == "all" else experiment.group(rank, axis)
             sent[axis][rank, group[(group.index(rank) + 1) % len(group)]] = count
-    return MeshStep(Timeline(predict(experiment).spans, 8, "emulated"), sent, off, {})
+    spans = [Span(rank, "forward", "", 0.0, predict(experiment)) for rank in range(8)]
+    return MeshStep(Timeline(spans, 8, "emulated"), sent, off, {})
 
 
 @pytest.fixture
@@ -64,20 +67,25 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
     assert "emulated (real processes and messages, emulated clock)" in shown.below.value
 
 
-@pytest.mark.parametrize("experiment", [BOX, HybridExperiment((1, 4, 2), 2, "zb_h1"), HybridExperiment((4, 1, 2), 1)])
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        BOX,
+        BOX._replace(dtype=torch.bfloat16),
+        HybridExperiment((1, 4, 2), 2, "zb_h1"),
+        HybridExperiment((4, 1, 2), 1),
+    ],
+)
 def test_real_ranks_take_as_long_as_predicted(experiment: HybridExperiment) -> None:
-    timeline, predicted = experiment.run().timeline, predict(experiment)
+    timeline, (_, pp, tp) = experiment.run().timeline, experiment.sizes
     # Not predicted are messages of 512 bytes, which say ahead of the first micro-batch what hidden states look like.
-    tp, borders = experiment.sizes[2], experiment.sizes[1] - 1
-    links = [experiment.pace.links_among([stage * tp, (stage + 1) * tp])[0] for stage in range(borders)]
+    links = [experiment.pace.links_among([stage * tp, (stage + 1) * tp])[0] for stage in range(pp - 1)]
     ahead = sum(512 / link.bandwidth for link in links)
-    assert timeline.makespan == pytest.approx(predicted.makespan + ahead, rel=1e-9)
+    assert timeline.makespan == pytest.approx(predict(experiment) + ahead, rel=1e-9)
     for rank in range(8):
-        assert timeline.busy(rank) == pytest.approx(predicted.busy(rank), rel=1e-9)
-        done, planned = (
-            [span.kind for span in of.of(rank) if span.kind in COMPUTE_KINDS] for of in (timeline, predicted)
-        )
-        assert done == planned
+        assert timeline.busy(rank) == pytest.approx(WORK, rel=1e-9)
+        planned = [KINDS[action.op] for action in experiment.schedule.actions[rank // tp % pp]]
+        assert [span.kind for span in timeline.of(rank) if span.kind in COMPUTE_KINDS] == [*planned, "optimizer"]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +110,11 @@ def test_each_control_changes_its_part_of_the_run(
 def test_every_setting_has_the_same_work(sizes: tuple[int, int, int]) -> None:
     for micro_batches in MICRO_BATCHES:
         for name in NAMES:
-            timeline = predict(HybridExperiment(sizes, micro_batches, name))
-            for rank in range(8):
-                assert timeline.busy(rank) == pytest.approx(64 * 4 * 3 * 0.005 / 8 + 0.004)
+            one = HybridExperiment(sizes, micro_batches, name)
+            for actions in one.schedule.actions:
+                marks = [(KINDS[action.op], 1.0, "weight_grad" if action.op == "B" else "") for action in actions]
+                seconds = [one.pace.compute_seconds(*mark) for mark in [*marks, ("optimizer", 1.0, "")]]
+                assert sum(filter(None, seconds)) == pytest.approx(WORK)
 
 
 @pytest.mark.parametrize("sizes", MESHES)
@@ -117,7 +127,7 @@ def test_the_bytes_predicted_are_those_of_every_parameter_and_message(sizes: tup
 
 
 def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
-    times = {sizes: predict(HybridExperiment(sizes)).makespan for sizes in MESHES}
+    times = {sizes: predict(HybridExperiment(sizes)) for sizes in MESHES}
     assert max(times, key=lambda sizes: times[sizes]) == (1, 1, 8)
     # 480 ms of work; with 4 stages and 4 micro-batches 7 turns take the place of 4.
     assert 0.48 * 7 / 4 < times[2, 4, 1] < 1.1 * 0.48 * 7 / 4
@@ -126,10 +136,11 @@ def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:
 
 def test_half_the_bits_are_half_the_bytes_but_for_gradients_and_no_computing() -> None:
     wide, narrow = (HybridExperiment((2, 2, 2), dtype=dtype) for dtype in PRECISIONS)
-    assert predict(narrow).busy(0) == pytest.approx(predict(wide).busy(0))
+    steps = [one.run().timeline for one in (wide, narrow)]
+    assert steps[1].busy(0) == pytest.approx(steps[0].busy(0))
     assert narrow.predicted.sent(0)["tp"] == pytest.approx(wide.predicted.sent(0)["tp"] / 2, rel=0.05)
     assert narrow.predicted.sent(0)["dp"] == wide.predicted.sent(0)["dp"] * 3 / 4
-    gradients, weights = ([_moved(predict(one), name) for one in (wide, narrow)] for name in UPDATES)
+    gradients, weights = ([_moved(step, name) for step in steps] for name in UPDATES)
     assert gradients[1] == pytest.approx(gradients[0])
     latency = 2 * BETWEEN.latency  # of two messages to the other machine, which bits do not change
     assert weights[1] - latency == pytest.approx((weights[0] - latency) / 2)
@@ -137,7 +148,7 @@ def test_half_the_bits_are_half_the_bytes_but_for_gradients_and_no_computing() -
 
 def _moved(timeline: Timeline, name: str) -> float:
     """Seconds that rank 0 takes for this operation."""
-    return sum(span.end - span.start for span in timeline.of(0) if span.name == name)
+    return sum(span.duration for span in timeline.of(0) if span.name == name and not span.background)
 
 
 def test_what_is_wrong_is_said(called: list[HybridExperiment], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +167,7 @@ def test_what_is_wrong_is_said(called: list[HybridExperiment], monkeypatch: pyte
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_where_the_schedule_makes_no_difference_the_sentences_say_so(sizes: Sizes, micro_batches: int) -> None:
     experiments = {name: HybridExperiment(sizes, micro_batches, name) for name in NAMES}
-    times = {round(predict(one).makespan, 9) for one in experiments.values()}
+    times = {round(predict(one), 9) for one in experiments.values()}
     are_same = experiments["gpipe"].schedule.actions == experiments["1f1b"].schedule.actions
     for one in experiments.values():
         text = describe(one, as_predicted(one), predict(one))

@@ -7,27 +7,24 @@ from typing import Any
 import pytest
 
 from course_lib.experiments.cuts import WAYS, CutRun, run_cut
-from course_lib.widgets.tensor_parallel import (
-    BANDWIDTH,
-    FORWARD,
-    LATENCY,
-    TensorParallelExplorer,
-    TensorParallelSetting,
-    predict,
-)
+from course_lib.ranks import Pace
+from course_lib.widgets import tensor_parallel
+from course_lib.widgets.tensor_parallel import BANDWIDTH, FORWARD, LATENCY, PACE, TensorParallelExplorer, predict
 from tests.widgets.hands import move
+
+Settings = list[dict[str, Any]]
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[TensorParallelSetting]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Runs without a pace; the list fills with their settings."""
-    called: list[TensorParallelSetting] = []
+    called: Settings = []
 
-    def run(setting: TensorParallelSetting) -> CutRun:
-        called.append(setting)
-        return run_cut(setting.way, setting.ranks, setting.hidden, setting.sequence_parallel)
+    def run(way: str, ranks: int, hidden: int, sequence_parallel: bool, pace: Pace) -> CutRun:
+        called.append({"ranks": ranks, "hidden": hidden, "way": way, "sequence_parallel": sequence_parallel})
+        return run_cut(way, ranks, hidden, sequence_parallel)
 
-    monkeypatch.setattr(TensorParallelSetting, "run", run)
+    monkeypatch.setattr(tensor_parallel, "run_cut", run)
     return called
 
 
@@ -56,15 +53,14 @@ def test_a_move_runs_real_ranks_and_draws_what_they_did() -> None:
         ("sequence", True, "sequence_parallel"),
     ],
 )
-def test_each_control_changes_its_part_of_the_run(
-    quick: list[TensorParallelSetting], control: str, value: Any, changed: str
-) -> None:
+def test_each_control_changes_its_part_of_the_run(quick: Settings, control: str, value: Any, changed: str) -> None:
     explorer = TensorParallelExplorer()
     move(explorer, control, value)
-    assert quick == [TensorParallelSetting(4, 64, "columns, rows", False), quick[0]._replace(**{changed: value})]
+    first = {"ranks": 4, "hidden": 64, "way": "columns, rows", "sequence_parallel": False}
+    assert quick == [first, {**first, changed: value}]
 
 
-def test_mistakes_are_seen_in_the_sentences(quick: list[TensorParallelSetting]) -> None:
+def test_mistakes_are_seen_in_the_sentences(quick: Settings) -> None:
     explorer = TensorParallelExplorer(hidden=32)
     expected = {
         "rows, columns": "4.5 times what columns, rows needs",
@@ -77,7 +73,7 @@ def test_mistakes_are_seen_in_the_sentences(quick: list[TensorParallelSetting]) 
         assert expected.get(way, "All numbers are those of one process.") in said(explorer)
 
 
-def test_sequence_parallelism_sends_the_same_bytes_in_other_collectives(quick: list[TensorParallelSetting]) -> None:
+def test_sequence_parallelism_sends_the_same_bytes_in_other_collectives(quick: Settings) -> None:
     explorer = TensorParallelExplorer(sequence_parallel=True)
     assert "24.6 kB in 2 all-gathers and 2 reduce-scatters: no cut needs less" in said(explorer)
 
@@ -87,19 +83,18 @@ def test_what_is_predicted_is_the_formula() -> None:
     products = 3 * 2 * 4 * hidden**2 * FORWARD / ranks
     x_bytes = 32 * hidden * 4
     rings = 2 * (2 * (ranks - 1) * LATENCY + 2 * (ranks - 1) / ranks * x_bytes / BANDWIDTH)
-    predicted = predict(run, ranks)
-    assert predicted.makespan == pytest.approx(products + rings, rel=1e-9)
-    assert predicted.bytes_sent(3) == run.timeline.bytes_sent(3)
+    assert predict(run) == pytest.approx(products + rings, rel=1e-9)
+    assert run.timeline.bytes_sent(3) == 2 * 2 * (ranks - 1) / ranks * x_bytes
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_real_ranks_take_as_long_as_the_formula_says(way: str, sequence_parallel: bool) -> None:
-    run = TensorParallelSetting(4, 32, way, sequence_parallel).run()
-    assert run.timeline.makespan == pytest.approx(predict(run, 4).makespan, rel=1e-9)
+    run = run_cut(way, 4, 32, sequence_parallel, PACE)
+    assert run.timeline.makespan == pytest.approx(predict(run), rel=1e-9)
 
 
-def test_controls_have_labels_and_pictures_have_words(quick: list[TensorParallelSetting]) -> None:
+def test_controls_have_labels_and_pictures_have_words(quick: Settings) -> None:
     explorer = TensorParallelExplorer()
     labels = [control.label for control in explorer.controls]
     assert labels == ["ranks", "hidden size", "cut of A, B", "sequence"]
