@@ -28,7 +28,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 DEVICES = ("V100-32GB", "A100-80GB", "H100-80GB")
 A100_TF32, H100_TF32 = 156, 494.7  # TFLOP/s, dense: NVIDIA's data sheets of A100 (June 2021) and H100 (2023)
 COMPARED = "def compare(run, others)"
-OURS = "loss scales ['32,768', '32,768', '32,768', '32,768'], the same weights as ours: [True, True, True, True]"
+OURS = "loss scales 2^15, 2^15, 2^15, 2^15; our weights on 4 of 4 ranks"
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:
@@ -286,7 +286,7 @@ PROOFS: Proofs = {
         COMPARED, f"ours              {OURS}", f"ShardedGradScaler {OURS}"
     ),
     "`GradScaler` asks no other rank: where rank 3 skips, the others go on, and soon they have another scale.": (
-        lambda: shows(COMPARED, "GradScaler        loss scales ['1,048,576', '1,048,576', '1,048,576', '32,768']")
+        lambda: shows(COMPARED, "GradScaler        loss scales 2^20, 2^20, 2^20, 2^15; our weights on 1 of 4 ranks")
     ),
     "Autocast rounds a weight when a pass first needs it, and keeps the copy until the `with` ends.": (
         a_weight_is_rounded_once_in_a_context
