@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anywidget
 import traitlets
@@ -24,7 +25,17 @@ class Labelled(anywidget.AnyWidget):
 
 
 class Answer(Labelled):
+    """Something that a button takes as it is then.
+
+    What is chosen comes as a message. Of states the browser sends the first, and while the kernel is busy keeps all but
+    the last to itself: a click on a button would overtake them.
+    """
+
     disabled = traitlets.Bool().tag(sync=True)
+
+    def __init__(self, **traits: Any) -> None:
+        super().__init__(**traits)
+        self.on_msg(lambda _, state, __: self.set_state(state))
 
 
 class Options(Answer):
@@ -33,7 +44,7 @@ class Options(Answer):
     _esm = HERE / "options.js"
     texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
     several = traitlets.Bool().tag(sync=True)
-    chosen = traitlets.List(traitlets.Int()).tag(sync=True)
+    chosen = traitlets.List(traitlets.Int()).tag(sync=True, echo_update=False)
 
 
 class OrderList(Answer):
@@ -41,7 +52,7 @@ class OrderList(Answer):
 
     _esm = HERE / "order.js"
     texts = traitlets.Dict().tag(sync=True)
-    order = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    order = traitlets.List(traitlets.Unicode()).tag(sync=True, echo_update=False)
 
 
 class Fields(Answer):
@@ -53,7 +64,7 @@ class Fields(Answer):
     _esm = HERE / "fields.js"
     names = traitlets.Dict().tag(sync=True)
     texts = traitlets.Dict().tag(sync=True)
-    chosen = traitlets.Dict().tag(sync=True)
+    chosen = traitlets.Dict().tag(sync=True, echo_update=False)
     off = traitlets.List(traitlets.Unicode()).tag(sync=True)
     said = traitlets.Unicode().tag(sync=True)
 

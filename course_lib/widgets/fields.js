@@ -16,7 +16,7 @@ function render({ model, el }) {
       list.append(...(model.get("texts")[name] ?? []).map(value => new Option(value, value)));
       list.addEventListener("change", () => {
         model.set("chosen", { ...model.get("chosen"), [name]: list.value });
-        model.save_changes();
+        model.send({ chosen: model.get("chosen") });
       });
       label.append(text, list);
       return label;

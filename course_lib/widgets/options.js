@@ -27,7 +27,7 @@ function render({ model, el }) {
   };
   group.addEventListener("change", () => {
     model.set("chosen", inputs().filter(input => input.checked).map(input => Number(input.value)));
-    model.save_changes();
+    model.send({ chosen: model.get("chosen") });
   });
   for (const trait of ["label", "texts"]) model.on(`change:${trait}`, show);
   for (const trait of ["chosen", "disabled"]) model.on(`change:${trait}`, mark);

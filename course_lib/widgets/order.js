@@ -23,7 +23,7 @@ function render({ model, el }) {
     const order = [...model.get("order")];
     order.splice(to, 0, ...order.splice(from, 1));
     model.set("order", order);
-    model.save_changes();
+    model.send({ order });
     select(to, focus);
     said.textContent = `${model.get("texts")[order[to]]}: now ${to + 1} of ${order.length}`;
   };

@@ -320,12 +320,15 @@ function render({ model, el }) {
     show();
   };
   const time = clock(places, marks, seek);
+  let begins = 0;
   const toggle = () => {
+    cancelAnimationFrame(begins);
     if (!time.isPlaying()) return time.start(x);
     time.halt();
     show();
   };
   const go = to => {
+    cancelAnimationFrame(begins); // a key was faster
     time.halt();
     seek(to);
   };
@@ -358,7 +361,7 @@ function render({ model, el }) {
   });
   show();
   // By then it stands on the page, among the pictures around it. In an explorer somebody has just pressed Play.
-  requestAnimationFrame(() => (el.closest(".course-live") ? toggle() : show()));
+  begins = requestAnimationFrame(() => (el.closest(".course-live") ? toggle() : show()));
   el.classList.add("course-player");
   el.setAttribute("role", "group");
   el.setAttribute("aria-label", "Player of a timeline");

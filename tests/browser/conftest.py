@@ -60,6 +60,7 @@ FLAGS = [
 ]
 SCREEN: ViewportSize = {"width": 1280, "height": 800}
 PATIENCE = 90_000  # milliseconds for JupyterLab and a kernel to come up on two busy cores
+expect.set_options(timeout=30_000)  # where nothing else is said: a kernel may have to answer
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +126,7 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, base / "course" / name)
     (base / "course" / "notebooks").mkdir(parents=True, exist_ok=True)
-    follow_the_browser_s_theme(base / "settings")
+    prefer(base / "settings")
     started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "course")
     with open(base / "log.txt", "wb") as log:
         process = subprocess.Popen(command(started), env=surroundings(base, started.token), stdout=log, stderr=log)
@@ -142,10 +143,16 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 process.kill()
 
 
-def follow_the_browser_s_theme(settings: Path) -> None:
-    file = settings / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings"
-    file.parent.mkdir(parents=True)
-    file.write_text('{"adaptive-theme": true}', encoding="utf-8")
+def prefer(settings: Path) -> None:
+    """The browser's theme, and that nothing is saved but by the tests."""
+    own = {
+        "apputils-extension/themes": '{"adaptive-theme": true}',
+        "docmanager-extension/plugin": '{"autosave": false}',
+    }
+    for name, text in own.items():
+        file = settings / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(text, encoding="utf-8")
 
 
 def free_port() -> int:

@@ -8,8 +8,8 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 
 RUN = 90_000  # milliseconds that a run may take on a busy machine
-CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribution')"]
-CHOICE, NUMBER, ORDER, TEXT = range(len(CARDS))
+CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribution')", "Card('S1_better')"]
+CHOICE, NUMBER, ORDER, TEXT, PLAN = range(len(CARDS))
 BUSY, BUTTON = len(CARDS), len(CARDS) + 1  # the cells after them: while the first runs, the kernel hears nothing
 SLOW = """import time
 from course_lib.widgets.answers import Button
@@ -21,6 +21,15 @@ def count():
 button = Button(count, "not pressed")
 button.leads_on = True
 button"""
+# Clicks when what was run has come, and again at once when the button can be pressed again.
+AT_ONCE = """button => {
+    let seen = 0;
+    new MutationObserver((_, observer) => {
+        if (button.textContent !== "Try another answer") return;
+        button.click();
+        if (++seen === 2) observer.disconnect();
+    }).observe(button, { attributes: true });
+}"""
 RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 
 
@@ -141,6 +150,7 @@ def what_was_decided_is_there_when_the_page_is_loaded_and_the_card_made_anew(not
 def with_the_keyboard_alone(notebook: Any) -> None:
     a_choice_is_made_with_keys(notebook.page, notebook.output(CHOICE))
     what_was_chosen_last_counts_though_the_kernel_is_busy(notebook, notebook.output(CHOICE))
+    a_plan_is_taken_whole_though_the_kernel_is_busy(notebook, notebook.output(PLAN))
     a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(notebook.page, notebook.output(CHOICE))
     what_a_button_stood_for_says_whether_a_key_that_comes_too_early_counts(notebook.output(BUTTON))
     a_number_is_typed(notebook.page, notebook.output(NUMBER))
@@ -164,11 +174,11 @@ def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
 
 
 def what_was_chosen_last_counts_though_the_kernel_is_busy(notebook: Any, card: Locator) -> None:
-    """The browser then sends the first choice, the click on the button, and only after both the second choice."""
+    """A browser may send the first choice, the click on the button, and only after both the last choice."""
     page = notebook.page
     button(card, "Try another answer").click()
-    page.locator(".jp-Notebook .jp-Cell .jp-InputArea-prompt").nth(BUSY).click()
-    press(page, "Control+Enter")
+    expect(card.get_by_role("radio").first).to_be_enabled()
+    keep_busy(page)
     card.get_by_role("radio").first.focus()
     press(page, "ArrowDown", "ArrowDown", "ArrowDown", "Tab", "Enter")
     expect(card.get_by_role("status")).to_contain_text("You have decided: d", timeout=RUN)
@@ -177,13 +187,27 @@ def what_was_chosen_last_counts_though_the_kernel_is_busy(notebook: Any, card: L
     expect(feedback(card)).to_contain_text("You answered: d", timeout=RUN)
 
 
+def keep_busy(page: Page) -> None:
+    page.locator(".jp-Notebook .jp-Cell .jp-InputArea-prompt").nth(BUSY).click()
+    press(page, "Control+Enter")
+
+
+def a_plan_is_taken_whole_though_the_kernel_is_busy(notebook: Any, card: Locator) -> None:
+    keep_busy(notebook.page)
+    card.get_by_label("replicas (dp)").focus()
+    press(notebook.page, "1", "Tab", "2", "Tab", "4")
+    button(card, "Commit to this answer").press("Enter")
+    expect(card.get_by_role("status").last).to_contain_text("You have decided: data 1 x tensor 2 x pipeline 4")
+
+
 def a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(page: Page, card: Locator) -> None:
-    """The second press comes before the kernel has heard of the first; those after it, while the answer is run."""
+    """The second press comes before the kernel has heard of the first; those after it as soon as it has run."""
     button(card, "Try another answer").click()
     card.get_by_role("radio").nth(1).click()
     button(card, "Commit to this answer").focus()
     ready(button(card, "Commit to this answer"))
-    press(page, *["Enter"] * 4)
+    button(card, "Commit to this answer").evaluate(AT_ONCE)
+    press(page, "Enter", "Enter")
     expect(feedback(card)).to_contain_text("Right. You answered: b", timeout=RUN)
     ready(button(card, "Try another answer"))
 

@@ -57,7 +57,7 @@ def a_move_begins_a_training_whose_curve_grows(explorer: Locator) -> None:
     assert begun < points(losses)
     drag(explorer, "weights", 0.0)
     says(explorer, "the loss is not a number")
-    assert losses.get_by_text("✗ float16").count() == 1
+    expect(losses.get_by_text("✗ float16")).to_have_count(1)
     drag(explorer, "format", 0.5)
     says(explorer, "bfloat16 with a loss scale of 2¹⁶: of the finished gradient 0% vanish")
     assert fits_one_screen(explorer) == height
