@@ -279,7 +279,7 @@ PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')].m
 
 @dataclass(frozen=True)
 class Lab:
-    """JupyterLab as one test sees it: with nothing open. name: of the test."""
+    """JupyterLab as one test sees it: with nothing open, and nothing answered. name: of the test."""
 
     server: Server
     page: Page
@@ -313,6 +313,7 @@ class Lab:
 
 @pytest.fixture
 def lab(server: Server, page: Page, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    shutil.rmtree(server.answers, ignore_errors=True)
     opened = Lab(server, page, name_of(request))
     yield opened
     if not has_failed(request):

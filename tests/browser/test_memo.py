@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ TEXT = "Without ZeRO it would not fit. The fullest device needs 29.7 GB, and gra
 @pytest.fixture
 def memo(lab: Any, request: pytest.FixtureRequest) -> Any:
     """A notebook of its own for each test: JupyterLab asks what to do with an open one that has changed."""
-    shutil.rmtree(lab.server.answers, ignore_errors=True)
     cells = [f"from course_lib.widgets.cards import Card\nCard({name!r})" for name in CARDS]
     export = "from course_lib.scenarios import memo\n[file.name for file in memo.export('S05_memo')]"
     path = f"notebooks/{request.node.name}.ipynb"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
@@ -15,7 +14,6 @@ FOCUSED = "[...document.querySelectorAll('.jp-Notebook .jp-Cell')].indexOf(docum
 
 
 def test_a_case_with_the_mouse(lab: Any) -> None:
-    shutil.rmtree(lab.server.answers, ignore_errors=True)
     notebook = lab.open("notebooks/scenarios/S07_regression.ipynb")
     notebook.run_all()
     expect(notebook.output(DEBRIEF)).to_contain_text("There is no debrief yet")
@@ -47,7 +45,6 @@ def test_a_case_with_the_mouse(lab: Any) -> None:
 
 def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
     """Each cell is run in place, its controls are reached with Tab and left with Escape."""
-    shutil.rmtree(lab.server.answers, ignore_errors=True)
     notebook = lab.open("notebooks/scenarios/S02_night_call.ipynb")
     page: Page = notebook.page
     run(notebook, 1)
