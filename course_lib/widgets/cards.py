@@ -206,7 +206,7 @@ class Card:
     def _changed(self) -> None:
         """Keep a text that grows; and what was changed before a click but comes after it belongs to that click.
 
-        While the kernel is busy, the browser holds an element's later changes back, but not the click on another.
+        While the kernel is busy, the browser holds back what is typed, but not the click that follows.
         """
         if isinstance(self.question.form, FreeText):
             self._draft(self.field.widget.value)
