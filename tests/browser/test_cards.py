@@ -63,7 +63,7 @@ def press(page: Page, *keys: str) -> None:
 
 
 def drag(page: Page, row: Locator, to: Locator) -> None:
-    to.scroll_into_view_if_needed()
+    row.evaluate("row => row.parentElement.scrollIntoView({block: 'center'})")  # all of the list is seen
     start, end = row.bounding_box(), to.bounding_box()
     assert start is not None
     assert end is not None
