@@ -158,6 +158,7 @@ class Ledger:
         self._is_open = False
 
     def _watch(self) -> Iterator[contextlib.AbstractContextManager[object]]:
+        """Every hook that tells the ledger something; each removes itself."""
         for block in _blocks(self.model):
             yield block.register_forward_hook(self._leave)
         if self.optimizer is not None:
@@ -167,8 +168,9 @@ class Ledger:
 
     def _leave(self, block: nn.Module, inputs: Any, outputs: Any) -> None:
         self.record("forward")
-        for tensor in [tensor for tensor in tensors_in(outputs) if tensor.requires_grad][:1]:
-            tensor.register_hook(lambda _: self.record("backward"))
+        first = next((tensor for tensor in tensors_in(outputs) if tensor.requires_grad), None)
+        if first is not None:
+            first.register_hook(lambda _: self.record("backward") if self._is_open else None)
 
     @property
     def now(self) -> Bytes:
@@ -180,8 +182,7 @@ class Ledger:
 
     def record(self, event: str) -> None:
         """Take a sample now, in addition to those that the ledger takes by itself."""
-        if self._is_open:
-            self.samples.append(Sample(event, self.now))
+        self.samples.append(Sample(event, self.now))
 
     def _save(self, tensor: Tensor) -> tuple[Tensor, int]:
         """What autograd calls for each tensor it saves. It keeps what this returns until backward has used it."""
@@ -198,7 +199,7 @@ class Ledger:
         return kept, kept._version
 
     def _forget(self, storages: list[UntypedStorage]) -> None:
-        if self._is_growing:
+        if self._is_growing and self._is_open:
             self._is_growing = False
             self.record("turn")
         for storage in storages:

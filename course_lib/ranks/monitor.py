@@ -62,13 +62,16 @@ class _TimeTaken:
 
 
 def _used_by(pid: int) -> tuple[float, float]:
-    """Seconds that the threads of a process have computed, and waited for a core, where the system counts them."""
-    with contextlib.suppress(OSError):  # another system, or it has just ended
-        texts = [(task / "schedstat").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
-        return sum(int(text[0]) for text in texts) / 1e9, sum(int(text[1]) for text in texts) / 1e9
-    with contextlib.suppress(psutil.Error):
-        return sum(psutil.Process(pid).cpu_times()[:2]), 0.0
-    return 0.0, 0.0
+    """Seconds that a process has computed, and that its threads have waited for a core, where the system counts those.
+
+    What a thread has computed that has ended counts, too.
+    """
+    computed = waited = 0.0
+    with contextlib.suppress(psutil.Error):  # it has just ended
+        computed = sum(psutil.Process(pid).cpu_times()[:2])
+    with contextlib.suppress(OSError):
+        waited = sum(int(file.read_text().split()[1]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    return computed, waited
 
 
 class RunMonitor:
