@@ -325,7 +325,7 @@ def _zero_bubble(p: int, n_micro_batches: int, factor: int) -> Schedule:
 
     def steps(stage: int) -> list[Step]:
         ahead, delayed = factor * (p - 1 - stage), factor * stage
-        f, i, w = (("F", stage), ("I", stage), ("W", stage))
+        f, i, w = ("F", stage), ("I", stage), ("W", stage)
         steady = [f, i, w] * (enough - ahead - delayed)
         return [f] * ahead + [f, i] * delayed + steady + [i, w] * ahead + [w] * delayed
 
@@ -394,7 +394,7 @@ def dualpipev(n_stages: int, n_micro_batches: int) -> Schedule:
 
 
 def _build(steps: Callable[[int], list[Step]], n_ranks: int, n_micro_batches: int) -> Schedule:
-    """Of the steps of each rank."""
+    """The schedule in which each rank takes these steps. Raises ValueError for a number below 1."""
     _check_sizes(n_ranks, n_micro_batches)
     return Schedule([_numbered(steps(rank), n_micro_batches) for rank in range(n_ranks)])
 

@@ -171,7 +171,8 @@ class LossScaler:
 
         Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
 
-        Raises ValueError for gradients in 16 bits, and for a scale so small that the overflow is not its doing.
+        Raises ValueError for gradients in 16 bits, unless they are asked for, and for a scale so small that the
+        overflow is not its doing.
         """
         parameters = _listed(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
