@@ -127,14 +127,26 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             shutil.copytree(ROOT / name, base / "course" / name)
     (base / "course" / "notebooks").mkdir(parents=True, exist_ok=True)
     prefer(base / "settings")
-    started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "course")
+    folder = base / "course"
+    with running(base, folder, [f"--ServerApp.root_dir={folder}", f"--LabApp.app_settings_dir={SETTINGS}"]) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def running(base: Path, folder: Path, options: list[str], **variables: str) -> Iterator[Server]:
+    """A JupyterLab with these options, which show this folder; what it writes itself lies in `base`.
+
+    variables: of its kernels' environment.
+    """
+    started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder)
+    own = {**surroundings(base, started.token), **variables}
     with open(base / "log.txt", "wb") as log:
-        process = subprocess.Popen(command(started), env=surroundings(base, started.token), stdout=log, stderr=log)
+        process = subprocess.Popen([*command(started), *options], env=own, stdout=log, stderr=log)
         try:
             wait_for(started, process, base / "log.txt")
             yield started
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # what takes too long ends with the server
                 started.end_kernels()
             process.terminate()
             try:
@@ -167,8 +179,6 @@ def command(server: Server) -> list[str]:
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.port={server.url.rsplit(':', 1)[1]}",
         "--ServerApp.port_retries=0",
-        f"--ServerApp.root_dir={server.folder}",
-        f"--LabApp.app_settings_dir={SETTINGS}",
         "--LabApp.expose_app_in_browser=True",
     ]
 

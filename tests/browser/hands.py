@@ -106,7 +106,7 @@ def stored_pictures_are_there(page: Page, notebook: str) -> None:
     figures = notebook.count('"application/vnd.plotly.v1+json"')
     expect(stored).to_have_count(notebook.count("<img ") - figures, timeout=MOVE)
     for picture in stored.all():
-        picture.evaluate("picture => picture.decode()")  # which waits, and fails for what is no picture
+        assert picture.evaluate("picture => picture.decode().then(() => picture.naturalWidth > 0)")
         assert picture.get_attribute("alt")
 
 

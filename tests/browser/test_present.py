@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from tests.browser.conftest import PATIENCE, ROOT, Server, free_port, photographed_if_it_fails, surroundings, wait_for
+from tests.browser.conftest import PATIENCE, ROOT, Server, photographed_if_it_fails, running
 from tests.browser.hands import MOVE, cell, smallest_label
 
 QUESTION = "Question: what does each worker get?"
@@ -27,29 +24,8 @@ def stage(chromium: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     course = load_course()
     shown = getattr(request, "param", "02_data_parallelism.ipynb")
     options = course.stage(tmp_path / "stage", course.ROOT / "notebooks" / shown)
-    started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), tmp_path / "stage")
-    words = [
-        *options,
-        "--no-browser",
-        "--allow-root",
-        "--ServerApp.ip=127.0.0.1",
-        "--LabApp.expose_app_in_browser=True",
-    ]
-    words.append(f"--ServerApp.port={started.url.rsplit(':', 1)[1]}")
-    variables = {**surroundings(tmp_path, started.token), "COURSE_POLL": "1"}
-    with open(tmp_path / "log.txt", "wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "jupyterlab", *words], env=variables, stdout=log, stderr=log)
-        try:
-            wait_for(started, process, tmp_path / "log.txt")
-            yield started
-        finally:
-            with contextlib.suppress(OSError):  # what takes too long ends with the server
-                started.end_kernels()
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with running(tmp_path, tmp_path / "stage", options, COURSE_POLL="1") as started:
+        yield started
 
 
 def load_course() -> Any:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class Pieces:
     """An explorer of something that comes in pieces, four of them."""
 
     def __init__(self) -> None:
+        self.clock = 0.0  # seconds: each piece takes ten milliseconds
         self.number = Slider("number", (1, 2, 3), 1)
         self.said: list[tuple[str, float]] = []
         self.explorer = Explorer([self.number, Switch("more", True)], self.look)
@@ -35,7 +37,7 @@ class Pieces:
 
     def look(self, number: int, more: bool) -> Iterator[View]:
         for self.missing in (3, 2, 1, 0):
-            time.sleep(0.01)
+            self.clock += 0.01
             yield View(f"number {number}, {self.missing} missing", PICTURE, PICTURE, self.missing)
 
 
@@ -55,14 +57,16 @@ def moved(pieces: Pieces, during: Callable[[], None] = lambda: None, turns: int 
 def pieces(monkeypatch: pytest.MonkeyPatch) -> Pieces:
     monkeypatch.setattr("course_lib.widgets.explorer.PAUSE", 0.0)
     monkeypatch.setattr("course_lib.widgets.explorer.BREATH", 0.0)
-    return Pieces()
+    pieces = Pieces()
+    monkeypatch.setattr("course_lib.widgets.explorer.time", SimpleNamespace(monotonic=lambda: pieces.clock))
+    return pieces
 
 
 def test_long_work_says_how_much_there_is_to_do_and_for_how_long(pieces: Pieces) -> None:
     moved(pieces)
     assert [words for words, _ in pieces.said if "more" in words][-1] == "1 more to run"
     *_, seconds = [seconds for words, seconds in pieces.said if words == "2 more to run"]
-    assert seconds >= 0.02
+    assert seconds == pytest.approx(0.02)
     assert pieces.now == ("", 0.0)
     assert pieces.missing == 0
 
