@@ -357,7 +357,7 @@ ways = {
 for name, way in ways.items():
     shared = estimate(model_13b, node, way, 256)
     text = f"{shared.memory.total / GiB:4.0f} GiB, {'fits' if shared.fits else 'does not fit'}"
-    print(f"{name:41} {text:21} {shared.mfu:.0%} of the peak, if it fits")
+    print(f"{name:41} {text:23} {shared.mfu:.0%} of the peak, if it fits")
 
 # %% [markdown]
 # Sharing out the **samples** leaves the whole model on each device: faster, but no smaller. Sharing out the **model**
