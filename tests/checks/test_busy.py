@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from course_lib import checks, launch
 from course_lib.checks import averaging, exercise, planning, ring, sharding
-from course_lib.ranks import pool
 from course_lib.ranks.monitor import _TimeTaken
 from tests.checks import test_examine as e
 from tests.checks.solutions import data_parallelism
@@ -27,8 +26,9 @@ CORES = os.cpu_count() or 1
 
 
 @contextlib.contextmanager
-def all_cores_busy() -> Iterator[None]:
-    processes = [subprocess.Popen(BUSY) for _ in range(CORES)]
+def all_cores_busy(loops: int = 1) -> Iterator[None]:
+    """With so many endless loops for each of them."""
+    processes = [subprocess.Popen(BUSY) for _ in range(CORES * loops)]
     try:
         yield
     finally:
@@ -98,21 +98,19 @@ def test_a_verdict_is_the_same_on_a_busy_machine(program: Callable[..., Any], bu
 # The time limit
 
 
-def starves(rank: int) -> float:
-    """Computes a tenth of a second at a low priority beside others that want every core."""
-    with all_cores_busy():
-        os.nice(10)
-        begun, computed = time.monotonic(), time.process_time()
-        while time.process_time() - computed < 0.1:
-            pass
-        return time.monotonic() - begun
+def computes(rank: int) -> float:
+    begun, computed = time.monotonic(), time.process_time()
+    while time.process_time() - computed < 0.2:
+        pass
+    return time.monotonic() - begun
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count who waits for a core")
 def test_waiting_for_a_core_does_not_count() -> None:
-    limit = 0.5
-    took = launch(starves, 1, timeout=limit).results[0]
-    pool.discard("launch")  # its ranks stay behind all others
+    limit = 1.0
+    launch(computes, 1)  # so that the process is there
+    with all_cores_busy(loops=8):  # of which each takes its turn before a rank has its next one
+        (took,) = launch(computes, 1, timeout=limit).results
     assert took > limit
 
 
