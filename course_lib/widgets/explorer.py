@@ -12,6 +12,7 @@ all but the last. What takes longer than a blink shows how long yet, and can be 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ import ipywidgets as widgets
 from course_lib.figures import Picture
 from course_lib.figures.axis import duration, percent
 from course_lib.figures.svg import scaled
+from course_lib.ranks.interrupts import fenced
 from course_lib.timeline import Timeline
 from course_lib.widgets.answers import Button
 from course_lib.widgets.controls import in_words
@@ -143,14 +145,16 @@ class Explorer:
 
     def stop(self) -> None:
         """Look at nothing more until the next move. What has been seen stays, and the controls say what it is."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._is_back = True
-        for control, value in zip(self.controls, self._shown, strict=False):
-            control.value = value
-        self._is_back = False
-        self._box.remove_class("course-old")
-        self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
+        # The button also sends an interrupt, which may come only now and has nothing left to stop.
+        with contextlib.suppress(KeyboardInterrupt), fenced(always=True):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._is_back = True
+            for control, value in zip(self.controls, self._shown, strict=False):
+                control.value = value
+            self._is_back = False
+            self._box.remove_class("course-old")
+            self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
 
     def _open_player(self) -> None:
         """For the first of the runs in the pictures, in place of the one below."""

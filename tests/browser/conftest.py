@@ -18,7 +18,6 @@ import platform
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +30,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import BrowserContext, Locator, Page, TimeoutError, ViewportSize, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "sources" / "jupyterlab"
@@ -59,6 +58,12 @@ FLAGS = [
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 ]
 SCREEN: ViewportSize = {"width": 1280, "height": 800}
+COMMAND = [
+    *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+    "--ServerApp.ip=127.0.0.1",
+    "--ServerApp.port=0",  # one that is free when it begins to listen, not before
+    "--LabApp.expose_app_in_browser=True",
+]
 PATIENCE = 90_000  # milliseconds for JupyterLab and a kernel to come up on two busy cores
 expect.set_options(timeout=30_000)  # where nothing else is said: a kernel may have to answer
 
@@ -102,7 +107,7 @@ class Server:
     def call(self, method: str, path: str) -> Any:
         headers = {"Authorization": f"token {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE / 1000) as answer:
             return json.loads(answer.read() or b"null")
 
     def end_kernels(self) -> None:
@@ -138,16 +143,16 @@ def running(base: Path, folder: Path, options: list[str], **variables: str) -> I
 
     variables: of its kernels' environment.
     """
-    started = Server(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder)
-    own = {**surroundings(base, started.token), **variables}
+    token = secrets.token_hex(16)
+    own = {**surroundings(base, token), **variables}
     with open(base / "log.txt", "wb") as log:
-        process = subprocess.Popen([*command(started), *options], env=own, stdout=log, stderr=log)
+        process = subprocess.Popen([*COMMAND, *options], env=own, stdout=log, stderr=log)
         try:
-            wait_for(started, process, base / "log.txt")
+            started = Server(address(base, process), token, folder)
             yield started
-        finally:
             with contextlib.suppress(OSError):  # what takes too long ends with the server
                 started.end_kernels()
+        finally:
             process.terminate()
             try:
                 process.wait(20)
@@ -167,22 +172,6 @@ def prefer(settings: Path) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def command(server: Server) -> list[str]:
-    return [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
-        "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={server.url.rsplit(':', 1)[1]}",
-        "--ServerApp.port_retries=0",
-        "--LabApp.expose_app_in_browser=True",
-    ]
-
-
 def surroundings(base: Path, token: str) -> dict[str, str]:
     """Variables that keep the user's own settings out, and ours in, which an installation puts into .venv."""
     places = {
@@ -198,16 +187,15 @@ def surroundings(base: Path, token: str) -> dict[str, str]:
     return {**os.environ, **ours, "COURSE_POLL": "", "JUPYTER_TOKEN": token, "JUPYTER_CONFIG_PATH": str(SETTINGS)}
 
 
-def wait_for(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def address(base: Path, process: subprocess.Popen[bytes]) -> str:
+    """Where the server listens, from the file that it writes then."""
+    file = base / "runtime" / f"jpserver-{process.pid}.json"
     deadline = time.monotonic() + PATIENCE / 1000
-    while True:
-        try:
-            server.call("GET", "status")
-            return
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"JupyterLab did not start:\n{log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.1)
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # not written yet, or not to its end
+            return f"http://127.0.0.1:{json.loads(file.read_text(encoding='utf-8'))['port']}"
+        time.sleep(0.1)
+    pytest.fail(f"JupyterLab did not start:\n{(base / 'log.txt').read_text(errors='replace')[-2000:]}")
 
 
 @dataclass(frozen=True)
@@ -228,36 +216,27 @@ class Notebook:
     def run_all(self, timeout: float = 180) -> None:
         """Clear what is stored, run every cell, wait until all are done. timeout in seconds."""
         self.clear()
-        self.choose("Run", "Run All Cells")
-        done = f"() => {PROMPTS}.some(text => /\\d/.test(text)) && !{PROMPTS}.includes('[*]:')"
-        self.page.wait_for_function(done, timeout=timeout * 1000)
-        self.wait_until_idle(timeout)
-        # On a busy machine, cells may be done before the next one has a star. (After an error the rest stays unrun.)
-        with contextlib.suppress(TimeoutError):
-            self.page.wait_for_function(f"() => !{PROMPTS}.includes('[ ]:')", timeout=5000)
-        self.page.wait_for_function(done, timeout=timeout * 1000)
+        self._run("await run('notebook:run-all-cells');", timeout)
 
     def run_cells(self, words: str, timeout: float = 180) -> None:
         """Clear what is stored, run the cells with these words (a regular expression), wait until they are done."""
         self.clear()
-        code = self.page.locator(".jp-CodeCell .jp-InputArea").filter(has_text=re.compile(words))
-        prompts = [cell.locator(".jp-InputArea-prompt") for cell in code.all()]
-        for prompt in prompts:
-            self._start(prompt)
-        for prompt in prompts:
-            expect(prompt).not_to_have_text("[*]:", timeout=timeout * 1000)
-            self._start(prompt)  # if JupyterLab has dropped it, as it may on a busy machine
-            expect(prompt).to_have_text(re.compile(r"\d"), timeout=timeout * 1000)
+        cells = f"""
+            const {{ content }} = jupyterapp.shell.currentWidget;
+            for (const [place, cell] of content.widgets.entries()) {{
+                if (cell.model.type !== "code" || !cell.model.sharedModel.source.match({json.dumps(words)})) continue;
+                content.activeCellIndex = place;
+                content.deselectAll();
+                await run("notebook:run-cell");
+            }}"""
+        self._run(cells, timeout)
 
-    def _start(self, prompt: Locator) -> None:
-        """Unless it has begun. Again, if an output above has just grown and moved the cell from under the mouse."""
-        for _ in range(5):
-            if prompt.text_content() != "[ ]:":  # its inner text is nothing while it is out of sight
-                return
-            prompt.click()
-            self.page.keyboard.press("Control+Enter")
-            with contextlib.suppress(AssertionError):
-                expect(prompt).not_to_have_text("[ ]:", timeout=2000)
+    def _run(self, script: str, timeout: float) -> None:
+        """JupyterLab itself says when it is done: after the last answer of the kernel. Of an error, the cell tells."""
+        run = "const run = id => jupyterapp.commands.execute(id).catch(() => {});"
+        self.page.evaluate(f"() => {{ isDone = false; (async () => {{ {run} {script} isDone = true; }})(); }}")
+        self.page.wait_for_function("() => isDone", timeout=timeout * 1000)
+        self.wait_until_idle(timeout)
 
     def save(self) -> None:
         """And wait until it is written."""
@@ -265,9 +244,21 @@ class Notebook:
         self.page.locator(".lm-DockPanel-tabBar .lm-mod-current:not(.jp-mod-dirty)").wait_for()
 
     def restart(self) -> None:
-        """End the kernel and begin a new one."""
+        """End the kernel and begin a new one, and wait until it is ready."""
+        self.page.evaluate(
+            """() => {
+                isDone = false;
+                let hasEnded = false;
+                jupyterapp.shell.currentWidget.sessionContext.statusChanged.connect((_, status) => {
+                    hasEnded ||= status === "restarting";
+                    isDone ||= hasEnded && status === "idle";
+                });
+            }"""
+        )
         self.page.locator(".jp-NotebookPanel-toolbar [data-jp-item-name=restart]").click()
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
+        self.page.wait_for_function("() => isDone", timeout=PATIENCE)
+        self.wait_until_idle()
 
     def wait_until_idle(self, timeout: float = PATIENCE / 1000) -> None:
         """The page calls a kernel idle before there is one; the status bar does not. timeout in seconds."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.conftest import PATIENCE
+
 RUN = 90_000  # milliseconds that a run may take on a busy machine
 CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribution')", "Card('S1_better')"]
 CHOICE, NUMBER, ORDER, TEXT, PLAN = range(len(CARDS))
@@ -139,7 +141,7 @@ def what_was_decided_is_there_when_the_page_is_loaded_and_the_card_made_anew(not
     button(card, "Commit to this answer").click()
     expect(button(card, "Run it")).to_be_visible()
     notebook.save()
-    notebook.page.reload()
+    notebook.page.reload(timeout=PATIENCE)
     for again in (notebook.wait_until_idle, notebook.run_all):
         again()
         expect(card.get_by_role("textbox", name="Your answer:")).to_have_value("5.6 MB", timeout=RUN)

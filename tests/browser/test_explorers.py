@@ -23,8 +23,8 @@ def wait(rank, length):
 
 def look(seconds):
     launch(wait, 2, args=(seconds,), timeout=600)
-    yield View(f"took {seconds} s", picture, picture, 60 * seconds)
-    for missing in reversed(range(60 * seconds)):
+    yield View(f"took {seconds} s", picture, picture, 600 * seconds)
+    for missing in reversed(range(600 * seconds)):
         time.sleep(0.2)
         yield View(f"{missing} missing", picture, picture, missing)
 

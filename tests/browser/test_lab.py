@@ -6,6 +6,8 @@ import re
 import sys
 from typing import Any
 
+from tests.browser.hands import MOVE
+
 CELLS = (
     "import sys\nprint(sys.prefix)",
     "import ipywidgets\n"
@@ -26,7 +28,7 @@ def test_cells_run_in_our_environment_and_widgets_answer_the_keyboard(lab: Any) 
     assert notebook.output(0).inner_text().strip() == sys.prefix
     assert len(notebook.errors) == 1 and "ValueError" in notebook.errors[0]
     notebook.page.get_by_role("slider").press("ArrowRight")
-    notebook.page.get_by_text("now 4 ranks").wait_for(timeout=10_000)
+    notebook.page.get_by_text("now 4 ranks").wait_for(timeout=MOVE)
 
 
 def nothing_asks_for_news_or_is_fetched_from_elsewhere(lab: Any, asked: list[str]) -> None:

@@ -178,11 +178,21 @@ def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
     notebook = lab.open("figure.ipynb")
     notebook.run_all(RUN)
     figure = notebook.page.locator(".js-plotly-plot")
-    before = figure.bounding_box()
-    assert before is not None and before["height"] > 200
+    before = settled(figure)
+    assert before["height"] > 200
     notebook.page.emulate_media(color_scheme="dark")
     notebook.page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
     notebook.page.wait_for_timeout(2000)  # that it stays can only be seen after a while
     after = figure.bounding_box()
     notebook.page.emulate_media(color_scheme="light")
     assert after == before
+
+
+def settled(figure: Locator) -> Any:
+    """Where it is, once it no longer grows."""
+    expect(figure.locator(".nsewdrag").first).to_be_visible(timeout=MOVE)
+    boxes = [figure.bounding_box()]
+    while len(boxes) < 2 or boxes[-1] != boxes[-2]:
+        figure.page.wait_for_timeout(500)
+        boxes.append(figure.bounding_box())
+    return boxes[-1]

@@ -25,17 +25,16 @@ def figure(page: Page, title: str) -> Locator:
 
 def rest_on_first(figure: Locator, trace: str) -> None:
     """Rest the mouse on the first point of the trace with this name."""
-    x, y = figure.evaluate(
+    place: Any = figure.evaluate(
         """(drawn, name) => {
-            drawn.scrollIntoView({block: "center"});  // again, since what came into view meanwhile has grown
-            const {x, y} = drawn._fullData.find(trace => trace.name === name);
-            const {xaxis, yaxis} = drawn._fullLayout, {left, top} = drawn.getBoundingClientRect();
-            return [left + xaxis._offset + xaxis.d2p(x[0]), top + yaxis._offset + yaxis.d2p(y[0])];
+            const {x, y} = drawn._fullData.find(trace => trace.name === name), {xaxis, yaxis} = drawn._fullLayout;
+            return {x: xaxis.d2p(x[0]), y: yaxis.d2p(y[0])};
         }""",
         trace,
     )
-    figure.page.mouse.move(x - 1, y)
-    figure.page.mouse.move(x, y)
+    area = figure.locator(".nsewdrag").first
+    for aside in (1, 0):  # wherever the figure is by then: what is above it may have grown
+        area.hover(position={"x": place["x"] + aside, "y": place["y"]}, force=True)
 
 
 def losses_are_read_off_together(page: Page) -> None:
@@ -45,28 +44,32 @@ def losses_are_read_off_together(page: Page) -> None:
         expect(losses.locator(".hoverlayer .hovertext, .hoverlayer .legend").filter(has_text=name)).to_be_visible()
 
 
+# How many points the curve at the setting, the last one in the picture of losses, has had from now on.
+LENGTHS = """explorer => {
+    globalThis.lengths = new Set();
+    new MutationObserver(() => {
+        const curve = [...explorer.querySelectorAll("svg[aria-label^='Loss over'] path[fill=none]")].at(-1);
+        if (curve) lengths.add(curve.getAttribute("d").split("L").length);
+    }).observe(explorer, { childList: true, subtree: true });
+}"""
+
+
 def a_move_begins_a_training_whose_curve_grows(explorer: Locator) -> None:
     losses = explorer.locator("svg[aria-label^='Loss over']")
     says(explorer, "float16 with no loss scale")
     height = fits_one_screen(explorer)
+    explorer.evaluate(LENGTHS)
     press(explorer, "loss scale", "ArrowRight", times=2)
     says(explorer, "float16 with a loss scale of 2¹⁶")
-    begun = points(losses)
     says(explorer, "as far as float32")
     says(explorer, "Step 150 of 150")
-    assert begun < points(losses)
+    assert explorer.evaluate("() => lengths.size") > 2
     drag(explorer, "weights", 0.0)
     says(explorer, "the loss is not a number")
     expect(losses.get_by_text("✗ float16")).to_have_count(1)
     drag(explorer, "format", 0.5)
     says(explorer, "bfloat16 with a loss scale of 2¹⁶: of the finished gradient 0% vanish")
     assert fits_one_screen(explorer) == height
-
-
-def points(losses: Locator) -> int:
-    """Of the curve at the setting, the last one in the picture of losses."""
-    curve = losses.locator("path[fill=none]").last
-    return (curve.get_attribute("d") or "").count("L") + 1
 
 
 def test_combining_mechanisms(lab: Any) -> None:
@@ -103,7 +106,8 @@ def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
     drag(explorer, "Time", 0.99)
     expect(dots).not_to_have_count(0)
     explorer.get_by_label("Light up").focus()
-    explorer.page.keyboard.type("micro-batch 1")
+    for _ in range(1 + 1):  # past nothing, to micro-batch 1; letters would have to follow each other within a second
+        explorer.page.keyboard.press("ArrowDown")
     expect(explorer.locator(".course-arrow")).to_have_count(2 * (3 + 3))  # down four stages, and up again
 
 

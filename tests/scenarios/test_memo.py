@@ -103,7 +103,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(plans(), st.booleans())
 def test_no_plan_crashes_a_check_and_none_that_does_not_fit_passes(fields: dict[str, Any], is_completed: bool) -> None:
     if is_completed:  # as many replicas as make 32 devices, so that more of them are possible
@@ -214,7 +214,7 @@ def test_what_is_no_number_is_left_alone(text: str, good: Estimate) -> None:
     assert check(text, good) == []
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.text(alphabet="0123456789., GiBMs%x×-/\nbubbleoptimizer", max_size=60))
 def test_no_text_crashes_the_comparison(text: str) -> None:
     check(text, estimate(CASE.model, CASE.cluster, GOOD, CASE.batch))

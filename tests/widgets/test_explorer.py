@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -137,6 +138,29 @@ def test_a_stop_is_heard_as_soon_as_its_button_can_be_seen(pieces: Pieces, how: 
     assert pieces.missing == missing
     assert "Stopped. Move a control to go on." in explorer.sentences.value
     assert pieces.now == ("", 0.0)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])  # between messages, and in one
+def test_a_stop_is_whole_though_its_interrupt_comes_in_the_middle_of_it(pieces: Pieces, handler: Any) -> None:
+    """The button sends a message and an interrupt, each on its own way."""
+
+    def interrupt(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    explorer, number = pieces.explorer, pieces.number
+    explorer._shown = [2, True]  # so that the control has to go back
+    number.observe(interrupt, "index")
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):  # a kernel writes it into its log
+            explorer.running.stopped += 1
+    finally:
+        number.unobserve(interrupt, "index")
+        assert signal.signal(signal.SIGINT, before) is handler
+    assert number.value == 2
+    assert "Stopped. Move a control to go on." in explorer.sentences.value
+    number.value = 3
+    assert "number 3" in explorer.sentences.value
 
 
 def test_it_also_works_in_a_thread_that_no_interrupt_reaches(pieces: Pieces) -> None:
