@@ -79,9 +79,9 @@ class DataParallel(nn.Module):
     are not synchronized again later.)
 
     A rank's share is the length of the first tensor given to `forward`, also within tuples, lists and dicts. Its
-    gradient, a mean over the share, is weighted by it, so shares may differ. A parameter that a rank has not used
-    counts as a gradient of zeros there, and after `finish()` every trainable parameter has a gradient, if only of
-    zeros, and a dense one.
+    gradient, a mean over the share, is weighted by it, so shares may differ. A parameter that only some ranks have
+    used counts as zeros on the others; one that no rank has used, or that was frozen, has no gradient after `finish()`
+    either, and so is left alone. Gradients are dense.
 
     A forgotten `finish()` is told in the `step()` of an optimizer that has the model's parameters (`MasterWeights`
     is one), and else in the next forward pass.
@@ -178,14 +178,24 @@ class _Bucket:
             weight /= dist.get_world_size(group)
         self.weight.fill_(weight)
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is None or weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
+            if parameter.grad is None:
+                view.fill_(-0.0)
+            elif weight == 0:  # an empty share has a loss of 0 / 0, and 0 x nan is nan
                 view.zero_()
             else:
                 torch.mul(parameter.grad.to_dense(), self.weight, out=view)
+                view.view(-1)[:1] += 0.0  # -0.0 + 0.0 is 0.0
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
     def receive(self) -> None:
         self.work.wait()
         self.gradients /= self.weight
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.grad = view
+            if parameter.grad is not None or not _is_nobodys(view):
+                parameter.grad = view
+
+
+def _is_nobodys(total: Tensor) -> bool:
+    """Whether no rank had a gradient: only -0.0 + -0.0 is -0.0."""
+    first = total.view(-1)[:1]
+    return bool(((first == 0) & first.signbit()).any())

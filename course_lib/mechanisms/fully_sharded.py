@@ -93,7 +93,6 @@ class _Block:
         for bucket in self.buckets:
             if self.trained.issuperset(bucket.parameters):
                 bucket.send(self._aside.pop(parameter, None) for parameter in bucket.parameters)
-        self.missing.clear()
         self.is_reduced = True
 
     def receive(self) -> None:

@@ -57,7 +57,8 @@ def run_schedule(
     inputs, targets: the whole minibatch, tensors or tuples or dicts of them, cut by `batches.micro_batches`. Only the
         rank of the first stage reads inputs (a tuple is given as arguments, a dict as keyword arguments), only that of
         the last stage reads targets. Elsewhere they may be None.
-    loss_fn: loss_fn(output, targets) -> the mean over the samples, a scalar; the sum if loss_fn.reduction is "sum".
+    loss_fn: loss_fn(output, targets) -> the mean over the samples, a scalar; the sum if loss_fn.reduction, or what a
+        functools.partial gives as `reduction`, is "sum".
     work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
 
     Returns the minibatch's loss on the rank of the last stage, None on the others. It and the gradients are exactly the
@@ -180,7 +181,8 @@ class _Minibatch:
         if not isinstance(loss, Tensor) or loss.dim():
             shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise ValueError(f"loss_fn returned {shape}; it has to return a scalar tensor, the mean over the samples")
-        is_sum = getattr(self.loss_fn, "reduction", "mean") == "sum"
+        bound = self.loss_fn.keywords if isinstance(self.loss_fn, functools.partial) else {}
+        is_sum = "sum" in (bound.get("reduction"), getattr(self.loss_fn, "reduction", None))
         share = loss if is_sum else loss * (batches.size(self.targets[k]) / self.samples)
         self.total = share.detach() if self.total is None else self.total + share.detach()
         return share

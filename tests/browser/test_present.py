@@ -13,8 +13,14 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import PATIENCE, ROOT, Server, photographed_if_it_fails, running
-from tests.browser.hands import MOVE, cell, smallest_label
+from tests.browser.hands import MOVE, OURS, cell, smallest_label
 
+PICTURES = """
+from course_lib import Span, Timeline
+from course_lib.figures import collective_times, gantt
+display(collective_times({"a": {"b": {1: 1.0, 2: 2.0}}}, title="A figure"))
+gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"))
+"""
 QUESTION = "Question: what does each worker get?"
 
 
@@ -67,6 +73,7 @@ def test_a_lesson_is_projected_section_by_section(stage: Server, page: Page) -> 
     and_with_the_mouse(page)
     a_card_shows_the_question_and_runs_every_answer(page)
     what_was_predicted_is_told_after_the_run(page)
+    pictures_that_stand_alone_are_wide_and_their_labels_large(page)
 
 
 def it_is_large_and_nothing_else_is_there(page: Page) -> None:
@@ -126,6 +133,21 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
     card.get_by_role("button", name="Run it", exact=True).click()
     expect(card.get_by_role("group", name="What came of it")).to_have_count(4, timeout=MOVE)
     pictures_grow_with_the_text_and_with_a_key(page, card)
+
+
+def pictures_that_stand_alone_are_wide_and_their_labels_large(page: Page) -> None:
+    """Beside text that has 21 pixels by now."""
+    page.set_viewport_size({"width": 1920, "height": 1080})
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(PICTURES)
+    page.keyboard.press("Control+Enter")
+    ticks, title = (page.locator(f".js-plotly-plot {part}").first for part in (".xtick text", ".gtitle"))
+    expect(title).to_have_css("font-size", "21px", timeout=MOVE)
+    expect(ticks).to_have_css("font-size", "18px")
+    alone = page.locator(f"{OURS}:has(> div img)")
+    share = "output => output.querySelector('img').getBoundingClientRect().width / output.clientWidth"
+    assert 0.9 < alone.evaluate(share) <= 1
 
 
 @pytest.mark.parametrize("stage", ["scenarios/S02_night_call.ipynb"], indirect=True)

@@ -402,11 +402,22 @@ def test_a_parameter_that_a_rank_does_not_use_counts_as_zeros_there(overlap: boo
             replica.zero_grad()
             replica(torch.full((3,), 2.0 + rank), "left" if (rank + step) % 2 else "right").backward()
             replica.finish()
-            seen.append([float(gradient(replica.module, name)[0]) for name in ("left", "right", "never")])
+            assert replica.module.never.grad is None
+            seen.append([float(gradient(replica.module, name)[0]) for name in ("left", "right")])
         return seen
 
     for seen in launch(gradients, 2, device="cpu").results:
-        assert seen == [[1.5, 1.0, 0.0], [1.0, 1.5, 0.0]] * 2
+        assert seen == [[1.5, 1.0], [1.0, 1.5]] * 2
+
+
+def test_a_gradient_of_minus_zero_is_one_and_none_is_none() -> None:
+    def gradients(rank: int) -> list[bool]:
+        replica = DataParallel(TwoWays())
+        replica(torch.full((3,), -0.0), ("left", "right")[rank]).backward()
+        replica.finish()
+        return [parameter.grad is None for parameter in replica.parameters()]
+
+    assert launch(gradients, 2, device="cpu").results == [[False, False, True]] * 2
 
 
 class Mixed(nn.Module):

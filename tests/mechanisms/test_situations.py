@@ -163,6 +163,36 @@ def sparse_gradients(rank: int, make: Make) -> list[float]:
     return gradient(model)
 
 
+class TwoWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = one_weight(0), one_weight(0)
+
+    def forward(self, x: Tensor, without_first: bool = False) -> Tensor:
+        return self.second(x) if without_first else self.first(x) + self.second(x)
+
+
+def train_two_weights(rank: int, make: Make, freezes: bool) -> list[bool]:
+    """The first weight has no gradient, in later steps or in any; the second one's is of zeros."""
+    net = TwoWeights()
+    nn.init.ones_(net.first.weight)
+    model = make(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.5, weight_decay=0.5)
+    if freezes:
+        model(number(1)).sum().backward()
+        finish(model)
+        optimizer.step()
+        net.first.weight.requires_grad_(False)
+    before = net.first.weight.item()
+    nn.init.ones_(net.second.weight)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(number(0), without_first=not freezes).sum().backward()
+        finish(model)
+        optimizer.step()
+    return [net.first.weight.item() == before, net.second.weight.item() != 1]
+
+
 class InADict(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -325,6 +355,15 @@ SITUATIONS: dict[str, Situation] = {
     "evaluation in between": replicas(evaluation_between, [[0.5]] * 2),
     "sparse gradients": replicas(sparse_gradients, [[1.0, 1.0, 1.0]] * 2),
     "sparse gradients, in place": Situation(sparse_gradients, DDP, Averaged, [[1.0, 1.0, 1.0]] * 2),
+    **{
+        name: Situation(
+            functools.partial(train_two_weights, freezes=freezes),
+            functools.partial(DDP, find_unused_parameters=True),
+            DataParallel,
+            [[True, True]] * 2,
+        )
+        for name, freezes in (("frozen later", True), ("never used", False))
+    },
     "a dict": replicas(equal_shares_in_a_dict, [[0.5]] * 2),
     "one bucket for all": Situation(
         functools.partial(large_gradients, dtype=torch.float32, size=2.0),
@@ -373,6 +412,12 @@ SITUATIONS: dict[str, Situation] = {
     ),
     "a sum by hand": Situation(
         functools.partial(pipeline_gradient, loss_fn=squares, scale_grads=False),
+        theirs_in_a_pipeline,
+        ours_in_a_pipeline,
+        [[96.0]] * 2,
+    ),
+    "a sum, bound": Situation(
+        functools.partial(pipeline_gradient, loss_fn=functools.partial(F.mse_loss, reduction="sum"), scale_grads=False),
         theirs_in_a_pipeline,
         ours_in_a_pipeline,
         [[96.0]] * 2,
