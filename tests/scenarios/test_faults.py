@@ -10,6 +10,7 @@ import pytest
 import course
 from course_lib import journal, questions, scenarios
 from course_lib.questions.catalog import CATALOG
+from course_lib.questions.prose import items
 from course_lib.ranks import fork_server
 from course_lib.scenarios.faults import SYMPTOMS, Variant
 from course_lib.scenarios.instruments import INSTRUMENTS
@@ -207,7 +208,14 @@ def test_a_changed_setting_is_one_of_three_and_the_configuration_is_the_healthy_
         assert "- layers on the stages: 8, 8;" in said
         assert "- -" not in said
         own = CATALOG["S7_measure"].sections.get(f"setting: {variant.culprit}")
-        assert own is None or own.text.replace("`", "") in said
+        assert own is None or own.text in said
+
+
+def test_the_setting_that_matters_is_written_as_the_others_are() -> None:
+    sections = [section for name in CASES for section in CATALOG[f"{name}_measure"].sections.items()]
+    settings = [line for heading, section in sections if heading.startswith("setting") for line in items(section.text)]
+    assert len(settings) > 30
+    assert not any("`" in line for line in settings)  # code among plain words would give it away
 
 
 @pytest.mark.parametrize("name", scenarios.FAULTS)
