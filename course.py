@@ -242,7 +242,7 @@ def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> Path:
 
     None: the first.
     """
-    known = {page.stem: page for page in sorted(pages)}
+    known = {page.stem: page for page in sorted(pages) if page.parent.name != ".ipynb_checkpoints"}
     asked = re.sub(r"\d+", lambda number: number[0].zfill(2), names[0], count=1) if names else next(iter(known))
     found = [page for name, page in known.items() if name.startswith(asked)]
     if len(names) > 1 or len(found) != 1:

@@ -61,7 +61,8 @@ def _what_became(of_one: list[Note]) -> str:
     if any(note.what == "checked" for note in of_one):
         return "compared with the model answer"
     if ran:
-        return f"not right yet; last answer: {_short(ran[-1].answer)}"
+        so_far = "not compared yet" if ran[-1].right is None else "not right yet"  # a text, which no run can judge
+        return f"{so_far}; last answer: {_short(ran[-1].answer)}"
     return f"begun: {_short(of_one[-1].answer)}" if of_one else "-"
 
 

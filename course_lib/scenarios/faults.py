@@ -218,9 +218,10 @@ def _plan_to_measure(name: str, variant: Variant) -> Outcome:
     jobs = {variant.called("change", f"culprit: {culprit}"): variant.suspected(culprit) for culprit in left}
     jobs |= {"nothing at all": variant.case.healthy} if len(left) == 1 else {}
     different = len({tuple(one.read(job).facts.items()) for job in jobs.values()})
+    readings = counted(different, "different reading") if different > 1 else "the same reading"
     said = (
-        f"It could be {' or '.join(jobs)}. Tried with each of them, this measurement gives "
-        f"{counted(different, 'different reading')}, and costs {counted(one.minutes, 'minute')}."
+        f"It could be {' or '.join(jobs)}. Tried with each of them, this measurement gives {readings}, and costs "
+        f"{counted(one.minutes, 'minute')}."
     )
     return Outcome(different > 1, said)
 

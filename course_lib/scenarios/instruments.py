@@ -127,7 +127,10 @@ def _placement(job: Situation) -> Reading:
 
 
 def _replicas(job: Situation) -> Reading:
-    return Reading({f"replica {rank}": _written(one.checksum, ".4f") for rank, one in enumerate(train(job.recipe))})
+    """Beside the first: a sum alone would differ from last week's whatever had happened, and tell nothing."""
+    first, *others = (one.checksum for one in train(job.recipe))
+    beside = enumerate((one - first for one in others), start=1)
+    return Reading({f"replica {rank} less replica 0": _written(difference, "+.4f") for rank, difference in beside})
 
 
 def _scale(job: Situation) -> Reading:

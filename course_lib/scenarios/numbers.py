@@ -28,6 +28,7 @@ SLIPS: dict[float, str] = {
     2: "That is a factor of 2: two bytes or four, once or twice, there or there and back.",
     4: "That is a factor of 4: two bytes or eight, one of four or all four.",
     8: "That is a factor of 8: a byte has eight bits, and a node has eight GPUs.",
+    10: "That is a factor of ten: look at the decimal point.",
     32: "That is a factor of 32: one GPU or all of them.",
     1000: "That is a factor of a thousand: look at the prefix of the unit.",
 }

@@ -56,3 +56,9 @@ def test_the_main_page_the_plan_and_the_scenario_name_the_same_minutes(case: Pat
     name = title[0][0].upper() + title[0][1:]
     assert f"| [S{number} {name}](notebooks/scenarios/{case.stem}.ipynb) | {minutes[1]} |" in README
     assert f"| S{number} {name} | {minutes[1]} |" in PLAN
+
+
+@pytest.mark.parametrize("case", SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_says_where_it_has_happened(case: Path) -> None:
+    prose = ROOT / "sources" / "scenarios" / f"{case.stem}.md"
+    assert re.search(r"(et al\.|Team) 20\d\d", case.read_text(encoding="utf-8") + prose.read_text(encoding="utf-8"))

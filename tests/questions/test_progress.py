@@ -131,6 +131,7 @@ def test_the_table_says_what_became_of_each_question() -> None:
     assert row(note("committed", "a"), wrong).endswith("not right yet; last answer: a")
     assert row(right).endswith("right at the first try")
     assert row(wrong, wrong, right, wrong).endswith("right at try 3")
+    assert row(note("ran", "text")).endswith("not compared yet; last answer: text")
     assert row(note("ran", "text"), note("checked", "")).endswith("compared with the model answer")
 
 

@@ -180,6 +180,7 @@ def test_any_figure_of_the_plan_can_be_quoted_and_is_called_by_its_name(good: Es
         ("The optimizer's state takes 19.2 GiB of it.", "factor of 4"),
         ("The network carries 25 GB/s.", "factor of 8"),
         ("A step takes 8.8 ms.", "factor of a thousand"),
+        ("A step takes 88 s.", "factor of ten"),
         ("The bubble is 3.8%.", "factor of 2"),
         ("The MFU is 98%.", "factor of 2"),
         ("Gradients take 102 GiB.", "factor of 32"),

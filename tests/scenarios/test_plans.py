@@ -248,6 +248,13 @@ def test_eight_bits_need_more_memory_than_sixteen() -> None:
     assert task.estimate((f"{plan} precision=fp8", cluster)).memory.total > task.estimate((plan, cluster)).memory.total
 
 
+@pytest.mark.parametrize("variant", variants())
+def test_instructors_have_a_best_plan_of_every_variant(variant: Variant) -> None:
+    page = (Path(__file__).parents[2] / "sources" / "instructors" / "variants.md").read_text(encoding="utf-8")
+    best = [f"`{plan_text.write(task.reaching.best.plan)}`" for task in (variant.first, variant.then)]
+    assert f"| {' | '.join([variant.case.name, str(variant.seed), variant.first.words, *best])} |" in page
+
+
 def test_the_numbers_of_the_pages_are_those_of_the_planner() -> None:
     h100, h200 = Cluster("H100-80GB"), Cluster("H200-141GB")
     assert h200.devices * h200.spec.memory == 1128e9  # eight H200

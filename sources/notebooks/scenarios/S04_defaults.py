@@ -88,3 +88,12 @@ Card("S4_page")
 #   interval.
 #
 # </details>
+#
+# ### Where such defaults were made
+#
+# - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC21,
+#   arXiv:2104.04473, section 3: rules for what to cut first, each from measurements. Tensor ranks stay inside a node.
+# - Hagemann et al. 2023, *Efficient Parallelization Layouts for Large-Scale Distributed Model Training*,
+#   arXiv:2311.05610: many layouts tried for models of several sizes, and made into a few recommendations. One of them
+#   is a micro-batch of 1, since a larger one asks for computing again or for more cutting. Is it right for all of your
+#   twelve?
