@@ -73,8 +73,9 @@ def lost(shares: Mapping[int, float], holds: Format) -> dict[str, float]:
 def _summary(shares: Mapping[int, float], holds: Format) -> str:
     zero, _, infinite = lost(shares, holds).values()
     seen = _seen(shares)
+    which = "The" if len(seen) == len(shares) else "Nearly all"
     return (
-        f"The numbers lie between {power(seen[0])} and {power(seen[-1] + 1)}. {holds.name} holds "
+        f"{which} numbers lie between {power(seen[0])} and {power(seen[-1] + 1)}. {holds.name} holds "
         f"{power(holds.lowest)} to {power(holds.highest)}, so {percent(zero)} of them become zero and "
         f"{percent(infinite)} infinite."
     )

@@ -51,14 +51,14 @@ tokens = torch.randint(config.vocab, (8, config.sequence + 1), generator=torch.G
 embedding, layer, head = model.blocks[0], model.blocks[1], model.blocks[-1]
 parts = {"embedding": embedding, "norm 1": layer.attention_norm, "attention": layer.attention,
          "norm 2": layer.mlp_norm, "MLP": layer.mlp, "head": head}
-print("part        what comes out   parameters  million FLOPs  MB kept for backward")
+print("part        what comes out   parameters  million FLOPs  MiB kept for backward")
 out = tokens[:, :-1]
 for name, part in parts.items():
     with Ledger(part) as kept, FlopCounterMode(display=False) as forward:
         out = part(out)
     numbers, flops, held = sum(p.numel() for p in part.parameters()), forward.get_total_flops(), kept.peak.held
     shape = " x ".join(map(str, out.shape))
-    print(f"{name:9} {shape:>16} {numbers:12,} {flops / 1e6:14.0f} {held.activations / 1e6:21.2f}")
+    print(f"{name:9} {shape:>16} {numbers:12,} {flops / 1e6:14.0f} {held.activations / 2**20:22.2f}")
 
 # %% [markdown]
 # A **FLOP** is a floating-point operation: one multiplication, or one addition. In a layer, the MLP has two thirds of
@@ -159,13 +159,13 @@ print(f"{80 * GiB / 16 / 1e9:.1f} billion")
 # *Predict:* you train on twice as many samples at a time. Which of the four kinds grow?
 
 # %%
-print("samples   parameters   gradients   optimizer    activations")
+print("samples    parameters     gradients     optimizer   activations")
 for samples in (1, 2, 4, 8):
     with Ledger(model, optimizer) as ledger:
         train_step(samples)
     turn, step = held_at("turn", 0), held_at("step", 0)
     sizes = (turn.parameters, step.gradients, turn.optimizer, turn.activations)
-    print(f"{samples:7}", *(f"{size / 1e6:9.1f} MB" for size in sizes))
+    print(f"{samples:7}", *(f"{size / 2**20:9.2f} MiB" for size in sizes))
 
 # %% [markdown]
 # Only the activations, and in proportion. A sample of $s$ tokens leaves about $16\,s\,h$ numbers behind in each layer,
@@ -254,8 +254,8 @@ try_with("two devices, half of it on each", devices=2, plan=Plan(tp=2))
 # <details><summary>What it shows</summary>
 #
 # A faster device makes nothing smaller, and one device has nobody to talk to. A smaller minibatch (the samples of one
-# update) does not help either: it was taken one sample at a time from the start. Nearly all that is left is the sixteen
-# bytes.
+# update) does not help either: it was taken one sample at a time from the start. More than four fifths of the
+# 227 GiB are the sixteen bytes of each parameter.
 #
 # </details>
 #
@@ -401,7 +401,7 @@ print(f"{'Temp':10} theirs {theirs_by_kind['Temp']:12,}")
 # Parameters and optimizer state are the same to the byte. Activations are, but for the text itself, which no operation
 # has made, and for some single numbers. What it does differently:
 #
-# - It also counts what is there for a moment only (`Temp`): here 2 MB, twice the size of the logits.
+# - It also counts what is there for a moment only (`Temp`): here 2 MiB, twice the size of the logits.
 # - It can say so for every module: `theirs.display_modulewise_snapshots()`.
 # - On a GPU there is one more number, `torch.cuda.max_memory_allocated()`: all that the allocator gave out, whatever it
 #   was for. That is the one that has to fit.

@@ -435,8 +435,8 @@ for step in (1, 5, 20, 80):
 # computes moves that clock by the time that a device of a given speed would take, and a message by the time that a link
 # of a given speed would. Nothing really takes that long, and it comes out the same on every computer. The devices here
 # need 4 ms for a sample's forward pass, 8 ms for its backward pass, and 4 ms for an update. Links carry 2.5 MB per
-# second, and every message takes 1 ms on top. (Real devices and links are thousands of times as fast, and real models
-# thousands of times as large. What counts is the ratio.)
+# second, and every message takes 1 ms on top. (Real devices and links are many thousands of times as fast, and real
+# models many thousands of times as large. What counts is the ratio.)
 
 # %%
 from course_lib import Link, Pace

@@ -17,7 +17,7 @@
 #
 # Four ranks train a small model. `sharded_step` runs it on real processes, and a ledger counts what each of them holds
 # just before the update: its parameters, their gradients, and the state of AdamW. *Predict:* of all that the four hold
-# together, how much does another rank hold as well?
+# together, how much is a mere copy of something that is held already?
 
 # %%
 from course_lib.experiments.sharded import STAGES, sharded_step
@@ -26,7 +26,7 @@ replicas = sharded_step(stage=0, ranks=4)
 parameters = replicas.weights.numel()
 one, four = replicas.held[0].total, sum(held.total for held in replicas.held)
 print(f"for each parameter, one rank holds {one / parameters:.0f} bytes, and all four hold {four / parameters:.0f}")
-print(f"copies of what another rank holds: {1 - one / four:.0%}")
+print(f"of that, mere copies: {1 - one / four:.0%}")
 
 # %% [markdown]
 # After the gradients are averaged, all four hold the same parameters, the same gradients and the same state. Three

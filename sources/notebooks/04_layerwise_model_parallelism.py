@@ -222,11 +222,11 @@ LayerWiseExplorer()
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. The fullest unit holds 6.0 MB alone and 1.5 MB of eight, but eight units are no better than six. The time is the
-#    same with any number of them.
+# 1. The fullest unit holds 5.7 MiB alone and 1.41 MiB of eight, but eight units are no better than six. The time is
+#    the same with any number of them.
 # 2. The activations. They are shared out too: together the units hold those that one would hold.
-# 3. With four units and 32 samples, the last one, which has the head, with 6.4 MB. A cut by bytes gives the head a unit
-#    of its own, and 5.7 MB are left.
+# 3. With four units and 32 samples, the last one, which has the head, with 6.09 MiB. A cut by bytes gives the head a
+#    unit of its own, and 5.44 MiB are left.
 # 4. No. The head alone makes half of all there is. It would have to be cut inside.
 # </details>
 #

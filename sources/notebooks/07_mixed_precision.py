@@ -348,8 +348,8 @@ print("master weights and scaling: like float32:", abs(progress[everything] / pr
 
 # %% [markdown]
 # float16 alone ends at once: AdamW divides by the root of a mean of squares of gradients, and squares vanish first. Its
-# first step is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients that are zero. It takes
-# both. (Then the line lies on that of float32 again.)
+# first step is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients most of which are zero.
+# It takes both. (Then the line lies on that of float32 again.)
 #
 # ## 5. How large a scale?
 #
@@ -377,9 +377,9 @@ for used, is_taken in trajectory(scale=2.0**30, steps=40):
     print(f"2^{math.log2(used):.0f}{'' if is_taken else ' skipped'}", end=", ")
 
 # %% [markdown]
-# It falls until nothing overflows. Then it tries the edge again every few steps, each time at the price of a skipped
-# step. (Real runs wait for 2000 steps before they try.) On one rank, `torch.amp.GradScaler` does exactly the same,
-# number for number.
+# It falls until nothing overflows. After five good steps in a row it is doubled again; where that goes over the edge,
+# a step is skipped, and it is halved. (Real runs wait for 2000 steps before they try.) On one rank,
+# `torch.amp.GradScaler` does exactly the same, number for number.
 #
 # ### Question: an overflow on one rank
 #

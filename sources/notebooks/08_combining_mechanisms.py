@@ -4,7 +4,8 @@
 # **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, in 16 bits if
 # you like, arrange the ranks in nine ways, and find out who has to talk to whom, about what, and how much.<br>
 # **Time:** 45 minutes.<br>
-# **You need:** the lessons on data, tensor and pipeline parallelism and on [mixed precision](07_mixed_precision.ipynb).
+# **You need:** the lessons on data, sharded, pipeline and tensor parallelism and on [mixed
+# precision](07_mixed_precision.ipynb).
 #
 # Decide on an answer before you run the next cell, even if it is a guess. (This page comes with its results. To hide
 # them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
@@ -77,7 +78,7 @@ launch(what_it_holds, world_size=8).results
 #
 # ## 2. Is it still the same training?
 #
-# One step of training now goes like this, and every line is a lesson of its own:
+# One step of training now goes like this, and each line has been in a lesson before:
 #
 # 1. each replica takes its share of the minibatch, and cuts it into micro-batches;
 # 2. they flow through the pipeline; within each layer, tensor ranks add up their parts;

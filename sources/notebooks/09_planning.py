@@ -76,9 +76,10 @@ for name, one in variants.items():
 step_time_by_part(variants, title="And what does it cost in time?")
 
 # %% [markdown]
-# Recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing in all: it sends more,
-# since what was shared out is gathered once more in the backward pass, but it also shares out work that every tensor
-# rank did on its own. Often memory is paid for with time, but the price differs from one trade to the next.
+# Of the three, recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing in all:
+# it sends more, since what was shared out is gathered once more in the backward pass, but it also shares out work that
+# every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
+# nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
 #
 # The bracket below the end of each bar says where 90% of such steps would end. Groups with the same devices have better
 # or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know moves all
@@ -359,7 +360,9 @@ Card("which_offer")
 # %% [markdown]
 # ## 7. What if
 #
-# Now you choose. The old cluster is the one above, with its best plan. Try these:
+# Now you choose. The old cluster is the one above, with its best plan. (To answer at once, the explorer tries some
+# plans only: two schedules, and micro-batches of up to four samples. A whole search may find one that is a few percent
+# faster.) Try these:
 #
 # 1. Take 8 nodes of H200 and the fastest network. What has become of the pipeline, and what is the memory used for?
 # 2. From there, make the network slower, step by step. When does the best plan change, and what does it turn to?

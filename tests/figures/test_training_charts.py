@@ -141,6 +141,7 @@ def test_a_stray_few_make_no_axis_longer() -> None:
     few = {**SHARES, -90: 0.0001}
     assert places(number_range(few, HALF).svg)[power(0)] == places(number_range(SHARES, HALF).svg)[power(0)]
     assert len(number_range(few, HALF).rows) == 7
+    assert number_range(few, HALF).summary.startswith("Nearly all numbers lie between 2⁻³⁰ and 2¹⁷.")
 
 
 def test_no_numbers_are_refused() -> None:

@@ -78,28 +78,28 @@ def explored(units: int, samples: int = 32, vocabulary: int = 1000, cut: str = "
 
 
 def fullest_unit(*setting: Any) -> float:
-    """MB of the fullest unit."""
-    return round(max(held.total for held in explored(*setting).held) / 1e6, 1)
+    """MiB of the fullest unit, as the explorer shows them."""
+    return round(max(held.total for held in explored(*setting).held) / 2**20, 2)
 
 
 PROOFS: Proofs = {
     # The answers to the tasks of the explorer.
-    "The fullest unit holds 6.0 MB alone and 1.5 MB of eight, but eight units are no better than six. The time is the "
-    "same with any number of them.": lambda: (
-        [fullest_unit(units) for units in (1, 6, 8)] == [6.0, 1.5, 1.5]
+    "The fullest unit holds 5.7 MiB alone and 1.41 MiB of eight, but eight units are no better than six. The time is "
+    "the same with any number of them.": lambda: (
+        [fullest_unit(units) for units in (1, 6, 8)] == [5.7, 1.41, 1.41]
         and len({round(explored(units).timeline.makespan, 9) for units in UNITS}) == 1
     ),
     "They are shared out too: together the units hold those that one would hold.": lambda: (
         sum(held.activations for held in explored(4, 64).held) == explored(1, 64).held[0].activations
     ),
-    "With four units and 32 samples, the last one, which has the head, with 6.4 MB. A cut by bytes gives the head a "
-    "unit of its own, and 5.7 MB are left.": lambda: (
-        [fullest_unit(4, 32, 4000, cut) for cut in ("number", "bytes")] == [6.4, 5.7]
+    "With four units and 32 samples, the last one, which has the head, with 6.09 MiB. A cut by bytes gives the head a "
+    "unit of its own, and 5.44 MiB are left.": lambda: (
+        [fullest_unit(4, 32, 4000, cut) for cut in ("number", "bytes")] == [6.09, 5.44]
         and max(explored(4, 32, 4000).held, key=lambda held: held.total) == explored(4, 32, 4000).held[-1]
     ),
     "The head alone makes half of all there is.": lambda: (
-        {fullest_unit(8, 32, 4000, cut) for cut in ("number", "bytes")} == {5.7}
-        and abs(5.7 / fullest_unit(1, 32, 4000) - 1 / 2) < 0.01
+        {fullest_unit(8, 32, 4000, cut) for cut in ("number", "bytes")} == {5.44}
+        and abs(5.44 / fullest_unit(1, 32, 4000) - 1 / 2) < 0.01
     ),
     "A quarter of the memory.": lambda: abs(sum(shares()) / 4 - 1 / 4) < 1e-12,
     "Every move trains a model with 6 layers on real ranks.": lambda: LAYERS == 6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.notebooks.lesson import Proofs, is_proved, lesson
 NAME = "mixed_precision"
 numbers, shows = lesson(NAME).numbers, lesson(NAME).shows
 BF16, FP16 = torch.bfloat16, torch.float16
+GOOD = [1.0] * 5
 DEVICES = ("V100-32GB", "A100-80GB", "H100-80GB")
 A100_TF32, H100_TF32 = 156, 494.7  # TFLOP/s, dense: NVIDIA's data sheets of A100 (June 2021) and H100 (2023)
 COMPARED = "def compare(run, others)"
@@ -131,6 +133,15 @@ def explored(*setting: Any) -> Training:
     while training.pieces_left:
         training.go_on()
     return training
+
+
+def scale_after(gradients: list[float]) -> float:
+    """Of a scaler that begins at 2^16 and has seen these gradients, one in each step."""
+    scaler, weight = LossScaler(growth_interval=5), torch.nn.Parameter(torch.zeros(1))
+    for gradient in gradients:
+        weight.grad = torch.tensor([gradient])
+        scaler.unscale([weight])
+    return scaler.scale_factor
 
 
 def gained(*setting: Any) -> float:
@@ -305,6 +316,14 @@ PROOFS: Proofs = {
     ),
     "`torch/distributed/fsdp/sharded_grad_scaler.py` for the all-reduce in between": lambda: hasattr(
         sharded_grad_scaler.ShardedGradScaler, "unscale_"
+    ),
+    "After five good steps in a row it is doubled again; where that goes over the edge, a step is skipped, and it is "
+    "halved.": lambda: (
+        "growth_interval=5" in lesson(NAME).code("def trajectory(")
+        and [*map(scale_after, (GOOD[:4], GOOD, [*GOOD, math.inf]))] == [2**16, 2**17, 2**16]
+    ),
+    "With master weights the squares are taken in 32 bits, but of gradients most of which are zero.": lambda: (
+        (explored("float16", 1.0, True, 3e-3).zeros or 0) > 0.5
     ),
     "(Real runs wait for 2000 steps before they try.)": lambda: LossScaler().growth_interval == 2000,
     "`torch.amp.GradScaler` does exactly the same, number for number": lambda: (

@@ -22,7 +22,7 @@ DAY = 86_400
 
 
 def part(name: str) -> list[float]:
-    """Of the model: parameters, millions of FLOPs, MB kept."""
+    """Of the model: parameters, millions of FLOPs, MiB kept."""
     return numbers("parts = {", f"{name} ")[-3:]
 
 
@@ -42,8 +42,8 @@ def counted(kind: str) -> list[float]:
 
 
 def by_samples() -> list[list[float]]:
-    """A row for 1, 2, 4 and 8 samples: their number, then MB of the four kinds."""
-    rows = numbers("for samples in (1, 2, 4, 8):", "MB")
+    """A row for 1, 2, 4 and 8 samples: their number, then MiB of the four kinds."""
+    rows = numbers("for samples in (1, 2, 4, 8):", "MiB")
     return [rows[i : i + 5] for i in range(0, len(rows), 5)]
 
 
@@ -181,8 +181,8 @@ PROOFS: Proofs = {
         == numbers("try_with(", "every FLOP")[0]
         == numbers("try_with(", "single sample")[0]
     ),
-    "Nearly all that is left is the sixteen bytes.": lambda: (
-        16 * FAMILY["13B"].parameters / GiB > 0.8 * numbers("try_with(", "as it is")[0]
+    "More than four fifths of the 227 GiB are the sixteen bytes of each parameter.": lambda: (
+        numbers("try_with(", "as it is")[0] == 227 and 16 * FAMILY["13B"].parameters / GiB > 4 / 5 * 227
     ),
     "the model with 13 billion parameters": lambda: round(FAMILY["13B"].parameters / 1e9) == 13,
     "a forward pass costs about 2 FLOPs for each parameter and token": lambda: (
@@ -233,8 +233,8 @@ PROOFS: Proofs = {
         and counted("Optstate")[0] == counted("Optstate")[1]
         and 0 <= counted("Activation")[0] - (counted("Activation")[1] - 8 * 129 * 8) < 100
     ),
-    "here 2 MB, twice the size of the logits": lambda: (
-        counted("Temp") == [2 * 8 * 128 * 256 * 4] and round(counted("Temp")[0] / 1e6) == 2
+    "here 2 MiB, twice the size of the logits": lambda: (
+        counted("Temp") == [2 * 8 * 128 * 256 * 4] and counted("Temp")[0] == 2 * 2**20
     ),
     "It can say so for every module: `theirs.display_modulewise_snapshots()`.": lambda: callable(
         MemTracker.display_modulewise_snapshots
