@@ -31,9 +31,10 @@ FIGURES = {"S5_memory": 0, "S5_pipeline": 1, "S5_precision": 0}  # which of them
 
 def _judge(case: Case, chosen: Estimate) -> Outcome:
     asked, seconds, (best, alike) = demands(case, chosen), chosen.step_time.total, _best(case)
-    against = "the planner cannot tell it from yours" if seconds <= alike else f"yours takes {duration(seconds)}"
-    said = [*(text for _, text in asked), f"The best that a search finds takes {duration(best)} a step, and {against}."]
     right = all(is_met for is_met, _ in asked)
+    is_alike = right and seconds <= alike
+    against = "the planner cannot tell it from yours" if is_alike else f"yours takes {duration(seconds)}"
+    said = [*(text for _, text in asked), f"The best that a search finds takes {duration(best)} a step, and {against}."]
     return Outcome(right, "\n\n".join(said), "" if right else chosen.why, pictures=figures(chosen)[:2])
 
 

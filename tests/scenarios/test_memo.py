@@ -78,7 +78,9 @@ def test_a_plan_is_judged_by_memory_scaling_and_links(plan: Plan, is_met: list[b
     if plan == Plan(32):  # it would be fast, had it the memory
         said[1] = False
     assert said == is_met
-    assert questions.load(PLAN).answer(plan).right is all(met for met, _ in demands(CASE, found))
+    feedback = questions.load(PLAN).answer(plan)
+    assert feedback.right is all(met for met, _ in demands(CASE, found))
+    assert feedback.right or "cannot tell it from yours" not in str(feedback)
 
 
 def test_what_the_debrief_says_of_wrong_turns() -> None:
