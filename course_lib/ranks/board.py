@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
-_HEADER = struct.Struct("<QQQ")  # has begun, events, operations posted
 _OPERATION = struct.Struct("<QIQIiqqQIIdddBB20s24s32s16s192s")
 SLOT = 64 + RING * _OPERATION.size
 
@@ -135,39 +134,45 @@ class Board:
 
     def __init__(self, buffer: Any) -> None:
         self.memory = memoryview(buffer).cast("B")
+        starts = range(0, len(self.memory), SLOT)
+        # has begun, events, operations posted: each is written in one piece, where `struct` would clear it first
+        self.headers = [self.memory[start : start + 24].cast("Q") for start in starts]
 
     def clear(self, rank: int, has_begun: bool) -> None:
         """Forget the last run; its operations stay behind the counter, unread."""
-        _HEADER.pack_into(self.memory, rank * SLOT, has_begun, 0, 0)
+        for place, number in enumerate((has_begun, 0, 0)):
+            self.headers[rank][place] = number
 
     def has_begun(self, rank: int) -> bool:
         """Whether the rank has begun the run that it is needed for."""
-        return bool(_HEADER.unpack_from(self.memory, rank * SLOT)[0])
+        return bool(self.headers[rank][0])
 
     def events(self, rank: int) -> int:
         """A number that grows whenever the rank starts or finishes something."""
-        return _HEADER.unpack_from(self.memory, rank * SLOT)[1]
+        return self.headers[rank][1]
 
     def touch(self, rank: int) -> None:
         """Count an event that is not an operation."""
-        struct.pack_into("<Q", self.memory, rank * SLOT + 8, self.events(rank) + 1)
+        self.headers[rank][1] += 1
 
     def post(self, rank: int, op: Operation) -> None:
         """Write a new operation; the counter moves last, so that a reader never sees half of one."""
         self.write(rank, op)
-        struct.pack_into("<Q", self.memory, rank * SLOT + 16, op.number)
+        self.headers[rank][2] = op.number
 
     def write(self, rank: int, op: Operation) -> None:
-        """Write an operation that has changed."""
+        """Write an operation that has changed, in one piece: who reads meanwhile must not find it without its name."""
         texts = [text.encode()[-192:] for text in _texts_of(op)]  # of a long line the end, where its number is
-        _OPERATION.pack_into(self.memory, _offset(rank, op.number), *_numbers_of(op), *texts)
+        offset = _offset(rank, op.number)
+        self.memory[offset : offset + _OPERATION.size] = _OPERATION.pack(*_numbers_of(op), *texts)
         self.touch(rank)
 
     def operations(self, rank: int) -> list[Operation]:
-        """The operations of this run that the rank wrote last, oldest first, at most RING."""
-        posted = _HEADER.unpack_from(self.memory, rank * SLOT)[2]
-        found = (self._read(rank, number) for number in range(1, min(posted, RING) + 1))
-        return sorted((op for op in found if op.number <= posted), key=attrgetter("number"))
+        """The operations of this run that the rank wrote last, oldest first, fewer than RING."""
+        posted = self.headers[rank][2]
+        found = [self._read(rank, number) for number in range(1, min(posted, RING) + 1)]
+        overwritten = self.headers[rank][2] + 1 - RING  # perhaps just now, by the next one
+        return sorted((op for op in found if overwritten < op.number <= posted), key=attrgetter("number"))
 
     def _read(self, rank: int, number: int) -> Operation:
         values: list[Any] = list(_OPERATION.unpack_from(self.memory, _offset(rank, number)))

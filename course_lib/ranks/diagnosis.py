@@ -98,7 +98,10 @@ def missing(status: RankStatus, statuses: list[RankStatus]) -> list[int]:
 
 
 def _unreceived(op: Operation, status: RankStatus, other: RankStatus) -> bool:
-    return any(o.is_send and not o.ended and belong(op, status.rank, o, other.rank) for o in other.operations)
+    """Whether the other one sends something that `op` can take: its send may have ended before the receive does."""
+    sends = [o for o in other.operations if o.is_send and belong(op, status.rank, o, other.rank)]
+    received = {mine.meeting(status.rank) for mine in status.operations}
+    return any(not o.ended or (o.ended > op.posted and o.meeting(other.rank) not in received) for o in sends)
 
 
 def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> errors.Deadlock | None:
@@ -179,7 +182,7 @@ def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -
     if op.is_message:
         who, what = f"rank {waiting} waits to {'send to' if op.is_send else 'receive from'} rank {gone}", "its part"
     else:
-        together = [rank for rank in absent if _same_call(statuses[rank].blocked_in, op)]
+        together = [status.rank for status in statuses if _same_call(status.blocked_in, op)]
         who = f"{listing(together)} wait{'s' if len(together) == 1 else ''} in {op.name}"
         what = f"that {op.name}"
     text = f"{sentence(who)}, but rank {gone} has already returned without {what}."
@@ -235,7 +238,7 @@ def _failure_sentence(rank: int, failure: Failure) -> str:
 
 def is_cut_off(status: RankStatus) -> bool:
     """Whether a rank failed in the middle of an operation, or at one that the end of another rank made impossible."""
-    refused = status.failure is not None and "closed by peer" in status.failure.message
+    refused = status.failure is not None and "by peer" in status.failure.message  # closed or reset
     return status.state == "raised" and (status.blocked_in is not None or refused)
 
 

@@ -40,7 +40,7 @@ class _Moved(NamedTuple):
 
 @dataclass
 class _TimeTaken:
-    """The seconds of a run that count towards its time limit.
+    """The seconds of a run that count towards its time limit, or since a failure towards the patience with the others.
 
     Those in which a rank waits for a core do not, as others have it, unless the ranks themselves keep all cores busy.
     """
@@ -53,7 +53,8 @@ class _TimeTaken:
     def go_on(self, now: float, used: list[tuple[float, float]]) -> None:
         pairs = [*zip(self.used, used, strict=False)]  # none at first
         self.computed += sum(new[0] - old[0] for old, new in pairs) / (os.cpu_count() or 1)
-        self.not_waited += now - self.until - max((new[1] - old[1] for old, new in pairs), default=0.0)
+        waited = max([0.0, *(new[1] - old[1] for old, new in pairs)])  # a thread takes along what it waited
+        self.not_waited += min(now - self.until - waited, _STILL)  # who looks late was stalled, as the ranks may be
         self.until, self.used = now, used
 
     @property
@@ -83,7 +84,7 @@ class RunMonitor:
         self.exit_codes: list[int | None] = [None] * pool.world_size
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
         self.began: float | None = None
-        self.first_failure: float | None = None
+        self.since_failure: _TimeTaken | None = None  # the first one
         self.moved = [_Moved()] * pool.world_size
         self.looked = 0.0  # when the board was last read as a whole
 
@@ -141,7 +142,7 @@ class RunMonitor:
                 self._note_failure()
 
     def _note_failure(self) -> None:
-        self.first_failure = self.first_failure or time.perf_counter()
+        self.since_failure = self.since_failure or _TimeTaken(time.perf_counter(), self.taken.used)
 
     # Judging
 
@@ -154,13 +155,15 @@ class RunMonitor:
 
     def _judge(self) -> None:
         now = time.perf_counter()
-        self.taken.go_on(now, [_used_by(worker.process.pid) for worker in self.pool.workers])
+        used = [_used_by(worker.process.pid) for worker in self.pool.workers]
+        for taken in filter(None, (self.taken, self.since_failure)):
+            taken.go_on(now, used)
         if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
-            self.began, self.taken = now, _TimeTaken(now, self.taken.used)
+            self.began, self.taken = now, _TimeTaken(now, used)
         if self.interrupt.has_come:
             self._raise_stop()
-        if self.first_failure is not None:
-            if now - self.first_failure >= self._grace():
+        if self.since_failure is not None:
+            if self.since_failure.seconds >= self._grace():
                 self._raise_failure()
         elif self.taken.seconds >= self.timeout + _STARTUP * (self.began is None):
             self._raise_timeout()
@@ -234,7 +237,7 @@ class RunMonitor:
 
     def _judge_result(self) -> None:
         """Everybody has ended; look for what went wrong without stopping anybody."""
-        if self.first_failure is not None:
+        if self.since_failure is not None:
             self._raise_failure()
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         histories = [outcome.operations for outcome in outcomes]

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from course_lib import RunError, launch
+from course_lib.ranks.monitor import RunMonitor
 
 DEADLINE = 3.0  # seconds in which a mistake has to be reported, from the specification
 BUSY = 10.0  # others may hold both cores: every deadline is this much longer here, and far below a limit of 60 s
@@ -78,6 +79,29 @@ def fault(tmp_path: Path) -> Fault:
     return Fault(tmp_path)
 
 
+def others_wait(rank: int, name: str) -> None:
+    """Returns on a rank when every other one is blocked in the operation of this name, and sure to be told there."""
+    import torch.distributed as dist
+
+    board, others = dist.group.WORLD.tracer.board, set(range(dist.get_world_size())) - {rank}  # type: ignore
+    while not all(any(op.name == name and op.is_blocked for op in board.operations(other)) for other in others):
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def judged_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., bool]], None]:
+    """`judged_when(holds)`: nobody judges a run before this holds for what its ranks are doing, by rank.
+
+    A rank may begin seconds after another one; who is found where when the time is over depends on it.
+    """
+    judge = RunMonitor._judge
+
+    def wait(holds: Callable[..., bool]) -> None:
+        monkeypatch.setattr(RunMonitor, "_judge", lambda run: judge(run) if holds(run.statuses()) else None)
+
+    return wait
+
+
 def recorded(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     """`fn`, with each rank writing its process id down first, for whoever counts the dead."""
     place = str(folder)
@@ -91,11 +115,7 @@ def recorded(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
 
 
 def recorded_workers(folder: Path) -> list[psutil.Process]:
-    found = []
-    for path in folder.glob("pid-*"):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(int(path.name.removeprefix("pid-"))))
-    return found
+    return with_numbers([int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")])
 
 
 @contextlib.contextmanager
@@ -162,6 +182,15 @@ def files_of_this_process() -> list[str]:
 
 def descendants() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if is_running(p)]
+
+
+def with_numbers(pids: list[int]) -> list[psutil.Process]:
+    """Those of these processes that are still there."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -40,19 +40,19 @@ def test_the_time_limit_is_kept_and_not_undercut(fault):
 
 def test_an_endless_operation_of_torch_is_ended_at_its_line(fault, row_at):
     def factorises(rank):
-        matrix = torch.rand(4000, 4000)
-        torch.linalg.svd(matrix)  # minutes
+        torch.linalg.svd(torch.rand(4000, 4000))  # minutes
 
     error = fault.of(RankTimeout, factorises, timeout=LIMIT)
     row_at(error, 0, factorises, "minutes")
 
 
-def test_an_endless_computation_that_holds_the_interpreter_is_ended_at_its_line(fault, row_at):
+def test_an_endless_computation_that_holds_the_interpreter_is_ended_at_its_line(fault, row_at, judged_when):
     def powers(rank):
         if rank == 1:
             9 ** (10**8 + rank)  # holds
         dist.barrier()
 
+    judged_when(lambda statuses: statuses[0].state == "waiting" and statuses[1].state == "computing")
     error = fault.of(RankTimeout, powers, timeout=LIMIT)
     assert error.rank == 1
     row_at(error, 1, powers, "holds")
@@ -95,11 +95,12 @@ def test_an_endless_wait_for_something_of_python_is_ended_at_its_line(fault, row
 
 
 @pytest.mark.linux
-def test_a_worker_that_was_stopped_from_outside_is_named(fault):
+def test_a_worker_that_was_stopped_from_outside_is_named(fault, judged_when):
     def freezes(rank):
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.barrier()
 
+    judged_when(lambda statuses: statuses[0].state == "waiting" and statuses[1].state == "computing")
     error = fault.of(RankTimeout, freezes, timeout=LIMIT)
     assert error.rank == 1 and "rank 1" in str(error).splitlines()[0].lower()

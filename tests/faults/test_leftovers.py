@@ -9,12 +9,12 @@ import threading
 import time
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_lib import Deadlock, RankFailed, RunError, launch
+from tests.faults.conftest import assert_gone, with_numbers
 
 
 def assert_named(error, rank, *words):
@@ -61,12 +61,7 @@ def test_a_child_process_left_behind_is_named_and_ended(fault, tmp_path):
             note.write_text(str(child.pid))
 
     assert_named(fault.of(RankFailed, leaves), 0, "child process")
-    deadline = time.monotonic() + 4
-    while psutil.pid_exists(int(note.read_text())) and time.monotonic() < deadline:
-        if psutil.Process(int(note.read_text())).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.05)
-    assert not psutil.pid_exists(int(note.read_text()))
+    assert_gone(with_numbers([int(note.read_text())]))
 
 
 @pytest.mark.linux
@@ -90,14 +85,7 @@ def test_a_child_process_of_a_rank_that_raises_is_ended_too(fault, tmp_path):
         raise ValueError("and then this")
 
     fault.of(RankFailed, leaves)
-    child = int(note.read_text())
-    deadline = time.monotonic() + 4
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.05)
-    psutil.Process(child).kill()
-    pytest.fail("the child process of a rank outlived its run")
+    assert_gone(with_numbers([int(note.read_text())]))
 
 
 def test_a_child_process_that_was_waited_for_is_lawful():

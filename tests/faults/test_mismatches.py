@@ -25,7 +25,7 @@ def test_different_collectives_are_both_named(fault, row_at):
     assert row_at(error, 1, differ, "broadcasts").operation == "broadcast"
 
 
-def test_a_mismatch_is_told_even_if_nobody_looked_before_the_time_was_over(fault, monkeypatch):
+def test_a_mismatch_is_told_even_if_nobody_looked_before_the_time_was_over(fault, monkeypatch, judged_when):
     def differ_and_never_end(rank):
         dtype = [torch.float32, torch.int32][rank]
         dist.isend(torch.zeros(3, dtype=dtype), 1) if rank == 0 else dist.irecv(torch.zeros(3, dtype=dtype), 0)
@@ -33,6 +33,7 @@ def test_a_mismatch_is_told_even_if_nobody_looked_before_the_time_was_over(fault
             pass
 
     monkeypatch.setattr(monitor, "_STILL", 60.0)
+    judged_when(lambda statuses: all(status.operations for status in statuses))
     line = str(fault.of(Mismatch, differ_and_never_end, timeout=2.0)).splitlines()[0]
     assert "sends 3 float32" in line and "receives into 3 int32" in line
 

@@ -50,7 +50,7 @@ def test_a_message_to_oneself_is_refused(fault, row_at):
 
     error = fault.of(RankFailed, to_itself, 2)
     assert "two ranks" in str(error).splitlines()[0]
-    row_at(error, 1, to_itself, "to itself")
+    row_at(error, error.rank, to_itself, "to itself")
 
 
 def test_a_ring_of_one_rank_is_refused():
