@@ -15,7 +15,9 @@ from course_lib.ranks import fork_server
 # wait for each other on busy cores took 200 ms for a step that takes one of them 6.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a bug
+# A busy machine is not a bug. And the same examples each time: what another draw finds is not the fault of a change that
+# comes to be tested that day. `--hypothesis-profile default` looks further.
+hypothesis.settings.register_profile("course", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("course")
 
 # Else every rank would import them on its own, to find its function in a test's file: a tenth of a second each.
