@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
 _HEADER = struct.Struct("<QQQ")  # has begun, events, operations posted
+_NUMBER = struct.Struct("<Q")
 _OPERATION = struct.Struct("<QIQIiqqQIIdddBB20s24s32s16s192s")
 SLOT = 64 + RING * _OPERATION.size
 
@@ -138,7 +139,7 @@ class Board:
 
     def clear(self, rank: int, has_begun: bool) -> None:
         """Forget the last run; its operations stay behind the counter, unread."""
-        _HEADER.pack_into(self.memory, rank * SLOT, has_begun, 0, 0)
+        self._put(rank * SLOT, _HEADER.pack(has_begun, 0, 0))
 
     def has_begun(self, rank: int) -> bool:
         """Whether the rank has begun the run that it is needed for."""
@@ -150,18 +151,22 @@ class Board:
 
     def touch(self, rank: int) -> None:
         """Count an event that is not an operation."""
-        struct.pack_into("<Q", self.memory, rank * SLOT + 8, self.events(rank) + 1)
+        self._put(rank * SLOT + 8, _NUMBER.pack(self.events(rank) + 1))
 
     def post(self, rank: int, op: Operation) -> None:
         """Write a new operation; the counter moves last, so that a reader never sees half of one."""
         self.write(rank, op)
-        struct.pack_into("<Q", self.memory, rank * SLOT + 16, op.number)
+        self._put(rank * SLOT + 16, _NUMBER.pack(op.number))
 
     def write(self, rank: int, op: Operation) -> None:
         """Write an operation that has changed."""
         texts = [text.encode()[-192:] for text in _texts_of(op)]  # of a long line the end, where its number is
-        _OPERATION.pack_into(self.memory, _offset(rank, op.number), *_numbers_of(op), *texts)
+        self._put(_offset(rank, op.number), _OPERATION.pack(*_numbers_of(op), *texts))
         self.touch(rank)
+
+    def _put(self, place: int, data: bytes) -> None:
+        """Write all at once: `pack_into` begins with zeros, and somebody may look just then."""
+        self.memory[place : place + len(data)] = data
 
     def operations(self, rank: int) -> list[Operation]:
         """The operations of this run that the rank wrote last, oldest first, at most RING."""
@@ -170,7 +175,11 @@ class Board:
         return sorted((op for op in found if op.number <= posted), key=attrgetter("number"))
 
     def _read(self, rank: int, number: int) -> Operation:
-        values: list[Any] = list(_OPERATION.unpack_from(self.memory, _offset(rank, number)))
+        place = _offset(rank, number)
+        before, data = b"", bytes(self.memory[place : place + _OPERATION.size])
+        while data != before:  # its rank may be writing it
+            before, data = data, bytes(self.memory[place : place + _OPERATION.size])
+        values: list[Any] = list(_OPERATION.unpack(data))
         values[-_TEXTS:] = [text.rstrip(b"\0").decode(errors="replace") for text in values[-_TEXTS:]]
         return Operation(*values)
 
