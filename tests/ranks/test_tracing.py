@@ -387,7 +387,7 @@ def noted_late(rank: int) -> None:
     from course_lib.ranks import tracer
     from course_lib.ranks.traced_group import TracedWork
 
-    own: Any = dist.group.WORLD.tracer  # type: ignore[union-attr]
+    own: Any = dist.group.WORLD.tracer
     note, clock, has_returned = TracedWork._note_completion, tracer.clock, threading.Event()
 
     def end_run() -> None:
@@ -398,7 +398,7 @@ def noted_late(rank: int) -> None:
         if self.op.handed_on:
             has_returned.wait(60)
             time.sleep(0.02)
-            tracer.clock = lambda: clock() + 5.0  # type: ignore[assignment]
+            tracer.clock = lambda: clock() + 5.0
             time.sleep(0.02)
             tracer.clock = clock
         note(self, future)
@@ -515,7 +515,7 @@ def test_a_tensor_that_is_still_on_its_way_is_waited_for_when_it_is_returned() -
 
 def sleep_until_there(ranks: Sequence[int], operations: int) -> None:
     """Sleep, on a rank, and go on a while after these ranks have begun so many operations in this run."""
-    board = dist.group.WORLD.tracer.board  # type: ignore[union-attr]
+    board = dist.group.WORLD.tracer.board
     while any(len(board.operations(rank)) < operations for rank in ranks):
         time.sleep(0.001)
     time.sleep(LATE)
@@ -683,7 +683,7 @@ def test_nobody_sees_half_of_an_operation() -> None:
     """A rank that writes all the time, and one that looks, as the monitor does while others go on."""
 
     def torn(rank: int) -> int:
-        board = dist.group.WORLD.tracer.board  # type: ignore[union-attr]
+        board = dist.group.WORLD.tracer.board
         kinds = [Operation(0, 1, 0, 7, name=name, shape=name, dtype="x", line=name) for name in ("send", "recv")]
         if rank == 0:
             for number in itertools.count(1):
