@@ -359,14 +359,20 @@ def meanwhile(*words: str) -> Iterator[Callable[[], int]]:
 
 def run(*words: str) -> int:
     """Run .venv's Python with these words to its end. Returns its exit code, or INTERRUPTED after Ctrl-C."""
-    process = subprocess.Popen([str(PYTHON), *words], cwd=ROOT, env=environment())
+    process: subprocess.Popen[bytes] | None = None
+    interrupted = False
 
-    def terminate(*_: Any) -> NoReturn:
-        process.terminate()
-        raise KeyboardInterrupt
+    def terminate(*_: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        if process:  # else it is just being started, and told below
+            process.terminate()
+            raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, terminate)
-    interrupted = False
+    process = subprocess.Popen([str(PYTHON), *words], cwd=ROOT, env=environment())
+    if interrupted:
+        process.terminate()
     while True:
         try:
             code = process.wait()

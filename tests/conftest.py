@@ -15,7 +15,8 @@ from course_lib.ranks import fork_server
 # wait for each other on busy cores took 200 ms for a step that takes one of them 6.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# A busy machine is not a bug; and the same examples each time, so that a verdict does not depend on luck.
+# A busy machine is not a bug. And the same examples each time, so that no change is blamed for what another draw finds;
+# `--hypothesis-profile default` looks further.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("course")
 

@@ -391,6 +391,27 @@ def test_ending_course_py_ends_what_it_runs(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signal that only asks")
+def test_ending_course_py_while_it_starts_something_ends_that_too(tmp_path: Path) -> None:
+    load(tmp_path)
+    program = """
+import course, signal, subprocess, sys
+
+def told_before_it_returns(*words, start=subprocess.Popen, **options):
+    process = start(*words, **options)
+    print(process.pid, flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    return process
+
+course.PYTHON, subprocess.Popen = sys.executable, told_before_it_returns
+sys.exit(course.run("-c", "import time; time.sleep(60)"))
+"""
+    said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert said.returncode == 130, said.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said.stdout), 0)
+
+
 @pytest.mark.parametrize("version", [(3, 10), (3, 11), (3, 12), (3, 13)])
 def test_four_pythons_will_do(module: Any, version: tuple[int, int]) -> None:
     assert module.unsupported(version) is None

@@ -175,7 +175,11 @@ class Board:
         return sorted((op for op in found if overwritten < op.number <= posted), key=attrgetter("number"))
 
     def _read(self, rank: int, number: int) -> Operation:
-        values: list[Any] = list(_OPERATION.unpack_from(self.memory, _offset(rank, number)))
+        place = _offset(rank, number)
+        before, data = b"", bytes(self.memory[place : place + _OPERATION.size])
+        while data != before:  # its rank may be writing it
+            before, data = data, bytes(self.memory[place : place + _OPERATION.size])
+        values: list[Any] = list(_OPERATION.unpack(data))
         values[-_TEXTS:] = [text.rstrip(b"\0").decode(errors="replace") for text in values[-_TEXTS:]]
         return Operation(*values)
 

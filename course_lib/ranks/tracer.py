@@ -23,7 +23,7 @@ from course_lib.timeline import Span
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 RANKS = os.path.dirname(__file__) + os.sep
 clock = time.perf_counter
-_LATE_NOTES = 1.0  # seconds in which another thread notes that an operation has ended
+_LATE_NOTES = 2000  # looks whether another thread has noted that an operation has ended
 
 
 class Tracer:
@@ -90,8 +90,9 @@ class Tracer:
         """The function has returned. What was waited for out of sight is over, but its end may be noted a bit later."""
         if self.emulated:
             self.emulated.come_by()
-        patience = clock() + _LATE_NOTES
-        while any(op.handed_on and not op.ended for op in self.operations) and clock() < patience:
+        for _ in range(_LATE_NOTES):  # not so many seconds, in which a machine may have stood still
+            if not any(op.handed_on and not op.ended for op in self.operations):
+                break
             time.sleep(0.0005)
 
     # What the process groups report

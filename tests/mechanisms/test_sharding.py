@@ -10,6 +10,7 @@ a handful of operations per step. `nearly_equal` allows that, `close` also anoth
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -19,6 +20,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -289,12 +291,21 @@ def added(before: dict[int, torch.UntypedStorage]) -> int:
 
 
 def settled(before: dict[int, torch.UntypedStorage]) -> int:
-    """The same, after gloo's threads have let go of what they sent: when it has stayed as it is for a while."""
-    counts = [added(before)]
-    while len(counts) < 4 or len(set(counts[-4:])) > 1:
-        time.sleep(0.02)
-        counts.append(added(before))
-    return counts[-1]
+    """The same, after gloo's threads have let go of what they sent: once all of them sleep, look after look."""
+    looks = 0
+    while looks < 3:
+        time.sleep(0.005)
+        looks = 0 if is_gloo_awake() else looks + 1
+    return added(before)
+
+
+def is_gloo_awake() -> bool:
+    """Whether one of its threads has something to do, be it that it waits for a core."""
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if "gloo_runloop) R" in (task / "stat").read_text():
+                return True
+    return False
 
 
 class Batch:
@@ -371,11 +382,11 @@ def test_a_block_is_whole_only_while_it_or_the_one_before_it_computes() -> None:
         forward, backward = [0], [0]
         for name, parameter in model.named_parameters():  # a block's last gradient comes when it holds most
             if name.endswith("attention_norm.weight"):
-                parameter.register_post_accumulate_grad_hook(lambda _: backward.append(added(before)))
+                parameter.register_post_accumulate_grad_hook(lambda _: backward.append(settled(before)))
         sharded = FullySharded(model)
         for name, module in model.named_modules():
             if name.endswith("mlp.up"):
-                module.register_forward_hook(lambda module, inputs, output: forward.append(added(before)))
+                module.register_forward_hook(lambda module, inputs, output: forward.append(settled(before)))
         sharded(one_token).sum().backward()
         return max(forward), max(backward), psi * 4, block * 4
 

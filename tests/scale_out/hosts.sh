@@ -11,8 +11,9 @@ printf '127.0.0.1 localhost\n10.213.0.1 node0\n10.213.0.2 node1\n' >"$folder/hos
 mount --bind "$folder/hosts" /etc/hosts
 mount --bind "$folder/resolv.conf" /etc/resolv.conf # no name server: a look-up fails at once
 
-unshare --net --uts sleep 120 >/dev/null 2>&1 & first=$!
-unshare --net --uts sleep 120 >/dev/null 2>&1 & second=$!
+# Longer than any command may take: the hosts are ended below, and who is not there to be ended is an error.
+unshare --net --uts sleep 300 >/dev/null 2>&1 & first=$!
+unshare --net --uts sleep 300 >/dev/null 2>&1 & second=$!
 trap 'kill $first $second' EXIT
 here=$(readlink /proc/$$/ns/net)
 until [ "$(readlink /proc/$first/ns/net)" != "$here" ] && [ "$(readlink /proc/$second/ns/net)" != "$here" ]; do

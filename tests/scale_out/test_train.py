@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -92,9 +93,8 @@ def test_a_run_goes_on_on_another_mesh(tmp_path: Path, precision: str) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
     options = replace(OPTIONS, steps=1, checkpoints=str(tmp_path))
     launch(train, 1, (options,), device="cpu")
-    with pytest.raises(
-        RankFailed, match=rf"Every rank raised CheckpointError: .*step_00000001 is of another .*{words}"
-    ):
+    # The other rank raises it too, but on a busy machine not before the run is ended.
+    with pytest.raises(RankFailed, match=rf" raised CheckpointError: .*step_00000001 is of another .*{words}"):
         launch(train, 2, (replace(options, **other),), device="cpu")
 
 
@@ -225,9 +225,12 @@ def cluster(folder: Path, nodes: str, pids: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """None of those that the system deals out: another test's ranks could be given it before it is used."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("there is no free port")
 
 
 def two_hosts(folder: Path) -> list[str]:
