@@ -177,8 +177,9 @@ def in_buckets(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
             one.grad = part.view_as(one)
 
 
-def _layers(n: int, layers: int, bucket_size: int, seed: int, new: str = "", steps: int = 1, frozen: int = -1) -> Case:
-    width = 4 if layers < 6 else 16
+def _layers(
+    n: int, layers: int, bucket_size: int, seed: int, new: str = "", steps: int = 1, frozen: int = -1, width: int = 4
+) -> Case:
     text = f"{n} ranks, {layers} layers of {width**2 + width} parameters, buckets of {bucket_size}"
     text += f", {steps} steps" * (steps > 1) + ", one bias frozen" * (frozen >= 0)
     return Case(text, n, partial(_layers_arguments, layers, width, bucket_size, seed, steps, frozen), new)
@@ -197,7 +198,8 @@ def _all_layers(seed: int) -> list[Case]:
     rest, again = "parameters are left over for a bucket that does not get full", "a second step with the same model"
     two = [_layers(2, 3, 20, seed), _layers(2, 3, 30, seed, rest), _layers(2, 3, 30, seed, again, steps=2)]
     frozen = _layers(3, 4, 30, seed, "a frozen parameter, which gets no gradient", frozen=3)
-    return [*two, _layers(3, 3, 25, seed), frozen, _layers(4, 4, 30, seed + 1)]
+    slow = _layers(3, 3, 500, seed, "a message takes longer than the backward pass of a layer", width=24)
+    return [*two, _layers(3, 3, 25, seed), frozen, slow, _layers(4, 4, 30, seed + 1)]
 
 
 def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> dict[str, Tensor]:
@@ -242,7 +244,8 @@ def _few_messages(lefts: list[Left]) -> str:
     return sent_more(lefts, most, "The gradients are")
 
 
-priced, slow = _layers(4, 6, 500, 0), Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
+priced = _layers(4, 6, 500, 0, width=16)
+slow = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
 backward_in_buckets = Exercise(
     "backward_in_buckets", in_buckets, _play_layers, _all_layers, priced, slow, rounding=1e-12, contract=_few_messages
 )
@@ -250,6 +253,7 @@ change = backward_in_buckets.change
 hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()\n"
 change("stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n")
 change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
+change("one_on_its_way", "message = ", "in_flight and in_flight[-1][0].wait(); message = ")
 change("rest_stays", "if bucket:", "if False:")
 change("hooks_stay", "hook.remove()", "pass")
 change("summed", "message /= dist.get_world_size()", "pass")

@@ -59,7 +59,8 @@ class Evidence:
         made = [
             v for left in self.right for name, v in left.values.items() if not is_same(v, left.before.get(name, ""))
         ]
-        largest = max((float(v.abs().max()) for v in made if isinstance(v, Tensor) and v.numel()), default=0.0)
+        finite = [v.nan_to_num(0, 0, 0) for v in made if isinstance(v, Tensor) and v.numel()]
+        largest = max((float(v.abs().max()) for v in finite), default=0.0)
         return self.exercise.rounding * largest
 
     def _between(self, wanted: list[Left], given: list[Left]) -> list[Difference]:
@@ -110,7 +111,7 @@ class Evidence:
             return "Your function ends the process group: nothing that comes after it could communicate."
         if wrong and wrong[0].is_change:
             return f"Your function changes `{wrong[0].name}`, which has to stay as it was."
-        if wrong and all(isinstance(value, str) for one in wrong for value in (one.expected, one.got)):
+        if wrong and isinstance(wrong[0].expected, str) and isinstance(wrong[0].got, str):
             return self.exercise.rule(self.left) or f"`{wrong[0].name}` is not what it should be."
         if wrong and kind(wrong[0].expected) != kind(wrong[0].got):
             return f"On rank {wrong[0].rank}, `{wrong[0].name}` is not even of the right type, dtype and shape."

@@ -21,5 +21,5 @@ def sent_more(lefts: list[Left], most: tuple[int, int], what: str) -> str:
 
 def collective_at_work(lefts: list[Left]) -> str:
     """What to say if there is anything but messages; "" if there is not."""
-    other = [sent.operation for left in lefts for sent in left.sent if sent.operation != "send"]
+    other = [sent.operation.replace("all", "all_") for left in lefts for sent in left.sent if sent.operation != "send"]
     return f"That is `{other[0]}` at work. Here you build what is inside it, out of messages alone." if other else ""

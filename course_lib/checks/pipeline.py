@@ -21,6 +21,7 @@ from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, peak_in_flight, validate
 from course_lib.timeline import compute
 
+EARLIER = "gradients of an earlier minibatch, to which yours are added"
 KEPT = 1_000  # bytes that stand for the activations of a micro-batch
 
 
@@ -193,22 +194,26 @@ def ran(actions: list[Action], module: nn.Module, inputs: list, targets: list, l
 
 def _step(n: int, name: str, sizes: Sequence[int], seed: int, new: str = "") -> Case:
     text = f"{name}, {n} stages, micro-batches of {', '.join(map(str, sizes))}"
-    return Case(text, n, partial(_one_stage_each, name, sizes, seed), new)
+    return Case(text, n, partial(_one_stage_each, name, sizes, seed, new == EARLIER), new)
 
 
-def _one_stage_each(name: str, sizes: Sequence[int], seed: int, rank: int) -> tuple:
+def _one_stage_each(name: str, sizes: Sequence[int], seed: int, has_gradients: bool, rank: int) -> tuple:
     """A stage of its own on each rank, and the whole minibatch, in micro-batches, on all of them."""
     n, own, common = dist.get_world_size(), normal(10 * seed + rank), normal(10 * seed + 9)
     stage = nn.Sequential(nn.Linear(4 if rank else 3, 4 if rank < n - 1 else 2), nn.Tanh())
     inputs, targets = (common(sum(sizes), width).split(sizes) for width in (3, 2))
-    return SCHEDULES[name](n, len(sizes)).actions[rank], prepared(stage, own), inputs, targets, mse_loss, 4
+    prepared(stage, own)
+    for parameter in stage.parameters() if has_gradients else []:
+        parameter.grad = own(parameter.shape)
+    return SCHEDULES[name](n, len(sizes)).actions[rank], stage, inputs, targets, mse_loss, 4
 
 
 def _steps(seed: int) -> list[Case]:
     uneven = "micro-batches of different size"
     first = [(2, "gpipe", (3,), ""), (2, "gpipe", (3, 3), "a second micro-batch"), (2, "1f1b", (3, 3, 3), "1F1B")]
     more = [(3, "gpipe", (2, 2), ""), (3, "1f1b", (2,) * 4, "1F1B"), (2, "gpipe", (3, 1), uneven)]
-    return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, (4, "1f1b", (3, 1, 2), "")]]
+    last = [(2, "gpipe", (2,), EARLIER), (4, "1f1b", (3, 1, 2), "")]
+    return [_step(n, name, sizes, seed + n, new) for n, name, sizes, new in [*first, *more, *last]]
 
 
 run_actions = on_devices("run_actions", ran, effect, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
@@ -217,6 +222,7 @@ share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(
 change("losses_summed", share, "")
 change("all_alike", share, " / len(targets)")
 change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(targets))")
+change("cleared", "in_flight, sending = {}, []", "in_flight, sending, _ = {}, [], module.zero_grad()")
 change("last_alone", "y.backward", "module.zero_grad(), y.backward")
 change("dy_passed_on", "dist.isend(x.grad,", "dist.isend(x.grad if dy is None else dy,")
 change("newest_first", "in_flight.pop(k)", f"in_flight.pop({other})")

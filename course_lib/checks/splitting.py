@@ -67,7 +67,7 @@ def _view(lefts: list[Left]) -> list[Values]:
     inputs, targets = (_samples(lefts, name) for name in NAMES)
     used = Counter(sample for share in inputs for sample in share)
     of_all: Values = {
-        "how often each sample is used": torch.tensor(sorted(used[n] for n in range(len(lefts[0].before["inputs"])))),
+        "how often each sample is used": torch.tensor([used[n] for n in range(len(lefts[0].before["inputs"]))]),
         "the sizes of the shares": torch.tensor(sorted(map(len, inputs))),
         "inputs and targets": "belong together" if inputs == targets else "are of different samples",
     }

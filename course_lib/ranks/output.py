@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import sys
 import time
 from typing import Any
@@ -31,11 +32,11 @@ class Terminal:
 class Notebook:
     """One panel with the prints of each rank together, redrawn in place while they come.
 
-    Grouping by rank makes the output the same in every run, whoever printed first. A short run is drawn
-    once, when it is over, so that tools which do not follow redraws (nbval) see all of it.
+    Grouping by rank makes the output the same in every run, whoever printed first. A short run is drawn once, when it
+    is over. COURSE_PATIENCE says what is short, for tools which do not follow redraws (nbval).
     """
 
-    patience = 1.0  # seconds from the first print to the first picture of a run that goes on
+    patience = float(os.environ.get("COURSE_PATIENCE", 1.0))  # seconds from the first print to the first picture
     interval = 0.1  # seconds between redraws
 
     def __init__(self, fold: bool = False) -> None:

@@ -292,7 +292,8 @@ checks.cut_heads(cut_heads).points(3)
 def cross_entropy(logits, targets, first):
     """Loss and gradient from a share of the logits.
 
-    logits: [targets, its tokens], of this rank's tokens. They may be large.
+    logits: [targets, its tokens], of this rank's tokens. They may be large; they stay as
+        they are.
     targets: int64 [targets], token numbers in the whole vocabulary, the same on all ranks.
     first: the number of this rank's first token; the others follow. Every token is on
         one rank, and ranks may have different numbers of them.

@@ -39,7 +39,8 @@ def state_bytes(parameters, dp, tp, pp, zero, precision):
     precision: "bf16": weights and gradients in 16 bits, and Adam with a 32-bit master
         copy of the weights; "fp32": everything in 32 bits, and no copy.
     Returns three numbers: bytes of weights, of gradients, of the optimizer's state (Adam
-    keeps two moments in 32 bits for each weight). What does not divide is rounded up.
+    keeps two moments in 32 bits for each weight). Where parameters do not divide, their
+    number is rounded up.
     """
     ### BEGIN SOLUTION
     weight, gradient, adam = (2, 2, 4 + 4 + 4) if precision == "bf16" else (4, 4, 4 + 4)

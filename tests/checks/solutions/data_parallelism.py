@@ -84,6 +84,18 @@ def shuffles_in_each_call(batch: Any, rank: int, world_size: int) -> Any:
     return split(batch[torch.randperm(len(batch), generator=COMMON)], rank, world_size)
 
 
+def takes_pieces_of_as_many_samples_as_ranks(batch: Any, rank: int, world_size: int) -> Any:
+    return batch.split(world_size)[rank]
+
+
+def sorts_each_column(batch: Any, rank: int, world_size: int) -> Any:
+    return split(batch.sort(0).values, rank, world_size)
+
+
+def shuffles_without_a_seed(batch: Any, rank: int, world_size: int) -> Any:
+    return split(batch[torch.randperm(len(batch))], rank, world_size)
+
+
 def shuffles_on_each_rank(batch: Any, rank: int, world_size: int) -> Any:
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(rank))
     return split(batch[order], rank, world_size)
@@ -564,6 +576,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         flattens_the_share: "not even of the right type, dtype and shape",
         copies_into_zeros: "`a row of the result[targets]` is not even of the right type, dtype and shape",
         shuffles_in_each_call: "Inputs and targets do not belong together",
+        takes_pieces_of_as_many_samples_as_ranks: "rank 0: 0, 1; rank 1: 2, 3.",
+        sorts_each_column: "`inputs and targets` is not what it should be",
+        shuffles_without_a_seed: "These samples go to your ranks",
         shuffles_on_each_rank: "These samples go to your ranks",
     },
     checks.average_gradients: {
@@ -581,7 +596,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         takes_the_largest: "not what one process would have",
     },
     checks.ring_all_reduce: {
-        calls_all_reduce: "`allreduce` at work",
+        calls_all_reduce: "`all_reduce` at work",
         multiplies_alone: "sends nothing",
         replaces_list_entries: "The sum does not reach `tensor`",
         mixes_chunks: "In round 2 of 2 rank 0 sends a mix of different elements",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from course_lib import checks
 from course_lib.checks.exercise import Exercise
@@ -389,6 +390,27 @@ def clip_multiplied(gradients: Any, scale: Any, max_norm: Any) -> Any:
     return clipped(gradients, 1 / scale, max_norm)
 
 
+def _clipped_unless(skips: Callable[[Tensor], Tensor]) -> Callable[[Any, float, float], bool]:
+    """Looks at the sum of all squares whether to skip."""
+
+    def program(gradients: list[Tensor], scale: float, max_norm: float) -> bool:
+        total = sum((gradient.div_(scale).square().sum() for gradient in gradients), torch.zeros(()))
+        dist.all_reduce(total)
+        for gradient in gradients:
+            gradient *= min(1.0, max_norm / float(total.sqrt()))
+        return not skips(total)
+
+    return program
+
+
+def clip_sees_no_inf(gradients: list[Tensor], scale: float, max_norm: float) -> bool:
+    return _clipped_unless(torch.isnan)(gradients, scale, max_norm)
+
+
+def clip_sees_no_nan(gradients: list[Tensor], scale: float, max_norm: float) -> bool:
+    return _clipped_unless(torch.isinf)(gradients, scale, max_norm)
+
+
 def clip_the_square(gradients: Any, scale: Any, max_norm: Any) -> Any:
     return clipped(gradients, scale, max_norm**2 / 2)
 
@@ -438,7 +460,9 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.unscale_and_clip: {
         clip_nothing_returned: "`the result` is not even of the right type",
         clip_elsewhere: "Still as before: `gradients[0]`",
-        clip_upside_down: "not even of the right type",
+        clip_upside_down: "not what one process would have",
+        clip_sees_no_inf: "A step is taken though a gradient is not finite",
+        clip_sees_no_nan: "not what one process would have",
         clip_says_so_in_words: "`the result` is not even of the right type",
         clip_each_tensor: "not what one process would have",
         clip_each_number: "not what one process would have",

@@ -250,7 +250,16 @@ def with_handles_in_a_list(
 
 
 def weighted_at_the_end(actions: Any, module: Any, inputs: Any, targets: Any, loss_fn: Any, width: int) -> None:
-    """Sums first, and each gradient divided once by all samples."""
+    """Sums first, divided by all samples, and then added to what was there."""
+    earlier = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad()
+    divides_what_was_there(actions, module, inputs, targets, loss_fn, width)
+    for parameter, gradient in zip(module.parameters(), earlier, strict=True):
+        parameter.grad += 0 if gradient is None else gradient
+
+
+def divides_what_was_there(actions: Any, module: Any, inputs: Any, targets: Any, loss_fn: Any, width: int) -> None:
+    """Sums first, and each gradient divided once by all samples, with those of an earlier minibatch in it."""
 
     def summed(y: Tensor, target: Tensor) -> Tensor:
         return loss_fn(y, target) * sum(map(len, targets))
@@ -552,6 +561,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         five_times_the_loss: "5 times too large",
         updates_as_it_goes: "changes `0.weight`",
         clears_what_it_has: "`0.weight.grad` is not even of the right type",
+        divides_what_was_there: "not what one process would have",
         first_stage_left_out: "Only rank 1 has what it should have",
         targets_shifted: "not what one process would have",
     },

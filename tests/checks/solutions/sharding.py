@@ -725,7 +725,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
 
 WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.reduce_scatter: {
-        picks_from_the_whole_sum: "`allreduce` at work",
+        picks_from_the_whole_sum: "`all_reduce` at work",
         adds_to_the_argument: "changes `tensor`",
         multiplies_its_own: "sends nothing",
         returns_all_pieces: "not even of the right type",
@@ -735,7 +735,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         talks_to_one_rank_alone: "This is not what one process would have",
     },
     checks.all_gather: {
-        adds_up_zeros: "`allreduce` at work",
+        adds_up_zeros: "`all_reduce` at work",
         repeats_its_own: "sends nothing",
         returns_a_list: "not even of the right type",
         gathers_in_single_precision: "not even of the right type, dtype and shape",
