@@ -8,9 +8,7 @@ setting that it has not run yet. (Those that train for hundreds of steps at ever
 from __future__ import annotations
 
 import contextlib
-import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -101,22 +99,11 @@ def open_explorer(lab: jupyter.Lab, module: str, make: str) -> Page:
 
 @contextlib.contextmanager
 def served() -> Iterator[jupyter.Server]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        base = Path(folder)
-        (base / "course" / "notebooks").mkdir(parents=True)
-        url = f"http://127.0.0.1:{jupyter.free_port()}"
-        server = jupyter.Server(url, secrets.token_hex(16), base / "course")
-        log = base / "log.txt"
-        with open(log, "wb") as file:
-            command, variables = jupyter.command(server), jupyter.surroundings(base, server.token)
-            process = subprocess.Popen(command, env=variables, stdout=file, stderr=file)
-            try:
-                jupyter.wait_for(server, process, log)
-                yield server
-            finally:
-                server.end_kernels()
-                process.terminate()
-                process.wait(20)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:
+        folder = Path(base) / "course"
+        (folder / "notebooks").mkdir(parents=True)
+        with jupyter.running(Path(base), folder, [f"--ServerApp.root_dir={folder}"]) as server:
+            yield server
 
 
 def time_of(page: Page, control: str, key: str) -> float:

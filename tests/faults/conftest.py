@@ -83,7 +83,7 @@ def others_wait(rank: int, name: str) -> None:
     """Returns on a rank when every other one is blocked in the operation of this name, and sure to be told there."""
     import torch.distributed as dist
 
-    board, others = dist.group.WORLD.tracer.board, set(range(dist.get_world_size())) - {rank}  # type: ignore
+    board, others = dist.group.WORLD.tracer.board, set(range(dist.get_world_size())) - {rank}
     while not all(any(op.name == name and op.is_blocked for op in board.operations(other)) for other in others):
         time.sleep(0.01)
 

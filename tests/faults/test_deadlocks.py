@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -279,11 +280,13 @@ def test_a_rank_that_is_held_up_while_it_takes_a_message_from_any_rank_is_no_dea
             dist.send(torch.ones(1), 0)
             return 1.0
         box, note_sender = torch.zeros(1), TracedWork._note_sender
-        TracedWork._note_sender = lambda work: (time.sleep(2.5), note_sender(work))  # type: ignore[method-assign]
-        try:
+
+        def late(work):
+            time.sleep(2.5)
+            note_sender(work)
+
+        with mock.patch.object(TracedWork, "_note_sender", late):
             dist.recv(box)
-        finally:
-            TracedWork._note_sender = note_sender  # type: ignore[method-assign]
         return float(box)
 
     assert launch(held_up, 2).results == [1.0, 1.0]
