@@ -168,11 +168,10 @@ class Board:
         self.touch(rank)
 
     def operations(self, rank: int) -> list[Operation]:
-        """The operations of this run that the rank wrote last, oldest first, fewer than RING."""
+        """The operations of this run that the rank wrote last, oldest first, at most RING."""
         posted = self.headers[rank][2]
-        found = [self._read(rank, number) for number in range(1, min(posted, RING) + 1)]
-        overwritten = self.headers[rank][2] + 1 - RING  # perhaps just now, by the next one
-        return sorted((op for op in found if overwritten < op.number <= posted), key=attrgetter("number"))
+        found = (self._read(rank, number) for number in range(1, min(posted, RING) + 1))
+        return sorted((op for op in found if op.number <= posted), key=attrgetter("number"))
 
     def _read(self, rank: int, number: int) -> Operation:
         place = _offset(rank, number)

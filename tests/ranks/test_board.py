@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from course_lib.ranks.board import RING, SLOT, Board, Operation
+from course_lib.ranks.board import SLOT, Board, Operation
 
 OPERATION = Operation(1, 3, 7, 77, name="all_reduce", detail="SUM", shape="4", dtype="float32", line="a.py:1", posted=1)
 
@@ -39,10 +39,3 @@ def test_an_operation_that_changes_is_never_seen_without_the_rest_of_it() -> Non
         writer.kill()
         writer.join()
     assert seen == {(1, 7, 77, "all_reduce", "SUM", "4", "float32", "a.py:1", 1.0)}
-
-
-def test_the_operation_whose_place_the_next_one_takes_is_not_read() -> None:
-    board = Board(bytearray(SLOT))
-    for number in range(1, RING + 3):
-        board.post(0, Operation(number, 1, number, 0))
-    assert [op.number for op in board.operations(0)] == list(range(4, RING + 3))
