@@ -57,8 +57,7 @@ def run_schedule(
     inputs, targets: the whole minibatch, tensors or tuples or dicts of them, cut by `batches.micro_batches`. Only the
         rank of the first stage reads inputs (a tuple is given as arguments, a dict as keyword arguments), only that of
         the last stage reads targets. Elsewhere they may be None.
-    loss_fn: loss_fn(output, targets) -> the mean over the samples, a scalar; the sum if loss_fn.reduction, or what a
-        functools.partial gives as `reduction`, is "sum".
+    loss_fn: loss_fn(output, targets) -> the mean over the samples, a scalar; the sum if its `reduction` is "sum".
     work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
 
     Returns the minibatch's loss on the rank of the last stage, None on the others. It and the gradients are exactly the
