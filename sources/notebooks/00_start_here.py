@@ -9,7 +9,8 @@
 # earlier run are stored here, and *Clear Outputs of All Cells* in the *Edit* menu hides them until you get there.
 #
 # No mouse is needed: **Ctrl + Enter** runs a cell and stays on it, **Tab** leads to the buttons and sliders that it
-# shows, arrows and the space bar use them, and **Escape** leads back to the cell.
+# shows, arrows and the space bar use them, and **Escape** leads back to the cell. *Theme* in the *Settings* menu has
+# *Increase Content Font Size*, which makes the pictures larger, too.
 #
 # ## One function, four processes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import Notebook
@@ -35,6 +36,17 @@ def test_the_first_page_shows_a_deadlock_and_goes_on(lab: Any) -> None:
     assert "Nobody can move: 0 waits to receive from 1, 1 waits to receive from 0" in errors.inner_text()
     assert unrun(notebook.page) == 0
     assert violations(notebook.page) == []
+    pictures_grow_with_the_text(notebook.page)
+
+
+def pictures_grow_with_the_text(page: Page) -> None:
+    before, text = smallest_label(page), page.locator(".jp-Notebook .jp-RenderedMarkdown p").first
+    for change, pixels in (("Increase", 15), ("Decrease", 14)):
+        page.get_by_role("menuitem", name="Settings", exact=True).click()
+        page.locator(".lm-Menu-itemLabel").get_by_text("Theme", exact=True).click()
+        page.get_by_role("menuitem", name=f"{change} Content Font Size", exact=True).click()
+        expect(text).to_have_css("font-size", f"{pixels}px")
+        assert smallest_label(page) == pytest.approx(before * pixels / 14, rel=1e-3)
 
 
 def test_one_machine_is_not_enough(lab: Any) -> None:
