@@ -26,7 +26,7 @@ _TICK = 0.05  # seconds between looks at the board
 _STILL = 1.0  # nothing has moved for this long: look whether anything still can
 _GRACE = 0.3  # after the first failure, for others to fail too
 _GRACE_IF_CUT_OFF = 2.0  # after the first of those whose connection broke, for what is behind it to be noticed
-_GRACE_IF_GONE = 10.0  # for the system to say how a process has ended that is there no more
+_GRACE_IF_GONE = 10.0  # if a process is gone, for it to be told how it ended
 _STARTUP = 60.0
 _ASLEEP = 0.15  # seconds: who has computed less since it moved has slept
 
@@ -61,13 +61,6 @@ class _TimeTaken:
     @property
     def seconds(self) -> float:
         return max(self.computed, self.not_waited)
-
-
-def _is_gone(pid: int) -> bool:
-    """Whether a process has given its memory back, which it does before it lets its connections go."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).memory_info().rss == 0
-    return True
 
 
 def _used_by(pid: int) -> tuple[float, float]:
@@ -181,8 +174,7 @@ class RunMonitor:
     def _grace(self) -> float:
         """On a busy machine, ranks fail because another one is gone before it is told how that one ended."""
         statuses = self.statuses()
-        going_on = [self.pool.workers[status.rank].process.pid for status in statuses if not status.has_ended]
-        if any(map(_is_gone, going_on)):
+        if any(self.pool.workers[status.rank].is_gone for status in statuses if not status.has_ended):
             return _GRACE_IF_GONE
         failed = [status for status in statuses if status.state in ("raised", "died")]
         return _GRACE_IF_CUT_OFF if all(map(diagnosis.is_cut_off, failed)) else _GRACE

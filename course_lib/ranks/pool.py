@@ -42,6 +42,13 @@ class _Worker:
     line: connection.Connection
     lifeline: connection.Connection
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended, though how is perhaps not known yet: the fork server tells that."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # who ends gives memory back first, and then connections
+            return not self.process.is_alive() or psutil.Process(self.process.pid).memory_info().rss == 0
+        return True
+
 
 class Pool:
     """Workers that run together, as the ranks of a world. `room`: how many of them it can have."""
@@ -101,7 +108,7 @@ class Pool:
 
     def fits(self, room: int, uses_gpu: bool) -> bool:
         """Whether it can be used now: all are alive, and nobody has swept its directory away."""
-        is_whole = os.path.isdir(self.directory) and all(worker.process.is_alive() for worker in self.started)
+        is_whole = os.path.isdir(self.directory) and not any(worker.is_gone for worker in self.started)
         return is_whole and (self.room, self.uses_gpu) == (room, uses_gpu)
 
     def kill(self) -> None:

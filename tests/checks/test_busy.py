@@ -111,7 +111,7 @@ def starves(rank: int) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count who waits for a core")
 def test_waiting_for_a_core_does_not_count() -> None:
-    with all_cores_busy(times=8):  # each of which takes its turn before the rank has its next
+    with all_cores_busy(times=4):  # each of which takes its turn before the rank has its next
         launch(starves, 1, timeout=LIMIT)
 
 
