@@ -163,8 +163,7 @@ class Board:
     def write(self, rank: int, op: Operation) -> None:
         """Write an operation that has changed, in one piece: who reads meanwhile must not find it without its name."""
         texts = [text.encode()[-192:] for text in _texts_of(op)]  # of a long line the end, where its number is
-        offset = _offset(rank, op.number)
-        self.memory[offset : offset + _OPERATION.size] = _OPERATION.pack(*_numbers_of(op), *texts)
+        self._place(rank, op.number)[:] = _OPERATION.pack(*_numbers_of(op), *texts)
         self.touch(rank)
 
     def operations(self, rank: int) -> list[Operation]:
@@ -174,14 +173,15 @@ class Board:
         return sorted((op for op in found if op.number <= posted), key=attrgetter("number"))
 
     def _read(self, rank: int, number: int) -> Operation:
-        place = _offset(rank, number)
-        before, data = b"", bytes(self.memory[place : place + _OPERATION.size])
-        while data != before:  # its rank may be writing it
-            before, data = data, bytes(self.memory[place : place + _OPERATION.size])
+        place = self._place(rank, number)
+        data = bytes(place)
+        while data != place:  # its rank is just writing it
+            data = bytes(place)
         values: list[Any] = list(_OPERATION.unpack(data))
         values[-_TEXTS:] = [text.rstrip(b"\0").decode(errors="replace") for text in values[-_TEXTS:]]
         return Operation(*values)
 
-
-def _offset(rank: int, number: int) -> int:
-    return rank * SLOT + 64 + (number - 1) % RING * _OPERATION.size
+    def _place(self, rank: int, number: int) -> memoryview:
+        """Of an operation; the one RING later has the same."""
+        start = rank * SLOT + 64 + (number - 1) % RING * _OPERATION.size
+        return self.memory[start : start + _OPERATION.size]
