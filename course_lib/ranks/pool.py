@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
@@ -46,8 +47,13 @@ class _Worker:
     def is_gone(self) -> bool:
         """Whether it has ended, though how is perhaps not known yet: the fork server tells that."""
         with contextlib.suppress(psutil.NoSuchProcess):  # who ends gives memory back first, and then connections
-            return not self.process.is_alive() or psutil.Process(self.process.pid).memory_info().rss == 0
+            return not self.process.is_alive() or self._as_seen.memory_info().rss == 0
         return True
+
+    @functools.cached_property
+    def _as_seen(self) -> psutil.Process:
+        """By the system. Looked up once: every launch asks each worker."""
+        return psutil.Process(self.process.pid)
 
 
 class Pool:
