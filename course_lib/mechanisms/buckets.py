@@ -86,6 +86,15 @@ def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], 
         parameter.register_post_accumulate_grad_hook(weakly(method))
 
 
+def nobody_had_one(sums: Iterable[Tensor]) -> list[bool]:
+    """Of these sums over the ranks, which are of a gradient that no rank had, where each of them sends -0.0 then.
+
+    Only -0.0 + -0.0 is -0.0, so nothing else has to be sent for all to know.
+    """
+    firsts = torch.stack([total.reshape(-1)[0] if total.numel() else total.new_zeros(()) for total in sums])
+    return ((firsts == 0) & firsts.signbit()).tolist()  # a GPU is asked once, not for each
+
+
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """The method as a hook. Hooks live as long as what they hang on, and should not keep the method's owner alive."""
     reference = weakref.WeakMethod(method)

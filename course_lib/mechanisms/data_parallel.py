@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms.buckets import InOrder, fill_buckets, watch_gradients
+from course_lib.mechanisms.buckets import InOrder, fill_buckets, nobody_had_one, watch_gradients
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import (
     Step,
@@ -189,13 +189,8 @@ class _Bucket:
 
     def receive(self) -> None:
         self.work.wait()
-        self.gradients /= self.weight
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is not None or not _is_nobodys(view):
-                parameter.grad = view
-
-
-def _is_nobodys(total: Tensor) -> bool:
-    """Whether no rank had a gradient: only -0.0 + -0.0 is -0.0."""
-    first = total.view(-1)[:1]
-    return bool(((first == 0) & first.signbit()).any())
+        pairs = zip(self.parameters, self.views, strict=True)
+        used = [(one, view) for one, view in pairs if one.grad is not None or not any(nobody_had_one([view]))]
+        self.gradients /= self.weight  # only now: it may round a tiny negative number to -0.0
+        for parameter, view in used:
+            parameter.grad = view

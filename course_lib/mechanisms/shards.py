@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.mechanisms.buckets import nobody_had_one
 from course_lib.mechanisms.groups import Group
 
 
@@ -144,11 +145,7 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def join_gradients(layout: Layout, gradients: Iterable[Tensor | None], like: Tensor) -> Tensor:
-    """Gradients in one flat tensor, with -0.0 where there is none.
-
-    Only -0.0 + -0.0 is -0.0. So where the sum over the ranks is, no rank had a gradient, and nothing else has to be
-    sent for all to know.
-    """
+    """Gradients in one flat tensor, with -0.0 where there is none (see `nobody_had_one`)."""
     gradients = list(gradients)
     if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
         raise ValueError("a gradient is sparse, and shards are dense; build the nn.Embedding with sparse=False")
@@ -160,11 +157,9 @@ def join_gradients(layout: Layout, gradients: Iterable[Tensor | None], like: Ten
 
 
 def accumulate(owners: Iterable[nn.Parameter], sums: Iterable[Tensor], n: int) -> None:
-    """Add 1 / n of the sums over n ranks to the owners' gradients, unless no rank had one (see `join_gradients`)."""
+    """Add 1 / n of the sums over n ranks to the owners' gradients, unless no rank had one."""
     sums = list(sums)
-    firsts = torch.stack([total[0] if len(total) else total.new_zeros(()) for total in sums])
-    nobody_had_one = ((firsts == 0) & firsts.signbit()).tolist()  # a GPU is asked once, not for each piece
-    for owner, total, is_missing in zip(owners, sums, nobody_had_one, strict=True):
+    for owner, total, is_missing in zip(owners, sums, nobody_had_one(sums), strict=True):
         if is_missing:
             continue
         mean = total.div_(n).to(owner.dtype)
