@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from course_lib.checks.exercise import Left
 
+# What torch.distributed calls a collective, where the library below calls it otherwise.
+SPELLED = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+
 
 def most_sent(lefts: list[Left]) -> tuple[int, int]:
     """Of the rank that has most: operations, and the numbers that it gave to them."""
@@ -21,5 +24,6 @@ def sent_more(lefts: list[Left], most: tuple[int, int], what: str) -> str:
 
 def collective_at_work(lefts: list[Left]) -> str:
     """What to say if there is anything but messages; "" if there is not."""
-    other = [sent.operation.replace("all", "all_") for left in lefts for sent in left.sent if sent.operation != "send"]
-    return f"That is `{other[0]}` at work. Here you build what is inside it, out of messages alone." if other else ""
+    other = [sent.operation.removesuffix("_base") for left in lefts for sent in left.sent if sent.operation != "send"]
+    called = SPELLED.get(other[0], other[0]) if other else ""
+    return f"That is `{called}` at work. Here you build what is inside it, out of messages alone." if other else ""
