@@ -7,7 +7,7 @@
     python3 course.py start EXERCISE    work on your own copy of an exercise
     python3 course.py progress          show what you have answered and solved, and how it went
     python3 course.py hand-out FOLDER   make a copy for students, without solutions
-    python3 course.py build [NAME ...]  make notebooks, exercises and solutions from sources/
+    python3 course.py build [NAME ...]  make notebooks, exercises and solutions from lessons/
     python3 course.py bench [NAME ...]  compare with what you would use instead, and print the tables
 
 The first time it makes .venv beside this file and installs the exact versions of requirements.lock
@@ -43,7 +43,7 @@ PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "course.json"  # written last, removed first: while it is missing, .venv is half-made
 STATE = ROOT / ".course"
-SETTINGS = ROOT / "sources" / "jupyterlab"
+SETTINGS = ROOT / "lessons" / "jupyterlab"
 
 OLDEST, NEWEST = (3, 10), (3, 13)
 TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
@@ -70,7 +70,7 @@ def main() -> int:
     if complaint := unsupported(sys.version_info[:2]):
         stop(complaint)
     if arguments.run in (test, build, bench, hand_out) and not (ROOT / "tests").is_dir():
-        stop("This copy of the course is for students: it came without tests, sources and solutions.")
+        stop("This copy of the course is for students: it came without tests and solutions.")
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:
@@ -151,11 +151,11 @@ def test(arguments: argparse.Namespace) -> int:
 
 def test_steps() -> dict[str, list[str]]:
     cores = os.cpu_count() or 1
-    # The order of files is that of tests/conftest.py, the longest first, and not by their number of tests.
+    # The order is that of tests/conftest.py, what takes long first, and not by the number of tests in a file.
     in_files = ["--dist", "loadfile", "--no-loadscope-reorder"]
     few, many = (["-n", str(n), *in_files] for n in (min(4, cores), min(4, cores + 1)))
     notebooks = [folder for folder in ("notebooks", "solutions") if (ROOT / folder).is_dir()]
-    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
+    nbval = ["-p", "tests.notebooks.filled", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
     sanitize = "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"
     elsewhere = ("tests/faults", "tests/browser", "tests/notebooks", "tests/exercises")
     # Whoever reads notebooks first imports for seconds, nbval too: only the steps that do so pay for it.
@@ -164,7 +164,7 @@ def test_steps() -> dict[str, list[str]]:
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy"],
-        "build": ["sources/build.py", "--check"],
+        "build": ["lessons/build.py", "--check"],
         # Ranks wait more than they compute.
         "tests": ["-m", "pytest", "tests", *others, *many],
         "faults": ["-m", "pytest", "-p", "no:nbval", "tests/faults", *few],
@@ -177,8 +177,9 @@ def progress(arguments: argparse.Namespace) -> int:
     """Show which questions you have answered and which exercises you have solved, and how it went."""
     # It needs nothing but the standard library either, so it also works before .venv is made.
     os.environ.setdefault("COURSE_STATE", str(STATE))
-    answers = importlib.import_module("course_lib.questions.progress")
-    return answers.ask_and_reset() if arguments.reset else answers.show()
+    importlib.import_module("lessons")  # it says where its rooms are
+    answers = importlib.import_module("course_lib.classroom.progress")
+    return answers.ask_and_reset() if arguments.reset else answers.show(ROOT / "exercises")
 
 
 def hand_out(arguments: argparse.Namespace) -> int:
@@ -186,12 +187,12 @@ def hand_out(arguments: argparse.Namespace) -> int:
     if len(arguments.names) != 1 or Path(arguments.names[0]).exists():
         stop("Name one folder that does not exist yet: python3 course.py hand-out FOLDER")
     prepare("authors")
-    if run("sources/build.py", "--check"):
-        stop("Students would get something else than what is in sources/, so nothing was copied.")
+    if run("lessons/build.py", "--check"):
+        stop("Students would get something else than what is in lessons/, so nothing was copied.")
     folder = Path(arguments.names[0])
-    unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
     for name in HANDED_OUT:
         if (ROOT / name).is_dir():
+            unwanted = shutil.ignore_patterns(*LEFT_OUT, *(FOR_AUTHORS if name == "lessons" else ()))
             shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
         else:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -201,11 +202,11 @@ def hand_out(arguments: argparse.Namespace) -> int:
 
 
 def build(arguments: argparse.Namespace) -> int:
-    """Make notebooks, exercises and solutions from sources/: those that changed, or those you name."""
+    """Make notebooks, exercises and solutions from lessons/: those that changed, or those you name."""
     prepare("authors")
     os.environ["COURSE_STATE"] = str(STATE / "build")
     flags = [flag for flag in ("check", "all") if getattr(arguments, flag)]
-    return run("sources/build.py", *(f"--{flag}" for flag in flags), *arguments.names)
+    return run("lessons/build.py", *(f"--{flag}" for flag in flags), *arguments.names)
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -219,9 +220,10 @@ def bench(arguments: argparse.Namespace) -> int:
 
 HANDED_OUT = [
     *("README.md", "course.py", "pyproject.toml", "setup.py", "requirements.lock", "environment.yml", ".gitignore"),
-    *("notebooks", "exercises", "course_lib", "sources/jupyterlab"),
-    *("sources/questions", "sources/checks", "sources/scenarios"),
+    *("notebooks", "exercises", "course_lib", "lessons"),
 ]
+LEFT_OUT = (".*", "__pycache__", "*.egg-info")
+FOR_AUTHORS = ("lesson.py", "page.py", "exercise.py", "build.py", "nbgrader_config.py", "instructors")
 COMMANDS = {
     "lab": (lab, None),
     "present": (present, "LESSON"),
@@ -551,7 +553,9 @@ def environment() -> dict[str, str]:
 def alone() -> Iterator[IO[str]]:
     """Hold the lock that keeps two course.py from working on .venv at once. The system frees it if we are killed."""
     STATE.mkdir(exist_ok=True)
-    journal = importlib.import_module("course_lib.journal")  # standard library only, and found before .venv is made
+    journal = importlib.import_module(
+        "course_lib.classroom.journal"
+    )  # standard library only, and found before .venv is made
     with open(STATE / "lock", "a", encoding="utf-8") as file:
         if not journal.try_lock(file):
             print("Another course.py is setting up .venv; waiting for it.", flush=True)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from benchmarks._turns import NOTE, Turns
 from course_lib import data, launch
 from course_lib.mechanisms.pipeline import run_schedule
-from course_lib.mechanisms.schedules import SCHEDULES, Schedule
 from course_lib.model import GPTConfig, TinyGPT
+from course_lib.schedules import SCHEDULES, Schedule
 
 WORLD_SIZE = 2
 MICRO_BATCHES = 8

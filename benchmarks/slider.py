@@ -38,16 +38,38 @@ class Explorer(NamedTuple):
 
 STAGES_AND_OVERHEADS = [("stages", RIGHT), ("overhead", RIGHT), ("stages", RIGHT), ("overhead", LEFT)]
 RANKS = {
-    "data_parallel": Explorer("DataParallelExplorer", "8, 64, 2", [("link speed", RIGHT), ("overlap", FLIP)] * 3),
-    "pipeline": Explorer("PipelineExplorer", "8, 16", [("schedule", RIGHT)] * 3 + [("cut", RIGHT)] * 2),
-    "micro_batches": Explorer("MicroBatchExplorer", "1, 8, 0.016", [("overhead", LEFT)] * 3, STAGES_AND_OVERHEADS),
-    "layerwise": Explorer("LayerWiseExplorer", "8, 64, 4000", [("units", LEFT), ("cut", RIGHT), ("units", RIGHT)]),
-    "tensor_parallel": Explorer("TensorParallelExplorer", "8, 128", [("cut", RIGHT)] * 3 + [("sequence", FLIP)]),
-    "mesh": Explorer("MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)]),
+    "L02_data_parallelism.explorer": Explorer(
+        "DataParallelExplorer", "8, 64, 2", [("link speed", RIGHT), ("overlap", FLIP)] * 3
+    ),
+    "L05_pipeline_parallelism.explorer": Explorer(
+        "PipelineExplorer", "8, 16", [("schedule", RIGHT)] * 3 + [("cut", RIGHT)] * 2
+    ),
+    "L05_pipeline_parallelism.explorer_micro_batches": Explorer(
+        "MicroBatchExplorer", "1, 8, 0.016", [("overhead", LEFT)] * 3, STAGES_AND_OVERHEADS
+    ),
+    "L04_layerwise_model_parallelism.explorer": Explorer(
+        "LayerWiseExplorer", "8, 64, 4000", [("units", LEFT), ("cut", RIGHT), ("units", RIGHT)]
+    ),
+    "L06_tensor_parallelism.explorer": Explorer(
+        "TensorParallelExplorer", "8, 128", [("cut", RIGHT)] * 3 + [("sequence", FLIP)]
+    ),
+    "L08_combining_mechanisms.explorer": Explorer(
+        "MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)]
+    ),
 }
 MODELLED = {  # module, and moves to settings that were not shown before
-    "one_machine": [("model", "ArrowRight"), ("device", "ArrowRight"), ("at a time", "ArrowRight")] * 2,
-    "refresh": [("nodes", "ArrowRight"), ("network", "ArrowRight"), ("devices", "ArrowLeft"), ("nodes", "ArrowLeft")],
+    "L01_one_machine_is_not_enough.explorer": [
+        ("model", "ArrowRight"),
+        ("device", "ArrowRight"),
+        ("at a time", "ArrowRight"),
+    ]
+    * 2,
+    "L09_planning.explorer": [
+        ("nodes", "ArrowRight"),
+        ("network", "ArrowRight"),
+        ("devices", "ArrowLeft"),
+        ("nodes", "ArrowLeft"),
+    ],
 }
 WATCH = """() => {  // pictures come one by one, and only those that changed; after a quiet moment all are there
     window.picture = new Promise((done, give_up) => {
@@ -76,7 +98,7 @@ def main() -> int:
         page = playwright.chromium.launch(executable_path=browser, args=jupyter.FLAGS).new_page()
         lab = jupyter.Lab(server, page, "benchmark")
         print("From a move to the new picture, JupyterLab in a browser")
-        print(f"{'explorer':<32}{'moves':>8}{'median':>12}{'slowest':>12}{'target':>12}")
+        print(f"{'explorer':<55}{'moves':>8}{'median':>12}{'slowest':>12}{'target':>12}")
         for module, explorer in RANKS.items():
             page = open_explorer(lab, module, f"{explorer.make}()")
             moves = explorer.from_opening or explorer.moves
@@ -91,8 +113,8 @@ def main() -> int:
 
 def open_explorer(lab: jupyter.Lab, module: str, make: str) -> Page:
     lab.server.end_kernels()
-    lab.write(f"notebooks/{module}.ipynb", f"from course_lib.widgets import {module} as module\nmodule.{make}")
-    lab.open(f"notebooks/{module}.ipynb", anew=True).run_all()
+    lab.write("notebooks/explorer.ipynb", f"import lessons.{module} as module\nmodule.{make}")
+    lab.open("notebooks/explorer.ipynb", anew=True).run_all()
     lab.page.get_by_role("slider").first.wait_for()
     return lab.page
 

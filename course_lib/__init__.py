@@ -12,9 +12,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from course_lib.preloading import preload
+
 if TYPE_CHECKING:
     from course_lib.ranks import *
     from course_lib.timeline import Span, Timeline
+
+preload("course_lib.model", "course_lib.data", "course_lib.mechanisms.data_parallel")  # for most functions
 
 _HOME = {"Span": "course_lib.timeline", "Timeline": "course_lib.timeline"}
 
@@ -47,14 +51,14 @@ def __getattr__(name: str) -> Any:
 
 def _warm_up() -> None:
     """Start the fork server, which imports torch while the student reads."""
-    from course_lib.ranks import fork_server
+    from course_lib.ranks import warm_up
 
-    fork_server.warm_up()
+    warm_up()
 
 
 def load_ipython_extension(shell: Any) -> None:
     """%load_ext course_lib: the cell magic %%ranks."""
-    from course_lib.ranks.magic import RanksMagic
+    from course_lib.ranks.parent.magic import RanksMagic
 
     _warm_up()
     shell.register_magics(RanksMagic)

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 OPS = ("F", "B", "I", "W")
@@ -249,6 +249,68 @@ def as_text(schedule: Schedule) -> str:
     width = max(len(cell) for row in rows for cell in row)
     lines = (" ".join(f"{cell:<{width}}" for cell in row).rstrip() for row in rows)
     return "\n".join(f"rank {rank}  {line}" for rank, line in enumerate(lines))
+
+
+# One rank's part
+
+
+class RankSchedule(NamedTuple):
+    """What one rank has to know of a schedule.
+
+    A message is named after the action that needs it: Action("F", s, k) are the inputs of stage s for micro-batch k,
+    Action("B", s, k) the gradients of its outputs.
+    """
+
+    rank: int
+    actions: tuple[Action, ...]
+    stages: list[int]
+    rank_of: dict[int, int]
+    last: int  # stage
+    n_micro_batches: int
+    arriving: dict[int, list[Action]]  # messages from each other rank, in the order in which it sends them
+    fetching: list[Action]  # the same messages, in the order in which this rank needs them
+    used: dict[Action, list[Action]]  # which of this rank's own messages a peer must have used before it sent this one
+
+
+def rank_schedule(schedule: Schedule, rank: int) -> RankSchedule:
+    """Check a schedule, and find out who sends what to this rank."""
+    return _rank_schedule(tuple(map(tuple, schedule.actions)), rank)
+
+
+@lru_cache(maxsize=64)  # a training run asks for the same again and again
+def _rank_schedule(actions: tuple[tuple[Action, ...], ...], rank: int) -> RankSchedule:
+    schedule = Schedule([list(row) for row in actions])
+    validate(schedule)
+    arriving = {
+        peer: [message for to, message in messages_from(schedule, peer) if to == rank]
+        for peer in range(schedule.n_ranks)
+        if peer != rank
+    }
+    remote = {message for messages in arriving.values() for message in messages}
+    fetching = [message for message in map(_message_for, actions[rank]) if message in remote]
+    used = {message: before for peer in arriving for message, before in _used_before(schedule, rank, peer)}
+    last, stages = schedule.n_stages - 1, schedule.stages_of(rank)
+    m = schedule.n_micro_batches
+    return RankSchedule(rank, actions[rank], stages, schedule.rank_of, last, m, arriving, fetching, used)
+
+
+def _message_for(action: Action) -> Action | None:
+    """The message that an action waits for, unless it is at an end of the pipeline."""
+    return None if action.op == "W" else action._replace(op="F" if action.op == "F" else "B")
+
+
+def _used_before(schedule: Schedule, rank: int, peer: int) -> Iterator[tuple[Action, list[Action]]]:
+    """Each message from the peer to this rank, with this rank's messages that the peer has used since the last one."""
+    own = {message for to, message in messages_from(schedule, rank) if to == peer}
+    used: list[Action] = []
+    for action in schedule.actions[peer]:
+        message = _message_for(action)
+        if message in own:
+            used.append(message)
+        for answer in messages_of(schedule, action):
+            if schedule.rank_of[answer.stage] == rank:
+                yield answer, used
+                used = []
 
 
 # Building

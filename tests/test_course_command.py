@@ -21,7 +21,7 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from course_lib.journal import try_lock
+from course_lib.classroom.journal import try_lock
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,8 +70,9 @@ class Course:
 
 def load(folder: Path) -> ModuleType:
     """course.py as it would run in this folder."""
-    for name in ("course.py", "course_lib/__init__.py", "course_lib/journal.py"):
-        (folder / name).parent.mkdir(exist_ok=True)
+    library = ("__init__.py", "preloading.py", "classroom/__init__.py", "classroom/journal.py")
+    for name in ("course.py", *(f"course_lib/{file}" for file in library)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
     spec = importlib.util.spec_from_file_location("course_in_a_folder", folder / "course.py")
     assert spec and spec.loader
@@ -186,7 +187,7 @@ def test_lessons_need_no_extras_and_take_none_away(course: Course) -> None:
 def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "sources" / "jupyterlab", tmp_path / "sources" / "jupyterlab")
+    shutil.copytree(ROOT / "lessons" / "jupyterlab", tmp_path / "lessons" / "jupyterlab")
     program = "import setuptools.build_meta as backend; print(backend.build_editable('.'))"
     said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     places = zipfile.ZipFile(tmp_path / said.stdout.split()[-1]).namelist()
@@ -472,7 +473,7 @@ def lessons(module: Any) -> Any:
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps({"cells": [prose, code], "metadata": {}}), encoding="utf-8")
     (module.ROOT / "exercises").mkdir()
-    shutil.copytree(ROOT / "sources" / "jupyterlab", module.SETTINGS)
+    shutil.copytree(ROOT / "lessons" / "jupyterlab", module.SETTINGS)
     return module
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from course_lib import Span, Timeline
-from course_lib.widgets import play
-from course_lib.widgets.cards import Card
+from course_lib.classroom.widgets import play
+from lessons import Card
 
-SETTINGS = Path(__file__).parents[1] / "sources" / "jupyterlab" / "jupyter_server_config.py"
+SETTINGS = Path(__file__).parents[1] / "lessons" / "jupyterlab" / "jupyter_server_config.py"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 

@@ -43,6 +43,15 @@ def counted(count: float, noun: str) -> str:
     return f"{number(count)} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
+def in_words(count: int) -> str:
+    """A small number of things as a word: 7 is "seven"; above twenty in digits."""
+    words = (
+        "zero one two three four five six seven eight nine ten eleven twelve "
+        "thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
+    )
+    return dict(enumerate(words.split())).get(count, str(count))
+
+
 def listed(parts: Sequence[str]) -> str:
     """ "one, another and a third"."""
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

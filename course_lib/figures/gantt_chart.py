@@ -13,16 +13,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
 
-from course_lib.figures.axis import TIMES, number, ticks, unit_of
+from course_lib.figures.axis import TIMES, number, unit_of
 from course_lib.figures.breakdown import filled
 from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
+from course_lib.figures.lanes import FEW, MANY, SMALL, Bar, Scale, TimelinePanel, began, lanes_of
 from course_lib.figures.palette import INK, ORIGINS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
-from course_lib.figures.words import began, heading, rank_rows, span_in_words, summary
-from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
+from course_lib.figures.words import heading, rank_rows, span_in_words, summary
+from course_lib.timeline import COMPUTE_KINDS, Timeline
 
 GUTTER = 70.0
 # Pixels. Spans narrower than the first have no outline, which would cover them; those narrower than the second
@@ -47,12 +47,12 @@ def gantt(
     """
     shown = [filled(one) for one in (timeline, compare) if one is not None]
     many = MANY if pinned is None else FEW  # where there is one more picture, all of it still fits a screen
-    parts = [(one, name, _lanes(one, many)) for one, name in zip(shown, names, strict=False)]
+    parts = [(one, name, lanes_of(one, many)) for one, name in zip(shown, names, strict=False)]
     if pinned is not None:
         parts.append((filled(pinned), "pinned", SMALL))
     kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # what takes no time is not seen
     sheet, y = begin(width, title, looks={kind: style for kind, style in STYLES.items() if kind in kinds})
-    scale = _Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
+    scale = Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
     panels = []
     for one, name, lanes in parts:
         panels.append(TimelinePanel(one, scale, lanes, y + 22))
@@ -62,76 +62,6 @@ def gantt(
     rows = [row for one in shown for row in rank_rows(one)]
     again = partial(gantt, timeline, compare, width, title, names)
     return Picture(sheet, summary(*[one for one, _, _ in parts][:2]), rows, timelines=panels, beside=again)
-
-
-class _Scale(NamedTuple):
-    left: float
-    right: float
-    seconds: float
-
-    def pixels(self, seconds: float) -> float:
-        return (self.right - self.left) * seconds / self.seconds if self.seconds else 0.0
-
-    def ticks(self) -> list[float]:
-        return ticks(self.seconds, round((self.right - self.left) / 60))
-
-
-class _Lanes(NamedTuple):
-    """Heights in pixels: of a rank's bars, of the lane for the background under them, and of both with the gap."""
-
-    bar: float
-    lane: float
-    pitch: float
-
-
-class Bar(NamedTuple):
-    """A span where it is drawn."""
-
-    span: Span
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-SMALL = _Lanes(bar=6.0, lane=2.0, pitch=9.0)
-FEW, MANY = 4, 16  # ranks
-
-
-class TimelinePanel(NamedTuple):
-    """Where a timeline is drawn, in pixels. top: of the row of rank 0."""
-
-    timeline: Timeline
-    scale: _Scale
-    lanes: _Lanes
-    top: float
-
-    @property
-    def bottom(self) -> float:
-        return self.row(self.timeline.world_size)
-
-    def row(self, rank: int) -> float:
-        """Where the row of a rank begins."""
-        return self.top + rank * self.lanes.pitch
-
-    def bars(self) -> Iterator[Bar]:
-        """Every span, rank by rank, by start time."""
-        zero = began(self.timeline)
-        for rank in range(self.timeline.world_size):
-            for span in self.timeline.of(rank):
-                x, width = self.scale.left + self.scale.pixels(span.start - zero), self.scale.pixels(span.duration)
-                if span.background:
-                    yield Bar(span, x, self.row(rank) + self.lanes.bar + 1, width, self.lanes.lane - 1)
-                else:
-                    yield Bar(span, x, self.row(rank), width, self.lanes.bar)
-
-
-def _lanes(timeline: Timeline, many: int) -> _Lanes:
-    ranks = timeline.world_size
-    bar, gap = (26.0, 5.0) if ranks <= FEW else (20.0, 3.0) if ranks <= many else (12.0, 3.0)
-    lane = 6.0 if any(span.background for span in timeline.spans) else 0.0
-    bar -= lane if ranks <= many else 0  # the numbers of micro-batches still fit
-    return _Lanes(bar, lane, bar + lane + gap)
 
 
 def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
@@ -152,7 +82,7 @@ def _draw_panel(sheet: Sheet, panel: TimelinePanel, name: str) -> None:
         _draw_spans(sheet, panel)
 
 
-def _draw_axis(sheet: Sheet, scale: _Scale, y: float) -> float:
+def _draw_axis(sheet: Sheet, scale: Scale, y: float) -> float:
     size, unit = unit_of(scale.seconds, TIMES)
     numbers = [(scale.left + scale.pixels(tick), number(tick / size)) for tick in scale.ticks()]
     draw_numbers_beside(sheet, f"time ({unit})", numbers, scale.left, y + 8)

@@ -20,9 +20,9 @@ from course_lib.figures.axis import TIMES, counted, number
 from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Words
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
+from course_lib.figures.lanes import began
 from course_lib.figures.palette import LINES
 from course_lib.figures.picture import Picture, Row
-from course_lib.figures.words import began
 from course_lib.timeline import Span, Timeline
 
 ROW, GAP = 24.0, 3.0

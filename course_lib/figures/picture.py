@@ -12,16 +12,13 @@ import base64
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from course_lib.figures import chart_plotly, chart_svg
 from course_lib.figures.axis import number
 from course_lib.figures.chart import Chart
+from course_lib.figures.lanes import TimelinePanel
 from course_lib.figures.svg import ROOMY, Sheet, Tip, clean, scaled
-
-if TYPE_CHECKING:
-    from course_lib.figures.gantt_chart import TimelinePanel
-    from course_lib.timeline import Timeline
+from course_lib.timeline import Timeline
 
 PLOTLY = "application/vnd.plotly.v1+json"
 MOST_TIPS = 500

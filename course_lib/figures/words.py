@@ -13,11 +13,6 @@ from course_lib.planner import Plan
 from course_lib.timeline import Span, Timeline
 
 
-def began(timeline: Timeline) -> float:
-    """When the first span began: time zero of its picture."""
-    return min((span.start for span in timeline.spans), default=0.0)
-
-
 def heading(timeline: Timeline, name: str = "") -> str:
     length = duration(timeline.makespan) if timeline.spans else "nothing was recorded"
     what = f"{name}, {ORIGINS[timeline.origin]}" if name else ORIGINS[timeline.origin]

@@ -48,8 +48,8 @@ from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
 from course_lib.mechanisms.pipeline import rank_for, run_schedule
 from course_lib.mechanisms.replicas import from_first_rank
-from course_lib.mechanisms.schedules import Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
+from course_lib.schedules import Schedule
 
 Axis = Literal["dp", "pp", "tp"]
 AXES: tuple[Axis, ...] = ("dp", "pp", "tp")

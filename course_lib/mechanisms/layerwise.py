@@ -32,11 +32,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms import tied_weights
-from course_lib.mechanisms.between_stages import Formats, StageMessages, rank_schedule
+from course_lib.mechanisms.between_stages import Formats, StageMessages
 from course_lib.mechanisms.groups import Group, rank_in
 from course_lib.mechanisms.pipeline import StageRunner
 from course_lib.mechanisms.replicas import from_first_rank
-from course_lib.mechanisms.schedules import SCHEDULES
+from course_lib.schedules import SCHEDULES, rank_schedule
 from course_lib.timeline import compute
 
 

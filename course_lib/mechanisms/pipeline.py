@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms import batches
-from course_lib.mechanisms.between_stages import RankSchedule, StageMessages, rank_schedule
+from course_lib.mechanisms.between_stages import StageMessages
 from course_lib.mechanisms.groups import Group, rank_in
-from course_lib.mechanisms.schedules import Action, Schedule
 from course_lib.mechanisms.split_backward import WeightGradients, accumulators, input_gradients
+from course_lib.schedules import Action, RankSchedule, Schedule, rank_schedule
 from course_lib.timeline import compute
 
 Modules = Sequence[Any] | Mapping[int, Any]  # nn.Modules, or other callables, by number of their stage

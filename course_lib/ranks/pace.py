@@ -60,7 +60,7 @@ class Pace:
     slow: ranks whose device takes longer, and how many times as long.
     nodes: how many there are, if ranks are dealt out to them in turn; None: a node is full before the next one begins.
 
-    The rules of the clock are in `course_lib.ranks.clock`.
+    The rules of the clock are in `course_lib.ranks.worker.clock`.
 
     Raises ValueError for times or bandwidths that are not positive numbers and for unknown kinds.
     """

@@ -35,11 +35,11 @@ import torch.distributed as dist
 from course_lib import data
 from course_lib.mechanisms import hybrid
 from course_lib.mechanisms.mixed_precision import LossScaler
-from course_lib.mechanisms.schedules import SCHEDULES, Schedule
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec, Plan
 from course_lib.scale_out import checkpoint
+from course_lib.schedules import SCHEDULES, Schedule
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS_SCALE = 2.0**10  # for fp16; it stays, so that a run that is started again has it too

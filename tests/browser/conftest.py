@@ -33,7 +33,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ROOT / "sources" / "jupyterlab"
+SETTINGS = ROOT / "lessons" / "jupyterlab"
 SCREENSHOTS = ROOT / ".course" / "screenshots"
 ON_PATH = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 INSTALLED = {

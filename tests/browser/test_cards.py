@@ -14,7 +14,7 @@ CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribut
 CHOICE, NUMBER, ORDER, TEXT, PLAN = range(len(CARDS))
 BUSY, BUTTON = len(CARDS), len(CARDS) + 1  # the cells after them: while the first runs, the kernel hears nothing
 SLOW = """import time
-from course_lib.widgets.answers import Button
+from course_lib.classroom.widgets.answers import Button
 
 def count():
     button.label, button.leads_on = f"pressed {button.clicks} times", False
@@ -77,7 +77,7 @@ def drag(page: Page, row: Locator, to: Locator) -> None:
 
 def test_cards_with_the_mouse_and_with_the_keyboard_alone(lab: Any) -> None:
     """One notebook, with a card in each cell."""
-    cells = [f"from course_lib.widgets.cards import Card\n{card}" for card in CARDS]
+    cells = [f"from lessons import Card\n{card}" for card in CARDS]
     lab.write("notebooks/cards.ipynb", *cells, "import time; time.sleep(0.5)", SLOW)
     notebook = lab.open("notebooks/cards.ipynb")
     nothing_is_answered_yet(lab, notebook)

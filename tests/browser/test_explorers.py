@@ -13,8 +13,8 @@ EXPLORER = """
 import time
 from course_lib import Span, Timeline, launch
 from course_lib.figures import gantt
-from course_lib.widgets.controls import Slider
-from course_lib.widgets.explorer import Explorer, View
+from course_lib.classroom.widgets.controls import Slider
+from course_lib.classroom.widgets.explorer import Explorer, View
 
 picture = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
 

@@ -22,8 +22,8 @@ TEXT = "Without ZeRO it would not fit. The fullest device needs 29.7 GB, and gra
 @pytest.fixture
 def memo(lab: Any, request: pytest.FixtureRequest) -> Any:
     """A notebook of its own for each test: JupyterLab asks what to do with an open one that has changed."""
-    cells = [f"from course_lib.widgets.cards import Card\nCard({name!r})" for name in CARDS]
-    export = "from course_lib.scenarios import memo\n[file.name for file in memo.export('S05_memo')]"
+    cells = [f"from lessons import Card\nCard({name!r})" for name in CARDS]
+    export = "from lessons.S05_memo import memo\n[file.name for file in memo.export('S05_memo')]"
     path = f"notebooks/{request.node.name}.ipynb"
     lab.write(path, *cells, export)
     return lab.open(path)

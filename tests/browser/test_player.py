@@ -20,8 +20,8 @@ timeline = Timeline(simulate(SCHEDULES["gpipe"](3, 4), 0.01, 0.02, transfer=0.00
 """
 # It plays ten times as slowly as for students, so that a busy machine is fast enough to stop it on its way.
 CELL = f"""{RUN}
-from course_lib.widgets import play
-from course_lib.widgets.player import Player
+from course_lib.classroom.widgets import play
+from course_lib.classroom.widgets.player import Player
 quick, Player._esm = Player._esm, Player._esm.replace("const RUN = 8000;", "const RUN = 80000;")
 assert Player._esm != quick
 play(timeline)"""

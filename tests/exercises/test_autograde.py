@@ -24,10 +24,19 @@ import nbformat
 import psutil
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 NAME = "02_data_parallelism"
-EXERCISES = sorted(path.stem for path in ROOT.glob("sources/exercises/*.py"))
-REBOUND = "### BEGIN HIDDEN TESTS\nfrom course_lib.checks import grading as checks\n\n### END HIDDEN TESTS\n"
+EXERCISES = sorted(path.parent.name.removeprefix("L") for path in ROOT.glob("lessons/*/exercise.py"))
+REBOUND = """\
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L{}.checks")
+
+### END HIDDEN TESTS
+"""
 PARTS = ("split_batch", "average_gradients", "ring_all_reduce", "backward_in_buckets")
 
 REMAINDER_ON_THE_LAST = """
@@ -60,7 +69,7 @@ import os
 os._exit(1)
 """
 CHEATING = """
-from course_lib.checks import examine, exercise, verdict
+from course_lib.classroom.checks import examine, exercise, verdict
 
 verdict.Verdict.passed = True
 verdict.Verdict.points = lambda self, of: of
@@ -143,7 +152,7 @@ def nbgrader(*commands: tuple[Path, list[str]]) -> str:
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A class in which the exercise was released, handed in by three students, and graded."""
     course = tmp_path_factory.mktemp("class")
-    shutil.copy(ROOT / "sources" / "nbgrader_config.py", course)
+    shutil.copy(ROOT / "lessons" / "nbgrader_config.py", course)
     shutil.copytree(ROOT / "solutions", course / "source")
     archive = course / "downloaded" / NAME / "archive" / "all.zip"
     archive.parent.mkdir(parents=True)
@@ -209,7 +218,7 @@ def test_the_grades_are_exported(course: Path) -> None:
 
 
 def test_a_cell_has_longer_where_many_programs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = runpy.run_path(str(ROOT / "sources" / "nbgrader_config.py"), {"get_config": MagicMock})
+    config = runpy.run_path(str(ROOT / "lessons" / "nbgrader_config.py"), {"get_config": MagicMock})
     for load, limit in ((0.5, 60), (14 * (os.cpu_count() or 1), 14 * 60)):
         monkeypatch.setattr(psutil, "getloadavg", lambda load=load: (load, load, load))
         assert config["seconds"](None) == limit
@@ -257,7 +266,7 @@ def test_every_grade_is_given_by_a_check_in_a_process_of_its_own(name: str) -> N
     graded = [c.source for c in notebook("solutions", name).cells if c.metadata.get("nbgrader", {}).get("grade")]
     assert len(graded) == len(solutions(name))
     for source in graded:
-        assert source.startswith(REBOUND), source
+        assert source.startswith(REBOUND.format(name)), source
         assert re.search(r"\.points\(\d+\)$", source)
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import checks
-from course_lib.checks.exercise import Exercise
-from tests.checks.solutions import RIGHT
+from course_lib.classroom.checks.exercise import Exercise
+from tests.lessons.bank import RIGHT
+from tests.lessons.parts import checks
 
 ROOT = Path(__file__).parents[2]
-SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("sources/exercises/*.py"))}
+SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("lessons/*/exercise.py"))}
 each_part = pytest.mark.parametrize("part", checks.PARTS, ids=lambda part: part.name)
 
 
@@ -41,7 +41,7 @@ def test_a_part_has_card_contract_hints_check_and_points(part: Exercise) -> None
 def test_after_the_check_a_part_says_what_pytorch_does_and_links_to_the_function(part: Exercise) -> None:
     after = section(part).partition(f'"check_{part.name}"')[2]
     assert re.search(r"PyTorch|\btorch\.|`[A-Z]\w+`", after)
-    links = re.findall(r"\[`(\w+)`\]\(\.\./\.\./(course_lib/[\w/]+\.py)\)", after)
+    links = re.findall(r"\[`(\w+)`\]\(\.\./\.\./((?:course_lib|lessons)/[\w/]+\.py)\)", after)
     assert links
     for name, path in links:
         assert re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M), (name, path)

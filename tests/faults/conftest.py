@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from course_lib import RunError, launch
-from course_lib.ranks.monitor import RunMonitor
+from course_lib.ranks.parent.monitor import RunMonitor
 
 DEADLINE = 3.0  # seconds in which a mistake has to be reported, from the specification
 BUSY = 10.0  # others may hold both cores: every deadline is this much longer here, and far below a limit of 60 s

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Deadlock, Mismatch, RankFailed, RankTimeout, launch
-from course_lib.ranks.traced_group import TracedWork
+from course_lib.ranks.worker.traced_group import TracedWork
 from tests.faults.conftest import others_wait
 
 

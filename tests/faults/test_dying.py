@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankDied, launch
-from course_lib.ranks import diagnosis
-from course_lib.ranks.monitor import RunMonitor
+from course_lib.ranks.diagnosis.endings import explain_death
+from course_lib.ranks.diagnosis.status import RankStatus
+from course_lib.ranks.parent.monitor import RunMonitor
 from tests.faults.conftest import others_wait
 
 
@@ -145,8 +146,6 @@ def test_a_fork_server_that_dies_between_two_runs_is_not_missed(kill):
 GREEDY = """
 import os
 from course_lib import RankDied, launch
-from course_lib.ranks import diagnosis
-from course_lib.ranks.monitor import RunMonitor
 def good(rank):
     import torch, torch.distributed as dist
     t = torch.tensor(rank + 1); dist.all_reduce(t); return int(t)
@@ -222,5 +221,5 @@ def own_memory_group() -> tuple[Path, str]:
 def test_a_death_is_told_where_the_system_has_fewer_signals(monkeypatch):
     """Windows, where a process that somebody ends has the code of SIGTERM."""
     monkeypatch.delattr(signal, "SIGKILL")
-    error = diagnosis.explain_death(diagnosis.RankStatus(1, "died", exit_code=-signal.SIGTERM))
+    error = explain_death(RankStatus(1, "died", exit_code=-signal.SIGTERM))
     assert error.message == "Rank 1 was asked to end (SIGTERM)."

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Mismatch, launch
-from course_lib.ranks import monitor
+from course_lib.ranks.parent import monitor
 
 
 def test_different_collectives_are_both_named(fault, row_at):

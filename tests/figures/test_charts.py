@@ -6,8 +6,7 @@ import pytest
 
 from course_lib.figures import Timing, lost_time, speed_up
 from course_lib.figures.breakdown import CAUSES
-from course_lib.figures.palette import LINES
-from tests.figures.drawn import SVG, boxes, parsed, places, texts, written, zoomable
+from tests.figures.drawn import boxes, places, texts, written
 from tests.figures.synthetic import gpipe, spent
 
 SLOWER = [Timing(1, 8.0), Timing(2, 4.0), Timing(4, 2.5), Timing(8, 2.0)]
@@ -62,35 +61,9 @@ def test_points_stand_where_the_axes_say() -> None:
     assert up[0] - points[4][1] == pytest.approx((up[0] - up[8]) * 3.2 / 8, abs=0.02)
 
 
-def test_lines_are_told_apart_by_dash_and_symbol() -> None:
-    timings = [Timing(n, 1 / n, label=str(i)) for i in range(len(LINES)) for n in (1, 2)]
-    drawn = [path.attrib for path in parsed(speed_up(timings).svg).iter(f"{SVG}path") if "stroke-width" in path.attrib]
-    dashes = {path.get("stroke-dasharray", "") for path in drawn if path["stroke"] != "currentColor"}
-    assert len(dashes) == len(LINES)
-
-
-def test_a_single_number_of_ranks_is_said_to_be_single() -> None:
-    assert speed_up([Timing(4, 1.0)]).summary.endswith("measured, only 4 timed.")
-
-
 def test_a_timing_comes_from_a_timeline() -> None:
     timing = Timing.of(gpipe(4, 4), work=16, label="GPipe")
     assert timing == Timing(4, gpipe(4, 4).makespan, "modelled", 16, "GPipe")
-
-
-def test_no_timings_and_too_many_lines_are_refused() -> None:
-    with pytest.raises(ValueError, match="timings is empty"):
-        speed_up([])
-    with pytest.raises(ValueError, match="5 lines cannot be told apart; draw at most 4"):
-        speed_up([Timing(1, 1.0, label=str(i)) for i in range(5)])
-
-
-def test_the_zoomable_speed_up_has_the_same_points_and_the_ideal() -> None:
-    figure = zoomable(speed_up(SLOWER))
-    measured, ideal = figure.data
-    assert (list(measured.x), list(measured.y)) == ([1, 2, 4, 8], [1, 2, 3.2, 4])
-    assert (list(ideal.x), list(ideal.y), ideal.name) == ([0, 8], [0, 8], "ideal")
-    assert "measured (in a real run)" in figure.layout.title.text
 
 
 SECONDS = {
@@ -125,25 +98,3 @@ def test_the_sentence_names_the_worst_bar_and_its_largest_loss() -> None:
         "and the largest part of that is communication not hidden, 30%."
     )
     assert lost_time({"4 ranks": FOUR}).summary.startswith("4 ranks (measured): 40% of the time")
-
-
-def test_bars_of_different_origin_say_which_is_which() -> None:
-    picture = lost_time({"4 ranks": FOUR, "8 ranks": gpipe(8, 8)})
-    assert {"4 ranks (measured)", "8 ranks (modelled)"} <= set(texts(picture.svg))
-    assert {"measured (in a real run)", "modelled (calculated, not run)"} <= set(texts(picture.svg))
-
-
-def test_a_name_too_long_for_its_place_is_cut_but_stays_whole_in_the_table() -> None:
-    name = "eight ranks on a slow network with a very long name"
-    picture = lost_time({name: EIGHT}, width=400)
-    assert name not in texts(picture.svg)
-    assert any(text.endswith("…") and name.startswith(text[:-1]) for text in texts(picture.svg))
-    assert picture.rows[0]["run"] == name
-
-
-def test_the_zoomable_bars_have_the_same_shares() -> None:
-    figure = zoomable(lost_time(RUNS))
-    assert [trace.name for trace in figure.data] == [style.label for style in CAUSES.values()]
-    for trace, shares in zip(figure.data, [[0.6, 0.4], [0.25, 0.2], [0.1, 0.3], [0.05, 0.1]], strict=True):
-        assert list(trace.x) == pytest.approx(shares)
-    assert len({trace.marker.pattern.shape for trace in figure.data}) == 4

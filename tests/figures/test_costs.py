@@ -8,27 +8,18 @@ import re
 
 import pytest
 
-from course_lib.figures import (
-    Picture,
-    Timing,
-    devices,
-    limits,
-    memory_by_part,
-    plan_map,
-    roofline,
-    speed_up,
-    step_time_by_part,
-)
+from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
 from course_lib.figures.axis import long_time, memory_size, powers
 from course_lib.figures.bars import PITCH
-from course_lib.figures.chart import Bar
-from course_lib.figures.costs import MEMORY_PARTS, TIME_PARTS
+from course_lib.figures.costs import MEMORY_PARTS
 from course_lib.figures.palette import LIKELY
 from course_lib.figures.words import plan_in_words
 from course_lib.instruments.ledger import Bytes
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.planner.search import Found
-from tests.figures.drawn import SVG, boxes, parsed, places, texts, written
+from lessons.L01_one_machine_is_not_enough.figure import limits
+from lessons.L09_planning.figure import roofline
+from tests.figures.drawn import boxes, parsed, places, texts, written
 
 GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
 NODE = Cluster("A100-80GB", nodes=2)
@@ -62,21 +53,6 @@ def test_the_line_of_the_capacity_stands_where_the_axis_says() -> None:
     assert "a device has 80 GiB" in where
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
-def test_the_line_of_the_capacity_crosses_no_number(share: float) -> None:
-    picture = memory_by_part({"here": Bytes(activations=8 * GiB)}, share * 8 * GiB)
-    where = places(picture.svg)
-    line = where["0"][0] + share * 8 * (where["4"][0] - where["0"][0]) / 4
-    text, half = "8 GiB", 6 * len("8 GiB") / 2
-    assert abs(where[text][0] - line) > half
-    assert [bar.text for bar in drawn_bars(picture)].count(text) == 1
-
-
-def drawn_bars(picture: Picture) -> list[Bar]:
-    assert picture.chart is not None
-    return [mark for mark in picture.chart.panels[0].marks if isinstance(mark, Bar) and mark.size]
-
-
 def test_whether_a_plan_fits_is_said_in_the_sentence_and_in_the_table() -> None:
     fits = memory_by_part({"wide": FAST.memory}, FAST.capacity)
     bursts = memory_by_part({"large": LARGE.memory, "wide": FAST.memory}, FAST.capacity)
@@ -100,13 +76,6 @@ def test_the_first_pipeline_rank_holds_the_most_activations() -> None:
     activations = [memory.activations for memory in held.values()]
     assert activations == sorted(activations, reverse=True)
     assert max(memory.total for memory in held.values()) == DEEP.memory.total
-
-
-def test_a_long_pipeline_is_shown_by_some_of_its_devices() -> None:
-    deep = ModelSpec(layers=64, hidden=1024, heads=16, sequence=1024, vocab=51200)
-    held = devices(estimate(deep, Cluster(nodes=8), Plan(pp=64), 64))
-    assert len(held) <= 18
-    assert {"pipeline rank 0", "pipeline rank 63"} <= set(held)
 
 
 def test_the_parts_of_a_step_fill_its_bar() -> None:
@@ -144,55 +113,6 @@ def test_a_whisker_reaches_from_where_to_where_nine_in_ten_steps_end() -> None:
     assert picture.summary.endswith(FAST.interval)
 
 
-def test_a_whisker_across_a_logarithmic_axis_stands_where_its_numbers_say() -> None:
-    svg = limits(ALONE, TOKENS).svg
-    where = places(svg)
-    decade = where["10,000"][1] - where["100,000"][1]
-    for name, one in ALONE.items():
-        (whisker,) = [box for box in boxes(svg) if box.tip.startswith(f"{name}, with 90%")]
-        low, high = (TOKENS[name] / speed / 86_400 for speed in reversed(one.tokens_per_second_range))
-        bottom = where["10,000"][1] - 4 - decade * math.log10(low / 10_000)
-        assert whisker.y + whisker.height - 4 == pytest.approx(bottom, abs=0.1)
-        assert whisker.height - 8 == pytest.approx(decade * math.log10(high / low), abs=0.1)
-
-
-def test_what_nothing_is_known_of_has_a_wider_whisker_and_says_so() -> None:
-    clusters = [Cluster(name, nodes=2) for name in ("A100-80GB", "H200-141GB")]
-    known, unknown = ({"one": estimate(GPT, cluster, Plan(dp=16), 64)} for cluster in clusters)
-    widths = []
-    for plans in (known, unknown):
-        tips = [box.tip for box in boxes(step_time_by_part(plans).svg) if LIKELY in box.tip]
-        low, high = map(float, re.findall(r"([\d.]+) ms", tips[0]))
-        widths.append(high / low)
-    assert widths[1] > 1.5 * widths[0]
-    assert "no published step on H200-141GB was found" in step_time_by_part(unknown).summary
-
-
-def test_the_sentence_of_a_step_names_the_fastest_plan_and_its_largest_loss() -> None:
-    summary = step_time_by_part(PLANS).summary
-    assert summary.startswith("The fastest of 2 is wide: ")
-    losses = {part: FAST.step_time.parts[part] for part in ("data", "optimizer")}
-    assert TIME_PARTS[max(losses, key=lambda part: losses[part])].label in summary
-
-
-def test_parts_that_no_plan_has_are_left_out() -> None:
-    legend = texts(step_time_by_part({"wide": FAST}).svg)
-    assert "bubble" not in legend and "computing again" not in legend
-
-
-@pytest.mark.parametrize("styles", [MEMORY_PARTS, TIME_PARTS])
-def test_parts_are_told_apart_by_their_patterns(styles: dict) -> None:
-    assert len({style.path for style in styles.values()}) == len(styles)
-
-
-def test_planned_steps_make_a_speed_up_by_samples_in_a_second() -> None:
-    more = estimate(GPT, Cluster("A100-80GB", nodes=4), Plan(dp=32, zero=1), 128)
-    (first, second) = speed_up([Timing.planned(FAST), Timing.planned(more)]).rows
-    assert (first["ranks"], second["ranks"]) == (16, 32)
-    gained = (128 / more.step_time.total) / (64 / FAST.step_time.total)
-    assert second["speed-up"] == pytest.approx(16 * gained)
-
-
 @functools.cache
 def found() -> Found:
     return search(GPT, Cluster("A100-80GB", 1), 64)
@@ -219,12 +139,6 @@ def test_the_map_says_how_many_plans_fit_and_which_is_the_fastest() -> None:
     assert f"the fastest of them is {plan_in_words(found().best.plan)}" in summary
 
 
-def test_a_map_of_thousands_of_plans_stays_small() -> None:
-    large = search(GPT, Cluster("A100-80GB", 8), 512)
-    assert len(large) > 1000
-    assert len(plan_map(large).svg) < 200_000
-
-
 def test_a_point_of_the_roofline_is_its_flops_by_its_bytes() -> None:
     # Of 16 devices in a ring, 8 in each of two nodes, two send to the other node.
     inside, between = roofline({"wide": FAST}).rows
@@ -233,14 +147,6 @@ def test_a_point_of_the_roofline_is_its_flops_by_its_bytes() -> None:
     assert inside["FLOPs a byte"] == pytest.approx(flops / (sent * 7 / 8))
     assert between["FLOPs a byte"] == pytest.approx(flops / (sent / 8))
     assert inside["TFLOP/s"] == between["TFLOP/s"] == pytest.approx(FAST.mfu * 312)
-
-
-def test_the_name_of_a_plan_stands_right_of_its_last_point() -> None:
-    svg = roofline(PLANS).svg
-    for name in PLANS:
-        points = [box for box in boxes(svg) if box.tip.startswith(f"{name} over ") and box.width == 16]
-        last = max(points, key=lambda box: box.x)
-        assert places(svg)[name] == pytest.approx((last.x + 8 + 9, last.y + 8 + 4), abs=0.02)
 
 
 def test_no_plan_is_faster_than_its_roof() -> None:
@@ -260,22 +166,12 @@ def test_a_slower_network_has_its_ridge_further_to_the_right() -> None:
     assert "96.2k for Ethernet 25" in roofline({"wide": estimate(GPT, slow, Plan(dp=16), 64)}).summary
 
 
-def test_plans_for_different_clusters_have_no_common_roof() -> None:
-    other = estimate(GPT, Cluster("H100-80GB", 2), Plan(dp=16), 64)
-    with pytest.raises(ValueError, match="estimates are for 2 kinds of cluster"):
-        roofline({"old": FAST, "new": other})
-
-
 SIZES = {"small": (12, 768, 12), "middle": (24, 2048, 16), "large": (96, 12288, 96)}
 ALONE: dict[str, Estimate] = {
     name: estimate(ModelSpec(*shape, 2048, 50257), Cluster("A100-80GB", 1, 1), Plan(), 64)
     for name, shape in SIZES.items()
 }
 TOKENS = {name: 20.0 * one.model.parameters for name, one in ALONE.items()}
-
-
-def test_both_panels_of_the_limits_name_every_model() -> None:
-    assert all(texts(limits(ALONE, TOKENS).svg).count(name) == 2 for name in ALONE)
 
 
 def test_the_limits_name_the_largest_model_that_fits_and_the_time_of_the_last() -> None:
@@ -292,11 +188,6 @@ def test_models_that_do_not_fit_stand_above_the_line() -> None:
     heights = {box.tip.split(": ")[0]: box.y + 8 for box in boxes(svg) if "iB" in box.tip}
     (line,) = [y - 14 for text, _, y in written(svg) if text == "a device has 80 GiB"]
     assert heights["large"] < line < heights["middle"] < heights["small"]
-
-
-def test_the_chosen_model_is_pointed_out() -> None:
-    drawn = parsed(limits(ALONE, TOKENS, chosen="small").svg).iter(f"{SVG}text")
-    assert [one.text for one in drawn if one.text in ALONE and "font-weight" in one.attrib] == ["small", "small"]
 
 
 def test_sizes_and_times_as_people_write_them() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.figures import SizedStep, held, in_flight, micro_batch_sizes
+from course_lib.figures import held, in_flight
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES, peak_in_flight
 from course_lib.timeline import Span, Timeline
+from lessons.L05_pipeline_parallelism.figure import SizedStep, micro_batch_sizes
 from tests.figures.drawn import boxes, places, texts, zoomable
 
 STEPS = [
@@ -87,7 +88,3 @@ def test_sizes_that_do_not_fit_are_marked() -> None:
     assert [row["fits"] for row in picture.rows] == ["yes", "yes", "no"]
     none = micro_batch_sizes([STEPS[2]])
     assert none.summary.endswith("None of them fits into memory.")
-
-
-def test_sizes_can_be_zoomed_into() -> None:
-    assert [trace.type for trace in zoomable(micro_batch_sizes(STEPS)).data] == ["bar", "bar", "bar", "scatter"]

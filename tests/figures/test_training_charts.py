@@ -8,10 +8,10 @@ import re
 import pytest
 import torch
 
-from course_lib.experiments.ablations import Format, exponents, share_vanishing
-from course_lib.figures import loss_at_end, loss_curves, number_range
-from course_lib.figures.number_range import FATES, lost, power
-from tests.figures.drawn import SVG, boxes, parsed, places, texts, written, zoomable
+from course_lib.figures import loss_at_end, loss_curves
+from lessons.L07_mixed_precision.figure import FATES, lost, number_range, power
+from lessons.L07_mixed_precision.runs import Format, exponents, share_vanishing
+from tests.figures.drawn import SVG, boxes, parsed, places, texts, written
 
 FALLING = [3.0 - 0.02 * step for step in range(101)]
 BROKEN = [3.0, 2.9, math.nan]
@@ -52,40 +52,16 @@ def test_a_line_ends_where_the_loss_is_no_number_and_says_so() -> None:
     assert "nan" not in picture.svg
 
 
-def test_trainings_that_end_at_the_same_step_are_named_one_below_the_other() -> None:
-    said = places(loss_curves({"float32": FALLING, "float16": BROKEN, "as well": BROKEN}).svg)
-    heights = [said[f"✗ {name}: not a number"][1] for name in ("float16", "as well")]
-    assert heights[1] - heights[0] >= 12  # pixels, the size of the words
-
-
 def test_the_table_has_ten_steps_of_every_training() -> None:
     rows = loss_curves({"float32": FALLING, "float16": BROKEN}, steps=101).rows
     assert [row["step"] for row in rows] == list(range(0, 101, 10))
     assert rows[1] == {"step": 10, "float32": FALLING[10], "float16": ""}
 
 
-def test_a_loss_that_is_no_number_stands_in_the_table_as_such() -> None:
-    assert "<td>nan</td>" in loss_curves({"float16": [3.0, math.nan]}).inline()
-
-
 def test_the_loss_at_the_end_is_the_mean_of_the_last_steps() -> None:
     assert loss_at_end([9.0] * 50 + [1.0] * 10 + [2.0] * 10) == 1.5
     assert loss_at_end([4.0, 2.0]) == 3
     assert math.isnan(loss_at_end(BROKEN))
-
-
-def test_nothing_to_draw_and_too_many_lines_are_refused() -> None:
-    with pytest.raises(ValueError, match="curves has no loss in it"):
-        loss_curves({"float32": [], "float16": [math.nan]})
-    with pytest.raises(ValueError, match="5 lines cannot be told apart; draw at most 4"):
-        loss_curves({str(i): FALLING for i in range(5)})
-
-
-def test_the_zoomable_losses_are_the_same() -> None:
-    figure = zoomable(loss_curves({"float32": FALLING, "float16": BROKEN}))
-    assert [trace.name for trace in figure.data] == ["float32", "float16"]
-    assert list(figure.data[0].y) == pytest.approx(FALLING)
-    assert list(figure.data[1].y) == [3.0, 2.9]
 
 
 # Numbers beside a range
@@ -135,22 +111,3 @@ def test_a_format_that_reaches_further_than_the_picture_has_no_edges() -> None:
     written_there = texts(number_range(SHARES, Format.of(torch.bfloat16)).svg)
     assert not [text for text in written_there if "%" in text and text.endswith(("zero", "infinite"))]
     assert "what bfloat16 holds" in written_there
-
-
-def test_a_stray_few_make_no_axis_longer() -> None:
-    few = {**SHARES, -90: 0.0001}
-    assert places(number_range(few, HALF).svg)[power(0)] == places(number_range(SHARES, HALF).svg)[power(0)]
-    assert len(number_range(few, HALF).rows) == 7
-    assert number_range(few, HALF).summary.startswith("Nearly all numbers lie between 2⁻³⁰ and 2¹⁷.")
-
-
-def test_no_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="shares is empty"):
-        number_range({}, HALF)
-
-
-def test_the_zoomable_bars_are_the_same() -> None:
-    figure = zoomable(number_range(SHARES, HALF))
-    assert [trace.name for trace in figure.data] == [style.label for style in FATES.values()]
-    assert list(figure.data[0].x) == [-29.5, -25.5]
-    assert sum(sum(trace.y) for trace in figure.data) == pytest.approx(1)

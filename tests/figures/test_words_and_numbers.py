@@ -23,10 +23,6 @@ def test_ticks_are_round_evenly_spaced_and_end_within_one_step_of_the_limit(limi
     assert len(marks) <= count + 1
 
 
-def test_ticks_of_nothing_are_zero_alone() -> None:
-    assert ticks(0.0, 5) == [0.0]
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -71,19 +67,6 @@ def test_the_shares_of_a_hand_made_timeline() -> None:
     assert shares == pytest.approx(expected)
 
 
-def test_every_rank_counts_in_the_shares() -> None:
-    spans = [
-        Span(0, "wait", "recv", 0.0, 4.0),
-        Span(1, "wait", "recv", 0.0, 2.0),
-        Span(0, "transfer", "recv", 4.0, 5.0),
-        Span(1, "transfer", "recv", 2.0, 5.0),
-        Span(0, "forward", "", 5.0, 10.0),
-        Span(1, "forward", "", 5.0, 8.0),
-    ]
-    shares = time_breakdown(Timeline(spans, 2))
-    assert shares == pytest.approx({"compute": 0.4, "wait": 0.4, "transfer": 0.2, "rest": 0.0})
-
-
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_waits_of_gpipe_are_its_textbook_bubble(ranks: int) -> None:
     # At its beginning ranks wait for the first micro-batch, at its end for the last.
@@ -101,11 +84,6 @@ def test_shares_add_up_to_one(ranks: int, micro_batches: int, transfer: float) -
     assert sum(shares.values()) == pytest.approx(1)
 
 
-def test_an_empty_timeline_has_no_shares() -> None:
-    with pytest.raises(ValueError, match="the timeline is empty"):
-        time_breakdown(Timeline([], 4))
-
-
 def test_the_sentence_says_how_many_how_long_what_kind_of_clock_and_where_the_time_went() -> None:
     spans = [
         Span(0, "forward", "", 0.0, 0.040),
@@ -118,32 +96,6 @@ def test_the_sentence_says_how_many_how_long_what_kind_of_clock_and_where_the_ti
         "2 ranks, 40 ms, emulated: on average a rank computed 75% of the time, moved data for 7% and waited 18%; "
         "rank 1 waited longest, 35%, mostly for rank 0."
     )
-
-
-def test_the_sentence_says_what_a_rank_waited_in_where_it_waited_for_no_one_rank() -> None:
-    spans = [Span(0, "forward", "", 0.0, 0.01), Span(1, "wait", "all_reduce", 0.0, 0.01)]
-    assert summary(Timeline(spans, 2)).endswith("rank 1 waited longest, 100%, in all_reduce.")
-
-
-def test_waits_for_the_same_rank_are_counted_together() -> None:
-    waits = [("recv", 0, 0.03), ("all_reduce", None, 0.04), ("recv", 0, 0.03)]
-    spans, now = [], 0.0
-    for name, peer, length in waits:
-        spans.append(Span(1, "wait", name, now, now + length, peer=peer))
-        now += length
-    assert summary(Timeline(spans, 2)).endswith("rank 1 waited longest, 100%, mostly for rank 0.")
-
-
-def test_the_sentence_of_a_rank_alone() -> None:
-    alone = Timeline([Span(0, "forward", "", 1.0, 1.15), Span(0, "forward", "", 1.19, 1.2)], 1)
-    assert (
-        summary(alone)
-        == "1 rank, 200 ms, measured: it computed 80% of the time, never waited and did none of these for 20%."
-    )
-
-
-def test_the_sentence_of_an_empty_timeline() -> None:
-    assert summary(Timeline([], 4)) == "4 ranks, 0 s, measured: nothing was recorded."
 
 
 @pytest.mark.parametrize(

@@ -6,62 +6,28 @@ import base64
 import json
 import math
 import re
+from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
 
 import numpy
 import plotly.graph_objects as go
 import pytest
-import torch
 
-from course_lib.experiments.ablations import Format
 from course_lib.figures import (
-    SizedStep,
-    Timing,
     chart_plotly,
-    in_flight,
-    limits,
-    loss_curves,
     lost_time,
-    memory_by_part,
-    micro_batch_sizes,
-    number_range,
-    plan_map,
-    roofline,
-    speed_up,
-    step_time_by_part,
 )
 from course_lib.figures.axis import long_time, number
 from course_lib.figures.bars import BAR, PITCH
+from course_lib.figures.chart import Bar, Curve
 from course_lib.figures.palette import LIKELY
 from course_lib.figures.plan_map import BEST
 from course_lib.figures.words import plan_in_words
-from course_lib.planner import Cluster, Found, ModelSpec, Plan, estimate, search, simulate
-from course_lib.schedules import SCHEDULES
-from tests.figures.drawn import SVG, parsed, texts, zoomable
+from tests.figures.charts import CHARTS, FOUND, PLANS
+from tests.figures.drawn import texts, zoomable
 from tests.figures.synthetic import spent
 
-GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
-NODES = Cluster("A100-80GB", nodes=2)
-PLANS = {
-    "wide": estimate(GPT, NODES, Plan(dp=16, zero=1), 64),
-    "deep": estimate(GPT, NODES, Plan(dp=2, tp=2, pp=4), 64),
-}
-FOUND = search(GPT, Cluster("A100-80GB", 1), 64)
-STEPS = [SizedStep(1, 0.1, 0.2, 0.02, 4, measured=0.325), SizedStep(2, 0.1, 0.1, 0.05, 8, fits=False)]
-CHARTS = {
-    "speed_up": speed_up([Timing(n, 1 / n, label=label) for n in (1, 2, 4) for label in ("a < b", "c")]),
-    "lost_time": lost_time({"4 ranks": spent(60, 25, 10, 5)}),
-    "memory": memory_by_part({name: one.memory for name, one in PLANS.items()}, 80e9),
-    "time": step_time_by_part(PLANS),
-    "plan_map": plan_map(FOUND),
-    "roofline": roofline(PLANS),
-    "limits": limits(PLANS, dict.fromkeys(PLANS, 2e10), chosen="wide"),
-    "loss_curves": loss_curves({"float32": [3.0, 2.5, 2.0], "float16": [3.0, math.nan]}),
-    "number_range": number_range({-30: 0.2, 0: 0.5, 16: 0.3}, Format.of(torch.float16)),
-    "in_flight": in_flight(simulate(SCHEDULES["1f1b"](4, 8), 0.01, 0.02)),
-    "micro_batch_sizes": micro_batch_sizes(STEPS, chosen=2),
-}
 every_chart = pytest.mark.parametrize("name", CHARTS)
 
 
@@ -93,6 +59,22 @@ def test_every_mark_lies_on_its_axes(name: str) -> None:
         for axis, place in ((note.xref, note.x), (note.yref, note.y)):
             low, high = ranges[axis]
             assert low - 1e-6 <= place <= high + 1e-6, note.text
+
+
+@every_chart
+def test_every_curve_and_every_bar_of_the_picture_is_in_the_figure(name: str) -> None:
+    chart = CHARTS[name].chart
+    assert chart is not None
+    marks = [mark for panel in chart.panels for mark in panel.marks]
+    curves = [(point.x, point.y) for mark in marks if isinstance(mark, Curve) for point in mark.points]
+    bars = [(one.size, one.at) if one.is_across else (one.at, one.size) for one in marks if isinstance(one, Bar)]
+    shown = [place for trace in figure_of(name).data for place in zip(trace.x, trace.y, strict=True)]
+    assert curves or bars
+    assert rounded([*curves, *bars]) <= rounded(shown)
+
+
+def rounded(places: Iterable[tuple[float, float]]) -> set[tuple[str, str]]:
+    return {(f"{x:.6g}", f"{y:.6g}") for x, y in places}
 
 
 @every_chart
@@ -150,26 +132,6 @@ def test_every_plan_has_its_dot_and_says_what_it_is_and_needs() -> None:
     assert front.line.color not in {trace.marker.color for _, _, trace in found.values()}
 
 
-@pytest.mark.parametrize(
-    ("by", "names"), [("zero", {"ZeRO stage: 0", "ZeRO stage: 3"}), ("recompute", {"recomputation: full"})]
-)
-def test_the_color_of_a_dot_says_what_one_asks_for(by: str, names: set[str]) -> None:
-    picture = plan_map(FOUND, by)
-    assert names < {trace.name for *_, trace in dots(zoomable(picture)).values()}
-    assert names < set(texts(picture.svg))
-    with pytest.raises(ValueError, match="by is 'dp'; it is one of 'tp', 'zero', 'recompute'"):
-        plan_map(FOUND, "dp")
-
-
-def test_words_of_a_plan_at_the_edge_do_not_cover_the_numbers_of_the_axis() -> None:
-    smallest = FOUND.pareto[-1]
-    slower = [one for one in FOUND if one.step_time.total >= smallest.step_time.total]
-    svg = plan_map(Found(slower, 1.0)).svg
-    (words,) = (text for text in parsed(svg).iter(f"{SVG}text") if text.text == "fastest that fits")
-    assert words.get("text-anchor") != "end"
-    assert float(words.get("x", 0)) > 60  # pixels, where the panel begins
-
-
 def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:
     chart = CHARTS["plan_map"].chart
     assert chart is not None
@@ -183,11 +145,6 @@ def test_thousands_of_dots_are_stored_packed_and_are_the_same() -> None:
                 assert numpy.allclose(numbers, trace[name], rtol=1e-6)
             else:
                 assert kept[name] == trace[name]
-
-
-def test_a_figure_has_the_same_digits_however_python_adds_up() -> None:
-    added, written = ([Timing(1, 1.0), Timing(2, seconds)] for seconds in (0.1 + 0.2, 0.3))
-    assert zoomable(speed_up(added)) == zoomable(speed_up(written))
 
 
 def whiskers(name: str) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
@@ -215,19 +172,6 @@ def test_steps_and_times_and_speeds_have_their_interval() -> None:
     assert [list(y) for _, y, _ in whiskers("roofline")] == [pytest.approx(pair) for pair in speeds]
 
 
-def test_the_line_of_the_capacity_and_its_words_stand_at_the_same_place() -> None:
-    figure = figure_of("plan_map")
-    (line,) = figure.layout.shapes
-    (words,) = [note for note in figure.layout.annotations if "a device has" in note.text]
-    assert line.x0 == line.x1 == pytest.approx(FOUND[0].capacity / 2**30)
-    assert words.x == pytest.approx(math.log10(line.x0))
-
-
-def test_losses_are_read_off_together() -> None:
-    assert figure_of("loss_curves").layout.hovermode == "x unified"
-    assert figure_of("roofline").layout.hovermode == "closest"
-
-
 def test_each_rank_has_a_row_of_its_own_on_one_axis_of_time() -> None:
     figure = figure_of("in_flight")
     assert [trace.yaxis for trace in figure.data] == [None, "y2", "y3", "y4"]
@@ -241,9 +185,3 @@ def test_names_with_angle_brackets_are_no_markup() -> None:
     assert curve.hovertext[0].startswith("a &lt; b (measured): 1 rank,")
     bars = zoomable(lost_time({"a <run>": spent(60, 25, 10, 5)}))
     assert bars.layout.yaxis.ticktext == ("a &lt;run&gt;",)
-
-
-def test_words_that_would_leave_the_panel_stand_left_of_their_line() -> None:
-    far = memory_by_part({"large": PLANS["wide"].memory}, 1e12)
-    (line,) = [part for part in far.svg.split("<") if part.startswith("text") and "a device has" in part]
-    assert 'text-anchor="end"' in line

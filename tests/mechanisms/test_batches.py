@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -56,22 +55,3 @@ def test_shares_are_views_and_copy_nothing() -> None:
 def test_a_number_of_pieces_that_cannot_be_is_refused(cut: Callable, argument: str, pieces: int) -> None:
     with pytest.raises(ValueError, match=rf"{argument}={pieces} .*4 samples; choose from 1 to 4"):
         cut(torch.zeros(4), pieces)
-
-
-@pytest.mark.parametrize(
-    ("batch", "error", "words"),
-    [
-        ((torch.zeros(4), torch.zeros(5)), ValueError, r"\[4, 5\] samples"),
-        ((), ValueError, "no samples"),
-        (torch.tensor(3.0), ValueError, "without dimensions"),
-        ((torch.zeros(4), "text"), TypeError, "holds a str"),
-    ],
-)
-def test_what_is_not_a_batch_is_refused(batch: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        batches.split(batch, 2)
-
-
-def test_an_empty_batch_cannot_be_cut() -> None:
-    with pytest.raises(ValueError, match="0 samples"):
-        batches.split(torch.zeros(0, 3), 1)

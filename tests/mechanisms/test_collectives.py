@@ -6,8 +6,6 @@ order one process gets the same bits, so these tests demand `torch.equal`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,29 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_lib import Link, Pace, RankFailed, launch
+from course_lib import Link, Pace, launch
 from course_lib.mechanisms import collectives
+from tests.mechanisms.ring import contribution, ring_sum
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*FLOATS, torch.complex64, torch.int64, torch.int8, torch.bool)
-
-
-def contribution(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    numbers = 5 * torch.randn(shape, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
-    return numbers.to(dtype)
-
-
-def ring_sum(tensors: list[Tensor]) -> Tensor:
-    """The sum, each chunk added up in the order in which the ring meets the ranks."""
-    n = len(tensors)
-    chunks = [tensor.flatten().tensor_split(n) for tensor in tensors]
-    summed = []
-    for c in range(n):
-        total = chunks[(c + 1) % n][c]
-        for step in range(2, n + 1):
-            total = chunks[(c + step) % n][c] + total
-        summed.append(total)
-    return torch.cat(summed).view(tensors[0].shape)
 
 
 def all_reduced(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -100,24 +81,6 @@ def test_all_gather_fills_in_the_chunks_of_the_others(n: int) -> None:
         assert result.flatten().tolist() == expected
 
 
-def test_a_tensor_that_is_not_contiguous_is_refused() -> None:
-    def reduce(rank: int, all_reduce: Callable[[Tensor], Tensor]) -> None:
-        all_reduce(torch.ones(6, 8).T)
-
-    for all_reduce in (collectives.ring_all_reduce, collectives.tree_all_reduce):
-        with pytest.raises(RankFailed, match="whose numbers do not lie in a row"):
-            launch(reduce, 2, (all_reduce,), device="cpu")
-
-
-def test_a_parameter_that_requires_a_gradient_can_be_reduced() -> None:
-    def reduced(rank: int) -> list[float]:
-        parameter = torch.nn.Parameter(torch.ones(3))
-        collectives.ring_all_reduce(parameter)
-        return parameter.tolist()
-
-    assert launch(reduced, 2, device="cpu").results == [[2.0] * 3] * 2
-
-
 def test_a_group_of_some_ranks_sums_among_itself() -> None:
     def in_groups(rank: int) -> tuple[Tensor, str]:
         even, odd = dist.new_group([0, 2, 4]), dist.new_group([1, 3])
@@ -154,17 +117,6 @@ def test_nothing_is_sent_for_an_empty_tensor_or_by_a_single_rank() -> None:
     for n, args in arguments:
         timeline = launch(all_reduced, n, args, device="cpu").timeline
         assert not [span for span in timeline.spans if span.kind in ("transfer", "wait")]
-
-
-def test_a_tensor_of_many_megabytes_goes_around() -> None:
-    shape = (3_000_001,)
-
-    def checked(rank: int) -> bool:
-        tensor = torch.arange(math.prod(shape), dtype=torch.float64) * (rank + 1)
-        collectives.ring_all_reduce(tensor)
-        return torch.equal(tensor, torch.arange(math.prod(shape), dtype=torch.float64) * 6)
-
-    assert launch(checked, 3, device="cpu").results == [True] * 3
 
 
 def whole(rank: int, way: str) -> Tensor:

@@ -33,11 +33,13 @@ from course_lib.mechanisms.hybrid import (
 )
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
-from course_lib.mechanisms.schedules import SCHEDULES
 from course_lib.mechanisms.tensor_parallel import placements
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.scale_out import checkpoint
+from course_lib.schedules import SCHEDULES
 from tests.mechanisms.training import OPTIMIZERS, State, differ_by_at_most, equal, minibatch
+
+pytestmark = pytest.mark.long
 
 STEPS = 2
 SAMPLES = 11
@@ -322,51 +324,17 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
 # Bad input
 
 
-def refused(rank: int, calls: list[tuple[str, Any]]) -> list[str]:
-    """What each call says: "mesh" with sizes, or a case with what is to be wrong about it."""
-    return [str(error) for what, value in calls for error in [complaint(what, value)]]
-
-
-def complaint(what: str, value: Any) -> ValueError:
-    try:
-        cause(what, value)
-    except ValueError as error:
-        return error
-    raise AssertionError(f"{what}={value} was accepted")
-
-
-def cause(what: str, value: Any) -> None:
-    mesh = Mesh(*value) if what == "mesh" else Mesh(2, 2, 1)
-    n_ranks, heads, n_layers = value if what == "part" else (2, 4, 3)
-    config = replace(CONFIG, heads=heads, layers=n_layers)
-    part = ModelPart(TinyGPT(config), mesh, SCHEDULES["interleaved_1f1b"](2 * n_ranks, 4))
-    if what == "frozen":
-        part.requires_grad_(False)
-    optimizer = make_optimizer(part, torch.optim.SGD, lr=0.1)
-    inputs, targets = minibatch(0, SAMPLES)
-    if what == "nan":
+def test_sizes_that_do_not_make_all_ranks_and_a_loss_that_is_no_number_are_named_on_all_ranks() -> None:
+    def refusals(rank: int) -> tuple[str, str]:
+        with pytest.raises(ValueError) as wrong_sizes:
+            Mesh(3, 1, 1)
+        part = make_part(Mesh(2, 2, 1), "1f1b", F32, "")
+        optimizer = optimize(part, "")
         next(part.parameters()).data.fill_(math.nan)
-    max_norm = value if what == "max_norm" else None
-    n_samples = value if what == "samples" else SAMPLES
-    train_step(part, optimizer, inputs[:n_samples], targets[:n_samples], max_norm=max_norm)
+        with pytest.raises(ValueError) as no_number:
+            train_step(part, optimizer, *minibatch(0, SAMPLES))
+        return str(wrong_sizes.value), str(no_number.value)
 
-
-BAD: list[tuple[str, Any, str]] = [
-    ("mesh", (3, 1, 1), r"dp=3 x pp=1 x tp=1 makes 3 ranks, and there are 4; choose sizes that make 4"),
-    ("mesh", (4, 0, 1), r"dp=4 x pp=0 x tp=1 makes 0 ranks, and there are 4"),
-    ("mesh", (1, -2, -2), r"dp=1 x pp=-2 x tp=-2 makes 4 ranks, and there are 4"),
-    ("mesh", (1, 4, 4), r"dp=1 x pp=4 x tp=4 makes 16 ranks, and there are 4; choose sizes that make 4"),
-    ("part", (4, 4, 3), r"schedule is for 4 ranks; the group has 2, so build it for these"),
-    ("part", (2, 4, 1), r"schedule has 4 stages, the model 3 blocks with embedding and head; use at most 3 stages"),
-    ("frozen", None, r"all frozen; give each rank something to train"),
-    ("samples", 7, r"n=8 pieces cannot be cut from a batch of 7 samples"),
-    ("nan", None, r"loss=nan, so nothing was updated; look for inf or nan in the data and the weights"),
-    ("max_norm", 0.0, r"max_norm=0.0 would erase or flip all gradients; give a positive number such as 1.0"),
-]
-
-
-def test_bad_input_is_named_on_all_ranks() -> None:
-    calls = [(what, value) for what, value, _ in BAD]
-    for found in launch(refused, 4, (calls,), device="cpu").results:
-        for (_, _, expected), text in zip(BAD, found, strict=True):
-            assert expected in text
+    for sizes, loss in launch(refusals, 4, device="cpu").results:
+        assert "dp=3 x pp=1 x tp=1 makes 3 ranks, and there are 4; choose sizes that make 4" in sizes
+        assert "loss=nan, so nothing was updated" in loss

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -56,38 +55,6 @@ def test_without_costs_stages_differ_by_one_layer_at_most_and_the_longer_come_fi
     n_stages = data.draw(st.integers(1, min(n_layers, 12)))
     lengths = [len(layers) for layers in split_layers(n_layers, n_stages)]
     assert lengths == [n_layers // n_stages + (stage < n_layers % n_stages) for stage in range(n_stages)]
-
-
-def test_one_dear_layer_gets_a_stage_of_its_own() -> None:
-    assert split_layers(5, 3, [1, 1, 9, 1, 1]) == [range(2), range(2, 3), range(3, 5)]
-    assert split_layers(4, 2, [0.1, 0.2, 0.3, 0.6]) == [range(3), range(3, 4)]
-
-
-def test_a_cheaper_dearest_stage_is_worth_more_than_equal_stages() -> None:
-    """The sums 5, 5 and 1 rather than 2, 3 and 6, although the squares of these are the smaller."""
-    assert split_layers(4, 3, [2, 3, 5, 1]) == [range(2), range(2, 3), range(3, 4)]
-
-
-def test_a_hundred_layers_are_split_at_once() -> None:
-    costs = [1 + math.sin(layer) ** 2 for layer in range(100)]
-    stages = split_layers(100, 16, costs)
-    assert max(sum(costs[layer] for layer in layers) for layers in stages) < 1.25 * sum(costs) / 16
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((3, 4), r"n_stages=4 .*n_layers=3 .*choose n_stages from 1 to 3"),
-        ((3, 0), r"n_stages=0 .*from 1 to 3"),
-        ((3, 2, [1, 2]), r"costs has 2 numbers for n_layers=3"),
-        ((3, 2, [1, -2, 1]), r"costs\[1\]=-2 is not a cost; .*at least 0"),
-        ((2, 2, [1, math.nan]), r"costs\[1\]=nan"),
-        ((2, 2, [math.inf, 1]), r"costs\[0\]=inf"),
-    ],
-)
-def test_a_split_that_cannot_be_is_refused_with_what_would_work(arguments: tuple, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        split_layers(*arguments)
 
 
 class Takes(nn.Module):
@@ -267,45 +234,6 @@ def test_without_gradients_the_chain_only_computes() -> None:
     assert torch.equal(last, build("plain", torch.float32)(minibatch(0)[0]))
 
 
-def test_forward_passes_that_nobody_goes_back_through_leave_nothing_behind() -> None:
-    def train(rank: int) -> State:
-        chain = LayerWise(build("tied", torch.float32, seed=rank).blocks)
-        inputs, targets = minibatch(0)
-        chain(inputs), chain(inputs)
-        with torch.no_grad():
-            chain(inputs[:, :5])
-        output = chain(inputs)
-        chain.backward(None if output is None else data.answer_loss(output, targets))
-        return snapshot(chain)
-
-    model = build("tied", torch.float32)
-    inputs, targets = minibatch(0)
-    data.answer_loss(model(inputs), targets).backward()
-    reference = snapshot(model)
-    for state in launch(train, 2, device="cpu").results:
-        assert all(torch.equal(tensor, reference[name]) for name, tensor in state.items())
-
-
-def test_layers_can_be_frozen_and_trained_again_on_the_way() -> None:
-    def steps(rank: int) -> list[bool]:
-        chain, found = LayerWise(build("plain", torch.float32).blocks), []
-        inputs, targets = minibatch(0)
-        for is_trained in (False, True, False):
-            if rank == 0:
-                chain.requires_grad_(is_trained)
-            output = chain(inputs)
-            chain.backward(None if output is None else data.answer_loss(output, targets))
-            found.append(all(parameter.grad is not None for parameter in chain.parameters()))
-            chain.zero_grad()
-        return found
-
-    assert launch(steps, 2, device="cpu").results == [[False, True, False], [True] * 3]
-
-
-def no_forward(chain: LayerWise, rank: int) -> None:
-    chain.backward(None)
-
-
 def backward_twice(chain: LayerWise, rank: int) -> None:
     output = chain(minibatch(0)[0])
     for _ in range(2):
@@ -317,18 +245,11 @@ def loss_on_all_ranks(chain: LayerWise, rank: int) -> None:
     chain.backward(torch.ones(()))
 
 
-def no_loss(chain: LayerWise, rank: int) -> None:
-    chain(minibatch(0)[0])
-    chain.backward(None)
-
-
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (no_forward, r"backward\(\) has nothing to go back through; call it once after each forward pass"),
         (backward_twice, r"backward\(\) has nothing to go back through"),
         (loss_on_all_ranks, r"loss=a tensor on rank 0 of 2; the last rank, 1, gives the loss"),
-        (no_loss, r"loss=None on rank 1 of 2; the last rank, 1, gives the loss"),
     ],
 )
 def test_a_mistake_in_the_calls_is_named(mistake: Callable[[LayerWise, int], None], words: str) -> None:

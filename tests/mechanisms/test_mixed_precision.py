@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,26 +25,18 @@ from course_lib.mechanisms import batches
 from course_lib.mechanisms.collectives import all_reduce_in
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.mixed_precision import SMALLEST_SCALE, LossScaler, MasterWeights
-from course_lib.model import GPTConfig, TinyGPT
-from tests.mechanisms.training import State, equal, gradient_of, minibatch
+from course_lib.model import TinyGPT
+from tests.mechanisms.ring import contribution, ring_sum
+from tests.mechanisms.training import CONFIG, DTYPES, State, build, equal, gradient_of, minibatch
 
-CONFIG = GPTConfig(layers=1, hidden=16, heads=2)
 STEPS = 8
 SAMPLES = 12
 SIXTEEN = [torch.float16, torch.bfloat16]
-WIDE = [torch.float32, torch.float64]
 TOO_LARGE = 2.0**24  # a loss scale at which float16 overflows in the first steps
 Case = tuple[tuple[int, ...], torch.dtype, torch.dtype | None]  # shape, dtype of the tensor and of the sums
 
 dtypes = pytest.mark.parametrize("dtype", SIXTEEN, ids=str)
-wide_dtypes = pytest.mark.parametrize("dtype", WIDE, ids=str)
-
-
-def build(case: str, dtype: torch.dtype, seed: int = 0) -> TinyGPT:
-    model = TinyGPT(replace(CONFIG, tied_embeddings="tied" in case), seed, dtype)
-    if "frozen" in case:
-        model.get_parameter("blocks.1.attention.query.weight").requires_grad_(False)
-    return model
+wide_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
@@ -122,34 +113,6 @@ def test_training_in_16_bits_is_that_of_float32_weights_cast_by_hand(
     equal(snapshot(model), snapshot(reference.to(dtype)))
 
 
-@dtypes
-def test_gradients_in_16_bits_are_those_of_weights_cast_by_hand(dtype: torch.dtype) -> None:
-    model = build("plain", dtype)
-    master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"])
-    inputs, targets = minibatch(0, SAMPLES)
-    loss_of(model(inputs), targets).backward()
-    assert {parameter.grad.dtype for parameter in model.parameters()} == {dtype}
-    master.collect()
-    reference = build("plain", dtype).float()
-    loss_of(cast_by_hand(reference, dtype, inputs), targets).backward()
-    for copy, parameter in zip(master.parameters, reference.parameters(), strict=True):
-        assert gradient_of(copy).dtype == torch.float32
-        assert torch.equal(gradient_of(copy), gradient_of(parameter))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_frozen_parameter_keeps_its_bits_and_has_no_copy() -> None:
-    model = build("frozen", torch.bfloat16)
-    frozen = model.get_parameter("blocks.1.attention.query.weight")
-    before = frozen.clone()
-    master = MasterWeights(model.parameters(), OPTIMIZERS["AdamW"])
-    train(model, master)
-    assert torch.equal(frozen, before)
-    assert sum(copy.nbytes for copy in master.parameters) == 2 * sum(
-        parameter.nbytes for parameter in model.parameters() if parameter is not frozen
-    )
-
-
 def test_clipping_sees_complete_and_unscaled_gradients() -> None:
     norms = []
     model = build("plain", torch.bfloat16)
@@ -182,22 +145,6 @@ def test_micro_batches_stall_in_16_bits_and_add_up_in_32(dtype: torch.dtype, sta
 
     assert gradient(in_32_bits=False) == stalls_at
     assert gradient(in_32_bits=True) == 2 * stalls_at
-
-
-@dtypes
-def test_micro_batches_add_up_in_32_bits_as_by_hand(dtype: torch.dtype) -> None:
-    model = build("tied frozen", dtype)
-    master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"])
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    by_hand = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in trained]
-    for inputs, targets in zip(*(batches.micro_batches(part, 5) for part in minibatch(0, SAMPLES)), strict=True):
-        loss = loss_of(model(inputs), targets)
-        for total, gradient in zip(by_hand, torch.autograd.grad(loss, trained, retain_graph=True), strict=True):
-            total += gradient.float()
-        loss.backward()
-        master.collect()
-    for copy, total in zip(master.parameters, by_hand, strict=True):
-        assert torch.equal(gradient_of(copy), total)
 
 
 def test_what_was_collected_stays_when_a_bucket_of_gradients_is_filled_again() -> None:
@@ -292,7 +239,7 @@ def test_a_whole_training_agrees_with_torch_amp_bit_for_bit(dtype: torch.dtype, 
     assert all(torch.equal(a, b) for a, b in zip(master.parameters, reference.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *DTYPES], ids=str)
 @pytest.mark.parametrize("scale", [2.0**-10, 2.0**20])
 def test_a_power_of_two_changes_no_bit_where_nothing_under_or_overflows(scale: float, dtype: torch.dtype) -> None:
     states = []
@@ -423,23 +370,6 @@ def test_four_replicas_in_16_bits_stay_equal_and_skip_together(dtype: torch.dtyp
 # All-reduce in low precision
 
 
-def contribution(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return 5 * torch.randn(shape, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
-
-
-def ring_sum(tensors: list[Tensor]) -> Tensor:
-    """Each chunk added up, and rounded at every hop, in the order in which the ring meets the ranks."""
-    n = len(tensors)
-    chunks = [tensor.flatten().tensor_split(n) for tensor in tensors]
-    summed = []
-    for c in range(n):
-        total = chunks[(c + 1) % n][c]
-        for step in range(2, n + 1):
-            total = chunks[(c + step) % n][c] + total
-        summed.append(total)
-    return torch.cat(summed).view(tensors[0].shape)
-
-
 def wide_sum(tensors: list[Tensor], accumulate: torch.dtype) -> Tensor:
     """Added up in rank order in a wider dtype, rounded once."""
     total = torch.zeros_like(tensors[0], dtype=accumulate)
@@ -471,49 +401,6 @@ def test_the_sum_is_rounded_at_each_hop_or_once_and_equal_on_all_ranks(dtype: to
             assert torch.equal(on_this_rank[case], expected.to(own))
 
 
-@dtypes
-def test_the_sum_agrees_with_the_all_reduce_of_torch(dtype: torch.dtype) -> None:
-    """n roundings of at most eps / 2 to either side for each: of the addends, then of each sum."""
-    n, shape = 4, (33, 7)
-
-    def differences(rank: int) -> list[float]:
-        exact, magnitudes = contribution(rank, shape, torch.float64), contribution(rank, shape, torch.float64).abs()
-        dist.all_reduce(exact)
-        dist.all_reduce(magnitudes)
-        found = []
-        for accumulate in (None, torch.float32):
-            tensor = contribution(rank, shape, torch.float64)
-            all_reduce_in(dtype, accumulate)(tensor)
-            found.append(float(((tensor - exact).abs() / magnitudes).max()))
-        return found
-
-    at_every_hop, once = launch(differences, n, device="cpu").results[0]
-    half = torch.finfo(dtype).eps / 2
-    assert at_every_hop <= 1.01 * n * half  # the addends, and n - 1 sums
-    assert once <= 1.01 * 2 * half  # the addends, and the whole sum
-
-
-def test_ones_beside_a_large_number_are_lost_on_the_ring_and_kept_in_32_bits() -> None:
-    """256 and four ones in bfloat16. Where the ring begins with the 256, every one of them is lost."""
-
-    def totals(rank: int) -> list[list[float]]:
-        tensors = [torch.full((5,), 256.0 if rank == 0 else 1.0) for _ in range(2)]
-        all_reduce_in(torch.bfloat16)(tensors[0])
-        all_reduce_in(torch.bfloat16, accumulate=torch.float32)(tensors[1])
-        return [tensor.tolist() for tensor in tensors]
-
-    for on_the_ring, in_32_bits in launch(totals, 5, device="cpu").results:
-        assert (on_the_ring[0], on_the_ring[4]) == (260.0, 256.0)  # these begin on rank 1 and on rank 0
-        assert in_32_bits == [260.0] * 5
-
-
-def test_a_sum_too_large_for_float16_overflows_on_all_ranks() -> None:
-    def total(rank: int) -> float:
-        return float(all_reduce_in(torch.float16, accumulate=torch.float32)(torch.full((3,), 40000.0))[rank])
-
-    assert launch(total, 2, device="cpu").results == [float("inf")] * 2
-
-
 @pytest.mark.parametrize("accumulate", [None, torch.float32])
 def test_both_ways_send_half_of_what_float32_would(accumulate: torch.dtype | None) -> None:
     n, elements = 4, 240
@@ -539,35 +426,6 @@ def test_a_group_sums_views_in_place_among_itself(accumulate: torch.dtype | None
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"scale": 0}, "scale=0 cannot work; give a positive number"),
-        ({"scale": -8.0}, r"scale=-8\.0"),
-        ({"scale": float("nan")}, "scale=nan"),
-        ({"scale": 1e39}, r"scale=1e\+39 .* float32 can hold"),
-        ({"growth_interval": 0}, "growth_interval=0 .* 1 step or more"),
-    ],
-)
-def test_a_scaler_that_cannot_work_is_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        LossScaler(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("loss", "words"),
-    [
-        (torch.tensor(float("nan")), "loss=nan before any scaling, .* bfloat16"),
-        (torch.tensor(float("inf")), "loss=inf"),
-        (torch.tensor(2.0, dtype=torch.float16), "loss is a float16, .* scale of 65536; compute it in float32"),
-        (torch.tensor(2.0, dtype=torch.bfloat16), "loss is a bfloat16"),
-    ],
-)
-def test_a_loss_that_cannot_be_scaled_is_refused(loss: Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        LossScaler().scale(loss)
-
-
 def test_a_nan_in_the_loss_of_one_rank_names_the_rank() -> None:
     def scaled(rank: int) -> None:
         LossScaler().scale(torch.tensor(float("nan") if rank == 1 else 1.0))
@@ -577,14 +435,6 @@ def test_a_nan_in_the_loss_of_one_rank_names_the_rank() -> None:
     assert failure.value.rank == 1
 
 
-@dtypes
-def test_unscaling_in_16_bits_is_refused(dtype: torch.dtype) -> None:
-    weight = nn.Parameter(torch.ones(1, dtype=dtype))
-    weight.sum().backward()
-    with pytest.raises(ValueError, match=r"gradients in b?float16, .* MasterWeights"):
-        LossScaler().unscale([weight])
-
-
 def test_gradients_that_are_never_finite_end_in_an_error() -> None:
     scaler, weight = LossScaler(2.0**-20), nn.Parameter(torch.ones(1))
     weight.grad = torch.tensor([float("nan")])
@@ -592,28 +442,3 @@ def test_gradients_that_are_never_finite_end_in_an_error() -> None:
     assert scaler.scale_factor == SMALLEST_SCALE
     with pytest.raises(ValueError, match=r"gradients are not finite even with scale=2\.98023e-08"):
         scaler.unscale([weight])
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [[], [nn.Parameter(torch.ones(1), requires_grad=False)], [torch.ones(1, dtype=torch.int64)]],
-)
-def test_parameters_that_cannot_be_trained_are_refused(parameters: Any) -> None:
-    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
-        MasterWeights(parameters, torch.optim.SGD, lr=1)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "accumulate", "words"),
-    [
-        (torch.int32, None, r"dtype=torch\.int32 cannot work; give a floating-point type"),
-        (torch.float32, torch.bfloat16, r"accumulate=torch\.bfloat16 .* torch\.float32 or a wider type"),
-        (torch.float16, torch.bfloat16, r"accumulate=torch\.bfloat16"),
-        (torch.bfloat16, torch.float16, r"accumulate=torch\.float16"),
-    ],
-)
-def test_a_sum_that_cannot_hold_its_addends_is_refused(
-    dtype: torch.dtype, accumulate: torch.dtype | None, words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        all_reduce_in(dtype, accumulate)

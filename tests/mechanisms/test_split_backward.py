@@ -26,29 +26,6 @@ class Reused(nn.Module):
         return self.shared(torch.tanh(self.shared(left))) * self.scale * self.scale + right
 
 
-class Parametrized(nn.Module):
-    """A weight that is itself computed from two parameters, before it meets the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.length, self.direction = nn.Parameter(torch.ones(6, 1)), nn.Parameter(torch.randn(6, 6))
-        self.unused = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.length * self.direction / self.direction.norm(dim=1, keepdim=True))
-
-
-class WithoutInput(nn.Module):
-    """Returns something that no input has a part in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.constant = nn.Parameter(torch.randn(5, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.constant.to(x.dtype).clone()
-
-
 def same(found: Tensor | None, expected: Tensor | None) -> bool:
     if found is None or expected is None:
         return found is expected
@@ -70,13 +47,11 @@ BUILD: list[Callable[[], nn.Module]] = [
     lambda: TinyGPT(GPTConfig(hidden=6, heads=2)).blocks[1:3],
     lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)),
     Reused,
-    Parametrized,
-    WithoutInput,
     frozen_in_part,
     attention,
     nn.Identity,
 ]
-NAMES = ["gpt", "linear", "reused", "parametrized", "without input", "frozen", "attention", "empty"]
+NAMES = ["gpt", "linear", "reused", "frozen", "attention", "empty"]
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -1,17 +1,21 @@
-"""What the tests that train share: data, optimizers, and how two states of a model are compared."""
+"""What the tests that train share: a model, data, optimizers, and how two states of a model are compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from course_lib import data
+from course_lib.model import GPTConfig, TinyGPT
 
 State = dict[str, Tensor]
-DTYPES = [torch.float32, torch.float64]
+DTYPES = F32, F64 = [torch.float32, torch.float64]
+CONFIG = GPTConfig(layers=2, hidden=16, heads=2)
+FROZEN = ("blocks.1.attention.query.weight", "blocks.0.token.weight")
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
@@ -19,6 +23,15 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     # whole step.
     "Adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}),
 }
+
+
+def build(case: str, dtype: torch.dtype = F32, seed: int = 0, config: GPTConfig = CONFIG) -> TinyGPT:
+    """A model with what is special about this case: "tied", "frozen"."""
+    model = TinyGPT(replace(config, tied_embeddings="tied" in case), seed, dtype)
+    if "frozen" in case:
+        for name in FROZEN:
+            model.get_parameter(name).requires_grad_(False)
+    return model
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,34 +1,39 @@
-"""A built lesson: what its prose says, and what its cells have shown. nbval runs the cells again, and compares."""
+"""A lesson: what its script says, fields unfilled, and what the cells of its notebook have shown.
+
+nbval runs the cells again, and compares; what is in the fields, too.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+from lessons import build
+
+NOTEBOOKS = build.ROOT / "notebooks"
 
 Proofs = dict[str, Callable[[], object]]  # a quoted sentence, and what is true if it is
 
 
 class Lesson:
-    """The notebook of this name, whatever its number."""
+    """The lesson of this name, whatever its number."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        (self.product,) = (
+            one for one in build.products(build.ROOT) if one.target.stem[3:] == name and one.kind == "lesson"
+        )
 
     @cached_property
     def cells(self) -> list[NotebookNode]:
-        (path,) = (path for path in NOTEBOOKS.glob("*.ipynb") if path.stem[3:] == self.name)
-        return nbformat.read(path, as_version=4).cells
+        return nbformat.read(self.product.target, as_version=4).cells
 
     @cached_property
     def texts(self) -> list[str]:
-        return [cell.source for cell in self.cells if cell.cell_type == "markdown"]
+        return [cell.source for cell in build.read(self.product.source).cells if cell.cell_type == "markdown"]
 
     @cached_property
     def prose(self) -> str:

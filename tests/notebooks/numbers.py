@@ -1,8 +1,8 @@
 """What is a number in a text: what can be wrong and needs a proof.
 
 Digits; a number in words of something that is measured (`UNITS`); how many times, or what part. Not looked at are code
-and formulas, for which cells and other tests speak; digits that are names: rank 0, section 2, 16 bits; and sentences
-that name who has published it, and when (`SOURCE`).
+and formulas, for which cells and other tests speak; fields, which hold what the run gives; digits that are names: rank
+0, section 2, 16 bits; and sentences that name who has published it, and when (`SOURCE`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 WORD = r"two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen|twenty|hundred|thousand|million|billion"
 UNITS = r"bytes|[kMGT]i?B|seconds|minutes|days|weeks|months|years|times|FLOPs|parameters|turns|messages|digits"
 SHARE = r"half|thirds?|quarters?|fifths?|sixth|sevenths?|eighths?|tenth"
-DIGITS = r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w,]*[A-Za-z])"  # but not those in a name: A100, 6.7B
+DIGITS = r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!(?:\.\d)?[\w,]*[A-Za-z])"  # but not those in a name: A100, 6.7B
 NUMBER = re.compile(
     rf"{DIGITS}|\b(?:(?:{WORD}) (?:{UNITS})|(?:an?|one|{WORD}) (?:{SHARE})|twice|half|percent|centuries)\b",
     re.IGNORECASE,
@@ -20,7 +20,9 @@ NUMBER = re.compile(
 NAMES = "rank|replica|stage|section|part|number|micro-batch|micro-batche|step|layer|sample"
 NAMED = rf"\b(?:{NAMES})s? \d+(?:(?:,| and| to) \d+)*"
 NOT_PROSE = re.compile(
-    rf"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\*\*Time:\*\*[^<]*|ZeRO-\d|\d+[- ]bits?\b|{NAMED}", re.IGNORECASE
+    r"\{\{.*?\}\}(?: [mb]illion)?|"
+    rf"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\*\*Time:\*\*[^<]*|ZeRO-\d|\d+[- ]bits?\b|{NAMED}",
+    re.IGNORECASE,
 )
 SENTENCE = re.compile(r".+?(?:(?<!al)[.?!](?=[*)]* [^a-z])|$)")
 SOURCE = re.compile(r"(?:et al\.|[A-Z]\w+ and [A-Z]\w+|Llama Team) \(?\d{4}")

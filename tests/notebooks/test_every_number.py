@@ -1,4 +1,5 @@
-"""No number in a lesson's prose is unproved: a quoted sentence covers it, a source is named, or it needs none.
+"""No number in a lesson's prose is unproved: a field holds it, a quoted sentence covers it, a source is named, or it
+needs none.
 
 A number is as in `numbers`. Questions and tasks are not looked at: they claim nothing.
 """
@@ -19,14 +20,12 @@ from tests.notebooks import (
     test_sentences_pipeline,
     test_sentences_planning,
     test_sentences_sharded,
-    test_sentences_start,
     test_sentences_tensor_parallel,
 )
-from tests.notebooks.lesson import Proofs, lesson
+from tests.notebooks.lesson import NOTEBOOKS, Proofs, lesson
 from tests.notebooks.numbers import NOT_PROSE, NUMBER, SENTENCE, SOURCE, dots
 
 MODULES = [
-    test_sentences_start,
     test_sentences_one_machine,
     test_sentences_data_parallelism,
     test_sentences_sharded,
@@ -37,7 +36,8 @@ MODULES = [
     test_sentences_combining,
     test_sentences_planning,
 ]
-PROOFS: dict[str, Proofs] = {module.NAME: module.PROOFS for module in MODULES}
+LESSONS = [path.stem[3:] for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
+PROOFS: dict[str, Proofs] = {**{name: {} for name in LESSONS}, **{module.NAME: module.PROOFS for module in MODULES}}
 
 ARITHMETIC = "nothing but arithmetic"
 FORMATS = "bits of a number format"
@@ -45,14 +45,18 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
     "start_here": {
         "This page takes ten minutes.": "test_teaching_plan compares it with the plan",
         "when four are four times as fast and when they are not": "what another lesson asks",
+        "Every rank has 1 + 2 + 3 + 4 = 10.": ARITHMETIC,
     },
     "one_machine_is_not_enough": {
         "Look at the left half: above the dashed line nothing fits. (The right half": "halves of a picture",
         "Look at the right half of the picture above again": "half of a picture",
+        "A billion parameters of four bytes each take": "what is asked about",
+        "Then a model of twice the size needs four times as much.": ARITHMETIC,
         "Eight devices have eight times the memory and eight times the speed.": ARITHMETIC,
     },
     "data_parallelism": {
         "half of it for each of two ranks, a quarter for each of four": ARITHMETIC,
+        "a 32-bit number keeps about seven digits": FORMATS,
     },
     "sharded_data_parallelism": {
         "Play the ring all-reduce, and stop half way.": "a task",
@@ -110,6 +114,7 @@ def numbers(name: str) -> Iterator[tuple[int, str]]:
         ("It takes 1.82 s, 24.9% of it on an A100, and sends 1,024 messages.", ["1.82", "24.9", "1,024"]),
         ("Half the bytes, a third of the time, four times as fast, in seven turns.", 4),
         ("Four ranks: ranks 0 and 1 and stage 2 have 16 bits, as section 3 says of ZeRO-3 and `f(8)` and $2^4$.", []),
+        ("It takes {{runs[4].makespan:duration}} with {{2 + 2}} ranks and {{3e9 / 1e9}} billion parameters, 6.7B.", []),
     ],
 )
 def test_a_number_is_what_can_be_wrong(said: str, found: list[str] | int) -> None:

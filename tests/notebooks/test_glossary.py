@@ -57,6 +57,6 @@ def test_memory_is_in_gib_alone() -> None:
     assert not re.search(r"\b[kMGT]B\b", TEXT)
 
 
-@pytest.mark.parametrize("page", ["README.md", "sources/notebooks/00_start_here.py"])
+@pytest.mark.parametrize("page", ["README.md", "lessons/L00_start_here/lesson.py"])
 def test_where_a_reader_begins_there_is_a_link(page: str) -> None:
     assert "glossary.md)" in (NOTEBOOKS.parent / page).read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from course_lib import launch
-from course_lib.experiments.meshes import BETWEEN, INSIDE, PER_MACHINE, HybridExperiment, MeshStep
-from course_lib.widgets.mesh import MESHES
+from lessons.L08_combining_mechanisms.explorer import MESHES
+from lessons.L08_combining_mechanisms.runs import BETWEEN, INSIDE, PER_MACHINE, HybridExperiment, MeshStep
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "combining_mechanisms"

@@ -12,11 +12,12 @@ import torch
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from course_lib import data, launch, questions
-from course_lib.experiments.steps import LayerWiseStep
+from course_lib import data, launch
+from course_lib.classroom import questions
+from course_lib.classroom.runs.steps import LayerWiseStep
 from course_lib.mechanisms.layerwise import LayerWise
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.widgets.layerwise import LAYERS, UNITS, LayerWiseSetting
+from lessons.L04_layerwise_model_parallelism.explorer import LAYERS, UNITS, LayerWiseSetting
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "layerwise_model_parallelism"

@@ -13,14 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import data, launch
-from course_lib.experiments.ablations import running_sum
 from course_lib.figures import loss_at_end
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import Cluster, memory
 from course_lib.planner.spec import Plan
-from course_lib.widgets.mixed_precision import SCALES, STEPS, MixedPrecisionSetting, Training, first_gradients
-from course_lib.widgets.one_machine import FAMILY
+from lessons.L01_one_machine_is_not_enough.explorer import FAMILY
+from lessons.L07_mixed_precision.explorer import SCALES, STEPS, MixedPrecisionSetting, Training, first_gradients
+from lessons.L07_mixed_precision.runs import running_sum
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "mixed_precision"

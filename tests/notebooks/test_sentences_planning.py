@@ -10,8 +10,8 @@ from torch.utils import flop_counter
 
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
 from course_lib.planner.estimate import Estimate
-from course_lib.questions.strategies import BATCH, MODEL
-from course_lib.widgets import refresh
+from lessons.L09_planning import explorer as refresh
+from lessons.L09_planning.questions import BATCH, MODEL
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "planning"

@@ -14,10 +14,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard
 
 from course_lib import Link, Pace, launch
-from course_lib.experiments.sharded import ShardedStep, sharded_step
 from course_lib.planner.memory import RECIPES
 from course_lib.timeline import Span, Timeline
-from course_lib.widgets.sharding import DEVICES, SAMPLES, planned
+from lessons.L03_sharded_data_parallelism.explorer import DEVICES, SAMPLES, planned
+from lessons.L03_sharded_data_parallelism.runs import ShardedStep, sharded_step
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "sharded_data_parallelism"

@@ -13,16 +13,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module, style
 
-from course_lib import Link, Pace, RunError, Timeline, launch, questions
-from course_lib.experiments import after_barrier
-from course_lib.experiments.cuts import CUTS, POSITIONS, run_cut
+from course_lib import Link, Pace, RunError, Timeline, launch
+from course_lib.classroom import questions
+from course_lib.classroom.runs import after_barrier
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.mechanisms.tensor_parallel import parallelize, vocab_parallel_cross_entropy
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import estimate, search
 from course_lib.planner.hardware import LINKS
-from course_lib.questions.tensor import BATCH, CANDIDATES, LARGE, NODES
-from course_lib.widgets.tensor_parallel import BANDWIDTH, PACE
+from lessons.L06_tensor_parallelism.explorer import BANDWIDTH, PACE
+from lessons.L06_tensor_parallelism.questions import BATCH, CANDIDATES, LARGE, NODES
+from lessons.L06_tensor_parallelism.runs import CUTS, POSITIONS, run_cut
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "tensor_parallelism"

@@ -11,10 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLAN = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
-LESSONS = sorted((ROOT / "sources" / "notebooks").glob("0[1-9]_*.py"))
-NOTEBOOKS = sorted((ROOT / "sources" / "notebooks").glob("*.py"))
-SCENARIOS = sorted((ROOT / "sources" / "notebooks" / "scenarios").glob("S*.py"))
+NOTEBOOKS = sorted(ROOT.glob("lessons/L*/lesson.py"))
+LESSONS = NOTEBOOKS[1:]  # the first page has no sections
+SCENARIOS = sorted(ROOT.glob("lessons/S*/page.py"))
 IN_WORDS = {"ten": 10}
+
+
+def name_of(page: Path) -> str:
+    """The name of the notebook that it makes."""
+    return page.parent.name.removeprefix("L")
 
 
 def sections(text: str) -> list[tuple[str, int]]:
@@ -23,10 +28,10 @@ def sections(text: str) -> list[tuple[str, int]]:
     return [(name, int(minutes)) for name, minutes in rows]
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
 def test_it_has_every_section_and_adds_up_to_the_lesson_s_minutes(lesson: Path) -> None:
     source = lesson.read_text(encoding="utf-8")
-    (part,) = re.findall(rf"^## {lesson.stem[:2]} (.*?)(?=^## )", PLAN, re.MULTILINE | re.DOTALL)
+    (part,) = re.findall(rf"^## {name_of(lesson)[:2]} (.*?)(?=^## )", PLAN, re.MULTILINE | re.DOTALL)
     (minutes,) = re.findall(r"\*\*Time:\*\* (\d+) minutes", source)
     headings = re.findall(r"^# ## (\d+)\. (.+)$", source, re.MULTILINE)
     assert [name for name, _ in sections(part)] == [" ".join(heading) for heading in headings]
@@ -34,31 +39,31 @@ def test_it_has_every_section_and_adds_up_to_the_lesson_s_minutes(lesson: Path) 
     assert part.startswith(f"{re.findall('^# # (.+)$', source, re.MULTILINE)[0].split(':')[0]} ({minutes} minutes)")
 
 
-@pytest.mark.parametrize("lesson", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("lesson", NOTEBOOKS, ids=name_of)
 def test_the_main_page_the_plan_and_the_lesson_name_the_same_minutes(lesson: Path) -> None:
-    source, number = lesson.read_text(encoding="utf-8"), lesson.stem[:2]
+    source, number = lesson.read_text(encoding="utf-8"), name_of(lesson)[:2]
     (said,) = re.findall(r"\*\*Time:\*\* (\d+) minutes|This page takes (\w+) minutes", source)
-    (listed,) = re.findall(rf"\(notebooks/{lesson.stem}\.ipynb\) \| (\d+) \|", README)
+    (listed,) = re.findall(rf"\(notebooks/{name_of(lesson)}\.ipynb\) \| (\d+) \|", README)
     (planned,) = re.findall(rf"^## {number} .* \((\d+) minutes\)$", PLAN, re.MULTILINE)
     assert int(listed) == int(planned) == (int(said[0]) if said[0] else IN_WORDS[said[1]])
 
 
-@pytest.mark.parametrize(("lesson", "following"), list(pairwise(NOTEBOOKS)), ids=lambda path: path.stem)
+@pytest.mark.parametrize(("lesson", "following"), list(pairwise(NOTEBOOKS)), ids=name_of)
 def test_each_lesson_ends_with_a_link_to_the_one_that_follows(lesson: Path, following: Path) -> None:
     _, _, end = lesson.read_text(encoding="utf-8").rpartition("**Next:**")
-    assert f"({following.stem}.ipynb)" in end
+    assert f"({name_of(following)}.ipynb)" in end
 
 
-@pytest.mark.parametrize("case", SCENARIOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("case", SCENARIOS, ids=name_of)
 def test_the_main_page_the_plan_and_the_scenario_name_the_same_minutes(case: Path) -> None:
-    source, number = case.read_text(encoding="utf-8"), int(case.stem[1:3])
+    source, number = case.read_text(encoding="utf-8"), int(name_of(case)[1:3])
     (title, minutes) = re.findall(r"^# # Scenario \d+: (.+)$|\*\*Time:\*\* (\d+) minutes", source, re.MULTILINE)
     name = title[0][0].upper() + title[0][1:]
-    assert f"| [S{number} {name}](notebooks/scenarios/{case.stem}.ipynb) | {minutes[1]} |" in README
+    assert f"| [S{number} {name}](notebooks/scenarios/{name_of(case)}.ipynb) | {minutes[1]} |" in README
     assert f"| S{number} {name} | {minutes[1]} |" in PLAN
 
 
-@pytest.mark.parametrize("case", SCENARIOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("case", SCENARIOS, ids=name_of)
 def test_a_scenario_says_where_it_has_happened(case: Path) -> None:
-    prose = ROOT / "sources" / "scenarios" / f"{case.stem}.md"
+    prose = case.with_name("case.md")
     assert re.search(r"(et al\.|Team) 20\d\d", case.read_text(encoding="utf-8") + prose.read_text(encoding="utf-8"))

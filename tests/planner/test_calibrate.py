@@ -35,11 +35,6 @@ def test_the_estimate_lies_in_the_middle_of_its_interval() -> None:
     assert high / low == pytest.approx(found.step_time.high / found.step_time.low)
 
 
-def test_the_interval_is_not_a_part_of_the_step() -> None:
-    time = estimate(MODEL, CLUSTER, PLAN, BATCH).step_time
-    assert sum(time.parts.values()) == pytest.approx(time.total)
-
-
 def test_the_fewer_stacks_of_software_were_published_the_wider_it_is() -> None:
     widths = {device.stacks: Cluster(name).spread for name, device in DEVICES.items()}
     by_stacks = [widths[stacks] for stacks in sorted(widths)]
@@ -110,13 +105,6 @@ def test_no_network_makes_impossible_steps_possible() -> None:
         calibrate(MODEL, first, WIDE, BATCH, 1e-6)
 
 
-def test_the_network_stays_as_it_was_where_no_step_tells() -> None:
-    one_node = Cluster(nodes=1)
-    plan = Plan(tp=8)
-    again = calibrate(MODEL, calibrate(MODEL, one_node, plan, 8, 0.5), plan, 8, 0.5)
-    assert again.network is None
-
-
 def test_what_lesson_09_says_of_three_published_runs_and_of_calibrating_one() -> None:
     """Published: 14.45 s, 60.1 s and 105.22 s; BLOOM's steps before its final run are in benchmarks/published.json."""
     rows = {row["id"]: row for row in published.rows_of("step time")}
@@ -157,8 +145,3 @@ def test_what_lesson_09_says_of_three_published_runs_and_of_calibrating_one() ->
 def test_a_time_that_no_such_machine_could_need_is_refused(measured: float, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         calibrate(MODEL, CLUSTER, PLAN, BATCH, measured)
-
-
-def test_a_plan_that_cannot_exist_is_refused_as_everywhere() -> None:
-    with pytest.raises(ValueError, match="but the cluster has 32"):
-        calibrate(MODEL, CLUSTER, Plan(dp=3), 3, 1.0)

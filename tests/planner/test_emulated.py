@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from course_lib import Link, Pace, Span, Timeline
-from course_lib.experiments import pipeline_step
+from course_lib.classroom.runs import pipeline_step
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES, Schedule
 

@@ -21,6 +21,8 @@ from course_lib.planner.memory import model_state
 from course_lib.schedules import SCHEDULES, Schedule
 from tests.planner import exact_bytes
 
+pytestmark = pytest.mark.long
+
 WORLD_SIZES = [2, 4, 8]
 CONFIG = GPTConfig(vocab=13, sequence=8, layers=2, hidden=16, heads=8, ffn_hidden=24)
 CONFIGS = [CONFIG, replace(CONFIG, tied_embeddings=True), replace(CONFIG, kv_heads=2)]
@@ -121,8 +123,6 @@ def with_sharded_optimizer(rank: int, config: GPTConfig, gradients: Any) -> Any:
 
 @pytest.mark.parametrize(("world_size", "gradients"), [(2, "sharded"), (4, "local"), (8, "sharded")])
 def test_the_sharded_optimizer_sends_and_holds_what_was_predicted(world_size: int, gradients: str) -> None:
-    pytest.importorskip("course_lib.mechanisms.sharding")
-    pytest.importorskip("course_lib.instruments.ledger")
     sizes = exact_bytes.all_parameter_sizes(spec(CONFIG))
     sent, found = sent_and_held(with_sharded_optimizer, world_size, CONFIG, gradients)
     assert sent == [exact_bytes.sharded_optimizer(sizes, world_size, BUCKET_MB)] * world_size
@@ -147,8 +147,6 @@ def fully_sharded(rank: int, config: GPTConfig) -> Any:
 
 @pytest.mark.parametrize(("world_size", "config"), EVERY_SIZE_AND_CONFIG)
 def test_the_fully_sharded_model_sends_and_holds_what_was_predicted(world_size: int, config: GPTConfig) -> None:
-    pytest.importorskip("course_lib.mechanisms.sharding")
-    pytest.importorskip("course_lib.instruments.ledger")
     expected = exact_bytes.fully_sharded(spec(config), world_size)
     sent, found = sent_and_held(fully_sharded, world_size, config)
     assert sent == [expected] * world_size
@@ -173,8 +171,6 @@ def tensor_parallel_step(rank: int, config: GPTConfig, sequence_parallel: bool) 
 
 @pytest.mark.parametrize(("world_size", "sequence_parallel"), [(2, True), (4, False), (8, True)])
 def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, sequence_parallel: bool) -> None:
-    pytest.importorskip("course_lib.mechanisms.tensor_parallel")
-    pytest.importorskip("course_lib.instruments.ledger")
     blocks = range(CONFIG.layers + 2)
     expected = exact_bytes.tensor_parallel(spec(CONFIG), blocks, 2, world_size, sequence_parallel)
     sent, found = sent_and_held(tensor_parallel_step, world_size, CONFIG, sequence_parallel)
@@ -184,7 +180,8 @@ def test_tensor_parallelism_sends_and_holds_what_was_predicted(world_size: int, 
 
 
 def pipeline_step(rank: int, config: GPTConfig, name: str, n_stages: int) -> None:
-    from course_lib.mechanisms import pipeline, schedules
+    from course_lib import schedules
+    from course_lib.mechanisms import pipeline
 
     schedule = schedules.SCHEDULES[name](n_stages, SAMPLES)
     blocks, cuts = TinyGPT(config).blocks, stage_blocks(config, n_stages)
@@ -203,7 +200,6 @@ def stage_blocks(config: GPTConfig, n_stages: int) -> list[range]:
     ("world_size", "name", "stages_per_rank"), [(2, "zbv", 2), (4, "1f1b", 1), (4, "zbv", 2), (8, "gpipe", 1)]
 )
 def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_per_rank: int) -> None:
-    pytest.importorskip("course_lib.mechanisms.pipeline")
     from course_lib import schedules
 
     n_stages = world_size * stages_per_rank
@@ -232,7 +228,6 @@ def combined_step(rank: int, config: GPTConfig, tp: int) -> None:
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 2)])
 def test_a_combination_sends_the_sum(dp: int, tp: int) -> None:
-    pytest.importorskip("course_lib.mechanisms.tensor_parallel")
     model, blocks = spec(CONFIG), range(CONFIG.layers + 2)
     expected = [
         exact_bytes.tensor_parallel(model, blocks, 2, tp)

@@ -80,20 +80,6 @@ def test_everything_in_the_schedule_is_there_once_and_modelled() -> None:
     assert all(span.peer is not None for span in timeline.spans if span.kind in ("wait", "transfer"))
 
 
-def test_an_empty_schedule_takes_no_time() -> None:
-    assert simulate(Schedule([[], []]), 1.0, 1.0).makespan == 0
-
-
-def test_a_wrong_number_of_seconds_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"forward has 3 values for 4 stages; give one number or one for each stage"):
-        simulate(pipeline("1f1b", 4, 4), [1.0, 1.0, 1.0], 2.0)
-
-
-def test_a_negative_time_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"transfer=-1.0 is a negative time"):
-        simulate(pipeline("1f1b", 4, 4), 1.0, 2.0, transfer=-1.0)
-
-
 def test_a_schedule_that_gets_stuck_says_who_waits_for_what() -> None:
     stuck = Schedule([[Action("B", 0, 0), Action("F", 0, 0)], [Action("F", 1, 0), Action("B", 1, 0)]])
     with pytest.raises(ScheduleError, match="rank 0"):

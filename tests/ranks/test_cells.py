@@ -61,14 +61,6 @@ def test_the_value_of_a_last_expression_is_shown(notebook: Notebook) -> None:
     assert notebook.run("%%ranks 2\nx = 1") == []
 
 
-def test_groups_made_in_one_cell_serve_in_the_next(notebook: Notebook) -> None:
-    notebook.run("%%ranks 2\ngroup = dist.new_group([0, 1])")
-    assert notebook.run("%%ranks 2\nt = torch.ones(1)\ndist.all_reduce(t, group=group)\nint(t)") == [
-        "rank 0 | 2",
-        "rank 1 | 2",
-    ]
-
-
 def test_another_number_of_ranks_begins_anew_and_says_so(notebook: Notebook) -> None:
     notebook.run("%%ranks 2\nmine = rank")
     shown = notebook.run("%%ranks 3\n'mine' in globals()")
@@ -101,12 +93,6 @@ def test_an_error_names_the_rank_and_the_line_of_the_cell(notebook: Notebook) ->
     first = str(error).splitlines()[0]
     assert "raised ValueError: too much" in first
     assert "line 4: raise ValueError('too much')" in first
-
-
-def test_a_slip_of_syntax_is_an_error_like_any_other(notebook: Notebook) -> None:
-    error = notebook.fails("%%ranks 2\nx = (1")
-    assert isinstance(error, RankFailed)
-    assert "SyntaxError" in str(error).splitlines()[0]
 
 
 def test_a_variable_of_the_notebook_is_explained(notebook: Notebook) -> None:
@@ -143,10 +129,6 @@ def test_an_endless_cell_ends_at_its_time_limit(notebook: Notebook) -> None:
     error = notebook.fails("%%ranks 2 --timeout 0.5\nwhile True:\n    pass")
     assert isinstance(error, RankTimeout)
     assert "after 0.5 s" in str(error).splitlines()[0]
-
-
-def test_a_number_of_ranks_that_cannot_be_is_refused(notebook: Notebook) -> None:
-    assert "world_size=0" in str(notebook.fails("%%ranks 0\npass"))
 
 
 def outputs_of(cells: list[str]) -> list[dict[str, str]]:

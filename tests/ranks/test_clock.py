@@ -25,8 +25,10 @@ from torch import nn
 from course_lib import Deadlock, Link, Pace, RankFailed, Span, Timeline, launch
 from course_lib.mechanisms.collectives import ring_all_reduce
 from course_lib.ranks.board import Operation
-from course_lib.ranks.clock import Entries, Entry
+from course_lib.ranks.worker.clock import Entries, Entry
 from course_lib.timeline import compute, progress
+
+pytestmark = pytest.mark.long
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if defined in a notebook cell
 
@@ -76,11 +78,6 @@ def test_a_mark_takes_its_work_times_the_seconds_for_its_kind(
 def test_a_mark_of_which_the_pace_says_nothing_takes_no_time_and_the_timeline_says_so(device: Any) -> None:
     timeline = launch(one_mark, 1, ("optimizer", 1.0), pace=Pace(device)).timeline
     assert (timeline.makespan, timeline.untimed) == (0.0, ("optimizer",))
-
-
-def test_of_a_mark_without_work_the_pace_need_not_say_anything() -> None:
-    timeline = launch(one_mark, 1, ("other", 0.0), pace=Pace({"forward": 2.0})).timeline
-    assert (timeline.makespan, timeline.untimed) == (0.0, ())
 
 
 def test_what_is_not_marked_takes_no_time() -> None:
@@ -226,11 +223,6 @@ def test_two_senders_do_not_queue_at_one_receiver() -> None:
     assert [ends(timeline, rank) for rank in range(3)] == [1.0, 1.0, 1.0]
 
 
-def test_without_a_link_between_nodes_the_one_inside_counts() -> None:
-    pace = Pace(link=Link(latency=0.25), devices_per_node=1)
-    assert launch(send_once, 2, (4, 0, 1), pace=pace).timeline.makespan == 0.25
-
-
 def test_messages_are_told_apart_by_tag_and_by_group() -> None:
     def out_of_order(rank: int) -> None:
         pair = dist.new_group([1, 2])
@@ -251,59 +243,6 @@ def test_messages_are_told_apart_by_tag_and_by_group() -> None:
     timeline = launch(out_of_order, 3, pace=Pace(1.0, Link(latency=0.25))).timeline
     held = [(span.start, span.end) for span in timeline.of(2) if not span.background]
     assert held == [(0.0, 2.0), (2.0, 2.25), (2.25, 3.0), (3.0, 3.25)]
-
-
-def test_a_message_has_the_time_of_its_own_partner_ten_thousand_messages_later() -> None:
-    def far_ahead(rank: int, n: int) -> float:
-        number = torch.zeros(1)
-        if rank == 0:
-            works = []
-            for k in range(n):
-                with compute("forward"):
-                    works.append(dist.isend(torch.full((1,), float(k)), 1))
-            for work in works:
-                work.wait()
-        else:
-            for _ in range(n):
-                dist.recv(number, 0)
-        return number.item()
-
-    n = 10_000
-    run = launch(far_ahead, 2, (n,), pace=Pace(1.0, Link(latency=0.25)))
-    assert run.results[1] == n - 1
-    came = [span.end for span in of_kind(run.timeline, 1, "transfer")]
-    assert came == [k + 0.25 for k in range(n)]
-
-
-def test_an_isend_does_not_hold_up_compute() -> None:
-    def overlapping(rank: int) -> None:
-        if rank == 0:
-            work = dist.isend(bytes_of(MB), 1)
-            with compute("forward"):
-                pass
-            work.wait()
-        else:
-            dist.recv(bytes_of(MB), 0)
-
-    timeline = launch(overlapping, 2, pace=Pace(0.5, Link(bandwidth=MB))).timeline
-    assert of_kind(timeline, 0, "forward")[0].duration == 0.5
-    assert timeline.makespan == 1.0  # one and a half, if they came one after the other
-
-
-def test_an_any_source_receive_has_the_time_of_the_message_that_it_took() -> None:
-    def from_anybody(rank: int) -> list[int]:
-        if rank:
-            with compute("forward", work=rank):
-                pass
-            dist.send(torch.zeros(1), 0)
-            return []
-        return [dist.recv(torch.zeros(1)) for _ in range(2)]
-
-    for _ in range(3):  # which comes first is the machine's choice
-        run = launch(from_anybody, 3, pace=Pace(1.0, Link(latency=0.25)))
-        first = run.results[0][0]
-        held = [span for span in of_kind(run.timeline, 0, "wait", "transfer") if not span.background]
-        assert (held[0].start, held[1].end, ends(run.timeline, 0)) == (0.0, first + 0.25, 2.25)
 
 
 # Collectives
@@ -408,16 +347,6 @@ def test_collectives_of_a_group_come_one_after_the_other_and_other_groups_do_not
     assert {span.end for span in of_kind(timeline, 0, "transfer")} == {1.0, 1.5, 2.0}
 
 
-def test_collectives_and_messages_do_not_slow_each_other_down() -> None:
-    def both(rank: int) -> None:
-        works = [dist.all_reduce(bytes_of(MB), async_op=True)]
-        works.append((dist.isend if rank == 0 else dist.irecv)(bytes_of(MB), 1 - rank))
-        for work in works:
-            work.wait()
-
-    assert launch(both, 2, pace=Pace(link=Link(bandwidth=MB))).timeline.makespan == 1.0
-
-
 def test_a_root_stays_until_all_have_come_and_a_member_that_never_comes_is_a_deadlock() -> None:
     def without_the_last(rank: int) -> None:
         if rank < 2:
@@ -488,26 +417,6 @@ def test_a_future_that_was_taken_counts_as_waited_for_where_its_mark_ends_or_bef
     assert timeline.makespan == update + 1.5  # the last one counts at the end of the run
 
 
-def test_a_future_that_was_taken_outside_of_marks_counts_before_the_next_operation() -> None:
-    def reduce_then_send(rank: int) -> None:
-        dist.all_reduce(torch.ones(4), async_op=True).get_future()
-        (dist.send if rank == 0 else dist.recv)(torch.zeros(1), 1 - rank)
-
-    timeline = launch(reduce_then_send, 2, pace=Pace(link=Link(latency=0.25))).timeline
-    assert [ends(timeline, rank) for rank in range(2)] == [0.5, 0.75]
-
-
-def test_who_raises_in_a_mark_does_not_wait_there_for_what_nobody_sees() -> None:
-    def raises(rank: int) -> None:
-        if rank == 0:
-            with compute("backward"):
-                dist.all_reduce(torch.ones(4), async_op=True).get_future()
-                raise ValueError("on purpose")
-
-    with pytest.raises(RankFailed, match="Rank 0 raised ValueError: on purpose"):
-        launch(raises, 2, pace=Pace(1.0))
-
-
 def test_distributed_data_parallel_hides_its_gradients_behind_the_backward_pass() -> None:
     def one_step(rank: int) -> torch.Tensor:
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
@@ -559,21 +468,6 @@ def test_two_ranks_that_wait_for_each_other_are_a_deadlock_here_too() -> None:
 
     with pytest.raises(Deadlock, match="0 waits to receive from 1, 1 waits to receive from 0"):
         launch(both_receive, 2, pace=Pace(1.0))
-
-
-def test_an_operation_that_was_refused_never_was() -> None:
-    def try_two(rank: int) -> None:
-        peer = 1 - rank
-        sparse = torch.zeros(2).to_sparse()
-        with pytest.raises(RuntimeError):
-            dist.broadcast(sparse, 0)
-        dist.all_reduce(bytes_of(MB))
-        works = [dist.isend(bytes_of(MB), peer), dist.irecv(bytes_of(MB), peer)]
-        for work in works:
-            work.wait()
-
-    timeline = launch(try_two, 2, pace=Pace(link=Link(0.5, MB))).timeline
-    assert timeline.makespan == 2 * (0.5 + 0.5) + 0.5 + 1.0
 
 
 def test_a_member_that_has_not_begun_its_run_is_waited_for(tmp_path: Path) -> None:
@@ -739,19 +633,6 @@ def test_a_run_gives_the_same_timeline_to_the_bit_on_a_busy_machine_too() -> Non
         again = [launch(busy_step, 4, pace=pace).timeline for _ in range(3)]
     assert all(timeline.spans == first.spans for timeline in again)
     assert first.makespan > 6 * 0.4
-
-
-def test_twice_the_seconds_everywhere_is_exactly_twice_the_time() -> None:
-    once = launch(busy_step, 4, pace=Pace(BUSY, Link(**SLOW_LINK))).timeline
-    doubled = Pace({kind: 2 * seconds for kind, seconds in BUSY.items()}, Link(2 * 0.007, 1e4 / 2))
-    twice = launch(busy_step, 4, pace=doubled).timeline
-    assert twice.makespan == 2 * once.makespan
-    assert [(span.start, span.end) for span in twice.spans] == [(2 * span.start, 2 * span.end) for span in once.spans]
-
-
-def test_thirty_two_ranks_have_a_clock_each() -> None:
-    timeline = launch(all_reduce, 32, pace=Pace(link=Link(latency=0.5))).timeline
-    assert [ends(timeline, rank) for rank in range(32)] == [62 * 0.5] * 32
 
 
 def test_a_fault_in_an_emulated_run_leaves_the_next_one_as_if_nothing_had_been() -> None:

@@ -1,0 +1,13 @@
+"""Checks for the exercises: run a student's function on real ranks, and say what is right, wrong, and what it costs.
+
+    from lessons.L02_data_parallelism import checks
+    verdict = checks.ring_all_reduce(ring_all_reduce)     shows itself in a notebook
+    verdict.points(5)                                     the same, and raises NotPassed unless it is right
+
+Each of a lesson's is an `Exercise`: a right solution, cases to try, and the wrong solutions that tell which idea a
+student had.
+"""
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case
+from course_lib.classroom.checks.verdict import Cost, Idle, NotPassed, Verdict

@@ -1,0 +1,180 @@
+"""What a student's function left, beside what the right solution left: what differs, and what is certain about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from course_lib.classroom.checks.part import Case, Left, Mistake, Part, Value
+from course_lib.ranks import listing
+
+
+class Difference(NamedTuple):
+    """One value on one rank that is not as it should be."""
+
+    rank: int
+    name: str
+    before: Value
+    expected: Value
+    got: Value
+
+    @property
+    def is_change(self) -> bool:
+        """Whether it should have stayed as it was."""
+        return is_same(self.before, self.expected) and self.before != "nothing"
+
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        where, pair = f"rank {self.rank}, {self.name}", [self.expected, self.got]
+        if not all(isinstance(value, Tensor) for value in pair) or kind(self.expected) != kind(self.got):
+            pair = [*map(kind, pair)]
+        elif self.expected.numel() > 12:  # type: ignore[union-attr]
+            place = int((self.expected - self.got).abs().nan_to_num(torch.inf).argmax())  # type: ignore[operator]
+            where, pair = f"{where}, element {place}", [value.flatten()[place] for value in pair]  # type: ignore[union-attr]
+        expected, got = (value if isinstance(value, str) else _numbers(value) for value in pair)
+        return ("Where", where), ("Expected", expected), ("Got", got)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What two programs left in one case, by rank: the student's function and the right solution."""
+
+    exercise: Part
+    case: Case
+    left: list[Left]
+    right: list[Left]
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Everything that is not as the right solution left it, up to rounding; what is told of them comes first."""
+        found = self._between(self.right, self.left)
+        return sorted(found, key=lambda one: (not one.is_change, kind(one.expected) == kind(one.got)))
+
+    @cached_property
+    def tolerance(self) -> float:
+        made = [
+            v for left in self.right for name, v in left.values.items() if not is_same(v, left.before.get(name, ""))
+        ]
+        finite = [v.nan_to_num(0, 0, 0) for v in made if isinstance(v, Tensor) and v.numel()]
+        largest = max((float(v.abs().max()) for v in finite), default=0.0)
+        return self.exercise.rounding * largest
+
+    def _between(self, wanted: list[Left], given: list[Left]) -> list[Difference]:
+        found = []
+        for rank, both in enumerate(zip(*map(self.exercise.view, (wanted, given)), strict=True)):
+            for name in both[0] | both[1]:
+                values = (values.get(name, "nothing") for values in (self.right[rank].before, *both))
+                found.append(Difference(rank, name, *values))
+        return [one for one in found if not is_same(one.expected, one.got, self.tolerance)]
+
+    @cached_property
+    def disagreeing(self) -> list[int]:
+        """Ranks that differ by a bit or more from rank 0, where the right solution leaves one and the same."""
+        got, same = self.exercise.view(self.left), self.common
+        return [r for r, one in enumerate(got) if not all(is_same(one.get(n, ""), got[0].get(n, "")) for n in same)]
+
+    @cached_property
+    def common(self) -> list[str]:
+        """The names of what the right solution leaves the same on all ranks."""
+        right = self.exercise.view(self.right)
+        return [name for name in right[0] if all(is_same(one.get(name, ""), right[0][name]) for one in right)]
+
+    @cached_property
+    def is_right(self) -> bool:
+        return not (self.differences or self.disagreeing or any(left.ended_group for left in self.left))
+
+    def mistakes(self) -> list[Mistake]:
+        """Whose programs leave the same; of several, those that sent the same numbers as well, if there are any."""
+        fitting = {mistake: left for mistake, left in self.exercise.run_mistakes(self.case).items() if self._fits(left)}
+        closer = [one for one, left in fitting.items() if all(map(_sent_the_same, self.left, left))]
+        return closer or list(fitting)
+
+    def _fits(self, theirs: list[Left]) -> bool:
+        """Where the result is right, the messages are the mistake; else it is enough that there were some."""
+        mine, other = ([_traffic(left) for left in lefts] for lefts in (self.left, theirs))
+        alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
+        return alike and not self._between(theirs, self.left)
+
+    def would_pass(self, mistake: Mistake) -> bool:
+        """Whether this wrong solution is right in this case."""
+        left = self.exercise.run_mistakes(self.case)[mistake]
+        return not self._between(self.right, left) and not self.exercise.contract(left)
+
+    def sentence(self) -> str:
+        """What is certain, whatever the exercise is."""
+        wrong, sends = self.differences, [any(left.sent for left in lefts) for lefts in (self.left, self.right)]
+        if any(left.ended_group for left in self.left):
+            return "Your function ends the process group: nothing that comes after it could communicate."
+        if wrong and wrong[0].is_change:
+            return f"Your function changes `{wrong[0].name}`, which has to stay as it was."
+        if wrong and isinstance(wrong[0].expected, str) and isinstance(wrong[0].got, str):
+            return self.exercise.rule(self.left) or f"`{wrong[0].name}` is not what it should be."
+        if wrong and kind(wrong[0].expected) != kind(wrong[0].got):
+            return f"On rank {wrong[0].rank}, `{wrong[0].name}` is not even of the right type, dtype and shape."
+        if sends == [False, True]:
+            return "Your function sends nothing, so no rank can know what the others hold."
+        if rule := self.exercise.rule(self.left):
+            return rule
+        if wrong and all(is_same(one.before, one.got) for one in wrong):
+            names = list(dict.fromkeys(one.name for one in wrong))
+            more = f" and {len(names) - 1} more" * (len(names) > 1)
+            return f"What you compute does not reach all places. Still as before: `{names[0]}`{more}."
+        if wrong and (factor := self._factor()):
+            by = f"{factor:.3g} times too large" if factor > 1 else f"{1 / factor:.3g} times too small"
+            return f"Every number that is wrong is {by}. There are {len(self.left)} ranks."
+        if wrong and all(is_same(_sorted(one.expected), _sorted(one.got), self.tolerance) for one in wrong):
+            return "The numbers are right, and they are in the wrong order."
+        if right := sorted(set(range(len(self.left))) - {one.rank for one in wrong}) if wrong else []:
+            return f"Only {listing(right)} has what it should have." if len(right) == 1 else "Some ranks are right."
+        if self.disagreeing:
+            digits = "" if wrong else " in their last digits, because they add up in different orders"
+            return f"Ranks 0 and {self.disagreeing[0]} end with different numbers{digits}: replicas would drift apart."
+        if not any(sends):
+            return "This is not what was asked for."
+        agree = "All ranks agree, and this" if any(one.name in self.common for one in wrong) else "This"
+        return f"{agree} is not what one process would have."
+
+    def _factor(self) -> float:
+        """By how much all that is wrong is too large; 0 if there is no one factor."""
+        expected, got = (torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4))  # type: ignore[union-attr]
+        factor = float(got @ expected / (expected @ expected))
+        return factor if factor > 0 and is_same(got, factor * expected, max(1.0, factor) * self.tolerance) else 0.0
+
+
+def kind(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{str(value.dtype).removeprefix('torch.')}, shape {list(value.shape)}"
+
+
+def is_same(one: Value, other: Value, tolerance: float = 0.0) -> bool:
+    """Whether two values have one dtype and shape and the same numbers, up to a tolerance."""
+    if isinstance(one, str) or isinstance(other, str):
+        return isinstance(one, str) and isinstance(other, str) and one == other
+    return kind(one) == kind(other) and torch.allclose(one.double(), other.double(), 0, tolerance, equal_nan=True)
+
+
+def _numbers(value: Tensor) -> str:
+    return ", ".join(f"{number:.6g}" for number in value.flatten().tolist())
+
+
+def _sorted(value: Value) -> Value:
+    return value if isinstance(value, str) else value.flatten().sort()[0]
+
+
+def _traffic(left: Left) -> Counter[tuple[str, int, int]]:
+    """How often what went to whom: operation, peer, elements."""
+    return Counter((sent.operation, sent.peer, sent.content.numel()) for sent in left.sent)
+
+
+def _sent_the_same(left: Left, other: Left) -> bool:
+    """Whether two programs sent the same floating numbers up to a factor, in whatever pieces and order."""
+    contents = (
+        [s.content.double().flatten() for s in one.sent if s.content.is_floating_point()] for one in (left, other)
+    )
+    mine, theirs = (torch.cat([torch.zeros(1), *content]).sort()[0] for content in contents)
+    return is_same(mine / (mine.norm() + 1e-300), theirs / (theirs.norm() + 1e-300), 1e-5)

@@ -1,0 +1,233 @@
+"""What an exercise part knows: a right solution, the cases to try it in, and wrong solutions as students write them.
+
+    ring_all_reduce = Exercise("ring_all_reduce", right, play, cases, priced=Case(...))
+
+    @ring_all_reduce.mistake
+    def added_in_second_phase(tensor): ...
+
+    split_batch.change("samples_lost", "stop]", "stop - 1]")
+
+A wrong solution is a whole misconception, be it a program of its own or the right one with a place changed. Whoever
+leaves what it leaves on every rank thought the same; and so the bank tests itself. What is said of each is in `prose`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.classroom.checks import prose
+from course_lib.instruments.watch import Sent, Watch
+from course_lib.ranks import Pace, Run, launch
+from course_lib.timeline import compute
+
+TIMEOUT = 10.0  # seconds
+Value = Tensor | str  # whatever is not a tensor, in words
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One situation to try a function in.
+
+    text: the situation in words, "3 ranks and 7 numbers".
+    arguments: makes the arguments of one rank, on that rank.
+    new: what the case before did not have, so that it is to blame if that one went well.
+    """
+
+    text: str
+    world_size: int
+    arguments: Callable[[int], tuple[Any, ...]]
+    new: str = ""
+
+
+class Left(NamedTuple):
+    """What a program left on one rank.
+
+    values, before: its result ("the result") and its arguments afterwards; its arguments as they were.
+    sent: what went into messages and collectives.  memory: the most bytes it held in addition.
+    ended_group: whether it ended the process group.
+    """
+
+    values: Values
+    before: Values
+    sent: list[Sent]
+    memory: int
+    ended_group: bool
+
+
+class Mistake(NamedTuple):
+    """A wrong solution of a part. fails: its run does not come to its end."""
+
+    part: str
+    program: Callable[..., Any]
+    fails: bool
+
+    @property
+    def words(self) -> prose.Words:
+        """What is behind it, in a sentence, and a question that leads out of it."""
+        return prose.words()[self.part, self.program.__name__]
+
+
+@dataclass(eq=False)
+class Part:
+    """One part of an exercise: what is right, what is wrong, and how both are run.
+
+    name: of the student's function.  right: a solution at the best possible price.
+    play: calls a solution with the arguments of a case, as play(solution, *arguments); what it returns is compared, and
+        so are the arguments afterwards, by their names in play. `result` and `effect` take those of the right solution.
+    cases: what to try, for a seed: the smallest first, each harder by one thing.
+    priced: the case that comes last, and whose price is told.  pace: of the emulated clock.
+    memory: the least extra bytes that are possible; None: those of the right solution.
+    rounding: how far a number may be off, as a share of the largest one that the right solution makes.
+    view: what of all that is left matters, by rank, where solutions are free to differ.
+    contract: what besides the result is wrong; "" if nothing is.  rule: what only a rule can tell of a wrong result.
+    """
+
+    name: str
+    right: Callable[..., Any]
+    play: Callable[..., Any]
+    cases: Callable[[int], list[Case]]
+    priced: Case
+    pace: Pace = field(default_factory=Pace)
+    memory: int | None = None
+    rounding: float = 0.0
+    view: Callable[[list[Left]], list[Values]] = lambda lefts: [left.values for left in lefts]
+    contract: Callable[[list[Left]], str] = lambda lefts: ""
+    rule: Callable[[list[Left]], str] = lambda lefts: ""
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
+        """Put a wrong solution into the bank."""
+        self.mistakes.append(Mistake(self.name, program, fails))
+        return program
+
+    def change(self, name: str, *places: str, fails: bool = False) -> None:
+        """Put the right solution into the bank with some places of its source, mostly one, written otherwise."""
+        self.mistake(changed(self.right, name, *places), fails)
+
+    @functools.cache  # noqa: B019  (an exercise lives as long as the program)
+    def ladder(self, seed: int) -> list[Case]:
+        """All cases for a seed; the same objects each time, so that what is known about them can be kept."""
+        return [*self.cases(seed), self.priced]
+
+    def run(self, programs: list[Callable], case: Case) -> Run:
+        """Run programs one after the other; the result of a rank is what each of them left there."""
+        args = (programs, self.play, self._names(), case.arguments)
+        return launch(_leave_all, case.world_size, args, timeout=TIMEOUT, pace=self.pace, device="cpu")
+
+    def _names(self) -> list[str]:
+        """Those of a case's arguments."""
+        if self.play in (result, effect):
+            return [*inspect.signature(self.right).parameters]
+        return [*inspect.signature(self.play).parameters][1:]
+
+    @functools.cache  # noqa: B019
+    def run_right(self, case: Case) -> Run:
+        return self.run([self.right], case)
+
+    @functools.cache  # noqa: B019
+    def run_mistakes(self, case: Case) -> dict[Mistake, list[Left]]:
+        """What all mistakes leave whose runs come to their end, by rank."""
+        mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
+        run = self.run([mistake.program for mistake in mistakes], case)
+        return dict(zip(mistakes, map(list, zip(*run.results, strict=True)), strict=True))
+
+
+def changed(program: Callable[..., Any], name: str, *places: str) -> Callable[..., Any]:
+    """A program of this name: the given one with some places of its source written otherwise.
+
+    places: what stands there, and what is to stand there; and so on.
+    Raises ValueError unless it stands in the source exactly once.
+    """
+    source = inspect.getsource(program)
+    for old, new in zip(places[::2], places[1::2], strict=True):
+        if source.count(old) != 1:
+            raise ValueError(f"{name}: {old!r} stands {source.count(old)} times in {program.__name__}, not once")
+        source = source.replace(old, new)
+    made: dict[str, Any] = {}
+    exec(source, vars(sys.modules[program.__module__]), made)
+    other = made[program.__name__]
+    other.__name__ = other.__qualname__ = name
+    return other
+
+
+# Ways to play
+
+
+def result(solution: Callable[..., Any], *arguments: Any) -> Any:
+    return solution(*arguments)
+
+
+def effect(solution: Callable[..., Any], *arguments: Any) -> None:
+    """Where only the arguments matter, and nothing that may be returned."""
+    solution(*arguments)
+
+
+# On a rank
+
+
+def normal(seed: int) -> Callable[..., Tensor]:
+    """Draws numbers of 64 bits, in a given shape; the next ones each time."""
+    random = torch.Generator().manual_seed(seed)
+    return functools.partial(torch.randn, generator=random, dtype=torch.float64)
+
+
+def prepared(module: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
+    """With parameters that are drawn, and passing on the emulated clock."""
+    for parameter in module.parameters():
+        parameter.data = draw(parameter.shape)
+    module.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
+    return module
+
+
+def on_the_clock(output: Tensor) -> Tensor:
+    """Let the emulated clock pass a forward pass now, and a backward pass when the gradient of this output arrives."""
+
+    def backward(_: Tensor) -> None:
+        with compute("backward"):
+            pass
+
+    with compute("forward"):
+        pass
+    if output.requires_grad:
+        output.register_hook(backward)
+    return output
+
+
+def _leave_all(rank: int, programs: list[Callable], play: Callable, names: list[str], make: Callable) -> list[Left]:
+    return [_leave(rank, program, play, names, make(rank)) for program in programs]
+
+
+def _leave(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Left:
+    torch.manual_seed(1000 + rank)
+    named = dict(zip(names, arguments, strict=True))
+    before = _values_of(named)
+    with Watch() as watch:
+        returned = play(program, *arguments)
+    after = _values_of({"the result": returned, **named})
+    return Left(after, before, watch.sent, watch.peak, not dist.is_initialized())
+
+
+def _values_of(thing: Any, name: str = "") -> Values:
+    """Everything inside: tensors as copies, the parameters of a module and their gradients, all else in words."""
+    if isinstance(thing, Tensor):
+        return {name: thing.detach().clone()}
+    if isinstance(thing, nn.Module):
+        parameters = dict(thing.named_parameters())
+        return _values_of(parameters | {f"{key}.grad": parameter.grad for key, parameter in parameters.items()})
+    if isinstance(thing, dict):
+        inside = [_values_of(value, f"{name}[{key}]" if name else key) for key, value in thing.items()]
+    elif isinstance(thing, list | tuple):
+        inside = [{name: f"{len(thing)} values"}, *(_values_of(one, f"{name}[{i}]") for i, one in enumerate(thing))]
+    else:
+        return {name: str(thing) if isinstance(thing, int | float | str | None) else f"a {type(thing).__name__}"}
+    return {key: value for values in inside for key, value in values.items()}

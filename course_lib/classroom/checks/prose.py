@@ -1,0 +1,41 @@
+"""What checks say of mistakes: the checks.md of a lesson.
+
+    # split_batch                                       a part
+
+    ## padded                                           one of its mistakes, by the name of its program
+    To make shares equal, samples are used twice.       the idea behind it
+
+    How much does such a sample count?                  a question that leads out of it
+
+It is read when it is first said, so that no rank has to.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from course_lib.classroom import rooms
+from course_lib.classroom.pages import sections
+
+
+class Words(NamedTuple):
+    idea: str
+    ask: str
+
+
+@functools.cache
+def words() -> dict[tuple[str, str], Words]:
+    """By part and name of a mistake. Raises ValueError, with file and line, for what cannot be read."""
+    said: dict[tuple[str, str], Words] = {}
+    part = ""
+    for place, heading, text in (one for file in rooms.files("checks.md") for one in sections(file)):
+        marks, _, name = heading.partition(" ")
+        idea, _, ask = text.partition("\n\n")
+        if marks == "#" and not text:
+            part = name
+        elif marks != "##" or not part or not idea or not ask.endswith("?") or (part, name) in said:
+            raise ValueError(f"{place}: {heading!r} should be a mistake of its own, with an idea and then a question")
+        else:
+            said[part, name] = Words(idea, ask)
+    return said

@@ -1,0 +1,70 @@
+"""Parts that only compute, and send nothing: each rank asks for other plans, which are rows of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case
+
+Plans = dict[str, list[tuple]]  # by what is new in them
+
+
+def computing(
+    name: str,
+    right: Callable[..., Any],
+    what: str,
+    plans: Callable[[int, int], Plans],
+    more: list[tuple[int, str]],
+    priced: tuple[str, tuple],
+    run: Callable[[tuple, Any], None],
+    value: Callable[[tuple, Any], Any] = lambda plan, found: found,
+    **options: Any,
+) -> Exercise:
+    """The part with this name: each kind of plans is tried on 2 ranks, and then some again on more.
+
+    what: what to call them, before their kind.  plans: those of a seed and a rank.  more: ranks, and a kind for each.
+    priced: what to call a plan for 4 ranks, and that plan.  run: does what costs something there, given the plan and
+        what was found for it.  value: what matters of what was found for a plan.
+    """
+
+    def play(fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
+        found = [fn(*plan) for plan in plans]
+        if runs:
+            run(plans[0], found[0])
+        return {f"{name}{plan}": as_numbers(value(plan, one)) for plan, one in zip(plans, found, strict=True)}
+
+    text, plan = priced
+    last = Case(text, 4, lambda rank: ([plan], True), "other sizes")
+    return Exercise(name, right, play, partial(_cases, what, plans, more), last, **options)
+
+
+def _cases(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, str]], seed: int) -> list[Case]:
+    def case(n: int, kind: str, new: str) -> Case:
+        return Case(f"{what}{kind}", n, lambda rank: (plans(seed, rank)[kind], False), new)
+
+    return [case(2, kind, kind) for kind in plans(seed, 0)] + [case(n, kind, "other sizes") for n, kind in more]
+
+
+def as_numbers(found: Any) -> Any:
+    """A number, several, or rows of them as a tensor, so that they are compared as numbers; anything else as it is."""
+    try:
+        return torch.tensor(_plain(found), dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return found
+
+
+def as_number(found: Any) -> Any:
+    """The same for one number, which may be in a tensor of any shape."""
+    return as_numbers(found.squeeze() if isinstance(found, Tensor) else found)
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, list | tuple):
+        return [_plain(one) for one in found]
+    return found.tolist() if isinstance(found, Tensor) else found

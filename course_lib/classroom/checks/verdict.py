@@ -1,0 +1,166 @@
+"""What a check answers: right or not, why, and at what price."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+
+from course_lib.classroom import journal
+from course_lib.timeline import Timeline
+
+HEADLINES = {
+    "passed": "{name} is right.",
+    "unwritten": "{name} is not written yet.",
+    "slip": "{name}: a slip in the code.",
+    "error": "{name}: the run did not come to its end.",
+    "idea": "{name}: not yet.",
+    "price": "{name}: the right result, at the wrong price.",
+}
+COLORS = {"passed": "#2e8b57", "unwritten": "#808080"}  # of the bar beside a verdict; the others share one
+NOT_YET = "#d98600"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One line of a price: what is counted, how much of it the student's function took, and the best possible."""
+
+    what: str
+    yours: str
+    best: str
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Where the time of an emulated training step went. best: the lowest possible share of idle time, 0 to 1."""
+
+    timeline: Timeline
+    best: float
+
+    def __str__(self) -> str:
+        return (
+            f"Idle {self.timeline.idle_fraction():.0%} of the time; the best possible is {self.best:.0%} "
+            f"({self.timeline.origin}: real messages, on the clock of other devices and links)."
+        )
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from course_lib.figures import gantt  # only a notebook needs it, and every rank imports this file
+
+        picture = gantt(self.timeline)._repr_mimebundle_()
+        return {
+            "text/plain": f"{self}\n{picture['text/plain']}",
+            "text/html": f"<p><b>{escape(str(self))}</b></p>{picture['text/html']}",
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found. Everything in it is the same in every run, the emulated step in `idle` too.
+
+    name: the function that was checked.  outcome: one of HEADLINES.  message: why, in plain words.
+    situation: what was tried, for instance "3 ranks, 10 samples".
+    idea: the misconception that was recognized, by the name of its function in the bank; "" if none was.
+    facts: what the run itself reported, label and text.  costs: the price, of a right function only.
+    remarks: what else is worth knowing.  idle: an emulated training step with the function in it, if there was one.
+    share: how many of the cases were right until one was not, 0 to 1.
+    """
+
+    name: str
+    outcome: str
+    message: str
+    situation: str = ""
+    idea: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+    costs: tuple[Cost, ...] = ()
+    remarks: tuple[str, ...] = ()
+    idle: Idle | None = None
+    share: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+    def points(self, of: int) -> None:
+        """Show the verdict of a part that is worth so many points. Raises NotPassed, in one line, unless it passed."""
+        _show(self)
+        with contextlib.suppress(OSError):  # where nothing can be written, there is no table of what was done
+            journal.record("ran", self.name, 0, self.idea.replace("_", " ") or self.outcome, self.passed)
+        if not self.passed:
+            raise NotPassed(self, of)
+
+    def __str__(self) -> str:
+        parts = [self._headline(), self.message, *(f"{label}: {text}" for label, text in self.facts)]
+        parts += ["\n".join(_columns(self.costs))] if self.costs else []
+        return "\n\n".join(part.replace("`", "") for part in [*parts, *self.remarks] if part)
+
+    def _headline(self) -> str:
+        tried = f" (Tried: {self.situation}.)" if self.situation else ""
+        return HEADLINES[self.outcome].format(name=self.name) + tried
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._html()}
+
+    def _html(self) -> str:
+        parts = [f"<p><b>{escape(self._headline())}</b></p>", _paragraph(self.message)]
+        parts += [f"<p><i>{escape(label)}:</i> <code>{escape(text)}</code></p>" for label, text in self.facts]
+        parts += [_table(self.costs)] if self.costs else []
+        parts += [_paragraph(remark) for remark in self.remarks]
+        bar = COLORS.get(self.outcome, NOT_YET)
+        return f'<div style="border-left:4px solid {bar};padding-left:12px;max-width:46em">{"".join(parts)}</div>'
+
+
+class NotPassed(AssertionError):
+    """A check that the student's function has not passed yet. Its text is the whole verdict."""
+
+    def __init__(self, verdict: Verdict, of: int) -> None:
+        super().__init__(str(verdict))
+        self.verdict, self.of = verdict, of
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows below the verdict, instead of the inside of this library."""
+        if "NBGRADER_VALIDATING" in os.environ:  # it shows errors alone, and the first 76 characters of a line
+            return [textwrap.fill(line, 70) for line in str(self).splitlines()]
+        earned = f"So far it earns {partial_credit(self.verdict.share, self.of):g} of {self.of} points."
+        again = f"NotPassed: the reason stands above. Change {self.verdict.name} and run this cell again."
+        return [again, earned][: 1 + (self.verdict.share > 0)]
+
+
+def partial_credit(share: float, of: int) -> float:
+    """The points that a share of the cases earns: half points, rounded down."""
+    return int(2 * of * share) / 2
+
+
+def _show(verdict: Verdict) -> None:
+    from IPython import get_ipython
+    from IPython.display import display
+
+    if get_ipython() is None:
+        print(verdict)
+    else:
+        display(verdict)
+
+
+def _columns(costs: Iterable[Cost]) -> list[str]:
+    rows = [("price", "yours", "best possible"), *((cost.what, cost.yours, cost.best) for cost in costs)]
+    width = max(len(row[0]) for row in rows)
+    return [f"{what.ljust(width)}  {yours:>12}  {best:>13}" for what, yours, best in rows]
+
+
+def _table(costs: Iterable[Cost]) -> str:
+    head = "<tr><th style='text-align:left'>price</th><th>yours</th><th>best possible</th></tr>"
+    cells = ((cost.what, cost.yours, cost.best) for cost in costs)
+    body = "".join(
+        f"<tr><td style='text-align:left'>{escape(what)}</td><td>{escape(yours)}</td><td>{escape(best)}</td></tr>"
+        for what, yours, best in cells
+    )
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _paragraph(text: str) -> str:
+    """Text with `code` in it, as HTML."""
+    with_code = re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+    return f"<p>{with_code}</p>".replace("\n", "<br>")

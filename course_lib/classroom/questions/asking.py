@@ -1,0 +1,129 @@
+"""A page of prose and the runs behind it make a form.
+
+    choice(experiments)        one experiment for each option of the page, by its name
+    number(quantity, measure)  what is measured
+    ordering(execute)          what becomes of an order of the page's events
+    plan(judge)                what becomes of a plan for the case's model, cluster and batch
+    open_case(experiment)      what can be run about it
+    prose(experiment)          what can be run about a text, which is judged by the page's levels
+
+A run is called with the case, the numbers of the question; where there are none, with nothing. What it has found is
+said by the page, in `## found` (`## found: NAME` for one option, or one outcome of an order). The fields there are
+those of `found`, in the words of `fields`: {idle:percent}, {sent:data_size}, {fits:it fits|it does not fit}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from string import Formatter
+from typing import Any
+
+from course_lib.classroom.questions.fields import say
+from course_lib.classroom.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, PlanForm
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.prose import Page, items
+from course_lib.classroom.questions.units import Quantity, Slip
+from course_lib.planner import Plan
+
+Ask = Callable[[Page, Any], Form]
+
+
+def choice(experiments: Mapping[str, Callable[..., Outcome]]) -> Ask:
+    """experiments: name of an option to what tries it. Their order is the page's."""
+
+    def ask(page: Page, case: Any) -> Choice:
+        runs = {f"option: {name}": _told(page, name, _with(case, run)) for name, run in experiments.items()}
+        texts = {heading: text.partition("\n\n") for heading, text in page.only(*runs).items()}
+        return Choice(tuple(Option(text, runs[heading], why) for heading, (text, _, why) in texts.items()))
+
+    return ask
+
+
+def each(run: Callable[..., Outcome], names: Iterable[str]) -> dict[str, Callable[..., Outcome]]:
+    """The same experiment for all of these options, called with the option's name before the case."""
+    return {name: partial(run, name) for name in names}
+
+
+def number(
+    quantity: Quantity,
+    measure: Callable[..., Outcome],
+    slips: Callable[..., dict[str, float]] = lambda *case: {},
+    tolerance: float = 0.01,
+) -> Ask:
+    """slips: name to the factor by which such an answer is off.  tolerance: as in `Number`."""
+
+    def ask(page: Page, case: Any) -> Number:
+        factors = {f"slip: {name}": factor for name, factor in _with(case, slips)().items()}
+        texts = page.only("why", *factors)
+        own = tuple(Slip(factor, texts[heading]) for heading, factor in factors.items())
+        return Number(quantity, _told(page, "", _with(case, measure)), texts["why"], own, tolerance)
+
+    return ask
+
+
+def ordering(execute: Callable[..., Outcome]) -> Ask:
+    def ask(page: Page, case: Any) -> Ordering:
+        texts = page.only("events", "why")
+        events = {event.partition(":")[0]: event for event in items(texts["events"])}
+        return Ordering(events, _told(page, "", _with(case, execute)), texts["why"])
+
+    return ask
+
+
+def plan(judge: Callable[..., Outcome], start: Callable[..., Plan] | None = None) -> Ask:
+    """judge: called with the case, which has a model, a cluster and a batch, and with the estimate of a plan for them.
+
+    start: the plan that one begins with; by default replicas alone.
+    """
+
+    def ask(page: Page, case: Any) -> PlanForm:
+        why = page.only("why")["why"]
+        first = start(case) if start else Plan(dp=case.cluster.devices)
+        return PlanForm(case.model, case.cluster, case.batch, _with(case, judge), why, first)
+
+    return ask
+
+
+def open_case(experiment: Callable[..., Outcome]) -> Ask:
+    """An open case is answered in words."""
+
+    def ask(page: Page, case: Any) -> FreeText:
+        texts, run = page.only("answer", "checklist"), _told(page, "", _with(case, experiment))
+        return FreeText(lambda _: run(), texts["answer"], tuple(items(texts["checklist"])))
+
+    return ask
+
+
+def prose(experiment: Callable[..., Outcome]) -> Ask:
+    """A section of a longer text. experiment: is called with the case, and with what was written."""
+
+    def ask(page: Page, case: Any) -> FreeText:
+        texts = page.only("levels", "checklist")
+        return FreeText(_with(case, experiment), "", *(tuple(items(texts[name])) for name in ("checklist", "levels")))
+
+    return ask
+
+
+def _with(case: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    return run if case is None else partial(run, case)
+
+
+def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The run, with what it found in the page's words. name: of an option; an order's outcome is named by its why."""
+
+    def told(*answer: Any) -> Any:
+        one = run(*answer)
+        own = page.found.get(f"found: {name or one.why}", page.found.get("found"))
+        return one if one.happened or own is None else replace(one, happened=_WORDS.vformat(own.text, (), one.found))
+
+    return told
+
+
+class _Words(Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        return say(value, spec)
+
+
+_WORDS = _Words()

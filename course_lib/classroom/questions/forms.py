@@ -1,0 +1,267 @@
+"""The ways to answer a question: choose, give a number, put in order, plan, write.
+
+Each form reads an answer (what a student typed, or what was kept in a file), puts it in words, and runs it. None of
+them holds a key: whether an answer is right is what the run says.
+
+    read(given)    the answer in its one written form; ValueError, saying what would work, if it is none
+    words(answer)  how it is said back
+    run(answer)    an Outcome
+    reveal()       for a room that has discussed it: the outcomes of what there is to run, without an answer
+    explanations() what there is to read where nothing can be run: answers in words, and what they lead to
+    lines          what there is to choose from or to put in order, as it is shown
+    example        an answer, so that one can see how it is written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from string import ascii_lowercase
+from typing import Any
+
+from course_lib.classroom.questions import plan_text, units
+from course_lib.classroom.questions.markup import bullets
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.figures.words import plan_in_words
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
+from course_lib.planner.spec import RECOMPUTE, SCHEDULES, divisors
+
+
+@dataclass(frozen=True)
+class Option:
+    """One of several answers. run: its own experiment.  why: what the experiment shows, and what it means."""
+
+    text: str
+    run: Callable[[], Outcome]
+    why: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options, called a, b, c and so on."""
+
+    options: tuple[Option, ...]
+    example = "a"
+
+    @property
+    def letters(self) -> str:
+        return ascii_lowercase[: len(self.options)]
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{letter}  {option.text}" for letter, option in zip(self.letters, self.options, strict=True)]
+
+    def read(self, given: Any) -> str:
+        letter = str(given).strip().lower()
+        if len(letter) != 1 or letter not in self.letters:
+            raise ValueError(f"answer={given!r} is not an option; choose one of {', '.join(self.letters)}")
+        return letter
+
+    def words(self, answer: str) -> str:
+        return f"{answer}, {self._option(answer).text}"
+
+    def run(self, answer: str) -> Outcome:
+        option = self._option(answer)
+        return replace(option.run(), why=option.why)
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        return [(self.words(letter), self.run(letter)) for letter in self.letters]
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [(self.words(letter), self._option(letter).why) for letter in self.letters]
+
+    def _option(self, letter: str) -> Option:
+        return self.options[self.letters.index(letter)]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with its unit.
+
+    measure: run it and read it off.  why: how one could have known.  slips: ways to be off by a factor, beside the
+        usual ones with units.  tolerance: by which share of the measured value an answer may differ.
+    """
+
+    quantity: units.Quantity
+    measure: Callable[[], Outcome]
+    why: str
+    slips: tuple[units.Slip, ...] = ()
+    tolerance: float = 0.01
+    lines = ()
+
+    @property
+    def example(self) -> str:
+        return self.quantity.example
+
+    def read(self, given: Any) -> str:
+        text = str(given).strip()
+        units.parse(text, self.quantity)
+        return text
+
+    def words(self, answer: str) -> str:
+        return answer
+
+    def run(self, answer: str) -> Outcome:
+        outcome, given = self.measure(), units.parse(answer, self.quantity)
+        right = units.is_close(given, outcome.measured, self.tolerance)
+        slip = "" if right else units.explain(given, outcome.measured, self.quantity, self.slips, self.tolerance)
+        return replace(outcome, right=right, why=f"{slip}\n\n{self.why}" if slip else self.why)
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        return [("", replace(self.measure(), why=self.why))]
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Events to put in order; the order is a program, and `execute` runs it.
+
+    events: name to what is shown, in the order in which they are shown at first.
+    why: what a right order respects. An outcome may have a meaning of its own, below what happened.
+    """
+
+    events: dict[str, str]
+    execute: Callable[[tuple[str, ...]], Outcome]
+    why: str
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.events.values())
+
+    @property
+    def example(self) -> str:
+        return " ".join(self.events)
+
+    def read(self, given: Any) -> list[str]:
+        names = given.split() if isinstance(given, str) else list(given)
+        if sorted(names) != sorted(self.events):
+            raise ValueError(f"answer={given!r} has to name each of these once: {' '.join(self.events)}")
+        return names
+
+    def words(self, answer: Sequence[str]) -> str:
+        return " → ".join(answer)
+
+    def run(self, answer: Sequence[str]) -> Outcome:
+        outcome = self.execute(tuple(answer))
+        happened, _, meaning = outcome.happened.partition("\n\n")
+        return replace(outcome, happened=happened, why=meaning or self.why)
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        """Nothing without an order: the room gives one."""
+        return []
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
+
+@dataclass(frozen=True)
+class FreeText:
+    """A few sentences, to be compared with a model answer by the student, or with a rubric.
+
+    experiment: what can be run about it; it gets the text.  checklist: what a good answer has in it.
+    levels: how good an answer can be, the best first, each with an example.
+    """
+
+    experiment: Callable[[str], Outcome]
+    model_answer: str
+    checklist: tuple[str, ...]
+    levels: tuple[str, ...] = ()
+    example, lines = "...", ()
+
+    def read(self, given: Any) -> str:
+        text = str(given).strip()
+        if not text:
+            raise ValueError("answer is empty; write a sentence or two first, then compare")
+        return text
+
+    def words(self, answer: str) -> str:
+        return f"“{answer}”"
+
+    def run(self, answer: str) -> Outcome:
+        return self._compare(answer)
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        return [("", self._compare(""))]
+
+    @property
+    def compared(self) -> str:
+        """What an answer is compared with."""
+        if self.levels:
+            return f"Which of these is yours the most like?\n\n{bullets(self.levels)}"
+        return f"A good answer: {self.model_answer}"
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{bullets(self.checklist)}")]
+
+    def _compare(self, answer: str) -> Outcome:
+        ((_, why),) = self.explanations()
+        return replace(self.experiment(answer), right=None, why=why)
+
+
+@dataclass(frozen=True)
+class PlanForm:
+    """A plan for this model, cluster and batch, written as in `plan_text`.
+
+    judge: what becomes of it.  why: what a right one has understood.  start: the plan that one begins with.
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    global_batch: int
+    judge: Callable[[Estimate], Outcome]
+    why: str
+    start: Plan
+
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """What there is to decide, and between what. Any other field of a plan can be written, too."""
+        devices, layers = divisors(self.cluster.devices), self.model.layers
+        each = sorted({v for whole in (layers, layers + 2) for v in divisors(whole) if v <= layers // 2})
+        listed = {
+            **dict.fromkeys(("dp", "tp", "pp"), devices),
+            "micro_batch": divisors(self.global_batch),
+            "schedule": SCHEDULES,
+            "virtual_stages": each,
+            "zero": range(4),
+            "recompute": RECOMPUTE,
+            "sequence_parallel": (False, True),
+            "precision": self.cluster.spec.peak,
+        }
+        return {name: [str(value) for value in values] for name, values in listed.items()}
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{name}: {', '.join(values)}" for name, values in self.choices.items()]
+
+    @property
+    def example(self) -> str:
+        return plan_text.write(self.start)
+
+    def read(self, given: Any) -> str:
+        plan = given if isinstance(given, Plan) else plan_text.parse(str(given))
+        self.estimate(plan)
+        return plan_text.write(plan)
+
+    def words(self, answer: str) -> str:
+        plan = plan_text.parse(answer)
+        return f"{plan_in_words(plan)}, in {plan.precision}"
+
+    def run(self, answer: str) -> Outcome:
+        outcome = self.judge(self.estimate(plan_text.parse(answer)))
+        return replace(outcome, why="\n\n".join(filter(None, [outcome.why, self.why if outcome.right else ""])))
+
+    def reveal(self) -> list[tuple[str, Outcome]]:
+        """Nothing without a plan: the room gives one."""
+        return []
+
+    def explanations(self) -> list[tuple[str, str]]:
+        return [("", self.why)]
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """Raises ValueError, saying what to change, for a plan that cannot exist here."""
+        return estimate(self.model, self.cluster, plan, self.global_batch)
+
+
+Form = Choice | Number | Ordering | PlanForm | FreeText

@@ -1,0 +1,133 @@
+"""What questions say: a room's questions.md, or a case's case.md, has a page for each question.
+
+    # Q4: What does each worker get?      a page: the question's name and title
+
+    A minibatch has {samples} samples.    the situation, and what is asked
+    What does each worker get?
+
+    ## option: replica                    a section: an option, by the name that the code has for it
+    {share} samples, and the whole model
+
+    That is data parallelism: every ...   why it is right or wrong
+
+    ## found                              what a run showed, with fields that `asking` fills; `found: NAME` is that
+    Each worker computes {own} samples.   of one option, or of one outcome of an order, and below it what that means
+
+The module of the same name beside it runs the answers. A page that is named like its room says what concerns a whole
+case, and asks nothing; nor does one with nothing below its title, a task that the notebook itself keeps notes of.
+
+Other sections: `why`; `slip: NAME`, a way to miss a number; `events` of an order; `answer` and `checklist` of an open
+case, or `levels` and `checklist` of a section of a longer text.
+{samples} is a field, which the numbers of a question fill; a brace of the text itself is written twice. Lines are
+joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines of ```.
+(Standard library only; see `progress`.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from string import Formatter
+from typing import NamedTuple
+
+from course_lib.classroom.pages import sections
+
+
+class Section(NamedTuple):
+    """place: file and line of its heading."""
+
+    place: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one question says. file: where that stands; place: the file and the line of its heading, in words.
+
+    sections: by heading; that of the situation is "".  found: those that say what a run showed.
+    """
+
+    name: str
+    title: str
+    file: Path
+    place: str
+    sections: dict[str, Section]
+    found: dict[str, Section] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return self.sections[""].text
+
+    @property
+    def room(self) -> str:
+        return self.file.parent.name
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is a question."""
+        return bool(self.text)
+
+    def fill(self, fields: Mapping[str, object]) -> Page:
+        """The page with numbers in it. Raises ValueError for a field without a number and a number without a field."""
+        used: set[str] = set()
+        sections = {}
+        for heading, (place, text) in self.sections.items():
+            try:
+                used.update(name for _, name, _, _ in Formatter().parse(text) if name is not None)
+                sections[heading] = Section(place, text.format_map(fields))
+            except KeyError as error:
+                raise ValueError(f"{place}: {self.name} has no field {{{error.args[0]}}}; {_choose(fields)}") from None
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}; write a brace that is no field twice") from None
+        if unused := fields.keys() - used:
+            raise ValueError(
+                f"{self.place}: {self.name} never says {{{min(unused)}}}; write it, or drop it in the code"
+            )
+        return replace(self, sections=sections)
+
+    def only(self, *headings: str) -> dict[str, str]:
+        """The texts of these sections, in the order of the page. Raises ValueError if one is missing or left over."""
+        for heading in set(headings) - self.sections.keys():
+            raise ValueError(f"{self.place}: {self.name} has no '## {heading}'; write it, or drop it in the code")
+        for heading in self.sections.keys() - {"", *headings}:
+            place = self.sections[heading].place
+            raise ValueError(f"{place}: no code knows '## {heading}' of {self.name}; {_choose(headings)}")
+        return {heading: section.text for heading, section in self.sections.items() if heading}
+
+
+def read(*files: Path) -> dict[str, Page]:
+    """The pages of these files, by name. Raises ValueError, with file and line, for what cannot be read."""
+    pages: dict[str, Page] = {}
+    for page in (page for file in files for page in _pages(file)):
+        if page.name in pages:
+            raise ValueError(f"{page.place}: {pages[page.name].place} is {page.name}, too; choose another name")
+        pages[page.name] = page
+    return pages
+
+
+def items(text: str) -> list[str]:
+    """Those of a list."""
+    return re.split(r"(?:^|\n)- ", text)[1:]
+
+
+def _pages(file: Path) -> list[Page]:
+    pages: list[Page] = []
+    for place, heading, text in sections(file):
+        if title := re.fullmatch(r"# (\w+): (.+)", heading):
+            pages.append(Page(title[1], title[2], file, place, {"": Section(place, text)}))
+        elif not heading.startswith("## ") or not pages:
+            raise ValueError(
+                f"{place}: {heading or text[:20]!r} should be like '# Q4: Its title' or, below one, like '## answer'"
+            )
+        elif heading[3:] in pages[-1].sections:
+            raise ValueError(f"{place}: {pages[-1].name} has two sections {heading!r}; rename one, or join them")
+        else:
+            kept = pages[-1].found if heading.startswith("## found") else pages[-1].sections
+            kept[heading[3:]] = Section(place, text)
+    return pages
+
+
+def _choose(names: Mapping[str, object] | tuple[str, ...]) -> str:
+    return f"choose one of {', '.join(names)}" if names else "it has none"

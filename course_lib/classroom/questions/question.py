@@ -1,0 +1,124 @@
+"""A question: what is asked, in which form it is answered, and what becomes of an answer.
+
+An answer goes two steps. First the student commits to it, and it is kept; then it is run, and the run says what comes
+of it. `answer` does both, `commit` and `run` are the steps of a card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from course_lib.classroom import journal
+from course_lib.classroom.questions.asking import Ask
+from course_lib.classroom.questions.catalog import pages
+from course_lib.classroom.questions.forms import Form
+from course_lib.classroom.questions.outcome import Feedback
+from course_lib.classroom.questions.prose import Page
+
+POLL = "COURSE_POLL"  # an environment variable: if it is set, all questions are for a room
+
+
+def is_for_a_room() -> bool:
+    """Whether a room discusses questions: nothing is decided and nothing kept."""
+    return bool(os.environ.get(POLL))
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with its numbers.
+
+    seed: which numbers; 0 are those of the lesson.  text: the situation, and what is asked.
+    varies: whether there are other numbers.
+    """
+
+    name: str
+    seed: int
+    text: str
+    form: Form
+    varies: bool = True
+
+    @property
+    def entry(self) -> Page:
+        return pages()[self.name]
+
+    def answer(self, given: Any) -> Feedback:
+        """Keep the answer, run it, and say what came of it.
+
+        given: a letter, "12 MB", a list of events or a text, whatever the form asks for.
+
+        Raises ValueError, saying what would work, for something that is no answer to this question.
+        """
+        return self.run(self.commit(given))
+
+    def commit(self, given: Any) -> Any:
+        """Keep the answer; returns it in its one written form. Raises ValueError as `answer` does."""
+        answer = self.form.read(given)
+        self._keep("committed", answer)
+        return answer
+
+    def run(self, answer: Any) -> Feedback:
+        """Run an answer that `commit` returned. Raises RunError if it was stopped."""
+        outcome = self.form.run(answer)
+        complaint = self._keep("ran", answer, outcome.right)
+        return Feedback(self.form.words(answer), outcome, tuple(filter(None, [complaint])))
+
+    def draft(self, text: str) -> None:
+        """Keep a text that the student is still working on."""
+        self._keep("drafted", text)
+
+    def check(self, answer: Any) -> None:
+        """Keep that the student has compared a text with the model answer."""
+        self._keep("checked", answer)
+
+    def reveal(self) -> list[Feedback]:
+        """What can be run without an answer, for a room that has discussed the question. Nothing is kept."""
+        return [Feedback(words, outcome) for words, outcome in self.form.reveal()]
+
+    def latest(self) -> journal.Note | None:
+        """The last thing that was kept about this question with these numbers."""
+        with contextlib.suppress(OSError):
+            return journal.latest(self.name, self.seed)
+        return None
+
+    def was_right(self) -> bool:
+        """Whether it has ever been answered rightly, with these numbers."""
+        with contextlib.suppress(OSError):
+            return any(note.right for note in journal.notes() if (note.question, note.seed) == (self.name, self.seed))
+        return False
+
+    def _keep(self, what: str, answer: Any, right: bool | None = None) -> str:
+        """Returns what is to be said if it could not be kept."""
+        try:
+            journal.record(what, self.name, self.seed, answer, right)
+        except OSError as error:
+            return f"(Your answer could not be kept: {error.strerror or error}. Is {journal.folder()} write-protected?)"
+        return ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A question for any numbers.
+
+    first: those of the lesson; None if there are none.  ask: makes its form.  others: what a seed draws from.
+    fields: what numbers are in the fields of its page.
+    """
+
+    first: Any
+    ask: Ask
+    others: Sequence[Any] = ()
+    fields: Callable[[Any], dict[str, object]] = lambda case: {}
+
+    def case(self, seed: int) -> Any:
+        return Random(seed).choice(self.others) if seed else self.first
+
+    def question(self, name: str, seed: int = 0) -> Question:
+        if seed and not self.others:
+            raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
+        case = self.case(seed)
+        page = pages()[name].fill(self.fields(case))
+        return Question(name, seed, page.text, self.ask(page, case), varies=bool(self.others))

@@ -1,0 +1,160 @@
+"""Training steps that explorers and questions run, for lessons to call by themselves as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from course_lib import data
+from course_lib.classroom.runs.training import SMALL, train
+from course_lib.instruments.ledger import Bytes, Ledger
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.mechanisms.layerwise import LayerWise, stage_bytes
+from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.ranks import Pace, launch
+from course_lib.schedules import Schedule
+from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
+
+TINY = 8  # width of a stage that stands for a larger one
+BUCKET = 0.4  # of the model: three of them, as a large model fills some of 25 MiB
+
+
+def after_barrier(timeline: Timeline) -> Timeline:
+    """What every rank did after the last barrier at which all met.
+
+    Raises ValueError if there was none.
+    """
+    spans: list[Span] = []
+    for rank in range(timeline.world_size):
+        own = [span for span in timeline.spans if span.rank == rank]  # operations as they were called
+        barriers = [number for number, span in enumerate(own) if span.name == "barrier"]
+        if not barriers:
+            raise ValueError(f"rank {rank} met the others at no barrier; call dist.barrier() where the step begins")
+        met = own[barriers[-1]].end
+        for number, span in enumerate(own):
+            # What takes no time may have happened at the same moment before it.
+            if span.end > met if span.kind in COMPUTE_KINDS else number > barriers[-1]:
+                spans.append(span)
+    return replace(timeline, spans=spans)
+
+
+def _held_up(timeline: Timeline) -> Timeline:
+    """What ranks computed, and what held them up meanwhile: without what travels in the background."""
+    return replace(timeline, spans=[span for span in timeline.spans if not span.background])
+
+
+def training_step(
+    world_size: int,
+    batch_size: int,
+    pace: Pace | None = None,
+    overlap: bool = True,
+    config: GPTConfig = SMALL,
+    repeat: int = 1,
+) -> Timeline:
+    """Train with data parallelism on real ranks; the timeline of one step.
+
+    batch_size: samples of the whole minibatch. One sample is one unit of `work` for the pace.
+    repeat: on the real clock, of so many runs the fastest: whatever else the computer does can only slow one down.
+
+    Raises ValueError if there are fewer samples than ranks.
+    """
+    if batch_size < world_size:
+        raise ValueError(f"batch_size={batch_size} is less than world_size={world_size}; every rank needs a sample")
+    runs = (launch(_train, world_size, (batch_size, overlap, config), pace=pace) for _ in range(repeat))
+    return min((after_barrier(run.timeline) for run in runs), key=lambda step: step.makespan)
+
+
+def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig) -> None:
+    model = TinyGPT(config)
+    size = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
+    # Buckets are there for the overlap. Without it, one message costs less than three.
+    replica = DataParallel(model, bucket_mb=BUCKET * size if overlap else size, overlap=overlap)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    minibatch = data.fixed_examples(batch_size)
+    share = batches.split(minibatch, dist.get_world_size())[rank]
+
+    first = [part[:1] for part in share]  # the first step makes buffers and counts shares
+    train(replica, _met([first, share]), data.answer_loss, optimizer, combine=replica.finish)
+
+
+def _met(minibatches: Iterable[Sequence[torch.Tensor]]) -> Iterator[Sequence[torch.Tensor]]:
+    """The same ones; before each, all ranks meet."""
+    for minibatch in minibatches:
+        dist.barrier()
+        yield minibatch
+
+
+def pipeline_step(schedule: Schedule, pace: Pace, layers: Sequence[int] | None = None) -> Timeline:
+    """One forward and backward pass of a pipeline on real ranks: what they compute, and what holds them up.
+
+    layers: how many each stage has; one layer is one unit of `work` for the pace. None: one each.
+
+    Raises ValueError if that is not one number for each stage.
+    """
+    layers = [1] * schedule.n_stages if layers is None else list(layers)
+    if len(layers) != schedule.n_stages:
+        raise ValueError(f"layers={layers} has {len(layers)} numbers for {schedule.n_stages} stages; give one for each")
+    return _held_up(launch(_flow, schedule.n_ranks, (schedule, layers), pace=pace).timeline)
+
+
+def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
+    # Stages of next to nothing: what they take is the pace's business.
+    stages = {stage: nn.Linear(TINY, TINY) for stage in schedule.stages_of(rank)}
+    minibatch = torch.randn(schedule.n_micro_batches, TINY)
+    run_schedule(schedule, stages, minibatch, minibatch, F.mse_loss, work={stage: layers[stage] for stage in stages})
+
+
+class LayerWiseStep(NamedTuple):
+    """A training step of `LayerWise`, and the most that each rank held in it."""
+
+    timeline: Timeline
+    held: list[Bytes]
+
+
+def layerwise_step(
+    world_size: int, samples: int, pace: Pace, config: GPTConfig = SMALL, cut: str = "number"
+) -> LayerWiseStep:
+    """Forward and backward of a model that is cut between its layers, on real ranks; a block is one unit of `work`.
+
+    cut: "number" for equal numbers of blocks, "bytes" for stages that are equal in these.
+
+    Raises ValueError for another cut.
+    """
+    if cut not in CUTS:
+        raise ValueError(f"cut={cut!r} is unknown; choose one of {', '.join(CUTS)}")
+    run = launch(_train_stage, world_size, (samples, config, cut), pace=pace)
+    return LayerWiseStep(_held_up(after_barrier(run.timeline)), run.results)
+
+
+def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
+    """An update with gradients of zero makes the optimizer's state; then the step that ledger and timeline are of."""
+    inputs, targets = data.fixed_examples(samples)
+    blocks = TinyGPT(config).blocks
+    chain = LayerWise(blocks, costs=CUTS[cut](blocks))
+    optimizer = torch.optim.AdamW(chain.parameters())
+    for parameter in chain.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.barrier()
+    with Ledger(chain, optimizer) as ledger:
+        output = chain(inputs)
+        chain.backward(None if output is None else data.answer_loss(output, targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return ledger.peak.held
+
+
+def _block_bytes(blocks: nn.Sequential) -> list[int]:
+    return stage_bytes(blocks, [range(i, i + 1) for i in range(len(blocks))])
+
+
+CUTS = {"number": lambda blocks: None, "bytes": _block_bytes}

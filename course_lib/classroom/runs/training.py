@@ -1,0 +1,177 @@
+"""The training loop of lessons and questions, and what a training holds.
+
+    share of a minibatch  ->  forward, loss, backward  ->  combine over the ranks  ->  step  ->  clear  ->  next
+
+What differs between trainings is given: the model, in one process or a replica of data parallelism; how the ranks'
+gradients are combined; the optimizer, which may keep other weights than the model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib import data
+from course_lib.instruments.watch import Watch
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.mixed_precision import LossScaler
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.ranks import Pace, launch
+from course_lib.timeline import compute
+
+TINY = GPTConfig(layers=1, hidden=8, heads=2)
+SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # eight replicas of it compute within a blink
+
+
+def train(
+    model: nn.Module,
+    minibatches: Iterable[Sequence[Tensor]],
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    optimizer: Any,
+    scaler: LossScaler | None = None,
+    combine: Callable[[], object] | None = None,
+    clear: Callable[[], object] | None = None,
+) -> list[float]:
+    """The loss on each minibatch, unscaled, up to the first one that is not finite.
+
+    loss_fn: of what the model says, in 32 bits where the model computes in 16, and the targets.
+    optimizer: one of torch's, or `MasterWeights`, made with the same scaler as is given here.
+    combine: what ranks do with their gradients before the optimizer's step.  clear: in place of optimizer.zero_grad.
+    """
+    losses: list[float] = []
+    for inputs, targets in minibatches:
+        with compute("forward", work=len(inputs)):
+            loss = loss_fn(_in_32_bits(model(inputs)), targets)
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):  # on all ranks at once, if their weights are the same
+            break
+        with compute("backward", work=len(inputs)):
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        del loss
+        if combine:
+            combine()
+        with compute("optimizer"):
+            optimizer.step()
+            (clear or optimizer.zero_grad)()
+    return losses
+
+
+def _in_32_bits(output: Tensor) -> Tensor:
+    return output.float() if output.dtype.itemsize == 2 else output
+
+
+def shares(rank: int, samples: int, steps: int, seed: int = 0) -> Iterator[Sequence[Tensor]]:
+    """This rank's share of each of so many minibatches. One rank alone gets all of them."""
+    problems, _ = data.train_test_split()
+    for minibatch in islice(data.minibatches(problems, samples, seed), steps):
+        yield batches.split(minibatch, dist.get_world_size())[rank]
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All numbers in one vector, a copy."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+def average_into(kept: Tensor, model: nn.Module, sums: torch.dtype, together: bool = True) -> None:
+    """Give what an optimizer keeps for all weights the mean of the ranks' gradients, added up in this dtype.
+
+    together: else the gradient of this rank alone.
+    """
+    mean = flat(gradients_of(model)).to(sums)
+    if together:
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+    kept.grad = mean.to(kept.dtype)
+    model.zero_grad()
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What Adam keeps: two numbers for each weight."""
+    return [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """In bytes."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+class RoundedWeights:
+    """`MasterWeights` without them: an optimizer on the 16-bit weights themselves, with gradients and sums in 16 bits.
+
+    scaler: unscales and skips steps that overflow, but what it has unscaled is rounded to 16 bits.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer_cls: Callable[..., Any],
+        scaler: LossScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.optimizer = optimizer_cls(self.parameters, **kwargs)
+        self.scaler = scaler
+
+    def step(self) -> bool:
+        """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it did update."""
+        is_finite = self.scaler is None or self.scaler.unscale(self.parameters, in_16_bits=True)
+        if is_finite:
+            self.optimizer.step()
+        self.zero_grad()
+        return is_finite
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+
+# Layers on one device, or spread over several
+
+
+class TrainingBytes(NamedTuple):
+    """Bytes of weights, gradients and optimizer state on one rank; at most, with the activations."""
+
+    states: int
+    peak: int
+
+
+def train_layers(
+    devices: int,
+    layers: int,
+    samples: int,
+    is_split: bool,
+    dtype: torch.dtype = torch.float32,
+    pace: Pace | None = None,
+) -> list[TrainingBytes]:
+    """What each device holds that trains a model of so many layers, or its own share of them, for two steps."""
+    return launch(_train_layers, devices, (layers, samples, is_split, dtype), pace=pace).results
+
+
+def _train_layers(rank: int, layers: int, samples: int, is_split: bool, dtype: torch.dtype) -> TrainingBytes:
+    config = GPTConfig(layers=layers, hidden=64)
+    own = layers // dist.get_world_size()
+    first, last = (rank * own, (rank + 1) * own) if is_split else (0, layers)
+    blocks = TinyGPT(config, dtype=dtype).blocks[1 + first : 1 + last]
+    inputs = torch.randn(samples, config.sequence, config.hidden, dtype=dtype)
+    optimizer = torch.optim.AdamW(blocks.parameters())
+    clear = partial(optimizer.zero_grad, set_to_none=False)  # so that gradients are there to be counted
+    with Watch() as watch:
+        train(blocks, 2 * [(inputs, inputs)], _mean_square, optimizer, clear=clear)
+    weights = list(blocks.parameters())
+    states = size_of([*weights, *gradients_of(blocks), *moments_of(optimizer)])
+    return TrainingBytes(states, size_of(weights) + watch.peak)
+
+
+def _mean_square(output: Tensor, targets: Tensor) -> Tensor:
+    """Stands for the layers after these, and their loss."""
+    return output.square().mean()

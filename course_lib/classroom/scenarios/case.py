@@ -1,0 +1,40 @@
+"""What all cases share: questions that a seed draws all at once, and a debrief that waits for the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from course_lib.classroom import questions
+from course_lib.classroom.questions.asking import Ask
+from course_lib.classroom.questions.catalog import pages
+from course_lib.classroom.questions.outcome import Feedback, Outcome
+from course_lib.classroom.questions.question import Question, is_for_a_room
+
+
+@dataclass(frozen=True)
+class Step:
+    """One question of a case.
+
+    about: what a seed asks about.  ask: makes its form of the page and of that.  facts: for the fields of its page.
+    """
+
+    about: Callable[[int], Any]
+    ask: Ask
+    facts: Callable[[Any], dict[str, object]] = lambda about: {}
+
+    def question(self, name: str, seed: int = 0) -> Question:
+        page, about = pages()[name], self.about(seed)
+        said = {field for section in page.sections.values() for _, field, _, _ in Formatter().parse(section.text)}
+        page = page.fill({field: fact for field, fact in self.facts(about).items() if field in said})
+        form = self.ask(page, about)
+        return Question(name, seed, page.text, form, varies=False)  # else one card would change, and the others not
+
+
+def debrief(question: str, seed: int, until: str, tell: Callable[[], Feedback], anyway: bool) -> Feedback:
+    """Not before the question was answered rightly, in a room, or `anyway`. until: what is to be done first."""
+    if anyway or is_for_a_room() or questions.load(question, seed).was_right():
+        return tell()
+    return Feedback("", Outcome(None, f"First {until}."), title="There is no debrief yet.")

@@ -1,0 +1,145 @@
+"""A case that asks for a plan: two tasks, the second one harder.
+
+What a student decides are four questions. None has a key: the planner tries every answer, and any plan will do that
+reaches the targets.
+
+    NAME_limit     what holds it back?         each option is a change; which one helps most?
+    NAME_plan      a first plan                does it reach the first targets?
+    NAME_better    a better one                does it reach tighter ones, or those of another cluster?
+    NAME_defend    why this one?               the plan that was chosen beside the best that a search finds
+
+A seed draws another model, device or link. All of it is modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from course_lib.classroom import journal
+from course_lib.classroom.questions import plan_text
+from course_lib.classroom.questions.asking import choice, each, open_case, plan
+from course_lib.classroom.questions.catalog import case_of
+from course_lib.classroom.questions.markup import bullets
+from course_lib.classroom.questions.outcome import Feedback, Outcome
+from course_lib.classroom.scenarios.case import Step, debrief
+from course_lib.classroom.scenarios.targets import Task, brief
+from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
+from course_lib.planner import Estimate, Plan, estimate
+
+
+@dataclass(frozen=True)
+class Planning:
+    """A case. tasks: a first and a harder one, for each of its variants."""
+
+    name: str
+    tasks: Sequence[tuple[Task, Task]]
+
+    def variant(self, seed: int = 0) -> Variant:
+        return Variant(self, seed, *self.tasks[seed % len(self.tasks)])
+
+    def questions(self) -> dict[str, Step]:
+        """By name: what `questions.load` looks up."""
+        asked = {
+            "limit": (lambda seed: self.variant(seed).first, choice(each(_change, self.tasks[0][0].changes))),
+            "plan": (lambda seed: self.variant(seed).first, plan(_judge, _now)),
+            "better": (lambda seed: self.variant(seed).then, plan(_judge, _now)),
+        }
+        steps = {f"{self.name}_{step}": Step(about, ask, _facts) for step, (about, ask) in asked.items()}
+        defend = Step(self.variant, open_case(Variant.compare), lambda variant: _facts(variant.then))
+        return {**steps, f"{self.name}_defend": defend}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A case with one of its pairs of tasks, chosen by the seed."""
+
+    case: Planning
+    seed: int
+    first: Task
+    then: Task
+
+    def evidence(self) -> Feedback:
+        """What is known before anybody decides: the job, the machine, and what the plan as it stands costs."""
+        task, one = self.first, self.first.estimate()
+        model = f"{task.model.parameters / 1e9:.1f} billion parameters, {task.model.layers} layers"
+        facts = {
+            "model": f"{model}, sequences of {task.model.sequence:,} tokens, {task.batch} of them in a minibatch",
+            "machine": task.machine,
+            "the plan as it stands": brief(one),
+        }
+        pictures = [memory_by_part(devices(one), one.capacity, title="What the plan as it stands needs")]
+        if task.old:
+            old = task.estimate(task.old)
+            facts[f"before, on {old.cluster.devices} {old.cluster.device}"] = brief(old)
+            pictures.append(step_time_by_part({"before": old, "now": one}, title="The same plan, before and now"))
+        said = bullets(f"{what}: {fact}" for what, fact in facts.items())
+        return Feedback("", Outcome(None, said, pictures=tuple(pictures)), title="What the planner says (modelled)")
+
+    def compare(self) -> Outcome:
+        """The plan that was last decided on, and what else one might have chosen."""
+        note, task = journal.latest(f"{self.case.name}_better", self.seed), self.then
+        mine = note and estimate(task.model, task.cluster, plan_text.parse(note.answer), task.batch)
+        steps = {"your plan": mine} if mine else {}
+        steps |= {name: task.estimate(change) for name, change in task.turns.items()}
+        steps["best of a search"] = task.reaching.best
+        lines = bullets(f"{name}: {brief(one)}" for name, one in steps.items())
+        said = f"{mine.interval if mine else 'You have not decided on a plan yet.'} Modelled:\n\n{lines}"
+        return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
+
+    def debrief(self, anyway: bool = False) -> Feedback:
+        """What the usual turns lead to, and where it has happened."""
+        return debrief(
+            f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told, anyway
+        )
+
+    def _told(self) -> Feedback:
+        said = []
+        for name, change in self.then.turns.items():
+            one = self.then.estimate(change)
+            said.append(f"{name}: {brief(one)}; misses {', '.join(self.then.missed(one)) or 'nothing'}")
+        said.append(f"the best that a search finds: {brief(self.then.reaching.best)}")
+        incident = case_of(f"{self.case.name}_defend").sections["incident"].text
+        return Feedback("", Outcome(None, bullets(said), incident), title="What usual choices lead to (modelled)")
+
+
+def _facts(task: Task) -> dict[str, object]:
+    """What a page may say of a task."""
+    states = f"{16 * task.model.parameters / 1e9:,.0f} GB"
+    return {"model": task.words, "machine": task.machine, "targets": bullets(task.targets), "states": states}
+
+
+def _now(task: Task) -> Plan:
+    return plan_text.parse(task.now)
+
+
+def _change(name: str, task: Task) -> Outcome:
+    """Does this change help more than the others? First it has to fit, then it has to be fast."""
+    steps = {other: task.estimate(change) for other, change in task.changes.items()}
+    gains = {other: (one.fits, one.tokens_per_second) for other, one in steps.items()}
+    is_all_else = isinstance(task.changes[name], tuple) and task.changes[name][0]
+    beside = ({} if is_all_else else {"as it stands": task.estimate()}) | {"tried": steps[name]}
+    said = " ".join(f"{who.capitalize()}: {brief(one)}." for who, one in beside.items())
+    if all(one.fits for one in beside.values()):
+        picture = step_time_by_part(beside, title="What the time of a step goes into")
+    else:
+        held = {who: one.memory for who, one in beside.items()}
+        picture = memory_by_part(held, steps[name].capacity, title="What lies in the fullest device")
+    return Outcome(gains[name] == max(gains.values()), f"Modelled. {said}", pictures=(picture,))
+
+
+def _judge(task: Task, one: Estimate) -> Outcome:
+    """Any plan that reaches the targets will do."""
+    said = f"Modelled:\n\n{bullets(target.of(one) for target in task.targets)}\n\n{one.interval}"
+    if task.missed(one):
+        memory = memory_by_part(devices(one), one.capacity, title="What each device of a pipeline holds")
+        time = step_time_by_part({"your plan": one}, title="What the time of a step goes into")
+        return Outcome(False, said, task.loosen(one), pictures=(memory, time))
+    beside = {"your plan": one, "best of a search": task.reaching.best}
+    held = {name: step.memory for name, step in beside.items()}
+    pictures = (
+        memory_by_part(held, one.capacity, title="What lies in the fullest device"),
+        step_time_by_part(beside, title="What the time of a step goes into"),
+        plan_map(task.found, title="Every plan, and yours", marked={"your plan": one}),
+    )
+    return Outcome(True, said, task.rank(one), pictures=pictures)

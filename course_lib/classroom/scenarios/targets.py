@@ -1,0 +1,144 @@
+"""What a plan must reach: a model, a cluster, and targets that the planner's estimate is held against.
+
+Any plan will do that reaches them. Those that the planner cannot tell apart from the best are as good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import NamedTuple
+
+from course_lib.classroom.questions import plan_text
+from course_lib.figures.axis import counted, memory_size
+from course_lib.figures.words import plan_in_words
+from course_lib.planner import Cluster, Estimate, Found, ModelSpec, estimate, explain, search
+from course_lib.planner.hardware import half_width
+
+_search = cache(search)  # both tasks of a case may be about the same plans
+ALIKE = math.exp(half_width(stacks=1, measured=1))  # so many times as long, two plans cannot be told apart
+Change = str | tuple[str, Cluster]
+
+
+class Target(NamedTuple):
+    """is_least: else the limit is the most."""
+
+    name: str
+    measure: Callable[[Estimate], float]
+    limit: float
+    write: Callable[[float], str] = "{:.1%}".format
+    is_least: bool = False
+
+    def is_reached(self, one: Estimate) -> bool:
+        value = self.measure(one)
+        return value >= self.limit if self.is_least else value <= self.limit
+
+    def of(self, one: Estimate) -> str:
+        return f"{self}; it has {self.write(self.measure(one))}: {'reached' if self.is_reached(one) else 'missed'}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'at least' if self.is_least else 'at most'} {self.write(self.limit)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """words: the model.  now: the plan as it stands, as in `plan_text`.
+
+    tokens: a second, at least.  within: the share of a device's memory that a plan may need.  bubble: the share of a
+    step that it may be.  waiting: of each link, the share of a step in which a device may wait for it.
+    changes: of the plan as it stands, or of that and the cluster.  turns: what people often do, by name.
+    old: what there was before a refresh.
+    """
+
+    words: str
+    model: ModelSpec
+    cluster: Cluster
+    batch: int
+    now: str
+    tokens: int
+    within: float = 0.95
+    bubble: float = 1.0
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    turns: Mapping[str, str] = field(default_factory=dict)
+    old: Change | None = None
+
+    def estimate(self, change: Change = "") -> Estimate:
+        """Of the plan as it stands, with this changed."""
+        text, cluster = (change, self.cluster) if isinstance(change, str) else change
+        said = plan_text.pairs(self.now) | (plan_text.pairs(text) if text else {})
+        plan = plan_text.parse(" ".join(f"{name}={value}" for name, value in said.items()))
+        return estimate(self.model, cluster, plan, self.batch)
+
+    @property
+    def room(self) -> float:
+        """Bytes of a device that a plan may need."""
+        return self.within * self.cluster.spec.memory
+
+    @property
+    def targets(self) -> list[Target]:
+        found = [
+            Target("memory of the fullest device", lambda one: one.memory.total, self.room, memory_size),
+            Target("tokens a second", lambda one: one.tokens_per_second, self.tokens, "{:,.0f}".format, is_least=True),
+        ]
+        if self.bubble < 1:
+            found.append(Target("bubble", lambda one: one.bubble, self.bubble))
+        for link, share in self.waiting.items():
+            found.append(Target(f"waiting for {link}", partial(waiting, link), share))
+        return found
+
+    def missed(self, one: Estimate) -> list[str]:
+        return [target.name for target in self.targets if not target.is_reached(one)]
+
+    def loosen(self, one: Estimate) -> str:
+        """What keeps a plan from its targets, and what would help."""
+        why = explain.why(self.model, one.plan, self.batch, one.memory, self.room, one.step_time.parts)
+        missed = self.missed(one)
+        lost = ["bubble"] if "bubble" in missed else []
+        for link in (link for link in self.waiting if f"waiting for {link}" in missed):
+            waits = {name: flow.exposed for name, flow in one.flows.items() if flow.link == link}
+            lost.append(max(waits, key=lambda name: waits[name]))
+        remedies = [f"Too much of it is {what}: {how}." for what, how in map(explain.LOSSES.__getitem__, lost)]
+        return " ".join([why, *(text for text in remedies if text.partition(": ")[2] not in why)])
+
+    @property
+    def found(self) -> Found:
+        return _search(self.model, self.cluster, self.batch, self.within)
+
+    @cached_property
+    def reaching(self) -> Found:
+        """The plans of the search that reach all targets."""
+        return Found([one for one in self.found if not self.missed(one)], self.within)
+
+    def rank(self, one: Estimate) -> str:
+        """A plan that reaches its targets, beside the best that a search finds."""
+        best, seconds = self.reaching.best, one.step_time.total
+        if seconds <= ALIKE * best.step_time.total:
+            n = counted(len(self.reaching.tied), "plan")
+            return (
+                f"The planner cannot tell it from the best that a search finds: {n} that reach all targets are as near."
+            )
+        faster = counted(sum(other.step_time.total < seconds for other in self.reaching), "faster plan")
+        return f"A search finds {faster} that reach all targets, too; the best is {brief(best)}."
+
+    @property
+    def machine(self) -> str:
+        cluster, memory = self.cluster, memory_size(self.cluster.spec.memory)
+        between = f", {cluster.between} between nodes" if cluster.nodes > 1 else ""
+        each = (
+            f"{cluster.devices_per_node} {cluster.device} with {memory} each, {cluster.inside_link.name} inside a node"
+        )
+        return f"{counted(cluster.nodes, 'node')} of {each}{between}"
+
+
+def waiting(link: str, one: Estimate) -> float:
+    """The share of a step in which a device waits for a link."""
+    return sum(flow.exposed for flow in one.flows.values() if flow.link == link) / one.step_time.total
+
+
+def brief(one: Estimate) -> str:
+    fits = "" if one.fits else ", does not fit"
+    tokens = f"{one.tokens_per_second:,.0f} tokens a second"
+    return f"{plan_in_words(one.plan)}, in {one.plan.precision}: {memory_size(one.memory.total)}{fits}, {tokens}"

@@ -1,0 +1,66 @@
+"""A slider and a switch that say their names and values to everyone.
+
+The sliders of ipywidgets have no name for a screen reader, which also reads the number of an option in place of
+the option. These are the browser's own: label, value in words and keys are there without any code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import traitlets
+
+from course_lib.classroom.widgets.answers import HERE, Labelled
+
+
+class Control(Labelled):
+    """moved: when somebody moved it last, in milliseconds on the browser's clock."""
+
+    moved = traitlets.Float().tag(sync=True)
+
+
+class Slider(Control):
+    """Chooses one of some options. Dragging changes `value` only once it is let go.
+
+    options: at least one value.  texts: how each is written; by default as `str` has it.
+
+    Raises ValueError for a value that is not an option.
+    """
+
+    _esm = HERE / "slider.js"
+    texts = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    index = traitlets.Int().tag(sync=True)
+
+    def __init__(self, label: str, options: Sequence[Any], value: Any, texts: Sequence[str] | None = None) -> None:
+        self.options = tuple(options)
+        if value not in self.options:
+            raise ValueError(
+                f"value={value!r} is not an option of {label!r}; choose from {', '.join(map(str, options))}"
+            )
+        written = list(texts) if texts else [str(option) for option in options]
+        super().__init__(label=label, texts=written, index=self.options.index(value))
+
+    @property
+    def value(self) -> Any:
+        return self.options[self.index]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.index = self.options.index(value)
+
+
+class Switch(Control):
+    """Something that is on or off. text: what it means to be on."""
+
+    _esm = HERE / "switch.js"
+    text = traitlets.Unicode().tag(sync=True)
+    value = traitlets.Bool().tag(sync=True)
+
+    def __init__(self, label: str, value: bool, text: str = "") -> None:
+        super().__init__(label=label, value=value, text=text)
+
+
+def in_words(control: Slider | Switch) -> str:
+    text = control.texts[control.index] if isinstance(control, Slider) else "on" if control.value else "off"
+    return f"{control.label} {text}"

@@ -1,0 +1,278 @@
+"""What explorers share: controls, and beside them sentences and pictures that are redrawn in place.
+
+    Explorer([slider, slider], look)     look(*values) runs or calculates something at the controls' values
+
+It gives a View, and where there is more to find out than that shows (the other points of a curve), one after another.
+A move of a control shows the first at once; the others follow, a piece at a time, when no move has followed for a
+moment, so that a new move never waits for long.
+All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser keeps back
+all but the last. What takes longer than a blink shows how long yet, and can be stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+from math import isclose
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+
+from course_lib.classroom.widgets.answers import Button
+from course_lib.classroom.widgets.controls import in_words
+from course_lib.classroom.widgets.player import WIDTH, Player
+from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
+from course_lib.figures import Picture
+from course_lib.figures.axis import duration, percent
+from course_lib.figures.svg import scaled
+from course_lib.ranks import fenced
+from course_lib.timeline import Timeline
+
+PAUSE = 0.6  # seconds without a move before more is looked at
+BREATH = 0.05  # seconds in which a move can come between two pieces of it
+HALF = WIDTH // 2 - 5  # pixels
+EXACTLY = "exactly as predicted"
+AGAIN = "Move a control to go on."
+
+
+def compared(seconds: float, predicted: float) -> str:
+    """How long an emulated run took beside what was predicted, in words."""
+    if isclose(seconds, predicted):
+        return EXACTLY
+    off = abs(seconds - predicted)
+    how_much = percent(off / predicted) if off >= 0.01 * predicted else duration(off)
+    return f"{how_much} {'longer' if seconds > predicted else 'shorter'} than predicted"
+
+
+def beside_pinned(seconds: float, pinned: float) -> str:
+    """How long a step takes beside the pinned one, in words."""
+    if isclose(seconds, pinned):
+        return "It takes exactly as long as the pinned one"
+    off, how = abs(seconds - pinned), "longer" if seconds > pinned else "shorter"
+    return f"It is {duration(off)} {how} than the pinned one, {percent(off / pinned)}"
+
+
+class View(NamedTuple):
+    """What there is to see at one setting: sentences under the controls, and pictures beside them and below.
+
+    left: how many more views there are to come.
+    """
+
+    sentences: str
+    beside: Picture
+    below: Picture
+    left: int = 0
+
+    @property
+    def pictures(self) -> tuple[Picture, Picture]:
+        return self.beside, self.below
+
+
+class Runs(dict[Any, Any]):
+    """What came of each setting so far; one that is not there is run first."""
+
+    def __missing__(self, setting: Any) -> Any:
+        self[setting] = setting.run()
+        return self[setting]
+
+    def one_by_one(self, settings: Sequence[Any]) -> Iterator[int]:
+        """Run those that are not there, each when asked for the next; how many are left."""
+        while missing := [setting for setting in settings if setting not in self]:
+            yield len(missing)
+            self[missing[0]] = missing[0].run()
+        yield 0
+
+
+class Explorer:
+    """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
+
+    controls: each has a `label` and a `value`.
+    look: what there is to see at these values of theirs, in ever more complete views.
+    heights: pixels kept free for what is above, and for the picture below, so that nothing moves when they grow.
+
+    What goes wrong is said in place of the sentences, and the next move works. Where a picture shows a timeline, a
+    button opens it to be played, until the next move, and another one pins it, to be compared with the next ones.
+    """
+
+    def __init__(
+        self, controls: Sequence[Any], look: Callable[..., Iterable[View]], heights: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.controls, self._look = list(controls), look
+        self._views: Iterator[View] = iter(())  # that are still to come
+        self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
+        self._places = self.beside, self.below
+        self.running, self._stage = Running(), widgets.VBox()
+        self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
+        self._pinned: tuple[Timeline, str] | None = None  # and at which setting
+        self._key = f"explorer-{secrets.token_hex(4)}"
+        self._timer: asyncio.TimerHandle | None = None
+        self._seconds = {"first": 0.0, "next": 0.0}  # that the last such view took
+        self.view: View | None = None
+        self._shown: list[Any] = []  # the values of the controls in it
+        self._is_back = False
+        self._box = self._arrange(*heights)
+        if self._try(self._look_anew):
+            self._try(self.complete)
+        self._stored = self._picture()
+        for control in self.controls:
+            control.observe(lambda change: self.move(change.owner.moved), ["index", "value"])
+        self.running.observe(lambda _: self.stop(), "stopped")
+
+    def move(self, when: float = 0.0) -> None:
+        """Look at what the controls say, and plan what more there is to see.
+
+        when: on the clock of `running.stopped`. A move that the browser kept back until after Stop is taken back.
+        """
+        if self._is_back:
+            return
+        if 0 < when < self.running.stopped:
+            self.stop()
+            return
+        self._box.add_class("course-old")
+        self._close_player()
+        if self._try(self._move):
+            self.running.end()
+            self._plan(PAUSE)
+
+    def complete(self) -> None:
+        """Look at all that is missing."""
+        while self._look_further():
+            pass
+
+    def stop(self) -> None:
+        """Look at nothing more until the next move. What has been seen stays, and the controls say what it is."""
+        # The button also sends an interrupt, which may come only now and has nothing left to stop.
+        with contextlib.suppress(KeyboardInterrupt), fenced(always=True):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._is_back = True
+            for control, value in zip(self.controls, self._shown, strict=False):
+                control.value = value
+            self._is_back = False
+            self._box.remove_class("course-old")
+            self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
+
+    def _open_player(self) -> None:
+        """For the first of the runs in the pictures, in place of the one below."""
+        self.below.layout.display = "none"
+        self._stage.children = [Player(self._timelines[0])]
+
+    def _pin_or_unpin(self) -> None:
+        """Keep the first of the runs in the pictures, to compare others with; or forget it."""
+        setting = ", ".join(in_words(control) for control in self.controls)
+        self._pinned = None if self._pinned else (self._timelines[0], setting)
+        self._close_player()
+        if self.view:
+            self._draw(self.view)
+
+    def _close_player(self) -> None:
+        self.below.layout.display = None
+        self._stage.children = ()
+
+    @property
+    def _timelines(self) -> list[Timeline]:
+        pictures = self.view.pictures if self.view else ()
+        return [panel.timeline for picture in pictures for panel in picture.timelines]
+
+    def _move(self) -> None:
+        self.running.begin("Running", self._seconds["first"])
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        self._views = self._all_views()
+        self._look_further("first")
+
+    def _all_views(self) -> Iterator[View]:
+        """What `look` gives, which runs when the first view is asked for."""
+        yield from self._look(*[control.value for control in self.controls])
+
+    def _look_further(self, which: str = "next") -> bool:
+        """Whether there was something to show."""
+        start = time.monotonic()
+        view = next(self._views, None)
+        if view:
+            self._seconds[which] = time.monotonic() - start
+            self._draw(view)
+        return view is not None
+
+    def _continue(self) -> None:
+        self._announce()
+        if self._look_further():
+            self._announce()
+            self._plan(BREATH)
+        else:
+            self.running.end()
+
+    def _announce(self) -> None:
+        """Say what is still to be looked at."""
+        if self.view and self.view.left:
+            self.running.begin(f"{self.view.left} more to run", self.view.left * self._seconds["next"])
+
+    def _plan(self, seconds: float) -> None:
+        """Continue after so many seconds. Without an event loop, as in a plain script, nobody does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._timer = loop.call_later(seconds, self._try, self._continue)
+
+    def _try(self, action: Callable[[], object]) -> bool:
+        """Whether it went well; if not, why it did not is there to read."""
+        problem = attempt(action)
+        if isinstance(problem, KeyboardInterrupt):
+            self.stop()
+        elif problem:
+            self._fail(explained(problem, AGAIN))
+        return problem is None
+
+    def _fail(self, text: str) -> None:
+        self.running.end()
+        self.sentences.value = said(text, "alert")
+
+    def _draw(self, view: View) -> None:
+        self.view, self._shown = view, [control.value for control in self.controls]
+        self._box.remove_class("course-old")
+        if self._pinned and self._timelines:
+            view = self._with_pinned(view, *self._pinned)
+        self.sentences.value = said(view.sentences)
+        self.play.label = "Play" if self._timelines else ""
+        self.pin.label = self.play.label and ("Unpin" if self._pinned else "Pin")
+        for number, (place, picture) in enumerate(zip(self._places, view.pictures, strict=True)):
+            # Always the same ids, so that a picture that did not change is not sent again.
+            place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
+
+    def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
+        """The same with the pinned run, and with how much longer or shorter this one is."""
+        difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
+        beside, below = (one.beside(pinned) if one.beside else one for one in view.pictures)
+        return View(f"{view.sentences} {difference} ({setting}).", beside, below)
+
+    def _arrange(self, above: int, below: int) -> Any:
+        self.play.layout.order = self.pin.layout.order = "-1"  # seen first, but a key comes to Stop before
+        left = widgets.VBox([*self.controls, widgets.HBox([self.running, self.play, self.pin]), self.sentences])
+        left.layout = {"width": scaled(WIDTH - HALF - 4), "max_width": "100%"}  # 4: the margins of what is beside it
+        # Side by side, or below each other on a narrow page; a picture that grows must not move the controls.
+        layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start", min_height=scaled(above))
+        self.below.layout.min_height = scaled(below)
+        box = widgets.VBox([widgets.HBox([left, self.beside], layout=layout), self.below, self._stage])
+        for place in self._places:
+            place.add_class("course-picture")
+        return box.add_class("course-live")
+
+    def _picture(self) -> dict[str, str]:
+        """What stays of the explorer where no widget runs."""
+        if self.view is None:
+            return {"text/plain": "", "text/html": self.sentences.value}
+        names = ", ".join(control.label for control in self.controls)
+        html = f"<p><i>Run this cell for the controls: {escape(names)}.</i></p><p>{escape(self.view.sentences)}</p>"
+        html += "".join(f"<div>{picture._repr_mimebundle_()['text/html']}</div>" for picture in self.view.pictures)
+        return {"text/plain": self.view.sentences, "text/html": html}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return shown(self._box._repr_mimebundle_(), self._stored)

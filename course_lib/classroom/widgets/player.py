@@ -1,0 +1,84 @@
+"""A timeline that can be played: a cursor moves over its picture, and messages fly from rank to rank.
+
+    rank 0  |forward 0|forward 1|...      [##  ] 2     what it holds at the cursor
+                       \\
+                        o   a message on its way
+                         \\
+    rank 1  |. . wait . .|forward 0|...   [#   ] 1
+                        |
+    [Play] ----------o--------------  Light up [micro-batch 1]
+    At 0.13 s  rank 0: forward, micro-batch 1   rank 1: wait, recv, with rank 0
+
+The picture is that of `gantt`. What moves lies over it, in the browser alone (player.js), at the places of the bars.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+import traitlets
+
+from course_lib.classroom.widgets.running import KEYS, beside_this, shown
+from course_lib.figures import gantt, held
+from course_lib.figures.axis import TIMES, unit_of
+from course_lib.figures.lanes import Bar
+from course_lib.figures.picture import Picture
+from course_lib.figures.svg import ROOMY
+from course_lib.figures.words import activity
+from course_lib.timeline import RECEIVING, Timeline
+
+WIDTH, BESIDE = 840, 130  # pixels: what fits a page of 1280 beside the list of files; for what the ranks hold
+STILL = "<p><i>Run this cell to play it.</i></p>"
+
+
+class Player(anywidget.AnyWidget):
+    """Shows itself in a notebook; where widgets do not run, as the still picture.
+
+    picture: what lies below, as HTML.  places: what the script lays over it, and where.
+    """
+
+    _esm = KEYS + beside_this("player.js")
+    _css = f".course-player {{ {ROOMY} }}" + beside_this("player.css")
+    picture = traitlets.Unicode().tag(sync=True)
+    places = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, timeline: Timeline, title: str | None = None) -> None:
+        is_held = any(one.most for one in held(timeline))
+        still = gantt(timeline, width=WIDTH - BESIDE * is_held, title=title)
+        super().__init__(picture=still.inline(), places=places(still))
+        self._still = still
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        live: Any = super()._repr_mimebundle_(**kwargs)
+        data, metadata = live
+        stored = self._still._repr_mimebundle_()
+        return shown(data, {**stored, "text/html": STILL + stored["text/html"]}), metadata
+
+
+def places(picture: Picture) -> dict[str, Any]:
+    """Where the first timeline of a picture has its rows, its bars and its messages, in pixels, and what they are."""
+    (panel, *_) = picture.timelines
+    timeline, scale = panel.timeline, panel.scale
+    unit, name = unit_of(timeline.makespan, TIMES)
+    return {
+        "left": scale.left,
+        "width": scale.pixels(timeline.makespan),
+        "length": timeline.makespan / unit,
+        "unit": name,
+        "rows": [panel.row(rank) for rank in range(timeline.world_size)],
+        "row": panel.lanes._asdict(),
+        "beside": BESIDE,
+        "bars": [_bar(bar) for bar in panel.bars()],
+        "held": [[[scale.left + scale.pixels(when), count] for when, count in one.steps] for one in held(timeline)],
+    }
+
+
+def _bar(bar: Bar) -> dict[str, Any]:
+    span = bar.span
+    place = {"x": bar.x, "y": bar.y, "width": bar.width, "height": bar.height}
+    said = {"rank": span.rank, "does": activity(span), "kind": span.kind, "peer": span.peer, "bytes": span.bytes}
+    # A message is as its receiver saw it: a sender is done when it has left.
+    is_message = span.kind == "transfer" and span.peer is not None and span.name in RECEIVING
+    part = {"microBatch": span.micro_batch, "stage": span.stage, "isMessage": is_message}
+    return {**place, **said, **part, "isBackground": span.background}

@@ -1,0 +1,79 @@
+"""A line that says what is running and for how long yet, with a button that stops it.
+
+    [=====------] 3 more to run, about 4 s left   [Stop]
+
+It appears only when something has been running for a moment, so that what takes no longer than a blink does not
+flicker. While a run holds the kernel, nothing gets through to it but an interrupt; so in JupyterLab the button sends
+one. Between two runs, where nobody minds an interrupt, the click itself arrives: `stopped` changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from course_lib.classroom.questions.markup import inline
+from course_lib.figures.svg import ROOMY
+from course_lib.ranks import RunError, fenced
+
+
+def beside_this(name: str) -> str:
+    """What is in a file of this folder."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+KEYS = beside_this("keys.js")
+
+
+class Running(anywidget.AnyWidget):
+    """words: what is running; "" when nothing is.  seconds: how long it should take yet; 0 if nobody knows.
+
+    stopped: when Stop was pressed last, in milliseconds on the browser's clock.
+    """
+
+    _esm = KEYS + beside_this("running.js")
+    _css = f".course-live {{ {ROOMY} }}" + beside_this("running.css")
+    words = traitlets.Unicode().tag(sync=True)
+    seconds = traitlets.Float().tag(sync=True)
+    stopped = traitlets.Float().tag(sync=True)
+
+    def begin(self, words: str, seconds: float = 0.0) -> None:
+        with self.hold_sync():
+            self.seconds, self.words = seconds, words
+
+    def end(self) -> None:
+        self.begin("")
+
+
+def shown(live: dict[str, Any], stored: Mapping[str, str]) -> dict[str, Any]:
+    """What a cell shows: the view of a widget, and what there is to see once its process has ended."""
+    live["application/vnd.jupyter.widget-view+json"]["process"] = os.getpid()  # see jupyter_server_config.py
+    return {**live, **stored}
+
+
+def attempt(action: Callable[[], object]) -> BaseException | None:
+    """What went wrong: an error, or that somebody stopped it, which kernels ignore between their cells."""
+    try:
+        with fenced(always=True) as interrupt, interrupt.open("Stopped."):
+            action()
+    except (Exception, KeyboardInterrupt) as problem:
+        return problem
+    return None
+
+
+def explained(problem: BaseException, again: str) -> str:
+    """What went wrong, in words. again: what to do to try again."""
+    if isinstance(problem, KeyboardInterrupt):
+        return f"Stopped. {again}"
+    reason = problem.message if isinstance(problem, RunError) else f"{type(problem).__name__}: {problem}"
+    return f"This could not be run. {reason} {again}"
+
+
+def said(text: str, role: str = "status") -> str:
+    """A sentence as HTML. role: "status" or "alert", so that screen readers speak up."""
+    return f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"

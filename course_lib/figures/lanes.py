@@ -1,0 +1,84 @@
+"""Where the spans of a timeline lie: one row for each rank, and under its bars a thin lane for the background."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from course_lib.figures.axis import ticks
+from course_lib.timeline import Span, Timeline
+
+
+def began(timeline: Timeline) -> float:
+    """When the first span began: time zero of its picture."""
+    return min((span.start for span in timeline.spans), default=0.0)
+
+
+class Scale(NamedTuple):
+    left: float
+    right: float
+    seconds: float
+
+    def pixels(self, seconds: float) -> float:
+        return (self.right - self.left) * seconds / self.seconds if self.seconds else 0.0
+
+    def ticks(self) -> list[float]:
+        return ticks(self.seconds, round((self.right - self.left) / 60))
+
+
+class Lanes(NamedTuple):
+    """Heights in pixels: of a rank's bars, of the lane for the background under them, and of both with the gap."""
+
+    bar: float
+    lane: float
+    pitch: float
+
+
+class Bar(NamedTuple):
+    """A span where it is drawn."""
+
+    span: Span
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+SMALL = Lanes(bar=6.0, lane=2.0, pitch=9.0)
+FEW, MANY = 4, 16  # ranks
+
+
+class TimelinePanel(NamedTuple):
+    """Where a timeline is drawn, in pixels. top: of the row of rank 0."""
+
+    timeline: Timeline
+    scale: Scale
+    lanes: Lanes
+    top: float
+
+    @property
+    def bottom(self) -> float:
+        return self.row(self.timeline.world_size)
+
+    def row(self, rank: int) -> float:
+        """Where the row of a rank begins."""
+        return self.top + rank * self.lanes.pitch
+
+    def bars(self) -> Iterator[Bar]:
+        """Every span, rank by rank, by start time."""
+        zero = began(self.timeline)
+        for rank in range(self.timeline.world_size):
+            for span in self.timeline.of(rank):
+                x, width = self.scale.left + self.scale.pixels(span.start - zero), self.scale.pixels(span.duration)
+                if span.background:
+                    yield Bar(span, x, self.row(rank) + self.lanes.bar + 1, width, self.lanes.lane - 1)
+                else:
+                    yield Bar(span, x, self.row(rank), width, self.lanes.bar)
+
+
+def lanes_of(timeline: Timeline, many: int) -> Lanes:
+    ranks = timeline.world_size
+    bar, gap = (26.0, 5.0) if ranks <= FEW else (20.0, 3.0) if ranks <= many else (12.0, 3.0)
+    lane = 6.0 if any(span.background for span in timeline.spans) else 0.0
+    bar -= lane if ranks <= many else 0  # the numbers of micro-batches still fit
+    return Lanes(bar, lane, bar + lane + gap)

@@ -1,0 +1,103 @@
+"""Why a run ended early: what a rank raised, how its process died, who was busy when time was up."""
+
+from __future__ import annotations
+
+import signal
+
+from course_lib.ranks import errors
+from course_lib.ranks.diagnosis.status import RankStatus
+from course_lib.ranks.errors import describe_line, listing, sentence
+from course_lib.ranks.messages import Failure
+
+
+def explain_failures(statuses: list[RankStatus]) -> errors.RunError:
+    """What ranks raised, or returned although it cannot be sent; the first of them counts."""
+    by_time = sorted(statuses, key=lambda status: status.since)
+    failed = [(status.rank, status.failure) for status in by_time if status.failure]
+    rank, first = failed[0]
+    text = _failure_sentence(rank, first)
+    others = [f"rank {rank} {_raised(failure)}" for rank, failure in failed if failure.message != first.message]
+    if not others and len(failed) == len(statuses) > 1:
+        text = text.replace(f"Rank {rank}", "Every rank", 1)
+    if others:
+        text += f" Also: {'; '.join(others).rstrip('.')}."
+    waiting = [status.rank for status in statuses if status.state == "waiting"]
+    if waiting:
+        text += f" {sentence(listing(waiting))} waited for it."
+    kind = errors.RankDied if first.kind == "exited" else errors.RankFailed
+    error = kind(text, rank, details=first.traceback)
+    error.__cause__ = first.original
+    return error
+
+
+def _raised(failure: Failure) -> str:
+    first_line = failure.message.strip().partition("\n")[0][:300]
+    if failure.kind == "exited":
+        return f"called sys.exit({failure.message})"
+    return f"raised {failure.type}: {first_line}" if first_line else f"raised {failure.type}"
+
+
+def _failure_sentence(rank: int, failure: Failure) -> str:
+    if failure.kind == "result":
+        return f"Rank {rank} returned a {failure.type} {failure.message}."
+    if failure.kind == "arrival":
+        return f"Rank {rank} could not rebuild the function or its args, which {_raised(failure)} there."
+    if failure.kind == "leftover":
+        return f"Rank {rank} returned but left {failure.type} behind; {failure.message}."
+    where = describe_line(failure.line)
+    return f"Rank {rank} {_raised(failure)}{f' ({where})' if where else ''}."
+
+
+def is_cut_off(status: RankStatus) -> bool:
+    """Whether a rank failed in the middle of an operation, or at one that the end of another rank made impossible."""
+    refused = status.failure is not None and "by peer" in status.failure.message  # closed or reset
+    return status.state == "raised" and (status.blocked_in is not None or refused)
+
+
+def forgive_cut_off(statuses: list[RankStatus]) -> None:
+    """A rank whose operation failed because another rank died was waiting; the failure is not its own."""
+    for status in statuses:
+        if status.state == "raised" and status.blocked_in is not None:
+            status.state = "waiting"
+
+
+def explain_death(status: RankStatus) -> errors.RankDied:
+    """Why a rank's process ended, as far as its exit code tells."""
+    code = status.exit_code or 0
+    where = describe_line(status.line)
+    last = f" The last line it reached in a process group call: {where}." if where else ""
+    if code >= 0:
+        text = f"Rank {status.rank} ended its process with exit code {code} in the middle of the run.{last}"
+        return errors.RankDied(text, status.rank)
+    reasons = {  # by name, as not every system has each
+        "SIGKILL": "was killed (SIGKILL), by somebody or because memory ran out",
+        "SIGSEGV": "crashed with a segmentation fault: compiled code touched memory that is not its own",
+        "SIGABRT": "was aborted by compiled code (SIGABRT)",
+        "SIGTERM": "was asked to end (SIGTERM)",
+    }
+    why = reasons.get(signal.Signals(-code).name, f"was ended by signal {-code}")
+    return errors.RankDied(f"Rank {status.rank} {why}.{last}", status.rank)
+
+
+def explain_timeout(statuses: list[RankStatus], timeout: float) -> errors.RankTimeout:
+    """Who has not returned when the time is over."""
+    busy = [status for status in statuses if status.state in ("computing", "starting")]
+    waiting = [status.rank for status in statuses if status.state == "waiting"]
+    if busy:
+        where = describe_line(busy[0].line)
+        text = f"{listing([status.rank for status in busy])} had not returned" + (f" ({where})" if where else "")
+        text += f", and {listing(waiting)} waited" if waiting else ""
+    else:
+        text = f"{listing(waiting)} had not finished an operation on all sides"
+    advice = "If it is right but slow, give launch a longer timeout."
+    rank = busy[0].rank if busy else None
+    return errors.RankTimeout(f"Time limit: after {timeout:g} s {text}.", rank, details=advice)
+
+
+def explain_stop(statuses: list[RankStatus]) -> errors.Stopped:
+    """Who was doing what when the run was stopped."""
+    doing = {"computing": "computed", "waiting": "waited"}
+    ranks = {state: [status.rank for status in statuses if status.state == state] for state in doing}
+    parts = [f"{listing(ranks[state])} {did}" for state, did in doing.items() if ranks[state]]
+    text = f"Stopped. At that moment {' and '.join(parts) or 'the ranks were starting'}."
+    return errors.Stopped(text, details="The next launch starts fresh.")

@@ -1,0 +1,81 @@
+"""What the parent knows about a rank at some moment: from the board, from what it sent, from the end of its process."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field, replace
+
+from course_lib.ranks.board import Board, Operation
+from course_lib.ranks.errors import Report, Row, describe_line
+from course_lib.ranks.messages import Failure, Outcome
+from course_lib.ranks.places import is_library
+
+
+@dataclass
+class RankStatus:
+    """What the parent knows about one rank at some moment."""
+
+    rank: int
+    state: str  # "starting" "computing" "waiting" "returned" "raised" "died"
+    operations: list[Operation] = field(default_factory=list)
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    line: str = ""
+    since: float = 0.0
+
+    @property
+    def blocked_in(self) -> Operation | None:
+        return next((op for op in reversed(self.operations) if op.is_blocked), None)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ("returned", "raised", "died")
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.outcome.failure if self.outcome else None
+
+
+def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None) -> RankStatus:
+    """A rank as it is now."""
+    status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code)
+    if outcome is not None:
+        status.state = "raised" if outcome.failure else "returned"
+        status.since = outcome.ended
+        status.line = outcome.failure.line if outcome.failure else ""
+    elif exit_code is not None:
+        status.state = "died"
+    elif not board.has_begun(rank):
+        status.state = "starting"
+    elif status.blocked_in is not None:
+        status.state = "waiting"
+    if status.operations and not status.line:
+        last = status.blocked_in or status.operations[-1]
+        status.line, status.since = last.line, status.since or last.ended or last.posted
+    return status
+
+
+def make_report(statuses: list[RankStatus]) -> Report:
+    return Report(tuple(_row(status, time.perf_counter()) for status in statuses))
+
+
+def _row(status: RankStatus, now: float) -> Row:
+    op = status.blocked_in or (status.operations[-1] if status.state == "died" and status.operations else None)
+    row = Row(status.rank, status.state, line=describe_line(status.line))
+    if status.since:
+        row = replace(row, seconds=max(0.0, now - status.since))
+    if op is None:
+        return row
+    peer = str(op.peer) if op.peer >= 0 else "any" if op.is_message else "all"
+    return replace(row, operation=op.name, peer=peer, shape=f"{op.shape} {op.dtype}".strip(), seconds=now - op.posted)
+
+
+def line_in(stacks: str) -> str:
+    """The student's innermost line in the stacks that faulthandler wrote, as `file:number`."""
+    for stack in reversed(stacks.split("(most recent call first):")):
+        inner, found, _ = stack.partition(" in run_student")
+        if found:
+            places = re.findall(r'File "(.+)", line (\d+)', inner)
+            return next((f"{filename}:{line}" for filename, line in places if not is_library(filename)), "")
+    return ""

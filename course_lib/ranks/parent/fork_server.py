@@ -1,0 +1,117 @@
+"""Where worker processes come from: a fork server that has imported everything they need.
+
+Forking a process that has imported torch takes milliseconds and shares its memory; importing torch in
+each worker would take seconds. Where forking is missing or unsafe, workers are started from scratch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Iterator
+from multiprocessing import util
+from typing import Any
+
+from course_lib import preloading
+
+PREFIX = "ranks-"  # of everything in the temporary directory, followed by the owner's process id
+_lock = threading.Lock()
+_directory = ""  # where the fork server's socket is
+
+
+def start_method(uses_gpu: bool = False) -> str:
+    """Forking is fast and shares memory, but unsafe on macOS, missing on Windows and not for CUDA."""
+    chosen = os.environ.get("COURSE_LIB_START_METHOD")
+    return chosen or ("forkserver" if sys.platform == "linux" and not uses_gpu else "spawn")
+
+
+def warm_up() -> None:
+    """Start the fork server if it does not run yet, and return at once: it imports torch on its own."""
+    if start_method() != "forkserver" or multiprocessing.parent_process() is not None:
+        return
+    from multiprocessing import forkserver, resource_tracker
+
+    with _lock, _in_own_group():
+        resource_tracker.ensure_running()  # first, as it unblocks the signals that are to be blocked
+        _choose_directory()
+        worker = "course_lib.ranks.worker"  # by name, since this process does without torch
+        forkserver.set_forkserver_preload([f"{worker}.preload", *preloading.modules, f"{worker}.freeze"])
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until it is in a group of its own
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _choose_directory() -> None:
+    """Keep multiprocessing's socket under our own name, where a later start finds and removes it."""
+    global _directory
+    if not os.path.isdir(_directory):
+        _directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=directories()[-1])
+        config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+        config["tempdir"] = _directory
+        atexit.register(shutil.rmtree, _directory, ignore_errors=True)
+
+
+def directories() -> list[str]:
+    """Where our files may lie: the temporary directory, and /tmp if that is too long for a socket's address."""
+    usual = tempfile.gettempdir()
+    return [usual] if len(usual) < 60 or not os.path.isdir("/tmp") else [usual, "/tmp"]
+
+
+# The fork server looks at the pipe from the notebook when it has imported everything. Until then the system does:
+# when the notebook's end closes, SIGIO ends the process, whichever thread imports and whatever holds Python's lock.
+_END_WITH_PIPE = (
+    "; import fcntl, select; fcntl.fcntl({pipe}, fcntl.F_SETOWN, os.getpid())"
+    "; fcntl.fcntl({pipe}, fcntl.F_SETFL, os.O_ASYNC); select.select([{pipe}], [], [], 0)[0] and os._exit(0)"
+)
+
+
+@contextlib.contextmanager
+def _in_own_group() -> Iterator[None]:
+    """Start multiprocessing's helpers outside the notebook's process group.
+
+    A kernel that shuts down signals its whole group and waits; these two end by themselves when it has gone.
+    """
+    plain = util.spawnv_passfds
+
+    def spawn(path: Any, args: Any, passfds: Any) -> int:
+        first = "import os; os.setpgid(0, 0)"
+        if "forkserver" in args[-1]:
+            first += _END_WITH_PIPE.format(pipe=passfds[1])
+        return plain(path, [*args[:-1], f"{first}; {args[-1]}"], passfds)
+
+    util.spawnv_passfds = spawn
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = plain
+
+
+@contextlib.contextmanager
+def no_main_module() -> Iterator[None]:
+    """Keep a worker from running the student's script again: what it needs travels by value."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def retire() -> None:
+    """Let the fork server go; the next pool starts another."""
+    if start_method() == "forkserver":
+        from multiprocessing import forkserver
+
+        server: Any = forkserver._forkserver
+        with _lock, contextlib.suppress(OSError):
+            server._stop()

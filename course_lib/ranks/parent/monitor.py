@@ -1,0 +1,263 @@
+"""One run on a pool: hand out the task, listen to the ranks, and judge when it is over.
+
+A run ends when all ranks have returned, or as soon as it is clear that they never will: one has failed,
+the time is over, or everybody is blocked, nothing has moved for a second and nothing ever can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from course_lib.ranks import errors, messages
+from course_lib.ranks.diagnosis import endings, mismatch
+from course_lib.ranks.diagnosis.deadlock import explain_deadlock
+from course_lib.ranks.diagnosis.status import RankStatus, line_in, look, make_report
+from course_lib.ranks.parent.interrupts import Interrupt
+from course_lib.ranks.parent.output import Display
+from course_lib.ranks.parent.pool import Pool
+
+_TICK = 0.05  # seconds between looks at the board
+_STILL = 1.0  # nothing has moved for this long: look whether anything still can
+_GRACE = 0.3  # after the first failure, for others to fail too
+_GRACE_IF_CUT_OFF = 2.0  # after the first of those whose connection broke, for what is behind it to be noticed
+_GRACE_IF_GONE = 10.0  # if a process is gone, for it to be told how it ended
+_STARTUP = 60.0
+_ASLEEP = 0.15  # seconds: who has computed less since it moved has slept
+
+
+class _Moved(NamedTuple):
+    """When a rank was last seen to move, and how much it had computed by then."""
+
+    events: int = -1
+    at: float = 0.0
+    computed: float = 0.0
+
+
+@dataclass
+class _TimeTaken:
+    """The seconds of a run that count towards its time limit, or since a failure towards the patience with the others.
+
+    Those in which a rank waits for a core do not, as others have it, unless the ranks themselves keep all cores busy.
+    """
+
+    until: float
+    used: list[tuple[float, float]] = field(default_factory=list)  # by rank: seconds computed, waited for a core
+    computed: float = 0.0
+    not_waited: float = 0.0  # less for a while after a long wait, which the system tells when it is over
+
+    def go_on(self, now: float, used: list[tuple[float, float]]) -> None:
+        pairs = [*zip(self.used, used, strict=False)]  # none at first
+        self.computed += sum(new[0] - old[0] for old, new in pairs) / (os.cpu_count() or 1)
+        waited = max([0.0, *(new[1] - old[1] for old, new in pairs)])  # a thread takes along what it waited
+        self.not_waited += min(now - self.until - waited, _STILL)  # who looks late was stalled, as the ranks may be
+        self.until, self.used = now, used
+
+    @property
+    def seconds(self) -> float:
+        return max(self.computed, self.not_waited)
+
+
+def _used_by(pid: int) -> tuple[float, float]:
+    """Seconds that a process has computed, and that its threads have waited for a core, where the system counts those.
+
+    What a thread has computed that has ended counts, too.
+    """
+    computed = waited = 0.0
+    with contextlib.suppress(psutil.Error):  # it has just ended
+        computed = sum(psutil.Process(pid).cpu_times()[:2])
+    with contextlib.suppress(OSError):
+        waited = sum(int(file.read_text().split()[1]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    return computed, waited
+
+
+class RunMonitor:
+    """One run on a pool: hand out the task, listen, and judge when it is over."""
+
+    def __init__(self, pool: Pool, timeout: float, display: Display, interrupt: Interrupt) -> None:
+        self.pool, self.timeout, self.display, self.interrupt = pool, timeout, display, interrupt
+        self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
+        self.exit_codes: list[int | None] = [None] * pool.world_size
+        self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
+        self.began: float | None = None
+        self.since_failure: _TimeTaken | None = None  # the first one
+        self.moved = [_Moved()] * pool.world_size
+        self.looked = 0.0  # when the board was last read as a whole
+
+    def run(self, task: messages.Task) -> list[messages.Outcome]:
+        """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
+        asked, message = time.perf_counter(), pickle.dumps((self.pool.world, task))
+        for worker in self.pool.workers:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed below
+                worker.line.send_bytes(message)
+        self.taken = _TimeTaken(asked)
+        judged = asked
+        while None in self.outcomes:
+            self._listen()
+            if time.perf_counter() - judged >= _TICK:
+                self._judge()
+                self.display.refresh()
+                judged = time.perf_counter()
+        self._judge_result()
+        for rank in range(self.pool.world_size):
+            if text := self.pool.log(rank):
+                self._print(rank, text)
+        return [outcome for outcome in self.outcomes if outcome is not None]
+
+    def _print(self, rank: int, text: str) -> None:
+        self.printed[rank].append(text)
+        self.display.show(rank, text)
+
+    def _listen(self) -> None:
+        workers = self.pool.workers
+        awaited = [rank for rank, one in enumerate(self.outcomes) if one is None and self.exit_codes[rank] is None]
+        whose = {end: rank for rank in awaited for end in (workers[rank].line, workers[rank].process.sentinel)}
+        for rank in {whose[end] for end in connection.wait(whose, timeout=_TICK)}:
+            has_ended = workers[rank].process.exitcode is not None
+            self._drain(rank)  # what it has sent before
+            if has_ended:
+                self._note_death(rank)
+
+    def _note_death(self, rank: int) -> None:
+        if self.outcomes[rank] is None:
+            self.exit_codes[rank] = self.pool.workers[rank].process.exitcode
+            self._note_failure()
+
+    def _drain(self, rank: int) -> None:
+        line = self.pool.workers[rank].line
+        with contextlib.suppress(EOFError, OSError):
+            while self.outcomes[rank] is None and line.poll():
+                self._take(rank, line.recv_bytes())
+
+    def _take(self, rank: int, message: bytes) -> None:
+        if message.startswith(messages.PRINTED):
+            self._print(rank, message[1:].decode())
+        else:
+            self.outcomes[rank] = outcome = pickle.loads(message[1:])
+            if outcome.failure:
+                self._note_failure()
+
+    def _note_failure(self) -> None:
+        self.since_failure = self.since_failure or _TimeTaken(time.perf_counter(), self.taken.used)
+
+    # Judging
+
+    def statuses(self) -> list[RankStatus]:
+        ranks = range(self.pool.world_size)
+        statuses = [look(self.pool.board, r, self.outcomes[r], self.exit_codes[r]) for r in ranks]
+        for status in statuses:
+            status.since = status.since or self.began or 0.0
+        return statuses
+
+    def _judge(self) -> None:
+        now = time.perf_counter()
+        used = [_used_by(worker.process.pid) for worker in self.pool.workers]
+        for taken in filter(None, (self.taken, self.since_failure)):
+            taken.go_on(now, used)
+        if self.began is None and any(map(self.pool.board.has_begun, range(self.pool.world_size))):
+            self.began, self.taken = now, _TimeTaken(now, used)
+        if self.interrupt.has_come:
+            self._raise_stop()
+        if self.since_failure is not None:
+            if self.since_failure.seconds >= self._grace():
+                self._raise_failure()
+        elif self.taken.seconds >= self.timeout + _STARTUP * (self.began is None):
+            self._raise_timeout()
+        elif None in self.outcomes:
+            self._judge_stillness(now)
+
+    def _grace(self) -> float:
+        """On a busy machine, ranks fail because another one is gone before it is told how that one ended."""
+        statuses = self.statuses()
+        if any(self.pool.workers[status.rank].is_gone for status in statuses if not status.has_ended):
+            return _GRACE_IF_GONE
+        failed = [status for status in statuses if status.state in ("raised", "died")]
+        return _GRACE_IF_CUT_OFF if all(map(endings.is_cut_off, failed)) else _GRACE
+
+    def _judge_stillness(self, now: float) -> None:
+        """Look closer, twice a second, while some rank has not moved for a while."""
+        for rank, moved in enumerate(self.moved):
+            if (events := self.pool.board.events(rank)) != moved.events:
+                self.moved[rank] = _Moved(events, now, self.taken.used[rank][0])
+        still = [rank for rank, moved in enumerate(self.moved) if now - moved.at >= _STILL and not self.outcomes[rank]]
+        if not still or now - self.looked < _STILL / 2:
+            return
+        self.looked = now
+        statuses = self._matching()
+        self._raise(explain_deadlock(self._settled(statuses), still), statuses)
+
+    def _settled(self, statuses: list[RankStatus]) -> list[RankStatus]:
+        """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
+        for status in statuses:
+            handed = [op for op in status.operations if op.handed_on and not op.ended]
+            if status.state == "computing" and handed and self._is_asleep(status.rank):
+                status.state, handed[0].blocked = "waiting", handed[0].posted
+        return statuses
+
+    def _is_asleep(self, rank: int) -> bool:
+        return self.taken.used[rank][0] - self.moved[rank].computed < _ASLEEP
+
+    def _raise(self, error: errors.RunError | None, statuses: list[RankStatus]) -> None:
+        """Raise an error, if there is one, with a report of what every rank was doing."""
+        if error is not None:
+            error.report = make_report(statuses)
+            error.histories = [status.operations for status in statuses]
+            raise error
+
+    def _matching(self) -> list[RankStatus]:
+        """What every rank is doing, if all that belongs together fits: what does not explains anything else."""
+        statuses = self.statuses()
+        self._raise(mismatch.explain_mismatch([status.operations for status in statuses]), statuses)
+        return statuses
+
+    def _raise_failure(self) -> None:
+        statuses = self._matching()
+        if any(status.state == "died" for status in statuses):
+            endings.forgive_cut_off(statuses)
+        for status in statuses:
+            if status.state == "died":
+                status.line = line_in(self.pool.log(status.rank)) or status.line
+                self._raise(endings.explain_death(status), statuses)
+        self._raise(endings.explain_failures(statuses), statuses)
+
+    def _raise_timeout(self) -> None:
+        self._look_closer(statuses := self._matching())
+        self._raise(endings.explain_timeout(statuses, self.timeout), statuses)
+
+    def _raise_stop(self) -> None:
+        self._look_closer(statuses := self.statuses())
+        self._raise(endings.explain_stop(statuses), statuses)
+
+    def _look_closer(self, statuses: list[RankStatus]) -> None:
+        """Where exactly the ranks are that compute."""
+        for status in statuses:
+            if status.state == "computing":
+                status.line = self.pool.stack_line(status.rank) or status.line
+
+    def _judge_result(self) -> None:
+        """Everybody has ended; look for what went wrong without stopping anybody."""
+        if self.since_failure is not None:
+            self._raise_failure()
+        outcomes = [outcome for outcome in self.outcomes if outcome is not None]
+        histories = [outcome.operations for outcome in outcomes]
+        unfinished = [outcome.unfinished for outcome in outcomes]
+        if error := mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished):
+            self._raise(error, self.statuses())  # which takes longer than a short run
+
+    def is_clean(self, may_keep_groups: bool) -> bool:
+        """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
+        outcomes = [outcome for outcome in self.outcomes if outcome is not None]
+        if len(outcomes) < self.pool.world_size or not all(outcome.reusable for outcome in outcomes):
+            return False
+        if not may_keep_groups and any(outcome.has_new_groups for outcome in outcomes):
+            return False
+        done = all(not outcome.unfinished for outcome in outcomes)
+        return done and mismatch.all_matched([outcome.operations for outcome in outcomes])

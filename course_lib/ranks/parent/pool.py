@@ -1,0 +1,252 @@
+"""The worker processes of one purpose: forked when they are needed, used again and again, killed together.
+
+A run of N ranks is on the first N workers of a pool. They meet in a new process group if it is another number than that
+of the run before, which takes a tenth of the time of forking them.
+
+There is one way to recover from anything: kill all workers and fork new ones, which takes a tenth of a
+second. A pool is used again only after a run that has left nothing behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from course_lib.ranks import messages
+from course_lib.ranks.board import SLOT, Board
+from course_lib.ranks.diagnosis.status import line_in
+from course_lib.ranks.parent import fork_server
+from course_lib.ranks.parent.interrupts import Interrupt
+from course_lib.ranks.worker import start
+
+ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
+
+IDLE = 600.0  # seconds without a run after which the processes go
+
+
+@dataclass
+class _Worker:
+    process: Any
+    line: connection.Connection
+    lifeline: connection.Connection
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended, though how is perhaps not known yet: the fork server tells that."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # who ends gives memory back first, and then connections
+            return not self.process.is_alive() or self._as_seen.memory_info().rss == 0
+        return True
+
+    @functools.cached_property
+    def _as_seen(self) -> psutil.Process:
+        """By the system. Looked up once: every launch asks each worker."""
+        return psutil.Process(self.process.pid)
+
+
+class Pool:
+    """Workers that run together, as the ranks of a world. `room`: how many of them it can have."""
+
+    def __init__(self, room: int, uses_gpu: bool = False) -> None:
+        _sweep()
+        self.room, self.uses_gpu, self.owner = room, uses_gpu, os.getpid()
+        self.directory = tempfile.mkdtemp(prefix=f"{fork_server.PREFIX}{os.getpid()}-")
+        self.started: list[_Worker] = []
+        self.world = messages.World(0, "")
+        self.worlds = itertools.count()
+        self.is_tidy = True  # nothing is left that a next run could meet
+        self.has_run = False
+        self.context: Any = multiprocessing.get_context(fork_server.start_method(uses_gpu))
+        self.memory = self.context.RawArray("c", room * SLOT)
+        self.board = Board(self.memory)
+
+    @property
+    def world_size(self) -> int:
+        return self.world.size
+
+    @property
+    def workers(self) -> list[_Worker]:
+        return self.started[: self.world_size]
+
+    def gather(self, world_size: int) -> None:
+        """Make its first workers the ranks of the next run; those that are missing are started."""
+        if world_size != self.world_size:
+            self.world = messages.World(world_size, os.path.join(self.directory, f"world-{next(self.worlds)}"))
+        try:
+            self._start_missing()
+        except (EOFError, ConnectionError, FileNotFoundError):  # somebody has ended the fork server
+            fork_server.retire()
+            self._end_workers()
+            self._start_missing()
+        for rank in range(world_size):
+            self.board.clear(rank, has_begun=False)
+
+    def _start_missing(self) -> None:
+        if len(self.started) < self.world_size:
+            fork_server.warm_up()
+            with fork_server.no_main_module():
+                for rank in range(len(self.started), self.world_size):
+                    self.started.append(self._start_worker(rank))
+
+    def _start_worker(self, rank: int) -> _Worker:
+        context = self.context
+        line, their_line = context.Pipe()
+        their_lifeline, lifeline = context.Pipe(duplex=False)
+        place = messages.Place(rank, self.directory, self.uses_gpu)
+        arguments = (place, their_line, their_lifeline, self.memory)
+        process = context.Process(target=start.begin, args=arguments, name=f"rank {rank}", daemon=True)
+        process.start()
+        their_line.close()
+        their_lifeline.close()
+        return _Worker(process, line, lifeline)
+
+    def fits(self, room: int, uses_gpu: bool) -> bool:
+        """Whether it can be used now: all are alive, and nobody has swept its directory away."""
+        is_whole = os.path.isdir(self.directory) and not any(worker.is_gone for worker in self.started)
+        return is_whole and (self.room, self.uses_gpu) == (room, uses_gpu)
+
+    def kill(self) -> None:
+        """End all workers and whatever they have started, and remove every trace."""
+        if self.owner == os.getpid():
+            self._end_workers()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end_workers(self) -> None:
+        for worker in self.started:
+            _kill_group(worker.process)
+        for worker in self.started:
+            worker.process.join(2)
+            worker.line.close()
+            worker.lifeline.close()
+        self.started.clear()
+
+    def log(self, rank: int) -> str:
+        """What a rank's process has written below Python's print in its last run."""
+        with contextlib.suppress(OSError):
+            return Path(messages.Place(rank, self.directory, self.uses_gpu).log).read_text(errors="replace")
+        return ""
+
+    def stack_line(self, rank: int) -> str:
+        """The line that a busy rank is at, asked of the process even if it never returns to Python."""
+        if not hasattr(signal, "SIGUSR1"):
+            return ""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
+        for _ in range(50):  # half a second: the machine may be busy
+            time.sleep(0.01)
+            place = line_in(self.log(rank))
+            if place:
+                return place
+        return ""
+
+
+def _kill_group(process: Any) -> None:
+    if process.pid is None or process.exitcode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+def _sweep() -> None:
+    """Remove what notebooks that were killed have left in the temporary directory."""
+    for directory in fork_server.directories():
+        for name in os.listdir(directory):
+            pid = name[len(fork_server.PREFIX) :].partition("-")[0]
+            if name.startswith(fork_server.PREFIX) and pid.isdigit() and not psutil.pid_exists(int(pid)):
+                path = os.path.join(directory, name)
+                with contextlib.suppress(OSError):
+                    if not hasattr(os, "getuid") or os.lstat(path).st_uid == os.getuid():  # our own
+                        shutil.rmtree(path, ignore_errors=True)
+
+
+_pools: dict[str, Pool] = {}  # by purpose
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def borrowed(purpose: str, world_size: int, uses_gpu: bool, interrupt: Interrupt) -> Iterator[Pool]:
+    """The pool kept for a purpose, with so many ranks; a new one if there is none that can be used.
+
+    It is killed afterwards unless the body has found it tidy.
+    """
+    # Those of cells keep their variables, and those with GPUs connections that take more than a moment to make.
+    room = world_size if uses_gpu or purpose == "cells" else max(world_size, ROOM)
+    with _lock:
+        if purpose in _pools and not _pools[purpose].fits(room, uses_gpu):
+            discard(purpose)
+        pool = _pools[purpose] = _pools.get(purpose) or Pool(room, uses_gpu)
+        pool.is_tidy, pool.has_run = False, True
+        try:
+            with interrupt.open("Stopped while the ranks were starting."):  # the fork server may still import
+                pool.gather(world_size)
+            yield pool
+        finally:
+            if not pool.is_tidy:
+                discard(purpose)
+                if fork_server.start_method(uses_gpu) == "spawn":
+                    _start_spare(purpose, room, world_size, uses_gpu)
+            _postpone_retirement()
+
+
+def _start_spare(purpose: str, room: int, world_size: int, uses_gpu: bool) -> None:
+    """Start the ranks of the next run now: they import torch on their own while the student reads what went wrong."""
+    with contextlib.suppress(OSError):
+        _pools[purpose] = Pool(room, uses_gpu)
+        _pools[purpose].gather(world_size)
+
+
+def size_of(purpose: str) -> int | None:
+    """How many ranks had the last run for this purpose; None if they have gone, or if there was none."""
+    pool = _pools.get(purpose)
+    return pool.world_size if pool and pool.has_run and pool.fits(pool.room, pool.uses_gpu) else None
+
+
+def discard(purpose: str) -> None:
+    """Let the workers of a purpose go, if there are any."""
+    with _lock:
+        if purpose in _pools:
+            _pools.pop(purpose).kill()
+
+
+def discard_all() -> None:
+    """Let all workers go; the next launch forks new ones."""
+    for purpose in list(_pools):
+        discard(purpose)
+
+
+_retirement: threading.Timer | None = None
+
+
+def _postpone_retirement() -> None:
+    """Memory is freed after minutes without a run: forty students may share one machine."""
+    global _retirement
+    if _retirement is not None:
+        _retirement.cancel()
+    _retirement = threading.Timer(IDLE, _retire)
+    _retirement.daemon = True
+    _retirement.start()
+
+
+def _retire() -> None:
+    discard_all()
+    fork_server.retire()
+
+
+atexit.register(discard_all)

@@ -1,0 +1,33 @@
+"""Where a worker process begins. The parent imports this, so it must not import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+is_rank = False  # whether this process is one
+
+
+def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> None:
+    """Become a rank. `lifeline` never carries data: it closes with the parent, which may be while torch is imported."""
+    global is_rank
+    is_rank = True
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # so that a child process left behind can be ended with its worker
+    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+    from course_lib.ranks.worker import process
+
+    process.main(place, parent, memory)
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the parent has gone."""
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

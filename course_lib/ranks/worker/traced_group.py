@@ -1,0 +1,283 @@
+"""A process group that notes every operation before it passes it on.
+
+`dist.all_reduce`, DistributedDataParallel, fully_shard and pipelining all end in the methods of a
+`ProcessGroup`, so this is the one place where everything can be seen:
+
+    student's code, DDP, FSDP  ->  TracedGroup  ->  gloo or NCCL
+                                      |
+                      the board (now) and the trace (afterwards)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.board import Operation, group_hash
+from course_lib.ranks.worker import layouts, named_ranks
+from course_lib.ranks.worker.tracer import Tracer, clock, torch_calls
+
+_FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
+
+
+class TracedWork(dist.Work):
+    """A handle that notes when its rank begins to wait for an operation and when that ends."""
+
+    sent: object = None  # stays in memory as long as the handle, where the message itself is a copy
+
+    def __init__(self, tracer: Tracer, op: Operation, inner: Any, pairs: layouts.Pairs) -> None:
+        super().__init__()
+        self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
+        self.started = tracer.steps
+        if any(torch_calls()):  # what other parts of torch begin, they wait for
+            tracer.unclaimed[op.number] = self
+        if op.is_async and not op.is_message:
+            with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
+                inner.get_future().add_done_callback(self._note_completion)
+
+    def _claim(self) -> None:
+        """Somebody waits for it, or will."""
+        self.tracer.unclaimed.pop(self.op.number, None)
+
+    def _note_completion(self, _: Any) -> None:
+        if not self.op.ended and not self.op.blocked:
+            self.op.ended = clock()
+            self.tracer.board.write(self.tracer.rank, self.op)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._claim()
+        if self.op.blocked:
+            return True
+        tracer, op, done = self.tracer, self.op, self.op.ended
+        tracer.block(op, self.started)
+        op.ended = 0.0
+        if self.inner is not None:
+            self.inner.wait()
+            self._bring_back()
+            if op.name == "recv_any_source":
+                self._note_sender()
+            if tracer.device is not None:
+                torch.cuda.current_stream().synchronize()
+        if tracer.emulated:
+            tracer.emulated.finish(op)
+        tracer.finish(op)
+        if done:
+            op.ended = done
+        return True
+
+    def _bring_back(self) -> None:
+        """Fill the tensors with gaps, once, before anybody sees that the operation has ended."""
+        with self.lock, torch.no_grad():
+            while self.pairs:
+                tensor, copy = self.pairs.pop()
+                tensor.copy_(copy)
+
+    def _note_sender(self) -> None:
+        op, tracer = self.op, self.tracer
+        op.peer = op.member_ranks()[self.inner._source_rank()]
+        key = (op.group, "recv", op.peer, op.tag)
+        op.order = tracer.orders[key]
+        tracer.orders[key] += 1
+
+    def is_completed(self) -> bool:
+        if self.tracer.emulated:
+            return self.wait()
+        completed = self.inner is None or self.inner.is_completed()
+        if completed:
+            self._bring_back()
+            if not self.op.is_message:
+                self._claim()
+        return completed
+
+    def get_future(self) -> Any:
+        self._claim()
+        self.op.handed_on = True
+        self.tracer.board.write(self.tracer.rank, self.op)
+        if self.tracer.emulated:
+            self.tracer.emulated.wait_unseen(self)
+        future = self.inner.get_future()
+        return future.then(self._values) if self.pairs else future
+
+    def _values(self, future: Any) -> Any:
+        self._bring_back()
+        return future.value()
+
+    def result(self) -> list[torch.Tensor]:
+        return self.inner.result()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _source_rank(self) -> int:
+        return self.inner._source_rank()
+
+
+# Which argument of a collective holds this rank's own part of the data (its input; for reduce_scatter and scatter its
+# output), and how many bytes the rank sends, given the size of that part and its place from the root in the ring of n.
+# Patarasuk and Yuan 2009 for the ring all-reduce; a rooted one passes whole tensors along a chain.
+_COLLECTIVES: dict[str, tuple[int | None, Callable[[int, int, int], int]]] = {
+    "all_reduce": (0, lambda size, place, n: 2 * (n - 1) * size // n),
+    "all_gather": (1, lambda size, place, n: (n - 1) * size),
+    "all_to_all": (1, lambda size, place, n: (n - 1) * size // n),
+    "broadcast": (0, lambda size, place, n: size if place < n - 1 else 0),
+    "reduce": (0, lambda size, place, n: size if place else 0),
+    "reduce_scatter": (0, lambda size, place, n: (n - 1) * size),  # after `reduce`, which begins alike
+    "gather": (1, lambda size, place, n: size if place else 0),
+    "scatter": (0, lambda size, place, n: 0 if place else (n - 1) * size),
+    "barrier": (None, lambda size, place, n: 0),
+}
+_REDUCTIONS = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
+
+
+class TracedGroup(dist.ProcessGroup):
+    """A process group that traces its operations and has `inner` carry them out."""
+
+    def __init__(self, tracer: Tracer, inner: dist.ProcessGroup, name: str, ranks: list[int]) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.tracer, self.inner, self.ranks, self.place = tracer, inner, ranks, inner.rank()
+        self.hash = group_hash(name)
+        self.members = sum(1 << rank for rank in ranks)
+
+    def getBackendName(self) -> str:  # the name that torch looks for
+        return "traced"
+
+    def _set_group_name(self, name: Any) -> None:
+        self.inner._set_group_name(name)
+
+    @property
+    def group_name(self) -> Any:
+        return self.inner.group_name
+
+    def getGroupName(self) -> str:  # the same for C++
+        return self.inner.group_name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self.inner._device_types
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.inner._get_backend(device)
+
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
+        named_ranks.check(self.ranks, self.place, "send", None, destination)
+        op = self._message(_called("send"), tensors, self.ranks[destination], tag)
+        self.tracer.post(op, (self.hash, "send", op.peer, tag))
+        work = self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
+        work.sent = tensors
+        return work
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
+        named_ranks.check(self.ranks, self.place, "recv", None, source)
+        op = self._message(_called("recv"), tensors, self.ranks[source], tag)
+        self.tracer.post(op, (self.hash, "recv", op.peer, tag))
+        return self._start(op, self.inner.recv, tensors, source, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
+        op = self._message("recv_any_source", tensors, -1, tag)
+        self.tracer.post(op, (self.hash, "recv_any_source", tag))
+        return self._start(op, self.inner.recv_anysource, tensors, tag)
+
+    def _message(self, name: str, tensors: list[torch.Tensor], peer: int, tag: int) -> Operation:
+        op = self._describe(name, tensors)
+        op.peer, op.tag, op.sent, op.is_async = peer, tag, op.bytes, name != "send" and name != "recv"
+        return op
+
+    def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
+        op = Operation(0, self.members, 0, self.hash, name=name)
+        if tensors:
+            op.dtype = str(tensors[0].dtype).removeprefix("torch.")
+            op.shape = "x".join(map(str, tensors[0].shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
+        for tensor in tensors:
+            elements = tensor.numel()
+            op.elements += elements
+            op.bytes += elements * tensor.element_size()  # sparse ones have no nbytes
+        return op
+
+    def _collective(self, name: str, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
+        own_part, bytes_sent = _COLLECTIVES[name]
+        tensors = [] if own_part is None else layouts.flatten(args[own_part])
+        options = kwargs.get("opts") or (args[-1] if args else None)
+        op = self._describe(name, tensors)
+        reduction = getattr(options, "reduceOp", None)
+        op.detail = "" if reduction is None else _REDUCTIONS[reduction.op.value]
+        op.is_async = getattr(options, "asyncOp", False)
+        root = getattr(options, "rootRank", None)
+        if root is not None:
+            named_ranks.check(self.ranks, self.place, name, None, root)
+        op.peer = -1 if root is None else self.ranks[root]
+        n = len(self.ranks)
+        op.sent = bytes_sent(op.bytes, (self.place - (root or 0)) % n, n)
+        self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
+        return self._start(op, getattr(self.inner, method), *args, **kwargs)
+
+    def _is_apart(self, op: Operation) -> bool:
+        """On an emulated clock what is done to a tensor on its way has the same effect in each run: none."""
+        return op.is_async and self.tracer.emulated is not None
+
+    def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
+        """args: the first is what the operation writes into; a send has no gaps in it already."""
+        try:
+            is_apart = self._is_apart(op)
+            given, pairs = layouts.without_gaps(op.name, *args, apart=is_apart) if op.dtype else (args, [])
+            return TracedWork(self.tracer, op, call(*given, **options), pairs)
+        except BaseException:
+            self.tracer.withdraw(op)
+            raise
+
+
+def _forward(name: str, method: str) -> Callable[..., TracedWork]:
+    return lambda self, *args, **kwargs: self._collective(name, method, args, kwargs)
+
+
+for _name in _COLLECTIVES:  # each has several spellings: allgather, _allgather_base, all_gather_single, ...
+    for _method in dir(dist.ProcessGroup):
+        if _method.replace("_", "").startswith(_name.replace("_", "")):
+            setattr(TracedGroup, _method, _forward(_name, _method))
+
+
+def _called(direction: str) -> str:
+    """Whether the caller used send or isend (recv or irecv); a batch consists of the latter."""
+    return direction if direction in torch_calls() else "i" + direction
+
+
+def register(tracer: Tracer) -> None:
+    """Make "traced" a backend of torch.distributed on this process."""
+
+    def create(options: Any, _: Any) -> TracedGroup:
+        ranks = options.global_ranks_in_group or list(range(options.group_size))
+        inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+        waiting = Operation(0, sum(1 << r for r in ranks), 0, group_hash(options.group_id), name="new_group")
+        tracer.post(waiting, (waiting.group, "new_group"))
+        tracer.block(waiting, tracer.steps)
+        _connect(inner, options, tracer.device)
+        tracer.finish(waiting)
+        tracer.groups.append(inner)
+        return TracedGroup(tracer, inner, options.group_id, ranks)
+
+    named_ranks.check_before_torch()
+    dist.Backend.register_backend("traced", create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _connect(inner: dist.ProcessGroup, options: Any, device: torch.device | None) -> None:
+    """Open gloo connections for tensors in memory and, given a GPU, NCCL ones for tensors on it."""
+    gloo_options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+    gloo_options._timeout = _FOREVER
+    store = dist.PrefixStore("gloo", options.store)
+    gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, gloo_options)
+    gloo._set_sequence_number_for_group()
+    inner._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    if device is not None:
+        nccl_options = dist.ProcessGroupNCCL.Options()
+        nccl_options._timeout = _FOREVER
+        store = dist.PrefixStore("nccl", options.store)
+        nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, nccl_options)
+        nccl._set_sequence_number_for_group()
+        inner._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)

@@ -1,0 +1,175 @@
+"""What one rank has done in the current run: its operations and its marks, on the real clock or an emulated one."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.board import Board, Operation
+from course_lib.ranks.pace import Pace
+from course_lib.ranks.places import COURSE, RANKS
+from course_lib.ranks.worker.clock import EmulatedClock, Entries
+from course_lib.timeline import Span
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+clock = time.perf_counter
+_LATE_NOTES = 2000  # looks whether another thread has noted that an operation has ended
+
+
+class Tracer:
+    """What this rank has done in the current run."""
+
+    def __init__(self, rank: int, board: Board) -> None:
+        self.rank, self.board = rank, board
+        self.device: torch.device | None = None
+        self.emulated: EmulatedClock | None = None
+        self.groups: list[Any] = []  # those that were begun, until somebody lets them go
+        self.enter("")
+        self.reset(None)
+
+    def enter(self, rendezvous: str) -> None:
+        """From now on, run with the ranks that have met there; each of them begins as many runs."""
+        self.rendezvous, self.runs = rendezvous, 0
+
+    def reset(self, pace: Pace | None) -> None:
+        """Begin a run."""
+        self.runs += 1
+        if self.emulated:
+            self.emulated.entries.close()
+        self.emulated = None
+        if pace:
+            self.emulated = EmulatedClock(self.rank, pace, Entries(f"{self.rendezvous}-times-{self.runs}-", self.rank))
+        self.operations: list[Operation] = []
+        self.unclaimed: dict[int, Any] = {}  # handles nobody has waited for: gloo forgets a message without one
+        self.marks: list[Span] = []
+        self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
+        self.orders: Counter[tuple] = Counter()
+        self._last_key: tuple = ()
+        self._open: list[Span] = []
+
+    # What `course_lib.timeline.compute` reports
+
+    def begin(
+        self, kind: str, name: str, micro_batch: int | None, stage: int | None, work: float, includes: str
+    ) -> None:
+        self.steps += 1
+        self.board.touch(self.rank)
+        if self.emulated:
+            self.emulated.begin(kind, work, includes)
+        self._open.append(Span(self.rank, kind, name or kind, self.now(), 0.0, micro_batch, stage))
+
+    def progress(self, fraction: float) -> None:
+        self.steps += 1
+        if self.emulated:
+            self.emulated.progress(fraction)
+
+    def end(self, failed: bool) -> None:
+        if self.device is not None:
+            torch.cuda.synchronize(self.device)  # a GPU computes after the call has returned
+        if self.emulated:
+            self.emulated.end(failed)
+        self.marks.append(self._open.pop()._replace(end=self.now()))
+        self.steps += 1
+        self.board.touch(self.rank)
+
+    def now(self) -> float:
+        """The time that the timeline shows."""
+        return self.emulated.now if self.emulated else clock()
+
+    def end_run(self) -> None:
+        """The function has returned. What was waited for out of sight is over, but its end may be noted a bit later."""
+        if self.emulated:
+            self.emulated.come_by()
+        for _ in range(_LATE_NOTES):  # not so many seconds, in which a machine may have stood still
+            if not any(op.handed_on and not op.ended for op in self.operations):
+                break
+            time.sleep(0.0005)
+
+    # What the process groups report
+
+    def post(self, op: Operation, key: tuple, tensor: torch.Tensor | None = None) -> None:
+        if self.emulated:
+            self.emulated.come_by()
+        self.steps += 1
+        op.number = len(self.operations) + 1
+        op.order = self.orders[key]
+        self.orders[key] += 1
+        self._last_key = key
+        op.line, op.label, op.names = _caller(tensor)
+        op.posted = clock()
+        self.operations.append(op)
+        if self.emulated and op.name != "new_group":
+            self.emulated.post(op)
+        self.board.post(self.rank, op)
+
+    def withdraw(self, op: Operation) -> None:
+        """The last operation was refused as soon as it began, so it never was."""
+        self.operations.remove(op)
+        self.orders[self._last_key] -= 1
+        if self.emulated:
+            self.emulated.withdraw(op)
+        self.finish(op)
+
+    def block(self, op: Operation, started: int) -> None:
+        op.blocked = op.posted if self.steps == started else clock()
+        self.board.write(self.rank, op)
+
+    def finish(self, op: Operation) -> None:
+        op.ended = clock()
+        self.board.write(self.rank, op)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _origin(filename: str, function: str) -> tuple[bool, bool, int]:
+    """Whose code a frame runs, if it is plumbing (torch's and this package's) or the course's, and a checksum."""
+    is_plumbing = filename.startswith((_TORCH, RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
+    return (is_plumbing, filename.startswith(COURSE), zlib.crc32(f"{filename}:{function}".encode()))
+
+
+def torch_calls() -> Iterator[str]:
+    """The functions of torch.distributed that are being called, up to the one that the student called."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, RANKS)):
+        if frame.f_code.co_filename == dist.distributed_c10d.__file__:
+            yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+def run_student(fn: Callable, rank: int, args: tuple) -> Any:
+    """Call the student's function; the frame of this call is where their code begins."""
+    return fn(rank, *args)
+
+
+def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
+    """The line of the student's code that led here, a label of the whole way, and one of the tensor's names.
+
+    Operations that belong together usually carry equal labels on all ranks. Two labels in opposite
+    order on two ranks mean that different tensors were added to each other.
+    """
+    frame: Any = sys._getframe(2)
+    line, is_own, label, names = "", False, 0, 0
+    while frame is not None and frame.f_code is not run_student.__code__:
+        is_plumbing, is_course, checksum = _origin(frame.f_code.co_filename, frame.f_code.co_name)
+        if not is_plumbing:
+            if not line and tensor is not None:
+                names = _names(frame.f_locals, tensor)
+            label = (label * 31 + checksum + frame.f_lineno) & 0xFFFFFFFF
+            if not line or (not is_own and not is_course):
+                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not is_course
+        frame = frame.f_back
+    return line, label, names
+
+
+def _names(variables: dict[str, Any], tensor: torch.Tensor) -> int:
+    """A checksum of the names under which the calling code knows a tensor; 0 if it has none."""
+    names = [name for name, value in variables.items() if value is tensor]
+    return zlib.crc32(",".join(sorted(names)).encode()) if names else 0

@@ -1,0 +1,81 @@
+"""Questions about one machine: which limit calls for distribution (Q5), and what two limits leave of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from course_lib.classroom.questions.asking import choice, each, open_case
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import Family
+from course_lib.classroom.runs.training import train_layers
+from course_lib.figures import memory_by_part
+from course_lib.figures.axis import long_time, memory_size
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate
+from course_lib.ranks import Pace
+
+# Q5. Which limit calls for distribution?
+
+SAMPLES = 4
+
+
+class TooLarge(NamedTuple):
+    """A model of so many layers, and a device with memory for so many of them."""
+
+    layers: int
+    fits: int
+    billions: int
+
+    @property
+    def capacity(self) -> int:
+        """Bytes: the states of the layers that fit, and a tenth for activations."""
+        ((states, _),) = train_layers(1, self.fits, SAMPLES, False)
+        return states + states // 10
+
+
+def _try(remedy: str, case: TooLarge) -> Outcome:
+    """One thing made better: does a device hold the model now, or its layers of it?"""
+    enough = (n for n in range(2, case.layers + 1) if case.layers % n == 0 and case.layers // n < case.fits)
+    devices = next(enough) if remedy == "memory" else 1
+    pace = Pace({"forward": 1e-6, "backward": 1e-6} if remedy == "speed" else {"forward": 0.01, "backward": 0.02})
+    samples = 1 if remedy == "samples" else SAMPLES
+    peak = max(held.peak for held in train_layers(devices, case.layers, samples, devices > 1, pace=pace))
+    fits = peak <= case.capacity
+    found = {"case": case, "devices": devices, "fits": fits, "peak": peak}
+    return Outcome(fits, found=found, shown=fits is (remedy == "memory"))
+
+
+# Computational bottlenecks of a single machine
+
+SEVEN = ModelSpec(layers=32, hidden=4096, heads=32, sequence=2048, vocab=50257, flash_attention=True)
+TOKENS = 140e9  # twenty for each parameter
+MACHINES = {
+    "one H100": (Cluster("H100-80GB", 1, 1), Plan()),
+    "one H200": (Cluster("H200-141GB", 1, 1), Plan()),
+    "each of eight H100": (Cluster("H100-80GB", 1, 8), Plan(dp=8, zero=3)),
+}
+
+
+def _two_limits() -> Outcome:
+    ((small, _),) = train_layers(1, 8, 4, False)
+    planned = {name: estimate(SEVEN, cluster, plan, 256) for name, (cluster, plan) in MACHINES.items()}
+    one, larger, eight = planned.values()
+    lines = (
+        f"{name}: {memory_size(e.memory.total)} of {memory_size(e.capacity)}, {'fits' if e.fits else 'does not fit'}; "
+        f"{long_time(TOKENS / e.tokens_per_second)} of training"
+        for name, e in planned.items()
+    )
+    alone_or_shared = {name: e.memory for name, e in planned.items() if e is not larger}
+    picture = memory_by_part(alone_or_shared, one.capacity, title="What an H100 holds, alone and with seven others")
+    right = not one.fits and larger.fits and eight.fits and larger.tokens_per_second < eight.tokens_per_second / 4
+    return Outcome(None, found={"lines": "; ".join(lines), "small": small}, shown=right, pictures=(picture,))
+
+
+QUESTIONS: dict[str, Family] = {
+    "Q5": Family(
+        TooLarge(8, 4, 13),
+        choice(each(_try, ("speed", "data", "memory", "network", "samples"))),
+        [TooLarge(*layers, billions) for layers in ((6, 3), (8, 5), (12, 6)) for billions in (7, 20, 34)],
+        lambda case: {"billions": case.billions, "states": 16 * case.billions},
+    ),
+    "one_machine": Family(None, open_case(_two_limits)),
+}

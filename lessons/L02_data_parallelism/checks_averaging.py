@@ -1,0 +1,264 @@
+"""The checks for gradients of the whole minibatch on every rank: after the backward pass, and while it goes on.
+
+average_gradients(model, samples)               shares of any size
+backward_in_buckets(model, loss, bucket_size)   messages that leave as soon as they are worth it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from course_lib import data
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.messages import sent_more
+from course_lib.classroom.checks.part import Case, Left, effect, normal, on_the_clock
+from course_lib.instruments.watch import Watch
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute, now
+
+PACE = Pace(device={"forward": 0.05, "backward": 0.1}, link=Link(latency=0.002, bandwidth=1.5e6))
+TINIEST = GPTConfig(hidden=8, heads=2, tied_embeddings=True)
+FROZEN = "one parameter is frozen, so nobody computes a gradient for it and its `.grad` is None"
+UNEQUAL = "a gradient is a mean over 5 samples on rank 0, and over 3 on rank 1"
+
+
+_all_problems = cache(data.train_test_split)
+
+
+def right(model: nn.Module, samples: int) -> None:
+    """Everything in one message, the number of samples too."""
+    each = gradients(model)
+    message = torch.cat([*map(torch.flatten, each), each[0].new_ones(1)]) * samples
+    dist.all_reduce(message)
+    message /= message[-1].clone()
+    for gradient, part in zip(each, message[:-1].split([*map(Tensor.numel, each)]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def _case(samples: tuple, seed: int, new: str = "", has_frozen: bool = True, config: GPTConfig = TINIEST) -> Case:
+    text = f"{len(samples)} ranks with {', '.join(map(str, samples[:-1]))} and {samples[-1]} samples"
+    arguments = partial(_arguments, samples, seed, has_frozen, config)
+    return Case(text + ", one parameter frozen" * has_frozen, len(samples), arguments, new)
+
+
+def _arguments(samples: tuple[int, ...], seed: int, has_frozen: bool, config: GPTConfig, rank: int) -> tuple[Any, int]:
+    """A model, with two uses of one tied parameter, after the backward pass over this rank's share."""
+    model = TinyGPT(config, seed=seed, dtype=torch.float64)
+    if config == TINIEST:
+        del model.blocks[1:-1]  # embedding and head are enough to be wrong in
+    model.get_parameter("blocks.0.position.weight").requires_grad_(not has_frozen)
+    start, stop = list(pairwise(accumulate(samples, initial=0)))[rank]
+    problems, _ = _all_problems(seed)
+    inputs, targets = data.examples(problems[:: len(problems) // sum(samples)][start:stop])
+    with compute("forward"):
+        loss = data.answer_loss(model(inputs), targets)
+    with compute("backward"):
+        loss.backward()
+    return model, samples[rank]
+
+
+def _cases(seed: int) -> list[Case]:
+    two = [_case((6, 6), seed, has_frozen=False), _case((6, 6), seed, FROZEN), _case((5, 3), seed, UNEQUAL)]
+    return [*two, _case((4, 3, 3), seed + 1), _case((3, 3, 2, 2), seed + 2)]
+
+
+priced = _case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16))
+# A share's weight may be a float32 number; wrong ideas are 1,000 times farther off than this rounding.
+average_gradients = Exercise("average_gradients", right, effect, _cases, priced, PACE, memory=0, rounding=1e-5)
+mistake = average_gradients.mistake
+
+
+def _total(samples: int) -> int:
+    total = torch.tensor(samples)
+    dist.all_reduce(total)
+    return int(total)
+
+
+SUMS: dict[str, Callable[[int, int], tuple[float, float]]] = {
+    # Of the samples of a rank and the number of ranks: what gradients are multiplied by, and their sum is divided by.
+    "sum_without_division": lambda samples, ranks: (1, 1),
+    "weighted_sum_without_division": lambda samples, ranks: (samples, 1),
+    "weighted_and_divided_by_ranks": lambda samples, ranks: (samples, ranks),
+    "divided_twice": lambda samples, ranks: (1, ranks**2),
+    "divided_by_samples": lambda samples, ranks: (1, samples),
+    "divided_by_own_samples": lambda samples, ranks: (samples, samples * ranks),
+    "shares_counted_alike": lambda samples, ranks: (1, ranks),
+    "divided_by_all_samples": lambda samples, ranks: (1, _total(samples)),
+    "rounded_to_zero": lambda samples, ranks: (samples // _total(samples), 1),
+}
+
+
+def _summed(name: str) -> Callable[[nn.Module, int], None]:
+    def program(model: nn.Module, samples: int) -> None:
+        by, divisor = SUMS[name](samples, dist.get_world_size())
+        for gradient in gradients(model):
+            gradient *= by
+            dist.all_reduce(gradient)
+            gradient /= divisor
+
+    program.__name__ = program.__qualname__ = name
+    return program
+
+
+split, beginnings = "message[:-1].split([*map(Tensor.numel, each)])", "[message[: one.numel()] for one in each]"
+average_gradients.change("offset_stuck", split, beginnings)
+for name in SUMS:
+    mistake(_summed(name))
+
+
+@mistake
+def parameters_averaged(model: nn.Module, samples: int) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
+
+
+@mistake
+def result_not_stored(model: nn.Module, samples: int) -> None:
+    for gradient in gradients(model):
+        dist.all_reduce(gradient * samples)
+
+
+@mistake
+def gradient_of_one_rank(model: nn.Module, samples: int) -> None:
+    for gradient in gradients(model):
+        dist.broadcast(gradient, 0)
+
+
+@mistake
+def total_grows(model: nn.Module, samples: int) -> None:
+    total = torch.tensor(samples)
+    for gradient in gradients(model):
+        dist.all_reduce(total)
+        gradient *= samples / total
+        dist.all_reduce(gradient)
+
+
+# Buckets
+
+
+def in_buckets(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    bucket: list[nn.Parameter] = []
+    in_flight: list[tuple[Any, Tensor, list[nn.Parameter]]] = []
+
+    def send() -> None:
+        message = torch.cat([one.grad.flatten() for one in bucket])  # type: ignore[union-attr]
+        in_flight.append((dist.all_reduce(message, async_op=True), message, [*bucket]))
+        bucket.clear()
+
+    def ready(parameter: nn.Parameter) -> None:
+        bucket.append(parameter)
+        if sum(one.numel() for one in bucket) >= bucket_size:
+            send()
+
+    hooks = [one.register_post_accumulate_grad_hook(ready) for one in trained]
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    if bucket:
+        send()
+    for handle, message, sent in in_flight:
+        handle.wait()
+        message /= dist.get_world_size()
+        for one, part in zip(sent, message.split([one.numel() for one in sent]), strict=True):
+            one.grad = part.view_as(one)
+
+
+def _layers(
+    n: int, layers: int, bucket_size: int, seed: int, new: str = "", steps: int = 1, frozen: int = -1, width: int = 4
+) -> Case:
+    text = f"{n} ranks, {layers} layers of {width**2 + width} parameters, buckets of {bucket_size}"
+    text += f", {steps} steps" * (steps > 1) + ", one bias frozen" * (frozen >= 0)
+    return Case(text, n, partial(_layers_arguments, layers, width, bucket_size, seed, steps, frozen), new)
+
+
+def _layers_arguments(layers: int, width: int, bucket_size: int, seed: int, steps: int, frozen: int, rank: int) -> Any:
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    model = nn.Sequential(*(nn.Linear(width, width, dtype=torch.float64) for _ in range(layers)))
+    for number, parameter in enumerate(model.parameters()):
+        parameter.data = common(parameter.shape)
+        parameter.requires_grad_(number != frozen)
+    return model, [(own(3, width), own(3, width)) for _ in range(steps)], bucket_size
+
+
+def _all_layers(seed: int) -> list[Case]:
+    rest, again = "parameters are left over for a bucket that does not get full", "a second step with the same model"
+    two = [_layers(2, 3, 20, seed), _layers(2, 3, 30, seed, rest), _layers(2, 3, 30, seed, again, steps=2)]
+    frozen = _layers(3, 4, 30, seed, "a frozen parameter, which gets no gradient", frozen=3)
+    slow = _layers(3, 3, 500, seed, "a message takes longer than the backward pass of a layer", width=24)
+    return [*two, _layers(3, 3, 25, seed), frozen, slow, _layers(4, 4, 30, seed + 1)]
+
+
+def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> dict[str, Tensor]:
+    """When the backward pass comes to a layer, full buckets of those behind it should be on their way."""
+    staying = waiting = hooks = 0
+    behind = [sum(one.numel() for one in layer.parameters() if one.requires_grad) for layer in reversed(model)]
+    for x, targets in minibatches:
+        model.zero_grad()
+        notes: list[tuple[int, float]] = []
+        with Watch() as watch:
+            for layer in model:
+                x = on_the_clock(layer(x))
+                x.register_hook(lambda _, w=watch, n=notes: n.append((sum(s.content.numel() for s in w.sent), now())))
+            loss, times = mse_loss(x, targets), [now()]
+            fn(model, loss, bucket_size)
+        pairs = zip(accumulate(behind, initial=0), notes, strict=False)
+        staying += any(computed - left >= bucket_size for computed, (left, _) in pairs)
+        times += [time for _, time in notes]
+        seconds = [end - start for start, end in pairwise(times)]
+        waiting += max(seconds, default=0) > min(seconds, default=0) + 1e-9
+        hooks += _take_hooks_off(model)
+    kinds = "with a full bucket that stays", "that wait for a message", "whose hooks are still there"
+    counts = zip(kinds, (staying, waiting, hooks), strict=True)
+    return {f"backward passes {kind}": torch.tensor(count) for kind, count in counts}
+
+
+def _take_hooks_off(model: nn.Module) -> bool:
+    """Whether there were any. In the next step they would send what nobody waits for."""
+    kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
+    of_all = [getattr(one, kind, None) or {} for one in (*model.modules(), *model.parameters()) for kind in kinds]
+    found = any(of_all)
+    for hooks in of_all:
+        hooks.clear()
+    return found
+
+
+def _few_messages(lefts: list[Left]) -> str:
+    arguments = lefts[0].before
+    steps = len([name for name in arguments if name.endswith("][0]")])
+    size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
+    most = steps * (size // int(arguments["bucket_size"]) + 1), steps * size
+    return sent_more(lefts, most, "The gradients are")
+
+
+priced = _layers(4, 6, 500, 0, width=16)
+slow = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
+backward_in_buckets = Exercise(
+    "backward_in_buckets", in_buckets, _play_layers, _all_layers, priced, slow, rounding=1e-12, contract=_few_messages
+)
+change = backward_in_buckets.change
+hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()\n"
+change("stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n")
+change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
+change("one_on_its_way", "message = ", "in_flight and in_flight[-1][0].wait(); message = ")
+change("rest_stays", "if bucket:", "if False:")
+change("hooks_stay", "hook.remove()", "pass")
+change("summed", "message /= dist.get_world_size()", "pass")
+change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
+change("offset_stuck", "message.split([one.numel() for one in sent])", "[message[: one.numel()] for one in sent]")
+change("each_alone", ">= bucket_size", ">= 0")
+change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)

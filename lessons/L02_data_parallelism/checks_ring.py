@@ -1,0 +1,146 @@
+"""The check for `ring_all_reduce(tensor)`: the sum on every rank, from messages between neighbors alone.
+
+Every element of every rank carries a number from which, however they were added, one can read back what is in it:
+
+    16**rank + BASE * (element + 1)        BASE = 16**ranks
+
+In a sum of such numbers the digits below BASE, in base 16, count how often each rank's number was added, and the rest,
+divided by how many numbers there are, names the element. So the first message that carries something wrong can be
+named, with its round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.messages import collective_at_work, sent_more
+from course_lib.classroom.checks.part import Case, Left, effect
+from course_lib.ranks import Link, Pace, listing
+from course_lib.timeline import compute
+
+PACE = Pace(device={"backward": 0.1}, link=Link(latency=0.005, bandwidth=6e5))
+
+
+def right(tensor: Tensor) -> None:
+    chunks = tensor.view(-1).tensor_split(dist.get_world_size())
+    _rounds(chunks, first=0, take=Tensor.add_)
+    _rounds(chunks, first=1, take=Tensor.copy_)
+
+
+def _rounds(chunks: Sequence[Tensor], first: int, take: Callable, n_rounds: int | None = None) -> None:
+    """Send chunk `first`, counted from this rank's own, then the one that has just arrived, and so on."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    buffer = torch.empty_like(chunks[0])  # no chunk is longer than the first
+    for step in range(n - 1 if n_rounds is None else n_rounds):
+        outgoing, own = chunks[(rank + first - step) % n], chunks[(rank + first - step - 1) % n]
+        sending: Any = dist.isend(outgoing, (rank + 1) % n)
+        dist.recv(buffer[: len(own)], (rank - 1) % n)
+        sending.wait()
+        take(own, buffer[: len(own)])
+
+
+def _case(world_size: int, *shape: int, dtype: torch.dtype = torch.float64, new: str = "") -> Case:
+    text = f"{world_size} ranks and {' x '.join(map(str, shape))} numbers"
+    return Case(text, world_size, partial(_arguments, shape, dtype, world_size), new)
+
+
+def _arguments(shape: tuple[int, ...], dtype: torch.dtype, world_size: int, rank: int) -> tuple[Tensor]:
+    elements = torch.arange(1, torch.Size(shape).numel() + 1, dtype=dtype)
+    return ((16**rank + 16**world_size * elements).view(shape),)
+
+
+def _after_backward(n: int, rank: int) -> tuple[Tensor]:
+    with compute("backward"):
+        return (torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)),)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        _case(2, 6 + 2 * seed, dtype=torch.float32),
+        _case(2, 7 + 2 * seed, new="chunks of different length"),
+        _case(3, 7 + 3 * seed),
+        _case(3, 2, 3 + 3 * seed, dtype=torch.int64, new="two dimensions, and whole numbers"),
+        *(_case(4, 8 + n + 8 * seed, new=f"{n} more than 4 chunks of the same length" * (n > 0)) for n in (0, 1, 2)),
+        *(_case(4, n, new="few numbers, and the ranks do not divide them") for n in (4, 5, 6, 9)),
+    ]
+
+
+def _contract(lefts: list[Left]) -> str:
+    """What the exercise asks for besides the sum: only messages, only to neighbors, and no more than needed."""
+    n, tensor = len(lefts), lefts[0].values["tensor"]
+    if other := collective_at_work(lefts):
+        return other
+    peers = [(rank, sent.peer) for rank, left in enumerate(lefts) for sent in left.sent]
+    if beyond := [pair for pair in peers if (pair[1] - pair[0]) % n not in (1, n - 1)]:
+        return "Rank {} sends to rank {}, which is not its neighbor in the ring.".format(*beyond[0])
+    best = 2 * n - 2, 2 * (n - 1) * -(-len(tensor.flatten()) // n)  # type: ignore[union-attr]
+    return sent_more(lefts, best, "The sum is")
+
+
+# Which round went wrong
+
+
+def _first_wrong_round(lefts: list[Left]) -> str:
+    """The earliest message that does not carry what a ring carries in that round."""
+    n, rounds = len(lefts), len(lefts) - 1
+    for round in range(1, 2 * rounds + 1):
+        several = min(round, n)  # ranks in the sums that travel
+        for rank, left in enumerate(lefts):
+            added = [_ranks_in(x, n) for sent in left.sent[round - 1 : round] for x in sent.content.flatten().tolist()]
+            wrong = [ranks for ranks in added if not len(ranks) == len(set(ranks)) == several]
+            if wrong:
+                what = f"sums of {listing(wrong[0])}" if wrong[0] else "a mix of different elements"
+                what += f", where sums of {several} different ranks should travel"
+                return f"In round {round} of {2 * rounds} rank {rank} sends {what}."
+    fewest = min(len(left.sent) for left in lefts)
+    if fewest < 2 * rounds:
+        return f"With {n} ranks each rank sends {2 * rounds} messages, and yours send {fewest or 'none'}."
+    return "Your messages carry what they should. Look at where you put what arrives."
+
+
+def _ranks_in(number: float, n: int) -> list[int]:
+    """The ranks whose numbers are in a sum, as often as they are; none for a mix of different elements."""
+    whole = int(number) if abs(number) < 1e15 else 0
+    ranks = [rank for rank in range(n) for _ in range(whole // 16**rank % 16)]
+    return ranks if ranks and whole == number and whole // 16**n % len(ranks) == 0 else []
+
+
+priced = Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000))
+exact = partial(Exercise, pace=PACE, rounding=1e-12, contract=_contract, rule=_first_wrong_round)
+ring_all_reduce = exact("ring_all_reduce", right, effect, _cases, priced)
+change, mistake = ring_all_reduce.change, ring_all_reduce.mistake
+change("result_not_in_place", "tensor.view(-1)", "tensor.clone().view(-1)")
+change("second_phase_missing", "_rounds(chunks, first=1, take=Tensor.copy_)", "pass")
+change("added_in_second_phase", "Tensor.copy_", "Tensor.add_")
+change("copied_in_first_phase", "Tensor.add_", "Tensor.copy_")
+change("second_phase_from_own_chunk", "first=1", "first=0")
+change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size() - 2")
+change("mean_instead_of_sum", "Tensor.copy_)", "Tensor.copy_); tensor.copy_(tensor / dist.get_world_size())")
+change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
+
+
+@mistake
+def through_one_rank(tensor: Tensor) -> None:
+    rank, arriving = dist.get_rank(), torch.empty_like(tensor)
+    if rank:
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+    for other in range(1, 0 if rank else dist.get_world_size()):
+        dist.recv(arriving, other)
+        tensor += arriving
+    for other in range(1, 0 if rank else dist.get_world_size()):
+        dist.send(tensor, other)
+
+
+@mistake
+def whole_tensor_in_every_message(tensor: Tensor) -> None:
+    copies = [tensor.clone() for _ in range(dist.get_world_size())]
+    _rounds(copies, first=0, take=Tensor.copy_)
+    tensor.copy_(torch.stack(copies).sum(0))

@@ -1,0 +1,109 @@
+"""The check for `split_batch(batch, rank, world_size)`: every sample on exactly one rank, and none with too many.
+
+Which sample goes to which rank is free: the mean over the minibatch does not depend on it. So are the sizes, as long
+as no share is empty and the largest, which all ranks wait for, is as small as it can be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case, Left, Value, Values
+from course_lib.ranks import Pace
+from course_lib.timeline import compute
+
+NAMES = ("inputs", "targets")
+
+
+def right(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    start, stop = (len(batch) * end // world_size for end in (rank, rank + 1))
+    return batch[start:stop]
+
+
+def _case(world_size: int, samples: int, new: str = "") -> Case:
+    return Case(f"{world_size} ranks and {samples} samples", world_size, partial(_arguments, samples, world_size), new)
+
+
+def _arguments(samples: int, world_size: int, rank: int) -> tuple[Tensor, Tensor, int, int]:
+    """Inputs and targets, neither of them in an order of its own."""
+    random = torch.Generator().manual_seed(samples)
+    return torch.rand(samples, 5, generator=random), torch.randperm(samples, generator=random), rank, world_size
+
+
+def _cases(seed: int) -> list[Case]:
+    uneven = "the ranks do not divide the samples"
+    even = [_case(2, 6 + 2 * seed), _case(2, 7 + 2 * seed, uneven), _case(3, 9 + 3 * seed)]
+    return [*even, _case(3, 11 + 3 * seed, uneven), _case(4, 4, "one sample for each rank"), _case(4, 9, uneven)]
+
+
+def _play(fn: Any, inputs: Tensor, targets: Tensor, rank: int, world_size: int) -> Any:
+    share = fn(inputs, rank, world_size)
+    with compute("forward", work=len(share) if isinstance(share, Tensor) and share.dim() else 0):
+        return {"inputs": share, "targets": fn(targets, rank, world_size)}
+
+
+def _samples(lefts: list[Left], name: str) -> list[list[int]]:
+    """The rows of each rank's share by their number in the batch, -1 for what is not a row of it."""
+    batch, shares = lefts[0].before[name], [left.values.get(f"the result[{name}]", "") for left in lefts]
+    numbers = {str(row): number for number, row in enumerate(_rows(batch))}
+    return [[numbers.get(str(row), -1) for row in _rows(share)] for share in shares]
+
+
+def _rows(share: Value) -> list[Any]:
+    return share.double().tolist() if isinstance(share, Tensor) and share.dim() else []
+
+
+def _kind_of_row(share: Value) -> Value:
+    return share.new_zeros(share.shape[1:]) if isinstance(share, Tensor) and share.dim() else share
+
+
+def _view(lefts: list[Left]) -> list[Values]:
+    """What matters: how large shares are, how often each sample is used, and what else may not have happened."""
+    inputs, targets = (_samples(lefts, name) for name in NAMES)
+    used = Counter(sample for share in inputs for sample in share)
+    of_all: Values = {
+        "how often each sample is used": torch.tensor([used[n] for n in range(len(lefts[0].before["inputs"]))]),
+        "the sizes of the shares": torch.tensor(sorted(map(len, inputs))),
+        "inputs and targets": "belong together" if inputs == targets else "are of different samples",
+    }
+    of_rank: list[Values] = []
+    for left in lefts:
+        shares = {name: value for name, value in left.values.items() if name not in left.before}
+        rows = {f"a row of {name}": _kind_of_row(share) for name, share in shares.items()}
+        of_rank.append({name: left.values[name] for name in left.before} | rows | of_all)
+    return of_rank
+
+
+def _rule(lefts: list[Left]) -> str:
+    shares = _samples(lefts, "inputs")
+    if min(min(share, default=0) for share in shares) < 0 or not any(shares):
+        return ""
+    where = "; ".join(f"rank {rank}: {', '.join(map(str, share)) or 'none'}" for rank, share in enumerate(shares))
+    return f"These samples go to your ranks, by their place in the batch. {where}."
+
+
+priced, pace = _case(4, 10), Pace({"forward": 0.01})
+split_batch = Exercise("split_batch", right, _play, _cases, priced, pace, view=_view, rule=_rule)
+change, share, end = split_batch.change, "batch[start:stop]", "len(batch) * end // world_size"
+change("same_share_everywhere", "start:stop", ": stop - start")
+change("borders_overlap", "stop]", "stop + 1]")
+change("samples_lost", "stop]", "stop - 1]")
+change("features_split", share, "batch.tensor_split(world_size, dim=-1)[rank]")
+change("whole_batch_everywhere", share, "batch")
+change("remainder_dropped", share, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]")
+change("empty_share", end, "-(-len(batch) // world_size) * end")
+change("lopsided", end, "len(batch) // world_size * end if end < world_size else len(batch)")
+change("sorted_before", share, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
+change("too_few_pieces", share, "batch.chunk(world_size)[rank]", fails=True)
+
+
+@split_batch.mistake
+def padded(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    size = -(-len(batch) // world_size)
+    return batch[(torch.arange(size) + rank * size) % len(batch)]

@@ -1,0 +1,33 @@
+"""An explorer of collectives: choose one, and real ranks run it, chunk by chunk.
+
+    | collective  o------  ring all-reduce  | what every rank has,        |
+    | ranks       ------o  8                | piece by piece              |
+    | what came of it, in words             |                             |
+    | what every rank did                                                 |
+
+Links are emulated. What is in a piece is read off the numbers that were really sent.
+"""
+
+from __future__ import annotations
+
+from course_lib.classroom.widgets.controls import Slider
+from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
+from course_lib.figures import gantt
+from course_lib.figures.axis import counted, duration
+from lessons.L02_data_parallelism.figure import chunk_table
+from lessons.L02_data_parallelism.runs import RANKS, WAYS, follow
+
+
+def explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:
+    """Two controls, three sentences, two pictures; Play shows the pieces on their way."""
+    controls = [Slider("collective", tuple(WAYS), way), Slider("ranks", RANKS, ranks)]
+    return Explorer(controls, lambda *values: [look(*values)], (362, 312))
+
+
+def look(way: str, ranks: int) -> View:
+    timeline, sums = follow(way, ranks)
+    table = chunk_table(timeline, sums, HALF, "Who has what?")
+    sent = max(sum(one.source == rank != one.target for one in sums) for rank in range(ranks))
+    words = f"{way.capitalize()}: {table.summary} It takes {duration(timeline.makespan)}, and no rank sends more than "
+    words += f"{counted(sent, 'piece')}. (A message takes 1 ms, and 1 ms for each piece in it.)"
+    return View(words, table, gantt(timeline, width=WIDTH, title="What did every rank do?"))

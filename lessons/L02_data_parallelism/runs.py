@@ -1,0 +1,96 @@
+"""A collective, chunk by chunk: what each message carried, and what each rank had when.
+
+Every number says which piece it is of and whose: rank r begins with 256 p + 2 ** r in its piece p. So a sum of k of
+them is 256 k p and a bit for each rank that is in it, and what is shown of a run is read off what was really sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_lib.classroom.runs.steps import after_barrier
+from course_lib.mechanisms import collectives
+from course_lib.ranks import Link, Pace, launch
+from course_lib.timeline import RECEIVING, Timeline
+
+RANKS = range(2, 9)  # no more than a byte has bits
+PACE = Pace(link=Link(0.001, 8 / 0.001))  # a message takes 1 ms, and 1 ms for each piece in it
+# What does it, and whether a rank has a piece before.
+WAYS = {
+    "ring all-reduce": (collectives.ring_all_reduce, lambda rank, piece: True),
+    "ring reduce-scatter": (collectives.ring_reduce_scatter, lambda rank, piece: True),
+    "ring all-gather": (collectives.ring_all_gather, lambda rank, piece: rank == piece),
+    "tree all-reduce": (collectives.tree_all_reduce, lambda rank, piece: True),
+    "tree broadcast": (collectives.tree_broadcast, lambda rank, piece: rank == 0),
+}
+Members = tuple[int, ...]  # the ranks whose numbers are in a sum
+Pieces = dict[int, Members]
+
+
+class Sum(NamedTuple):
+    """What a rank had, or sent to another one, from start to end (seconds on the timeline)."""
+
+    source: int
+    target: int
+    piece: int
+    members: Members
+    start: float
+    end: float
+
+
+def follow(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
+    """Run one of WAYS on real ranks, with a tensor of as many pieces, over emulated links."""
+    run = launch(_run, ranks, (way,), pace=PACE)
+    timeline, sums = after_barrier(run.timeline), []
+    for rank, (_, states) in enumerate(run.results):
+        received = [span for span in timeline.of(rank) if span.kind == "transfer" and span.name in RECEIVING]
+        times = [0.0, *(span.end for span in received), math.inf]
+        found: list[Any] = [(rank, state, *when) for state, when in zip(states, pairwise(times), strict=True)]
+        for span in received:
+            sent, _ = run.results[span.peer or 0]
+            found.append((span.peer, sent[rank].pop(0), span.start, span.end))
+        for source, pieces, start, end in found:
+            sums += [Sum(source, rank, piece, members, start, end) for piece, members in pieces.items()]
+    return timeline, sums
+
+
+def _run(rank: int, way: str) -> tuple[dict[int, list[Pieces]], list[Pieces]]:
+    """What this rank sent to each peer, and what it had at first and after each message that it received."""
+    collective, has = WAYS[way]
+    size = dist.get_world_size()
+    numbers = torch.tensor([256 * piece + 2**rank if has(rank, piece) else 0 for piece in range(size)])
+    dist.barrier()
+    with _Record(numbers) as record:
+        collective(numbers)
+    return record.sent, [*record.states, _pieces(numbers)]
+
+
+class _Record(TorchDispatchMode):
+    """What a rank sends to each peer, and what it has before each message that it asks for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.sent: dict[int, list[Pieces]] = defaultdict(list)
+        self.states: list[Pieces] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.startswith("send"):
+            self.sent[args[2]].append(_pieces(args[0][0]))
+        elif func.__name__.startswith("recv"):
+            self.states.append(_pieces(self.tensor))
+        return func(*args, **(kwargs or {}))
+
+
+def _pieces(numbers: Tensor) -> Pieces:
+    """Whose numbers they are, by the piece that they say they are of."""
+    found = [(number, tuple(rank for rank in range(8) if number >> rank & 1)) for number in numbers.tolist() if number]
+    return {number // 256 // len(members): members for number, members in found}

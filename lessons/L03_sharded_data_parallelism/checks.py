@@ -1,0 +1,387 @@
+"""The checks for sharded data parallelism: pieces that travel, ZeRO-1, a layer that comes and goes, one computed twice.
+
+A tensor of any size is cut into pieces as `tensor.tensor_split(world_size)` cuts it, and piece r is that of rank r.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.messages import collective_at_work, most_sent
+from course_lib.classroom.checks.part import Case, Left, Values, normal, on_the_clock, prepared, result
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute
+
+PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.005, bandwidth=6e5))
+exact = functools.partial(Exercise, pace=PACE, rounding=1e-9)  # everything is float64; wrong ideas are off by far more
+UNEVEN = "pieces of different length"
+SIZES = [(2, 6, ""), (2, 7, UNEVEN), (3, 9, ""), (3, 11, UNEVEN), (4, 8, ""), (4, 9, UNEVEN), (4, 6, "few numbers")]
+
+
+def place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+# Two collectives, out of messages
+
+
+def scattered(tensor: Tensor) -> Tensor:
+    """Each piece goes straight to the rank that adds it up."""
+    rank, n = place()
+    pieces = tensor.tensor_split(n)
+    total = pieces[rank].clone()
+    arriving = torch.empty_like(total)
+    for distance in range(1, n):
+        to, source = (rank + distance) % n, (rank - distance) % n
+        sending: Any = dist.isend(pieces[to], to)
+        dist.recv(arriving, source)
+        sending.wait()
+        total += arriving
+    return total
+
+
+def gathered(piece: Tensor, size: int) -> Tensor:
+    rank, n = place()
+    whole = piece.new_zeros(size)
+    pieces = whole.tensor_split(n)
+    pieces[rank].copy_(piece)
+    handles: list[Any] = []
+    for distance in range(1, n):
+        to, source = (rank + distance) % n, (rank - distance) % n
+        handles += [dist.isend(piece, to), dist.irecv(pieces[source], source)]
+    for handle in handles:
+        handle.wait()
+    return whole
+
+
+def _case(arguments: Callable, n: int, size: int, seed: int = 0, new: str = "") -> Case:
+    return Case(f"{n} ranks and {size:,} numbers", n, functools.partial(arguments, size, seed), new)
+
+
+def _cases(arguments: Callable, seed: int) -> list[Case]:
+    return [_case(arguments, n, size + n * seed, seed, new) for n, size, new in SIZES]
+
+
+def _tensor(size: int, seed: int, rank: int) -> tuple[Tensor]:
+    """Whole numbers, so that their sum is the same in every order."""
+    with compute("backward"):
+        random = torch.Generator().manual_seed(10 * seed + rank)
+        return (torch.randint(1, 100, (size,), generator=random).double(),)
+
+
+def _piece(size: int, seed: int, rank: int) -> tuple[Tensor, int]:
+    (whole,) = _tensor(size, seed, rank=0)
+    return whole.tensor_split(dist.get_world_size())[rank].clone(), size
+
+
+def _sent_too_much(lefts: list[Left]) -> str:
+    """What is asked for besides the result: messages alone, and of each piece no more than the others need."""
+    n = len(lefts)
+    size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
+    (_, numbers), allowed = most_sent(lefts), (n - 1) * -(-size // n)
+    too_much = f"The result is right, but a rank sends {numbers} numbers in all, where {allowed} would do."
+    return collective_at_work(lefts) or too_much * (numbers > allowed)
+
+
+def _fit(tensor: Tensor, like: Tensor) -> Tensor:
+    """Cut off, or filled up with zeros: what a mistake does that only works with equal pieces."""
+    return nn.functional.pad(tensor, (0, len(like) - len(tensor)))
+
+
+cases, priced = functools.partial(_cases, _tensor), _case(_tensor, 4, 3_000)
+reduce_scatter = exact("reduce_scatter", scattered, result, cases, priced, contract=_sent_too_much)
+change = reduce_scatter.change
+change("own_missing", "pieces[rank].clone()", "torch.zeros_like(pieces[rank])")
+change("divided", "return total", "return total / n")
+change("rank_left_out", "range(1, n)", "range(1, n - 1)")
+change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
+change("last_alone", "total +=", "total = pieces[rank] +")
+whole = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
+change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tensor_split(n)[rank]")
+change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
+
+
+cases, priced = functools.partial(_cases, _piece), _case(_piece, 4, 3_000)
+all_gather = exact("all_gather", gathered, result, cases, priced, contract=_sent_too_much)
+change = all_gather.change
+change("own_not_kept", "pieces[rank].copy_(piece)", "pass")
+change("rank_missing", "range(1, n)", "range(1, n - 1)")
+change("as_they_come", "return whole", "return torch.cat([pieces[(rank - i) % n] for i in range(n)])")
+change("one_too_early", "return whole", "return torch.cat([*pieces[1:], pieces[0]])")
+change("same_neighbor", "(rank + distance) % n, (rank - distance) % n", "(rank + 1) % n, (rank - 1) % n")
+
+
+# Training with ZeRO-1
+
+
+def trained(model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> None:
+    rank, n = place()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = parameters_to_vector(parameters).detach()
+    shard = weights.tensor_split(n)[rank].clone()
+    optimizer = make_optimizer([shard])
+    for inputs, targets in batches:
+        loss_fn(model(inputs), targets).backward()
+        gradient = parameters_to_vector([parameter.grad for parameter in parameters])  # type: ignore[misc]
+        shard.grad = scattered(gradient) / n
+        optimizer.step()
+        whole = gathered(shard, len(weights))
+        vector_to_parameters(whole, parameters)
+        model.zero_grad()
+
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def _training(
+    n: int, hidden: int, steps: int, seed: int, new: str = "", has_frozen: bool = False, optimizer: Callable = SGD
+) -> Case:
+    text = f"{n} ranks, {5 * hidden + 1} parameters and {steps} step{'s' * (steps > 1)}"
+    arguments = functools.partial(_one_share_each, hidden, steps, seed, has_frozen, optimizer)
+    return Case(text + ", one bias frozen" * has_frozen, n, arguments, new)
+
+
+def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimizer: Callable, rank: int) -> tuple:
+    """The same model on all ranks, and a share of each minibatch, three samples."""
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    model = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+    model[0].bias.requires_grad_(not has_frozen)
+    batches = [(own(3, 3), own(3, 1)) for _ in range(steps)]
+    return prepared(model, common), batches, mse_loss, optimizer
+
+
+def _trainings(seed: int) -> list[Case]:
+    momentum = "the optimizer has a momentum, and now there is more than one step"
+    frozen, adamw = "a parameter that is not trained, and has no gradient", torch.optim.AdamW
+    two = [_training(2, 3, 1, seed), _training(2, 3, 3, seed, momentum), _training(2, 4, 3, seed, UNEVEN)]
+    three = [_training(3, 4, 3, seed + 1), _training(3, 4, 3, seed + 1, frozen, has_frozen=True)]
+    last = functools.partial(adamw, lr=0.1, weight_decay=0.1)
+    return [*two, *three, _training(4, 5, 3, seed + 2, optimizer=last)]
+
+
+def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> str:
+    """Returns of how many parameters this rank's optimizers have a state, and how many are trained."""
+    made: list[torch.optim.Optimizer] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made.append(make_optimizer(parameters))
+        return made[-1]
+
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    fn(model, batches, loss_fn, make)
+    return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(trained)}"
+
+
+def _weights_alone(lefts: list[Left]) -> list[Values]:
+    free = ("the result", ".grad")
+    return [{name: value for name, value in left.values.items() if not name.endswith(free)} for left in lefts]
+
+
+def _state_is_sharded(lefts: list[Left]) -> str:
+    """A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four."""
+    states = [[int(number) for number in str(left.values["the result"]).split(" of ")] for left in lefts]
+    most, total = max(states)
+    share = -(-total // len(lefts))
+    too_much = f"The result is right, but a rank keeps the optimizer's state of {most} parameters, not of {share}."
+    return too_much * (most > share + 4)
+
+
+contracts: dict[str, Any] = {"view": _weights_alone, "contract": _state_is_sharded}
+train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
+change = train_sharded.change
+add, pieces = "scattered(gradient) / n", "weights.tensor_split(n)"
+change("gradients_summed", add, "scattered(gradient)")
+change("own_gradient_alone", add, "gradient.tensor_split(n)[rank].clone()")
+change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
+change("old_gradients_stay", "model.zero_grad()", "pass")
+change("others_stale", "gathered(shard, len(weights))", f"torch.cat([*{pieces}[:rank], shard, *{pieces}[rank + 1 :]])")
+change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
+change("shard_starts_anew", "shard.grad =", f"shard.copy_({pieces}[rank]); shard.grad =")
+
+
+@train_sharded.mistake
+def whole_optimizer(model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(parameters)
+    for inputs, targets in batches:
+        loss_fn(model(inputs), targets).backward()
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()  # type: ignore[assignment, operator]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# A layer that is gathered, used and freed
+
+
+def linear(x: Tensor, shard: Tensor, shape: tuple[int, int]) -> Tensor:
+    n = dist.get_world_size()
+
+    def whole() -> Tensor:
+        return gathered(shard.detach(), shape[0] * shape[1]).view(shape)
+
+    class ShardedLinear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, shard: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x @ whole().T
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            dx = dy @ whole()
+            gradient = scattered((dy.T @ x).flatten()) / n
+            return dx, gradient
+
+    return ShardedLinear.apply(x, shard)
+
+
+Shapes = tuple[tuple[int, int], ...]
+MANY = ((16, 16),) * 6
+
+
+def _layers(n: int, shapes: Shapes, seed: int, new: str = "") -> Case:
+    listed = "6 layers of 16 x 16" if shapes == MANY else " and ".join(f"{out} x {into}" for out, into in shapes)
+    return Case(f"{n} ranks, weights of {listed}", n, functools.partial(_one_shard_each, shapes, seed), new)
+
+
+def _one_shard_each(shapes: Shapes, seed: int, rank: int) -> tuple[Tensor, list[Tensor], Shapes, Tensor]:
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    weights = [common(out * into) / into for out, into in shapes]
+    shards = [one.tensor_split(dist.get_world_size())[rank].clone().requires_grad_() for one in weights]
+    return own(2, shapes[0][1]).requires_grad_(), shards, shapes, own(2, shapes[-1][0])
+
+
+def _all_layers(seed: int) -> list[Case]:
+    freed = "six layers: whoever keeps the whole weight of each holds the whole model"
+    one, two = [(2, ((2, 3),), ""), (2, ((3, 5),), UNEVEN)], [(3, ((3, 3), (4, 3)), "two layers")]
+    last: list[tuple[int, Shapes, str]] = [(4, ((5, 3), (3, 5)), UNEVEN), (3, MANY, freed)]
+    return [_layers(n, shapes, seed, new) for n, shapes, new in [*one, *two, *last]]
+
+
+def _play_layers(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, dy: Tensor) -> Any:
+    y = x
+    for shard, shape in zip(shards, shapes, strict=True):
+        y = on_the_clock(fn(y, shard, shape))
+    y.backward(dy)
+    return {"y": y, "dx": x.grad, **{f"gradient of shards[{i}]": shard.grad for i, shard in enumerate(shards)}}
+
+
+def _one_layer_at_a_time(lefts: list[Left]) -> str:
+    """With few layers, one whole layer, its gradient and some copies are as much as all layers, and nobody can tell."""
+    shards = [[value for name, value in left.before.items() if name.startswith("shards[")] for left in lefts]
+    model = 8 * sum(shard.numel() for of_rank in shards for shard in of_rank if isinstance(shard, Tensor))
+    most = max(left.memory for left in lefts)
+    too_much = f"The result is right, but a rank holds {most:,} bytes at a time. The whole model takes {model:,}."
+    return too_much * (len(shards[0]) == len(MANY) and most >= model)
+
+
+priced, freed = _layers(4, MANY, 0), _one_layer_at_a_time
+sharded_linear = exact("sharded_linear", linear, _play_layers, _all_layers, priced, contract=freed)
+change = sharded_linear.change
+add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
+change("own_samples", f"{add} / n", f"{own}.clone()")
+change("summed", f"{add} / n", add)
+change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
+change("dx_divided", "return dx", "return dx / n")
+change("never_freed", "def whole()", "@functools.cache\n    def whole()")
+
+
+# A block that is computed twice
+
+
+def computed_again(block: Callable, x: Tensor) -> Tensor:
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.random = torch.get_rng_state()
+            return block(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            x = x.detach().requires_grad_()
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.random)
+                y = block(x)
+            y.backward(dy)
+            return x.grad
+
+    return Recomputed.apply(x)
+
+
+WIDE = 516
+
+
+class _Block(nn.Module):
+    """A sharded layer with many outputs; each number of x gets the mean of its share of them."""
+
+    def __init__(self, width: int, inside: int, dropout: float, draw: Callable) -> None:
+        super().__init__()
+        self.shape, self.dropout = (inside, width), nn.Dropout(dropout)
+        self.up = nn.Parameter(draw(inside * width).tensor_split(dist.get_world_size())[dist.get_rank()].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.dropout(linear(x, self.up, self.shape).tanh())
+        return on_the_clock(x + inside.unflatten(1, (x.shape[1], -1)).mean(2))
+
+
+def _blocks(n: int, blocks: int, inside: int, seed: int, new: str = "", dropout: float = 0.5) -> Case:
+    text = f"{n} ranks, {blocks} blocks that are {inside} wide inside" + f", dropout {dropout}" * (dropout > 0)
+    return Case(text, n, functools.partial(_blocks_arguments, blocks, inside, seed, dropout), new)
+
+
+def _blocks_arguments(blocks: int, inside: int, seed: int, dropout: float, rank: int) -> tuple[Any, ...]:
+    common, own = normal(seed), normal(100 + 10 * seed + rank)
+    return nn.ModuleList(_Block(3, inside, dropout, common) for _ in range(blocks)), own(8, 3), own(8, 3)
+
+
+def _all_blocks(seed: int) -> list[Case]:
+    random = "dropout, which has to leave out the same numbers in both passes"
+    freed = "four wide blocks: whoever keeps the inside of each runs out of memory"
+    two = [_blocks(2, 2, 6 + 3 * seed, seed, dropout=0.0), _blocks(2, 2, 6 + 3 * seed, seed, random)]
+    return [*two, _blocks(3, 3, 6, seed), _blocks(4, 2, 9 + 3 * seed, seed), _blocks(2, 4, WIDE, seed, freed)]
+
+
+def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> dict[str, Any]:
+    y = x = x.requires_grad_()
+    for block in blocks:
+        y = fn(block, y)
+    if y.requires_grad:
+        y.backward(dy)
+    return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
+
+
+def _one_block_at_a_time(lefts: list[Left]) -> str:
+    """Of an inside autograd keeps what tanh and dropout put out and what dropout left out: four blocks, 12 such."""
+    most, inside = max(left.memory for left in lefts), 8 * 8 * WIDE
+    wide = len(lefts[0].before["0.up"]) * len(lefts) >= 3 * WIDE
+    too_much = f"The result is right, but a rank holds {most:,} bytes at a time. One block is {3 * inside:,} inside."
+    return too_much * (wide and most > 8 * inside)
+
+
+priced, freed = _blocks(4, 4, WIDE, 0), _one_block_at_a_time
+recompute = exact("recompute", computed_again, _play_blocks, _all_blocks, priced, contract=freed)
+change, back, fork = recompute.change, "y.backward(dy)", "torch.random.fork_rng(devices=[]), "
+change("kept", "Recomputed.apply(x)", "block(x)")
+change("without_history", "Recomputed.apply(x)", "Recomputed.apply(x.detach())")
+change("not_recorded", ", torch.enable_grad()", "", fails=True)
+change("not_cut_off", "x.detach().requires_grad_()", "x", fails=True)
+change("from_ones", back, "y.backward(torch.ones_like(y))")
+change("parameters_left_out", back, "x.grad, = torch.autograd.grad(y, x, dy)")
+change("dx_missing", "return x.grad", "return None")
+change("drawn_anew", "torch.set_rng_state(ctx.random)", "pass")
+change("drawn_on", fork, "", "torch.set_rng_state(ctx.random)", "pass")
+change("noted_too_late", "return block(x)", "y = block(x); ctx.random = torch.get_rng_state(); return y")
+change("random_numbers_again", fork, "")

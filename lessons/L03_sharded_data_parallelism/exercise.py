@@ -1,0 +1,590 @@
+# %% [markdown]
+# # Sharded data parallelism, by hand
+#
+# Data parallelism keeps everything on every rank. Here you take the copies away: first the optimizer's state, then the
+# parameters themselves. For both you need the two halves of an all-reduce, so you begin with those. At the end you give
+# up what no sharding makes smaller, the activations.
+#
+# | | you build | minutes | difficulty | points |
+# |---|---|---|---|---|
+# | 1 | `reduce_scatter`: each rank gets one piece of the sum | 15 | ★★☆ | 3 |
+# | 2 | `all_gather`: each rank gets the pieces of all | 10 | ★☆☆ | 2 |
+# | 3 | `train_sharded`: ZeRO-1, each rank keeps the optimizer's state of its own shard | 20 | ★★☆ | 4 |
+# | 4 | `sharded_linear`: a layer that is there only while it computes | 25 | ★★★ | 5 |
+# | 5 | `recompute`: a block whose activations are computed twice, and never kept | 20 | ★★☆ | 4 |
+#
+# Below each function stands its check. It runs your function on 2, 3 and 4 ranks and compares what it leaves with what
+# a single process would have. Nothing that you write can break anything, so run a check as often as you like.
+#
+# In parts 1 to 4 a tensor is cut into pieces in the same way: by `tensor.tensor_split(world_size)`, and piece `r`
+# belongs to rank `r`. If the ranks do not divide the numbers, the first pieces are one longer:
+#
+#     7 numbers     [ 0  1 | 2  3 | 4  5 | 6 ]
+#     on 4 ranks     rank 0 rank 1 rank 2 rank 3
+
+# %%
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from course_lib import launch
+from course_lib.data import answer_loss, minibatches, train_test_split
+from course_lib.model import TinyGPT
+from lessons.L03_sharded_data_parallelism import checks
+
+# %% [markdown]
+# ## 1. Reduce-scatter
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | one piece of the sum over all ranks, out of messages | 15 | ★★☆ |
+#
+# Every rank has a tensor of the same size. They are to be added up, and each rank wants only its own piece of the sum.
+# With two ranks and four numbers:
+#
+#     rank 0    [ 1  2 | 3  4 ]                rank 0    [ 11  22 ]
+#                                    ->
+#     rank 1    [ 10 20 | 30 40 ]              rank 1    [ 33  44 ]
+#
+# You can go around a ring, as in the exercise before. Or you can send each piece straight to the rank that wants it.
+
+# %% nbgrader={"grade_id": "reduce_scatter", "solution": true}
+def reduce_scatter(tensor):
+    """This rank's piece of the sum over all ranks.
+
+    tensor: flat, with at least world_size numbers, as many on all ranks. It stays as it is.
+    Returns a new tensor: piece `rank` of the sum, as tensor_split(world_size) cuts it.
+
+    Uses dist.send, dist.recv, dist.isend and dist.irecv alone. A rank sends no more
+    than world_size - 1 pieces in all.
+    """
+    ### BEGIN SOLUTION
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    pieces = tensor.tensor_split(world_size)
+    total = pieces[rank].clone()
+    arriving = torch.empty_like(total)
+    for distance in range(1, world_size):
+        to, source = (rank + distance) % world_size, (rank - distance) % world_size
+        sending = dist.isend(pieces[to], to)
+        dist.recv(arriving, source)
+        sending.wait()
+        total += arriving
+    return total
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: which piece goes where?</summary>
+#
+# Rank `r` wants piece `r` of everybody. So each rank sends `pieces[other]` to every `other`, and what it receives is
+# always its own piece, of somebody else.
+# </details>
+# <details><summary>Hint 2: who receives first?</summary>
+#
+# `dist.send` comes back only when the other side receives. `dist.isend` comes back at once with a handle: receive next,
+# and then call the handle's `wait()`. In round 1 send to `(rank + 1) % world_size` and receive from `(rank - 1) %
+# world_size`; in round 2 the distance is 2, and so on.
+# </details>
+# <details><summary>Hint 3: the sum</summary>
+#
+# Begin with a copy of your own piece, `pieces[rank].clone()`: a piece is a view, and adding to it would change
+# `tensor`. Receive into a tensor like it, `torch.empty_like(total)`, and add that.
+# </details>
+
+# %% nbgrader={"grade_id": "check_reduce_scatter", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L03_sharded_data_parallelism.checks")
+
+### END HIDDEN TESTS
+checks.reduce_scatter(reduce_scatter).points(3)
+
+# %% [markdown]
+# Three quarters of the tensor leave each of four ranks, and no way sends less: of each piece, everybody else has a part
+# that is needed elsewhere. A ring sends as much, to its neighbor alone, which is kinder to a network. If you send
+# everything at once and wait afterward, you pay the latency of the link only once, and hold a buffer for every rank.
+#
+# PyTorch calls it `dist.reduce_scatter_single`, and wants pieces of equal length, so its users fill up with zeros at
+# the end. In the course it is [`ring_reduce_scatter`](../../course_lib/mechanisms/collectives.py).
+
+# %% [markdown]
+# ## 2. All-gather
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the whole tensor, from the pieces of all ranks | 10 | ★☆☆ |
+#
+# The way back: each rank has one piece, and all want the whole.
+#
+#     rank 0    [ 11  22 ]                rank 0    [ 11  22  33  44 ]
+#                               ->
+#     rank 1    [ 33  44 ]                rank 1    [ 11  22  33  44 ]
+
+# %% nbgrader={"grade_id": "all_gather", "solution": true}
+def all_gather(piece, size):
+    """The whole tensor, from the pieces of all ranks.
+
+    piece: this rank's, flat. It stays as it is.
+    size: how many numbers all pieces have together; tensor_split(world_size) would cut
+        a tensor of that size into these pieces.
+    Returns a new flat tensor of `size` numbers, the same on all ranks.
+
+    Uses dist.send, dist.recv, dist.isend and dist.irecv alone. A rank sends no more
+    than world_size - 1 pieces in all.
+    """
+    ### BEGIN SOLUTION
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    whole = piece.new_empty(size)
+    pieces = whole.tensor_split(world_size)
+    pieces[rank].copy_(piece)
+    handles = []
+    for other in range(world_size):
+        if other != rank:
+            handles.append(dist.isend(piece, other))
+            handles.append(dist.irecv(pieces[other], other))
+    for handle in handles:
+        handle.wait()
+    return whole
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: where does a piece go?</summary>
+#
+# Make room for the whole first, `piece.new_empty(size)`, and cut that with `tensor_split`. The pieces are views: what
+# you receive into `pieces[other]` stands in the whole at once, in the right place.
+# </details>
+# <details><summary>Hint 2: nothing is added</summary>
+#
+# So the messages do not depend on each other. Start them all, `dist.isend` and `dist.irecv`, keep the handles, and wait
+# for all of them afterward.
+# </details>
+# <details><summary>Hint 3: your own piece</summary>
+#
+# Nobody sends it to you: `pieces[rank].copy_(piece)`.
+# </details>
+
+# %% nbgrader={"grade_id": "check_all_gather", "grade": true, "locked": true, "points": 2}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L03_sharded_data_parallelism.checks")
+
+### END HIDDEN TESTS
+checks.all_gather(all_gather).points(2)
+
+# %% [markdown]
+# The same bytes again. Together your two functions are an all-reduce, and you can do something in between. PyTorch's
+# name is `dist.all_gather_single`, the course's is [`ring_all_gather`](../../course_lib/mechanisms/collectives.py).
+
+# %% [markdown]
+# ## 3. ZeRO-1
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a training in which each rank keeps the optimizer's state of its own shard | 20 | ★★☆ |
+#
+# All ranks hold the whole model. Lay its parameters end to end and cut them into pieces: rank `r` is responsible for
+# piece `r`, its **shard**. It has an optimizer for this shard and nothing else. A step:
+#
+#     backward           every rank has a gradient of its own samples, for all parameters
+#     reduce-scatter     every rank has the sum of all gradients, for its shard
+#     update             every rank has new parameters, for its shard
+#     all-gather         every rank has new parameters, all of them
+
+# %% nbgrader={"grade_id": "train_sharded", "solution": true}
+def train_sharded(model, batches, loss_fn, make_optimizer):
+    """Train a model on all ranks, as one process would on the samples of all ranks.
+
+    model: on all ranks with the same parameters, trained in place. Parameters that do
+        not require a gradient stay as they are.
+    batches: this rank's share of each minibatch, pairs (inputs, targets), one pair for
+        each step. All shares have the same number of samples.
+    loss_fn: loss_fn(model(inputs), targets) is the mean over this rank's samples.
+    make_optimizer: make_optimizer([tensor, ...]) is an optimizer of these tensors, as
+        if you called torch.optim.AdamW([tensor, ...]). It updates each from its .grad.
+
+    A rank keeps the optimizer's state of its own shard alone.
+    """
+    ### BEGIN SOLUTION
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    shard = weights.tensor_split(world_size)[rank].clone()
+    optimizer = make_optimizer([shard])
+    for inputs, targets in batches:
+        loss_fn(model(inputs), targets).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        shard.grad = reduce_scatter(gradient) / world_size
+        optimizer.step()
+        weights = all_gather(shard, len(weights))
+        torch.nn.utils.vector_to_parameters(weights, parameters)
+        model.zero_grad()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: end to end</summary>
+#
+# `torch.cat([parameter.detach().flatten() for parameter in parameters])` is one long row of numbers, and
+# `torch.nn.utils.vector_to_parameters(row, parameters)` puts such a row back into the parameters.
+# </details>
+# <details><summary>Hint 2: the optimizer</summary>
+#
+# Make it once, before the first step, since it remembers things between steps: `make_optimizer([shard])`. The shard can
+# be a plain tensor. Give it a `.grad` of the same length before each `optimizer.step()`.
+# </details>
+# <details><summary>Hint 3: sum or mean?</summary>
+#
+# Each rank's loss is the mean over its own samples. With shares of equal size, the mean over all samples is the mean
+# over ranks: divide what `reduce_scatter` returns by `world_size`.
+# </details>
+# <details><summary>Hint 4: frozen parameters</summary>
+#
+# Their `.grad` is `None`. Leave them out from the start: `[p for p in model.parameters() if p.requires_grad]`.
+# </details>
+
+# %% nbgrader={"grade_id": "check_train_sharded", "grade": true, "locked": true, "points": 4}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L03_sharded_data_parallelism.checks")
+
+### END HIDDEN TESTS
+sharded = checks.train_sharded(train_sharded)
+sharded.points(4)
+
+# %% [markdown]
+# The price is that of data parallelism, a reduce-scatter and an all-gather in each step, and the optimizer's state is
+# cut into as many parts as there are ranks. With AdamW that is half of the 16 bytes that a parameter takes.
+#
+# The extra memory comes from the copies: the gradients in one row, and the parameters. PyTorch's
+# `ZeroRedundancyOptimizer` gives whole parameters to ranks in place of pieces, so it needs no rows, and the parts of
+# the ranks are not quite equal. The course's [`ShardedOptimizer`](../../course_lib/mechanisms/sharding.py) is your
+# function, in buckets, as an optimizer.
+
+# %%
+sharded.idle
+
+# %% [markdown]
+# ## 4. A layer that comes and goes
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a linear layer of which each rank holds one piece | 25 | ★★★ |
+#
+# Now the parameters are cut, too. A rank holds its piece of a weight, and nobody can compute with that. So the layer is
+# gathered when it is needed, used, and given up again, forward and backward:
+#
+#     forward      gather the weight     y = x @ weight.T         give it up
+#     backward     gather it again       dx = dy @ weight         give it up
+#                                        gradient = dy.T @ x      reduce-scatter, and keep your piece
+#
+# Autograd does not know any of this, so you tell it. A `torch.autograd.Function` is a pair of a forward and a backward
+# pass. Here is one that knows how to square a number. What backward needs, forward leaves in `ctx`; and backward
+# returns a gradient for each argument of forward, or `None` for one that has none.
+
+
+# %%
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return 2 * x * dy
+
+
+x = torch.tensor(3.0, requires_grad=True)
+Square.apply(x).backward()
+x.grad
+
+
+# %% nbgrader={"grade_id": "sharded_linear", "solution": true}
+def sharded_linear(x, shard, shape):
+    """A linear layer y = x @ weight.T, of whose weight each rank holds one piece.
+
+    x: this rank's samples [samples, inputs].
+    shard: this rank's piece of weight.flatten(), as tensor_split(world_size) cuts it.
+    shape: of the weight, (outputs, inputs).
+    Returns y [samples, outputs], with a backward pass. After it, x.grad belongs to
+    this rank's samples, and shard.grad is this rank's piece of the gradient of the
+    weight: the mean over ranks, as in part 3.
+
+    A rank holds the whole weight only while it computes with it.
+    """
+    ### BEGIN SOLUTION
+    world_size = dist.get_world_size()
+
+    class ShardedLinear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, shard):
+            ctx.save_for_backward(x, shard)
+            weight = all_gather(shard, shape[0] * shape[1]).view(shape)
+            return x @ weight.T
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, shard = ctx.saved_tensors
+            weight = all_gather(shard, shape[0] * shape[1]).view(shape)
+            dx = dy @ weight
+            del weight
+            gradient = dy.T @ x
+            return dx, reduce_scatter(gradient.flatten()) / world_size
+
+    return ShardedLinear.apply(x, shard)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: where does the code go?</summary>
+#
+# Write a class like `Square` inside the function, with `forward(ctx, x, shard)` and `backward(ctx, dy)`, and end with
+# `return YourClass.apply(x, shard)`. The class sees `shape`, since it is inside.
+# </details>
+# <details><summary>Hint 2: forward</summary>
+#
+# `all_gather(shard, shape[0] * shape[1]).view(shape)` is the weight. Do not save it. Save `x` and `shard`, from which
+# you can make it again.
+# </details>
+# <details><summary>Hint 3: whose gradient is what?</summary>
+#
+# `x` holds this rank's samples, and nobody else has them: its gradient needs no other rank. The weight is everybody's,
+# so its gradient comes from the samples of all.
+# </details>
+# <details><summary>Hint 4: backward</summary>
+#
+# `dx = dy @ weight`, with the weight gathered again, and `gradient = dy.T @ x`, which has the shape of the weight. You
+# return `dx` and your piece of the mean: `reduce_scatter(gradient.flatten()) / world_size`.
+# </details>
+
+# %% nbgrader={"grade_id": "check_sharded_linear", "grade": true, "locked": true, "points": 5}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L03_sharded_data_parallelism.checks")
+
+### END HIDDEN TESTS
+layer = checks.sharded_linear(sharded_linear)
+layer.points(5)
+
+# %% [markdown]
+# Each layer is gathered twice and its gradient scattered once, three halves of an all-reduce. The extra memory is about
+# one layer, its gradient, and what the layers leave for the backward pass, however many layers there are.
+#
+# In the picture a rank computes, and then it waits for the next layer. PyTorch's `fully_shard` and the course's
+# [`FullySharded`](../../course_lib/mechanisms/fully_sharded.py) fetch the next layer while this one computes.
+
+# %%
+layer.idle
+
+# %% [markdown]
+# ## 5. Compute again instead of keeping
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a block that keeps its input alone, and computes everything inside once more when it is needed | 20 | ★★☆ |
+#
+# Parameters, gradients and the optimizer's state are cut now. What is left are the activations: all that autograd keeps
+# inside the blocks, from the forward to the backward pass. It can be computed again, from the block's input:
+#
+#     forward      y = block(x)        keep x, nothing else
+#     backward     y = block(x)        now with all that autograd needs
+#                  go back from y, and forget it again
+#
+# Where a block draws random numbers, for dropout, the second pass has to draw the same ones. Where they come from is
+# one tensor, `torch.get_rng_state()`.
+
+# %% nbgrader={"grade_id": "recompute", "solution": true}
+def recompute(block, x):
+    """block(x), of which nothing but x is kept for the backward pass.
+
+    block: a module, or any function with parameters inside; it may use dropout, and it
+        may communicate.
+    x: a tensor that needs a gradient.
+    Returns what block(x) returns, with a backward pass. After it, gradients of x and of
+    the block's parameters are as if it had been computed once. Random numbers that
+    others draw later are so, too.
+    """
+    ### BEGIN SOLUTION
+
+    class Recompute(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.random = torch.get_rng_state()
+            return block(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            x = x.detach().requires_grad_()
+            now = torch.get_rng_state()
+            torch.set_rng_state(ctx.random)
+            with torch.enable_grad():
+                y = block(x)
+            torch.set_rng_state(now)
+            y.backward(dy)
+            return x.grad
+
+    return Recompute.apply(x)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: what is kept?</summary>
+#
+# Inside the `forward` of a `torch.autograd.Function` autograd records nothing, so `block(x)` leaves nothing behind
+# there. Save `x`.
+# </details>
+# <details><summary>Hint 2: the second pass</summary>
+#
+# Inside `backward` autograd records nothing either, unless you ask for it: `with torch.enable_grad():`. And the second
+# pass should begin at `x`, not at what comes before it: `x.detach().requires_grad_()` has the same numbers and no
+# history.
+# </details>
+# <details><summary>Hint 3: where do gradients go?</summary>
+#
+# `y.backward(dy)` adds to the `.grad` of the block's parameters, and leaves that of `x` in `x.grad`. Return it: the
+# block before waits for it.
+# </details>
+# <details><summary>Hint 4: dropout</summary>
+#
+# Note `torch.get_rng_state()` in `forward`, before the first pass. In `backward`, note the present state, set the old
+# one with `torch.set_rng_state`, compute, and set the present one again.
+# </details>
+
+# %% nbgrader={"grade_id": "check_recompute", "grade": true, "locked": true, "points": 4}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L03_sharded_data_parallelism.checks")
+
+### END HIDDEN TESTS
+again = checks.recompute(recompute)
+again.points(4)
+
+# %% [markdown]
+# The blocks of the check are made of layers like yours in part 4. So the price has two sides. What is inside a block is
+# there for one block at a time, however many there are. But each block computes forward twice, and its layers are
+# gathered three times, no longer twice.
+#
+# PyTorch's `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)` is your function. It has your limit as
+# well: if `x` needs no gradient, autograd sees no reason to go back, and the block's parameters get none. With
+# `use_reentrant=False` there is no such limit. It hooks what autograd wants to keep, and computes the block again when
+# the first of these tensors is asked for. The course's models keep everything, but its planner counts
+# what a layer keeps otherwise: [`layer_activations`](../../course_lib/planner/memory.py).
+
+# %%
+again.idle
+
+# %% [markdown]
+# ## Everything together
+#
+# Four ranks train a small GPT with your `train_sharded`. Each step has 32 problems, eight for each rank. One process,
+# with a plain AdamW and all 32 problems, should end with the same parameters.
+
+# %%
+STEPS = 10
+
+
+def adamw(tensors):
+    return torch.optim.AdamW(tensors, lr=1e-3)
+
+
+def problems():
+    """The minibatches of all steps."""
+    drawn = minibatches(train_test_split()[0], 32)
+    return [next(drawn) for _ in range(STEPS)]
+
+
+def share(tensor):
+    return tensor.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def train(rank):
+    """Returns all parameters after the last step, as one row."""
+    model = TinyGPT(seed=0, dtype=torch.float64)
+    batches = [(share(inputs), share(targets)) for inputs, targets in problems()]
+    train_sharded(model, batches, answer_loss, adamw)
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+replicas = launch(train, 4).results
+
+model = TinyGPT(seed=0, dtype=torch.float64)
+optimizer = adamw(model.parameters())
+for inputs, targets in problems():
+    optimizer.zero_grad()
+    answer_loss(model(inputs), targets).backward()
+    optimizer.step()
+alone = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+same = all(torch.equal(replica, replicas[0]) for replica in replicas)
+print("all replicas equal, bit for bit:", same)
+print("equal to one process, up to rounding:", torch.allclose(replicas[0], alone, rtol=0, atol=1e-9))
+
+# %% [markdown]
+# And now nobody holds a whole model any more. A network of three of your layers learns the same sums: it reads six
+# characters and says three. Each rank gives AdamW its shards, and so the optimizer's state is cut as well. This is
+# ZeRO-3. The second layer and the third are computed twice, with your `recompute`; the first gets the characters
+# themselves, which need no gradient.
+
+# %%
+SHAPES = [(64, 6 * 12), (64, 64), (3 * 12, 64)]  # 12 characters: the digits, plus, and equals
+
+
+def first_weights():
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=random, dtype=torch.float64) / shape[1] ** 0.5 for shape in SHAPES]
+
+
+def loss_of(layers, inputs, targets):
+    """layers: functions, one for each weight."""
+    x = F.one_hot(inputs[:, :6], 12).flatten(1).double()
+    for layer in layers[:-1]:
+        x = layer(x).relu()
+    return F.cross_entropy(layers[-1](x).view(-1, 12), targets[:, 5:].flatten())
+
+
+def train_fully_sharded(rank):
+    """Returns this rank's shards, and how many bytes of parameters, gradients and optimizer state it holds."""
+    world_size = dist.get_world_size()
+    shards = [w.flatten().tensor_split(world_size)[rank].clone().requires_grad_() for w in first_weights()]
+    layers = [lambda x, one=one, shape=shape: sharded_linear(x, one, shape)
+              for one, shape in zip(shards, SHAPES, strict=True)]
+    layers[1:] = [lambda x, layer=layer: recompute(layer, x) for layer in layers[1:]]  # x of the first has no gradient
+    optimizer = adamw(shards)
+    for inputs, targets in problems():
+        optimizer.zero_grad()
+        loss_of(layers, share(inputs), share(targets)).backward()
+        optimizer.step()
+    return [shard.detach() for shard in shards], bytes_held(shards, optimizer)
+
+
+def bytes_held(tensors, optimizer):
+    averages = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    return sum(one.nbytes for one in [*tensors, *(tensor.grad for tensor in tensors), *averages])
+
+
+ranks = launch(train_fully_sharded, 4).results
+
+weights = [weight.requires_grad_() for weight in first_weights()]
+optimizer = adamw(weights)
+for inputs, targets in problems():
+    optimizer.zero_grad()
+    loss_of([lambda x, w=w: F.linear(x, w) for w in weights], inputs, targets).backward()
+    optimizer.step()
+
+for number, weight in enumerate(weights):
+    whole = torch.cat([shards[number] for shards, _ in ranks]).view_as(weight)
+    close = torch.allclose(whole, weight, rtol=0, atol=1e-9)
+    print(f"layer {number}: equal to one process, up to rounding: {close}")
+print(f"one process holds {bytes_held(weights, optimizer):,} bytes, each of four ranks {ranks[0][1]:,}")
+
+# %% [markdown]
+# A quarter. (What comes and goes while it computes is not in these bytes: one layer at a time, and the activations.)

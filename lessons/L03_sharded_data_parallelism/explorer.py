@@ -1,0 +1,65 @@
+"""An explorer of sharding: which stage lets a model fit on so many devices, and what that costs.
+
+| model      ---o---  6.7B           | what lies in memory, against what  |
+| devices    o------  8              | a device has                       |
+| stage      -o-----  ZeRO-1         |                                    |
+| recompute  o------  nothing        |                                    |
+| what comes of it, in words                                              |
+| where the time of a step goes, without sharding and with the stage      |
+"""
+
+from __future__ import annotations
+
+from course_lib.classroom.widgets.controls import Slider
+from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
+from course_lib.figures import memory_by_part, step_time_by_part
+from course_lib.figures.axis import data_size, duration, memory_size, percent
+from course_lib.planner import Cluster, Estimate, Plan, estimate
+from lessons.L01_one_machine_is_not_enough.explorer import AGAIN, FAMILY
+from lessons.L03_sharded_data_parallelism.runs import STAGES
+
+DEVICE, PER_NODE = "A100-80GB", 8
+DEVICES = (8, 16, 32, 64, 128, 256, 512)
+SAMPLES = 2  # for each device, all at once
+
+
+def planned(model: str, devices: int, stage: int, recompute: str = "none") -> Estimate:
+    """A model of the family on so many A100 in nodes of eight, two samples for each, in bf16."""
+    plan = Plan(dp=devices, zero=stage, micro_batch=SAMPLES, recompute=recompute)
+    return estimate(FAMILY[model], Cluster(DEVICE, devices // PER_NODE, PER_NODE), plan, SAMPLES * devices)
+
+
+def draw(model: str, devices: int, stage: int, recompute: str) -> View:
+    """What the explorer shows at this setting, and how long a step takes without sharding."""
+    times = {STAGES[one]: planned(model, devices, one, recompute) for one in sorted({0, stage})}
+    name, one = STAGES[stage], times[STAGES[stage]]
+    return View(
+        describe(model, devices, stage, recompute, one),
+        memory_by_part({name: one.memory}, one.capacity, HALF, f"Does {model} fit with {name}?"),
+        step_time_by_part(times, WIDTH, f"A step on {devices} devices, if it fits"),
+    )
+
+
+def describe(model: str, devices: int, stage: int, recompute: str, one: Estimate) -> str:
+    """Whether it fits, how long a step takes, and which is the first stage that fits."""
+    time, data = one.step_time.total, one.flows["data"]
+    fits = "fits" if one.fits else "does not fit"
+    need = f"each device needs {memory_size(one.memory.total)}, and has {memory_size(one.capacity)}"
+    cost = f"A step takes {duration(time)}, {percent(one.step_time.data / time)} of it for what travels"
+    enough = [name for other, name in STAGES.items() if planned(model, devices, other, recompute).fits]
+    first = f"The first stage that is enough here is {enough[0]}" if enough else "No stage is enough here"
+    return (
+        f"{model} on {devices} devices with {STAGES[stage]} {fits}: {need}. {cost} and is not hidden; "
+        f"each sends {data_size(round(data.bytes))}. {first}."
+    )
+
+
+def explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, recompute: str = "none") -> Explorer:
+    """Four controls, three sentences, two pictures; everything is modelled."""
+    controls = [
+        Slider("model", tuple(FAMILY), model),
+        Slider("devices", DEVICES, devices),
+        Slider("stage", tuple(STAGES), stage, tuple(STAGES.values())),
+        Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
+    ]
+    return Explorer(controls, lambda *values: [draw(*values)], (238, 226))

@@ -1,0 +1,254 @@
+"""The checks for layer-wise model parallelism: where to cut, a step over ranks, and what each of them holds.
+
+Splits and bytes come out of the function alone: each rank asks for those of other models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain, combinations, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case, normal, prepared
+from course_lib.classroom.checks.tables import Plans, as_numbers, computing
+from course_lib.ranks import Link, Pace
+from course_lib.schedules import SCHEDULES, Action
+from course_lib.timeline import compute
+
+Costs = list[int]
+KEPT = 1_000  # bytes that stand for the activations of a micro-batch
+
+# Where to cut
+
+
+def split(costs: Costs, n_stages: int) -> list[range]:
+    def price(stages: list[range]) -> float:
+        return max(sum(costs[i] for i in stage) for stage in stages)
+
+    cuts = combinations(range(1, len(costs)), n_stages - 1)
+    splits = [[range(*ends) for ends in pairwise((0, *cut, len(costs)))] for cut in cuts]
+    return min(splits, key=price)
+
+
+MODELS = {  # how many stages to make of how many layers
+    "equal layers": ((2, 4), (3, 6), (4, 8)),
+    "unequal layers": ((2, 8), (3, 9), (4, 12)),
+    "stages of different length": ((5, 11), (4, 10), (3, 11)),
+    "as many stages as layers": ((3, 3), (4, 4), (5, 5)),
+    "a single stage": ((1, 1), (1, 4)),
+}
+
+
+def _models(seed: int, rank: int) -> Plans:
+    random = torch.Generator()
+    models = {}
+    for kind, sizes in MODELS.items():
+        random.manual_seed(100 * seed + rank)
+        drawn = [(torch.randint(1, 30, (layers,), generator=random).tolist(), n) for n, layers in sizes]
+        models[kind] = [([5] * len(costs), n) for costs, n in drawn] if kind == "equal layers" else drawn
+    return models
+
+
+def perform(actions: Sequence[Action], n_stages: int, forward: float = 1, backward: float = 1) -> None:
+    """Run a rank's list on the emulated clock, with messages of one number, holding what a backward pass needs."""
+    held, sending, n = {}, [], dist.get_world_size()
+    for op, stage, k in actions:
+        source, to = (stage - 1, stage + 1) if op == "F" else (stage + 1, stage - 1)
+        if 0 <= source < n_stages:
+            dist.recv(torch.empty(1), source % n)
+        kind, work = ("forward", forward) if op == "F" else ("backward", backward)
+        with compute(kind, micro_batch=k, stage=stage, work=work):
+            held[stage, k] = torch.empty(KEPT // 4) if op == "F" else None
+        if 0 <= to < n_stages:
+            sending.append(dist.isend(torch.empty(1), to % n))
+    for handle in sending:
+        handle.wait()  # type: ignore[union-attr]
+
+
+def _pass_through(model: tuple, stages: Any) -> None:
+    if _dearest(model, stages).startswith("the"):
+        own = sum(model[0][i] for i in stages[dist.get_rank()])
+        perform(SCHEDULES["gpipe"](4, 8).actions[dist.get_rank()], 4, own, own)
+
+
+def _dearest(model: tuple, stages: Any) -> str:
+    """What the dearest stage costs, or why this is no split."""
+    costs, n_stages = model
+    if not isinstance(stages, list | tuple) or not all(isinstance(stage, Iterable) for stage in stages):
+        return "no list of stages"
+    lists, every = [*map(list, stages)], [*range(len(costs))]
+    layers = [*chain(*lists)]
+    wrong = {f"{len(lists)} stages": len(lists) != n_stages, "an empty stage": [] in lists}
+    wrong |= {f"layers {layers}": sorted(layers) != every, "layers out of order": layers != every}
+    found = [text for text, is_so in wrong.items() if is_so]
+    return found[0] if found else f"the dearest costs {max(sum(costs[i] for i in stage) for stage in lists)}"
+
+
+more = [(n, kind) for n in (3, 4) for kind in ("unequal layers", "stages of different length")]
+priced, pace = ("ten layers", ([3, *[10] * 8, 22], 4)), Pace({"forward": 0.002, "backward": 0.004})
+split_layers = computing("split_layers", split, "", _models, more, priced, _pass_through, value=_dearest, pace=pace)
+change = split_layers.change
+price = "max(sum(costs[i] for i in stage) for"
+change("by_number", price, "sum(len(stage) ** 2 for")
+change("least_squares", price, "sum(sum(costs[i] for i in stage) ** 2 for")
+change("cheapest", price, price.replace("max", "-min"))
+
+
+def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int, float], bool]) -> list[range]:
+    """Stage by stage, each until it is full. is_full: asked with its costs, the next, and the mean of the rest."""
+    stages, first = [], 0
+    for left in range(n_stages - 1, 0, -1):
+        last = first + 1
+        while last < len(costs) - left and not is_full(costs[first:last], costs[last], sum(costs[first:]) / (left + 1)):
+            last += 1
+        stages.append(range(first, last))
+        first = last
+    return [*stages, range(first, len(costs))]
+
+
+@split_layers.mistake
+def never_above_the_mean(costs: Costs, n_stages: int) -> list[range]:
+    return _filled(costs, n_stages, lambda own, following, _: sum(own) + following > sum(costs) / n_stages)
+
+
+@split_layers.mistake
+def above_the_mean(costs: Costs, n_stages: int) -> list[range]:
+    return _filled(costs, n_stages, lambda own, following, _: sum(own) >= sum(costs) / n_stages)
+
+
+@split_layers.mistake
+def mean_of_the_rest(costs: Costs, n_stages: int) -> list[range]:
+    return _filled(costs, n_stages, lambda own, following, mean: sum(own) + following > mean)
+
+
+@split_layers.mistake
+def out_of_order(costs: Costs, n_stages: int) -> list[list[int]]:
+    stages: list[list[int]] = [[] for _ in range(n_stages)]
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        min(stages, key=lambda stage: sum(costs[j] for j in stage)).append(i)
+    return stages
+
+
+# A step over ranks
+
+
+def passed_on(stage: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callable, width: int) -> Tensor | None:
+    rank, last, loss = dist.get_rank(), dist.get_world_size() - 1, None
+    x = inputs
+    if rank > 0:
+        x = inputs.new_empty(len(inputs), width)
+        dist.recv(x, rank - 1)
+        x.requires_grad_()
+    y = stage(x)
+    if rank == last:
+        loss = loss_fn(y, targets)
+        loss.backward()
+    else:
+        dist.send(y.detach(), rank + 1)
+        dist.recv(dy := torch.empty_like(y), rank + 1)
+        if y.requires_grad:
+            y.backward(dy)
+    if rank > 0:
+        dist.send(x.grad, rank - 1)  # type: ignore[arg-type]
+    return loss
+
+
+def _steps(n: int, layers: int, seed: int, steps: int = 1, frozen: int = -1, new: str = "", wider: int = 0) -> Case:
+    text = f"{n} ranks, {layers} layer{'s' * (layers > 1)} on each" + f", {steps} minibatches" * (steps > 1)
+    arguments = partial(_one_stage_each, n, layers, seed, steps, frozen, wider)
+    return Case(text + f", those of rank {frozen} frozen" * (frozen >= 0), n, arguments, new)
+
+
+def _one_stage_each(n: int, layers: int, seed: int, steps: int, frozen: int, wider: int, rank: int) -> tuple:
+    """Stages of equal width, so that any mistake has shapes that fit, unless each should be wider than the last."""
+    own, common = normal(10 * seed + rank), normal(10 * seed + 9)
+    widths = [4 + wider * rank] * layers + [4 + wider * (rank + 1)]
+    stage = nn.Sequential(*(m for pair in pairwise(widths) for m in (nn.Linear(*pair), nn.Tanh())))
+    minibatches = [(common(3, 4), common(3, 4 + wider * n)) for _ in range(steps)]
+    return prepared(stage, own).requires_grad_(rank != frozen), minibatches, mse_loss, widths[0]
+
+
+def _all_steps(seed: int) -> list[Case]:
+    twice, frozen = "a second minibatch, whose gradients are added to the first one's", "a stage that is not trained"
+    sizes = [(2, 1), (2, 2), (3, 2), (4, 1)]
+    steps = [_steps(n, layers, seed + n, new="more layers on a rank" * (n == layers)) for n, layers in sizes]
+    frozen_ones = [_steps(3, 1, seed, frozen=rank, new=frozen) for rank in (1, 0)]
+    return [*steps, *(_steps(n, 1, seed, 2, new=twice) for n in (2, 3, 4)), *frozen_ones]
+
+
+def _play_steps(fn: Callable, stage: nn.Module, minibatches: list, loss_fn: Callable, width: int) -> dict[str, Any]:
+    losses = [fn(stage, inputs, targets, loss_fn, width) for inputs, targets in minibatches]
+    return {f"loss of minibatch {i}": as_numbers(loss) for i, loss in enumerate(losses)}
+
+
+PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.001))
+last = _steps(4, 2, 0, new="hidden states get wider from rank to rank", wider=2)
+forward_and_backward = Exercise("forward_and_backward", passed_on, _play_steps, _all_steps, last, PACE, rounding=1e-12)
+change = forward_and_backward.change
+back = "y.backward(dy)"
+change("no_leaf", "x.requires_grad_()", "pass", fails=True)
+change("frozen_forgotten", "if y.requires_grad", "if True", fails=True)
+change("own_inputs", "stage(x)", "stage(x + (inputs - x).detach())")
+change("own_loss", back, "loss_fn(y, targets).backward()")
+change("from_ones", back, "y.sum().backward()")
+change("divided", back, "y.backward(dy / (last + 1))")
+change("without_loss", "loss.backward()", "y.sum().backward()")
+change("dy_returned", "dist.send(x.grad", "dist.send(x.grad if rank == last else dy")
+change("cleared", "y = stage(x)", "stage.zero_grad(); y = stage(x)")
+
+
+# Who holds what
+
+
+def held(widths: list[int], stages: list[range], samples: int) -> list[tuple[int, int, int, int]]:
+    found = []
+    for stage in stages:
+        parameters = 4 * sum((widths[i] + 1) * widths[i + 1] for i in stage)
+        optimizer = 2 * parameters + 4 * 2 * len(stage)
+        activations = 4 * samples * sum(widths[stage.start : stage.stop + 1])
+        found.append((parameters, parameters, optimizer, activations))
+    return found
+
+
+WIDTHS, STAGES = [72, *[64] * 6, 36], [range(2), range(2, 4), range(4, 5), range(5, 7)]
+
+
+def _networks(seed: int, rank: int) -> Plans:
+    """Networks on three ranks."""
+    lengths = {"one layer on each rank": [1] * 3, "more layers on a rank": [2] * 3}
+    lengths |= {"stages of different length": [1, 3, 1 + rank % 2]}
+    return {kind: [_network(of_stages, seed, rank)] for kind, of_stages in lengths.items()}
+
+
+def _network(lengths: list[int], seed: int, rank: int) -> tuple[list[int], list[range], int]:
+    stages = [range(sum(lengths[:r]), sum(lengths[: r + 1])) for r in range(len(lengths))]
+    widths = torch.randint(2, 20, (sum(lengths) + 1,), generator=torch.Generator().manual_seed(9 * seed + rank))
+    return widths.tolist(), stages, 5 + seed + rank
+
+
+def _hold(network: tuple, found: Any) -> None:
+    torch.empty(int(sum(found[dist.get_rank()])), dtype=torch.uint8)
+
+
+more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
+network = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
+who_holds_what = computing("who_holds_what", held, "", _networks, more, network, _hold)
+change = who_holds_what.change
+acts = "sum(widths[stage.start : stage.stop + 1])"
+change("no_bias", "(widths[i] + 1)", "widths[i]")
+change("whole_model", "for i in stage)", "for i in range(len(widths) - 1))")
+change("one_number", "2 * parameters", "parameters")
+change("step_of_a_layer", "4 * 2 * len", "4 * len")
+change("no_steps", " + 4 * 2 * len(stage)", "")
+change("one_sample", "4 * samples *", "4 *")
+change("not_arrived", acts, "sum(widths[i + 1] for i in stage)")
+change("not_sent", acts, "sum(widths[i] for i in stage)")
+change("twice", acts, "sum(widths[i] + widths[i + 1] for i in stage)")
+change("largest", acts, f"max({acts[4:-1]})")

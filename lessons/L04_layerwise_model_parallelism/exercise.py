@@ -1,0 +1,394 @@
+# %% [markdown]
+# # Layer-wise model parallelism, by hand
+#
+# A model is a list of layers, and each rank gets some of them. You decide where to cut, let the ranks train together,
+# and work out what each of them has to hold.
+#
+# | | you build | minutes | difficulty | points |
+# |---|---|---|---|---|
+# | 1 | `split_layers`: stages, the dearest of which is as cheap as can be | 20 | ★★☆ | 3 |
+# | 2 | `forward_and_backward`: a step of one rank among its neighbors | 25 | ★★★ | 5 |
+# | 3 | `who_holds_what`: the bytes of each rank | 20 | ★★☆ | 4 |
+#
+# Below each function stands its check. Nothing that you write can break anything, so run a check as often as you like.
+
+# %%
+from itertools import combinations, pairwise
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from course_lib import launch
+from course_lib.data import minibatches, train_test_split
+from course_lib.instruments.ledger import Ledger
+from lessons.L04_layerwise_model_parallelism import checks
+
+# %% [markdown]
+# ## 1. Where to cut
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | consecutive layers for each stage | 20 | ★★☆ |
+#
+# Layers do not all cost the same. Here are six of them, with what each costs, and two ways to make three stages:
+#
+#     layers            0    1    2    3    4    5
+#     costs             2    2    3    3    4    8
+#
+#     by number       [ 2    2 ][ 3    3 ][ 4    8 ]     the dearest stage costs 12
+#     by cost         [ 2    2    3 ][ 3    4 ][ 8 ]     the dearest stage costs  8
+#
+# Costs can be bytes: then the dearest stage decides whether the model fits. They can be seconds: then all the others
+# wait for it.
+
+# %% nbgrader={"grade_id": "split_layers", "solution": true}
+def split_layers(costs, n_stages):
+    """Cut a list of layers so that the dearest stage is as cheap as can be.
+
+    costs: what each layer costs, a list of whole numbers above 0.
+    n_stages: from 1 to the number of layers.
+    Returns a list of n_stages ranges, the layers of each stage: [range(0, 3), range(3, 5),
+    range(5, 6)]. Each layer is in exactly one, layers are in order, and no stage is empty.
+    If several splits are equally good, return any of them.
+    """
+    ### BEGIN SOLUTION
+    best, cheapest = None, float("inf")
+    for cuts in combinations(range(1, len(costs)), n_stages - 1):
+        stages = [range(first, stop) for first, stop in pairwise((0, *cuts, len(costs)))]
+        dearest = max(sum(costs[i] for i in stage) for stage in stages)
+        if dearest < cheapest:
+            best, cheapest = stages, dearest
+    return best
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a split is its cuts</summary>
+#
+# Three stages have two cuts. With six layers a cut can lie before layer 1, 2, 3, 4 or 5.
+# </details>
+# <details><summary>Hint 2: filling up is not enough</summary>
+#
+# Filling one stage after the other up to the mean looks good, but nothing says that the mean can be reached, and the
+# last stage gets whatever is left over. The lists in the check are short. You can try all splits.
+# </details>
+# <details><summary>Hint 3: all of them</summary>
+#
+# `itertools.combinations(range(1, len(costs)), n_stages - 1)` gives every choice of cuts, in order. The stages lie
+# between neighboring ends: `itertools.pairwise((0, *cuts, len(costs)))`.
+# </details>
+# <details><summary>Hint 4: which one?</summary>
+#
+# For each choice, add up the costs of each stage and take the `max`. Keep the stages for which that is smallest.
+# </details>
+
+# %% nbgrader={"grade_id": "check_split_layers", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L04_layerwise_model_parallelism.checks")
+
+### END HIDDEN TESTS
+cut = checks.split_layers(split_layers)
+cut.points(3)
+
+# %% [markdown]
+# The price is that of your split of ten layers, a cheap embedding in front and a dear head at the end. Four ranks have
+# sent eight micro-batches through it, on the emulated clock, each rank as slow as its stage. (This is a pipeline, as in
+# the next lesson, because there the dearest stage matters most.)
+#
+# Trying all splits is fine for ten layers. For 96 layers in 16 stages there are far too many:
+
+# %%
+from math import comb
+
+print(f"{comb(9, 3)} splits of 10 layers in 4 stages, {comb(95, 15):.0e} of 96 layers in 16")
+
+# %% [markdown]
+# The course's [`split_layers`](../../course_lib/mechanisms/layerwise.py) remembers the best split of the layers from
+# each one on, so that it tries every stage only once. In PyTorch you say yourself where to cut, with the `split_spec`
+# of `torch.distributed.pipelining.pipeline`.
+
+# %%
+cut.idle
+
+# %% [markdown]
+# ## 2. A step over ranks
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | what one rank does in a step | 25 | ★★★ |
+#
+# Each rank has its own layers and nothing else. Hidden states go from left to right, and their gradients come back:
+#
+#     rank 0            rank 1            rank 2
+#     inputs            x                 x
+#       | stage    .->    | stage    .->    | stage
+#       y --------'       y --------'       y -> loss
+#                                                  |
+#       dy <------.       dy <------.              |
+#       | back     '----  | back     '----  back <-'
+#                       x.grad            x.grad
+
+# %% nbgrader={"grade_id": "forward_and_backward", "solution": true}
+def forward_and_backward(stage, inputs, targets, loss_fn, width):
+    """One forward and backward pass of the whole model, as this rank does its part.
+
+    stage: the layers of this rank, a module, [samples, width] -> [samples, any width].
+    inputs, targets: the minibatch. All ranks have it, and only the first one computes
+        with inputs, only the last one with targets.
+    loss_fn: loss_fn(y, targets) is the loss, a mean over samples.
+    width: what arrives here from the rank before is [len(inputs), width], in the dtype of
+        the inputs.
+
+    Adds to the .grad of the parameters of `stage` their gradient, as loss.backward() does
+    in one process. All parameters of a rank may be frozen (requires_grad=False).
+    Returns the loss on the last rank, None on the others. There are at least 2 ranks.
+    """
+    ### BEGIN SOLUTION
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+
+    x = inputs
+    if rank > 0:
+        x = torch.empty(len(inputs), width, dtype=inputs.dtype)
+        dist.recv(x, rank - 1)
+        x.requires_grad_()
+    y = stage(x)
+
+    loss = None
+    if rank < last:
+        dist.send(y.detach(), rank + 1)
+        dy = torch.empty_like(y)
+        dist.recv(dy, rank + 1)
+        if y.requires_grad:  # not if this is the first rank, and frozen
+            y.backward(dy)
+    else:
+        loss = loss_fn(y, targets)
+        loss.backward()
+
+    if rank > 0:
+        dist.send(x.grad, rank - 1)
+    return loss
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: three kinds of ranks</summary>
+#
+# The first rank receives no `x` and sends no gradient. The last one receives no gradient, because it makes the loss.
+# Everything else is the same on all ranks, so two conditions are enough: `rank > 0` and `rank < last`.
+# </details>
+# <details><summary>Hint 2: where the graph begins</summary>
+#
+# A message brings numbers, and no history. So `x` is a new beginning, and `x.requires_grad_()` says that you want its
+# gradient. Say it after you have received `x`, and before the stage computes with it.
+# </details>
+# <details><summary>Hint 3: where the graph ends</summary>
+#
+# `y.backward(dy)` goes on with a gradient that came from elsewhere. It fills the `.grad` of your parameters, and
+# `x.grad`, which is what the rank before is waiting for.
+# </details>
+# <details><summary>Hint 4: frozen layers</summary>
+#
+# A frozen stage in the middle still has to pass gradients on, and with `x.requires_grad_()` it does. On the first rank
+# nothing needs a gradient then: `y.requires_grad` is False, and there is nothing to go back through. The gradient
+# arrives all the same, and has to be received.
+# </details>
+
+# %% nbgrader={"grade_id": "check_forward_and_backward", "grade": true, "locked": true, "points": 5}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L04_layerwise_model_parallelism.checks")
+
+### END HIDDEN TESTS
+step = checks.forward_and_backward(forward_and_backward)
+step.points(5)
+
+# %% [markdown]
+# Two messages are the least for a rank in the middle: hidden states to the right, a gradient to the left. The best
+# possible idle time is just as clear: of four ranks, one is busy. No way of writing this function changes that.
+#
+# In the course it is [`LayerWise`](../../course_lib/mechanisms/layerwise.py). It also sends shape and dtype along, so
+# that nobody has to know a `width`, and adds up the gradients of a parameter that lies on two ranks, such as a head
+# that is tied to the embedding. PyTorch's is `torch.distributed.pipelining`, in `stage.py`.
+
+# %%
+step.idle
+
+# %% [markdown]
+# ## 3. Who holds what
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | four numbers for each rank | 20 | ★★☆ |
+#
+# A network has layers of one kind: `nn.Linear(widths[i], widths[i + 1])` with its bias, and `nn.Tanh` behind it. It is
+# trained with AdamW, in float32. For the backward pass
+#
+# - a linear layer keeps its input,
+# - a tanh keeps its output.
+#
+# So much is kept on a rank with the layers 2 and 3:
+#
+#     arrives ->  linear 2  tanh 2  ->  linear 3  tanh 3  -> leaves
+#        |________|              |______|              |
+#        input of 2       output of 2, input of 3     output of 3
+#                            (one tensor)
+
+# %% nbgrader={"grade_id": "who_holds_what", "solution": true}
+def who_holds_what(widths, stages, samples):
+    """The bytes that each rank holds for training.
+
+    widths: layer i is [samples, widths[i]] -> [samples, widths[i + 1]].
+    stages: the layers of each rank, as split_layers returns them.
+    samples: in the minibatch.
+
+    Returns for each rank four numbers (parameters, gradients, optimizer, activations), in
+    bytes. All numbers are float32.
+    optimizer: AdamW keeps two numbers for each number of a parameter, and a step, one
+        number, for each weight and for each bias.
+    activations: what the layers keep for the backward pass, each tensor once. What
+        arrives at a rank counts there, and so do the inputs on the first rank.
+    """
+    ### BEGIN SOLUTION
+    ranks = []
+    for stage in stages:
+        numbers = sum(widths[i] * widths[i + 1] + widths[i + 1] for i in stage)
+        steps = 2 * len(stage)
+        kept = widths[stage.start] + sum(widths[i + 1] for i in stage)
+        ranks.append((4 * numbers, 4 * numbers, 4 * (2 * numbers + steps), 4 * samples * kept))
+    return ranks
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: parameters</summary>
+#
+# Layer `i` has a weight of `widths[i] * widths[i + 1]` numbers and a bias of `widths[i + 1]`. A number takes 4 bytes,
+# and its gradient as much.
+# </details>
+# <details><summary>Hint 2: the optimizer</summary>
+#
+# Twice the bytes of the parameters, and 4 bytes for the step of each weight and of each bias: 8 for a layer.
+# </details>
+# <details><summary>Hint 3: activations</summary>
+#
+# In the picture two layers keep three tensors. How many do three layers keep, and how wide is each?
+# </details>
+# <details><summary>Hint 4: how wide</summary>
+#
+# A rank keeps what arrives, `samples * widths[stage.start]` numbers, and the output of each of its layers,
+# `samples * widths[i + 1]`.
+# </details>
+
+# %% nbgrader={"grade_id": "check_who_holds_what", "grade": true, "locked": true, "points": 4}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L04_layerwise_model_parallelism.checks")
+
+### END HIDDEN TESTS
+checks.who_holds_what(who_holds_what).points(4)
+
+# %% [markdown]
+# The extra memory in the price is what the fullest of four ranks holds, by your function. Nothing is sent, because
+# nothing has to be.
+#
+# Parameters, gradients and optimizer states of all ranks add up to those of one process. Activations add up to more,
+# because what is sent is kept twice: as an output on one side of the cut, and as an input on the other.
+
+# %%
+def total(stages):
+    return [sum(kind) for kind in zip(*who_holds_what([72, 64, 64, 64, 36], stages, 32), strict=True)]
+
+
+print("one rank:  ", total([range(4)]))
+print("four ranks:", total([range(i, i + 1) for i in range(4)]))
+
+# %% [markdown]
+# On a GPU, PyTorch tells you with `torch.cuda.memory_allocated()` what is held now, all kinds together. The course
+# counts each kind: [`Ledger`](../../course_lib/instruments/ledger.py) watches what autograd saves. It looks after your
+# numbers below.
+#
+# ## Everything together
+#
+# Seven layers learn to add on four ranks. The network reads the six characters of a problem and says three. First cut
+# it, by the bytes of each layer as your own function counts them:
+
+# %%
+WIDTHS, SAMPLES = [6 * 12, 96, 64, 64, 64, 64, 64, 3 * 12], 32  # 12 characters: the digits, plus, and equals
+LAYERS = len(WIDTHS) - 1
+
+each = who_holds_what(WIDTHS, [range(i, i + 1) for i in range(LAYERS)], SAMPLES)
+stages = split_layers([sum(layer) for layer in each], n_stages=4)
+planned = who_holds_what(WIDTHS, stages, SAMPLES)
+for rank, (stage, own) in enumerate(zip(stages, planned, strict=True)):
+    print(f"rank {rank}: layers {[*stage]}, {sum(own):,} bytes")
+print(f"one process: {sum(sum(own) for own in who_holds_what(WIDTHS, [range(LAYERS)], SAMPLES)):,} bytes")
+
+# %% [markdown]
+# Then train. Every rank makes its own layers only, and counts what it really holds.
+
+# %%
+def layers(numbers):
+    """Some layers of the network, the same in every process."""
+    made = []
+    for i in numbers:
+        with torch.random.fork_rng():
+            torch.manual_seed(i)
+            made += [nn.Linear(WIDTHS[i], WIDTHS[i + 1]), nn.Tanh()]
+    return nn.Sequential(*made)
+
+
+def loss_fn(y, targets):
+    return F.cross_entropy(5 * y.view(-1, 12), targets.flatten())
+
+
+def problems(steps):
+    drawn = minibatches(train_test_split()[0], SAMPLES)
+    for inputs, targets in (next(drawn) for _ in range(steps)):
+        yield F.one_hot(inputs[:, :6], 12).flatten(1).float(), targets[:, 5:]
+
+
+def train(rank, steps):
+    """Returns this rank's parameters, its losses, and what it held."""
+    stage = layers(stages[rank])
+    optimizer, losses = torch.optim.AdamW(stage.parameters(), lr=3e-3), []
+    for inputs, targets in problems(steps):
+        optimizer.zero_grad()
+        loss = forward_and_backward(stage, inputs, targets, loss_fn, width=WIDTHS[stages[rank].start])
+        optimizer.step()
+        losses.append(loss)
+    x = torch.zeros(SAMPLES, WIDTHS[stages[rank].start], requires_grad=rank > 0)
+    with Ledger(stage, optimizer) as ledger:
+        _ = stage(x)  # as long as its output is there, so is what the layers keep
+        held = ledger.now
+    return list(stage.parameters()), losses[-1], (held.parameters, held.gradients, held.optimizer, held.activations)
+
+
+def train_alone(steps):
+    whole = layers(range(LAYERS))
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=3e-3)
+    for inputs, targets in problems(steps):
+        optimizer.zero_grad()
+        loss = loss_fn(whole(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    return list(whole.parameters()), loss
+
+
+STEPS = 50
+run = launch(train, 4, args=(STEPS,), timeout=10)
+alone, loss = train_alone(STEPS)
+mine = [parameter for parameters, _, _ in run.results for parameter in parameters]
+
+print("weights of one process, to the last bit:", all(map(torch.equal, mine, alone)))
+print("its loss, to the last bit:", torch.equal(run.results[-1][1], loss), f"({loss:.2f})")
+print("each rank holds what you said:", [tuple(held) for _, _, held in run.results] == [tuple(own) for own in planned])
+
+# %% [markdown]
+# To the last bit, because every number comes from the same operation with the same inputs, only on another rank. And
+# none of the four ranks has ever held more than its part.

@@ -1,0 +1,103 @@
+"""An explorer of pipelines: choose a schedule, and real ranks run it beside what was predicted.
+
+    | stages         --o---   4             | what every rank holds,      |
+    | micro-batches  ---o--   8             | over time                   |
+    | schedule       -o----   gpipe         |                             |
+    | cut            o-----   equal         |                             |
+    | what came of it, in words             |                             |
+    | what every rank did                                                 |
+
+Devices are emulated, so that a laptop can show what eight of them would do.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from course_lib.classroom.runs import pipeline_step
+from course_lib.classroom.widgets.controls import Slider
+from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View, compared
+from course_lib.figures import gantt, held, in_flight
+from course_lib.figures.axis import counted, duration, number, percent
+from course_lib.planner import simulate
+from course_lib.ranks import Pace
+from course_lib.schedules import SCHEDULES, Schedule
+from course_lib.timeline import Timeline
+
+STAGES = (2, 3, 4, 6, 8)
+MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
+NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
+LAYERS = 288  # of the model: so many that a sixth of any stage is a number of layers
+SECONDS = 0.002  # of one layer, for the minibatch: forward, and each half of the backward
+CUTS = ("equal stages", "last stage 1/6 larger", "last stage 1/3 larger")
+
+
+class PipelineSetting(NamedTuple):
+    """What the controls say. moved: how many sixths of a stage the last one has too many, and the first too few."""
+
+    ranks: int
+    micro_batches: int
+    name: str
+    moved: int
+
+    @property
+    def stages_per_rank(self) -> int:
+        return 2 if self.name == "interleaved_1f1b" else 1
+
+    @property
+    def schedule(self) -> Schedule:
+        return SCHEDULES[self.name](self.ranks * self.stages_per_rank, self.micro_batches)
+
+    @property
+    def layers(self) -> list[int]:
+        """How many each stage has."""
+        n = self.ranks * self.stages_per_rank
+        layers = [LAYERS // n] * n
+        layers[0] -= self.moved * layers[0] // 6
+        layers[-1] += self.moved * layers[-1] // 6
+        return layers
+
+    def run(self) -> Timeline:
+        """One pass forward and backward on real ranks, at the pace of the devices that they stand for."""
+        pace = Pace(dict.fromkeys(("forward", "backward", "weight_grad"), SECONDS / self.micro_batches))
+        return pipeline_step(self.schedule, pace, self.layers)
+
+    def predict(self) -> Timeline:
+        """The same as the simulator has it."""
+        seconds = [SECONDS / self.micro_batches * layers for layers in self.layers]
+        return simulate(self.schedule, seconds, seconds, seconds)
+
+
+def look(setting: PipelineSetting) -> View:
+    predicted, step = setting.predict(), setting.run()
+    return View(
+        describe(setting, step, predicted),
+        in_flight(step, HALF, "What does every rank hold?"),
+        gantt(step, width=WIDTH, title="What did every rank do?"),
+    )
+
+
+def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> str:
+    """What came of a step, how far the prediction was off, and what had to be held."""
+    idle, expected = step.idle_fraction(), predicted.idle_fraction()
+    micro_batches = counted(setting.micro_batches, "micro-batch")
+    most = max(one.most for one in held(step))
+    return (
+        f"{counted(setting.ranks, 'stage')}, {micro_batches}, {setting.name}, {step.origin}: "
+        f"{duration(step.makespan)}, {compared(step.makespan, predicted.makespan)}. The ranks were idle for "
+        f"{percent(idle)} of the time, the bubble; predicted {percent(expected)}. The fullest rank held the "
+        f"activations of {number(most)} of {micro_batches}."
+    )
+
+
+class PipelineExplorer(Explorer):
+    """Stages, micro-batches, schedule, and how evenly the layers are cut."""
+
+    def __init__(self, stages: int = 4, micro_batches: int = 8, schedule: str = "gpipe", moved: int = 0) -> None:
+        controls = [
+            Slider("stages", STAGES, stages),
+            Slider("micro-batches", MICRO_BATCHES, micro_batches),
+            Slider("schedule", NAMES, schedule),
+            Slider("cut", range(len(CUTS)), moved, CUTS),
+        ]
+        super().__init__(controls, lambda *values: [look(PipelineSetting(*values))], (326, 312))

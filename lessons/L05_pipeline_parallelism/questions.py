@@ -1,0 +1,219 @@
+"""Questions about pipelines: who does what when (Q10), who works at a time (Q11), and which order is best (Q8)."""
+
+from __future__ import annotations
+
+from math import isclose
+from random import Random
+from typing import NamedTuple
+
+from course_lib.classroom.questions.asking import choice, each, open_case, ordering
+from course_lib.classroom.questions.markup import bullets
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import Family
+from course_lib.classroom.runs import pipeline_step
+from course_lib.figures import gantt, held
+from course_lib.figures.axis import percent
+from course_lib.ranks import Deadlock, Link, Pace, RankFailed
+from course_lib.schedules import SCHEDULES
+from course_lib.timeline import Span, Timeline
+from lessons.L04_layerwise_model_parallelism.questions import ROUNDING, active
+from lessons.L04_layerwise_model_parallelism.runs import SECONDS, fill_and_drain, name_of, read, run_events, until_stuck
+
+# Q10. S3 has just finished MB1
+
+
+class Moment(NamedTuple):
+    """When a stage of a pipeline has just finished the forward pass of a micro-batch. Both count from 1."""
+
+    stages: int
+    stage: int
+    micro_batch: int
+
+    @property
+    def next_of_first(self) -> int:
+        """The micro-batch that the first stage has come to, from 1."""
+        return self.micro_batch + self.stage
+
+
+def _fields_of_moment(case: Moment) -> dict[str, object]:
+    numbers = {"next": case.micro_batch + 1, "before": case.next_of_first - 1, "now": case.next_of_first}
+    return {**case._asdict(), "turns": case.stage - 1, **numbers}
+
+
+def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
+    """What S1 is said to do, and with which micro-batch, from 0."""
+    return {
+        "waits": ("wait", None),
+        "next": ("forward", case.micro_batch),
+        "now": ("forward", case.next_of_first - 1),
+        "back": ("backward", case.micro_batch - 1),
+        "before": ("forward", case.next_of_first - 2),
+    }
+
+
+def _read_off(option: str, case: Moment) -> Outcome:
+    """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
+    timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
+    finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
+    claimed = _find(timeline, 0, *_claims(case)[option])
+    now = finished + ROUNDING  # what ends then is over, and what begins then has begun
+    right = claimed.start <= now < claimed.end
+    when = "just then" if right else "later" if claimed.start > now else "earlier"
+    doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
+    found = {"case": case, "doing": _words(doing), "when": when}
+    picture = gantt(timeline, title="S1 is rank 0; MB1 is micro-batch 0")
+    return Outcome(right, found=found, shown=right == (option == "now"), pictures=(picture,))
+
+
+def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
+    """The first span of this kind, and micro-batch, in the foreground of a rank."""
+    spans = (span for span in timeline.of(rank) if not span.background)
+    return next(span for span in spans if span.kind == kind and span.micro_batch == micro_batch)
+
+
+def _words(span: Span) -> str:
+    return "waiting" if span.micro_batch is None else f"the {span.kind} pass of MB{span.micro_batch + 1}"
+
+
+# Q11. Eight units, one active at any moment
+
+
+class Strategy(NamedTuple):
+    """What is done about idle units. pieces: micro-batches; work: of the whole batch on one unit."""
+
+    pieces: int = 1
+    work: float = 2.0
+    speed: float = 1.0
+    latency: float = 0.002
+
+    def run(self, units: int) -> Timeline:
+        pace = Pace({kind: seconds / self.speed for kind, seconds in SECONDS.items()}, Link(self.latency))
+        return run_events(fill_and_drain(units, self.pieces), units, self.work / self.pieces, pace)
+
+
+STRATEGIES = {
+    "links": Strategy(latency=0.0),
+    "faster": Strategy(speed=2.0),
+    "larger": Strategy(work=4.0),
+    "cut": Strategy(pieces=32),
+}
+
+
+def _activity(strategy: str, units: int) -> Outcome:
+    """How many units are active on average, before and with a strategy."""
+    before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
+    was, now = map(active, (before, after))
+    right = now > 1 + ROUNDING
+    found = {"right": right, "was": was, "units": units, "now": now}
+    picture = gantt(before, after, title="As it is, and below it with this strategy")
+    return Outcome(right, found=found, shown=right == (strategy == "cut"), pictures=(picture,))
+
+
+# Q8. The order that keeps both busiest
+
+
+class Grid(NamedTuple):
+    """So many devices in a row, so many micro-batches through all of them."""
+
+    devices: int
+    micro_batches: int
+
+    @property
+    def least_idle(self) -> float:
+        """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
+        return (self.devices - 1) / (self.micro_batches + self.devices - 1)
+
+
+def _fields_of_grid(case: Grid) -> dict[str, object]:
+    events = fill_and_drain(case.devices, case.micro_batches)
+    Random(case.devices * 10 + case.micro_batches).shuffle(events)
+    turns = {"idle": case.devices - 1, "turns": case.micro_batches + case.devices - 1}
+    way = {"F": "forward", "B": "backward"}
+    lines = (f"{name_of(one)}: {way[one.op]} of micro-batch {one.micro_batch} on device {one.stage}" for one in events)
+    shown = {"share": percent(case.least_idle), "events": bullets(lines)}
+    return {**case._asdict(), **turns, **shown}
+
+
+def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
+    events = list(map(read, names))
+    try:
+        timeline = run_events(events, case.devices)
+    except Deadlock as error:
+        done = run_events(until_stuck(events, case.devices), case.devices)
+        picture = gantt(done, title="What was done before the devices got stuck")
+        return Outcome(False, why="stuck", found={"error": error.message}, pictures=(picture,))
+    except RankFailed as error:
+        return Outcome(False, why="no_forward", found={"error": error.__cause__})
+    best = run_events(fill_and_drain(case.devices, case.micro_batches), case.devices)
+    idle = timeline.idle_fraction()
+    right = idle < case.least_idle + ROUNDING
+    found = {"idle": idle, "least": case.least_idle}
+    picture = gantt(timeline, best, title="Your order, and below it a best one")
+    return Outcome(right, why="right" if right else "waits", found=found, pictures=(picture,))
+
+
+# Pipeline efficiency
+
+
+def _pipelines() -> Outcome:
+    few, many = run_events(fill_and_drain(4, 2), 4, 0.5), run_events(fill_and_drain(4, 8), 4, 0.25)
+    idle = [timeline.idle_fraction() for timeline in (few, many)]
+    right = all(map(isclose, idle, [3 / (2 + 3), 3 / (8 + 3)]))
+    pictures = (gantt(few, title="4 stages, 2 micro-batches"), gantt(many, title="4 stages, 8 micro-batches"))
+    return Outcome(None, found={"idle": idle}, shown=right, pictures=pictures)
+
+
+# How pipelining improves utilization
+
+DEVICE = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on one device
+
+
+def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
+    """The same batch, in so many micro-batches, through the same layers."""
+    pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in DEVICE.items()})
+    return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)
+
+
+def _gain() -> Outcome:
+    whole, cut = flow("naive", 4, 1), flow("gpipe", 4, 8)
+    busy = [1 - timeline.idle_fraction() for timeline in (whole, cut)]
+    found = {"busy": busy, "times": whole.makespan / cut.makespan}
+    picture = gantt(cut, whole, title="In 8 micro-batches, and below it the whole batch")
+    return Outcome(None, found=found, shown=all(map(isclose, busy, [1 / 4, 8 / 11])), pictures=(picture,))
+
+
+# Optimizing a large model's training pipeline
+
+
+def _tuned() -> Outcome:
+    steps = [flow("gpipe", 4, 4), flow("1f1b", 4, 16), flow("interleaved_1f1b", 4, 16, 2)]
+    names = ("gpipe, 4 micro-batches", "1f1b, 16 micro-batches", "interleaved_1f1b, 16 micro-batches")
+    # A micro-batch is smaller where there are more of them, and so is what it leaves to be held.
+    most = [max(one.most for one in held(step)) / m for step, m in zip(steps, (4, 16, 16), strict=True)]
+    lines = (
+        f"{name}: idle {percent(step.idle_fraction())}, holds at most {percent(share)} of the batch's activations"
+        for name, step, share in zip(names, steps, most, strict=True)
+    )
+    picture = gantt(steps[-1], steps[0], title="Interleaved with 16 micro-batches, and below it gpipe with 4")
+    return Outcome(None, found={"lines": "; ".join(lines)}, pictures=(picture,))
+
+
+QUESTIONS: dict[str, Family] = {
+    "Q11": Family(8, choice(each(_activity, STRATEGIES)), (4, 6), lambda units: {"units": units}),
+    "Q8": Family(
+        Grid(2, 2),
+        ordering(_measure_idle),
+        [Grid(2, 2), Grid(2, 3), Grid(3, 2)],
+        _fields_of_grid,
+    ),
+    "Q10": Family(
+        Moment(4, 3, 1),
+        choice(each(_read_off, ("waits", "next", "now", "back", "before"))),
+        [Moment(stages, stage, k) for stages in (4, 5) for stage in range(3, stages + 1) for k in (1, 2)],
+        _fields_of_moment,
+    ),
+    "pipeline_efficiency": Family(None, open_case(_pipelines)),
+    "pipelining_gain": Family(None, open_case(_gain)),
+    "tune_a_pipeline": Family(None, open_case(_tuned)),
+    "optimize_stages": Family(None, open_case(_gain)),
+}

@@ -1,0 +1,294 @@
+"""The checks for the exercise on tensor parallelism: every rank holds a share of a layer, and computes that share.
+
+column_parallel(x, weight, bias)      some outputs of a linear layer, whole
+row_parallel(x, weight, bias)         an addend of all its outputs, summed
+cut_heads(qkv, bias, out, heads)      what a rank holds of an attention layer
+cross_entropy(logits, targets, first) loss and gradient from a share of the logits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from course_lib.classroom.checks.evidence import kind
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.messages import most_sent
+from course_lib.classroom.checks.part import Case, Left, Values, normal
+from course_lib.mechanisms.tensor_parallel.linear import conjugate
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute
+
+PACE = Pace(device={"forward": 0.02, "backward": 0.04}, link=Link(latency=0.002, bandwidth=1e6))
+exact = partial(Exercise, pace=PACE, rounding=1e-12)  # everything is float64; wrong ideas are off by far more
+
+
+def _random(*shapes: tuple[int, ...], seed: int) -> list[Tensor]:
+    """The same numbers on all ranks."""
+    return [*map(normal(seed), shapes)]
+
+
+def _share(tensor: Tensor, dim: int, n: int, rank: int) -> Tensor:
+    return tensor.tensor_split(n, dim)[rank].clone()
+
+
+# A linear layer
+
+
+def column(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    x = conjugate(x, unchanged, summed)
+    return F.linear(x, weight, bias)
+
+
+def row(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    addend = F.linear(x, weight)
+    return conjugate(addend, summed, unchanged) + bias
+
+
+def unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def summed(tensor: Tensor) -> Tensor:
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def averaged(tensor: Tensor) -> Tensor:
+    return summed(tensor) / dist.get_world_size()
+
+
+def side_by_side(tensor: Tensor) -> Tensor:
+    """All ranks' tensors along the last dimension, in which they may differ."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, tensor.detach())
+    return torch.cat(parts, -1)
+
+
+def _linear(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, new: str = "") -> Case:
+    """A layer, cut for n ranks along its "inputs" or its "outputs"."""
+    text = f"{n} ranks, {' x '.join(map(str, samples))} samples, and a layer from {inputs} to {outputs}"
+    return Case(text, n, partial(_linear_arguments, cut, n, samples, inputs, outputs), new)
+
+
+def _linear_arguments(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, rank: int) -> tuple:
+    """This rank's x, weight and bias, and the gradient of what it puts out."""
+    shapes = (*samples, inputs), (outputs, inputs), (outputs,), (*samples, outputs)
+    cut_along = {"outputs": (None, 0, 0, -1), "inputs": (-1, 1, None, None)}[cut]
+    whole = _random(*shapes, seed=sum(map(sum, shapes)))
+    pairs = zip(whole, cut_along, strict=True)
+    return tuple(tensor if dim is None else _share(tensor, dim, n, rank) for tensor, dim in pairs)
+
+
+def _linear_cases(cut: str, seed: int) -> list[Case]:
+    uneven, batches, s = f"the ranks do not divide the {cut}", "x has a dimension more, as for batch and sequence", seed
+    two = [_linear(cut, 2, (3,), 4, 4 + 2 * s), _linear(cut, 2, (3 + s,), 5, 7, uneven)]
+    three = [_linear(cut, 3, (2,), 6 + 3 * s, 9), _linear(cut, 3, (2, 2 + s), 6, 6, batches)]
+    return [*two, *three, _linear(cut, 3, (4,), 5 + 3 * s, 7, uneven), _linear(cut, 4, (1 + s,), 7, 5, uneven)]
+
+
+def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> dict[str, Any]:
+    """A forward and a backward pass. x comes from a layer before, weight and bias are parameters."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    with compute("forward"):
+        from_before = leaves[0].clone()
+    y = fn(from_before, *leaves[1:])
+    with compute("backward"):
+        can_go_back = isinstance(y, Tensor) and y.requires_grad and y.shape == dy.shape
+    if can_go_back:
+        y.backward(dy)
+    return {"y": y, **{f"{name}.grad": leaf.grad for name, leaf in zip(("x", "weight", "bias"), leaves, strict=True)}}
+
+
+cases, priced = partial(_linear_cases, "outputs"), _linear("outputs", 4, (16,), 32, 64)
+column_parallel = exact("column_parallel", column, _play_linear, cases, priced)
+change = column_parallel.change
+change("without_f", "conjugate(x, unchanged, summed)", "x")
+change("f_averages", "summed", "averaged")
+change("g_in_place_of_f", "unchanged, summed", "summed, unchanged")
+change("f_on_both_ways", "unchanged", "summed")
+change("outputs_gathered", "F.linear(x, weight, bias)", "side_by_side(F.linear(x, weight, bias))")
+change("nothing_goes_on", "summed", "dist.all_reduce")
+
+
+@column_parallel.mistake
+def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    own = len(bias)
+    return conjugate(F.linear(x, weight, bias), lambda y: summed(F.pad(y, (0, 64 - own)))[..., :own], unchanged)
+
+
+cases, priced = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
+row_parallel = exact("row_parallel", row, _play_linear, cases, priced)
+change, total = row_parallel.change, "conjugate(addend, summed, unchanged)"
+change("without_g", total, "addend")
+change("g_averages", "summed", "averaged")
+change("bias_on_every_rank", f"{total} + bias", "conjugate(addend + bias, summed, unchanged)")
+change("bias_in_parts", f"{total} + bias", "conjugate(addend + bias / dist.get_world_size(), summed, unchanged)")
+change("bias_on_one_rank", f"{total} + bias", "conjugate(addend + (0 if dist.get_rank() else bias), summed, unchanged)")
+change("g_on_both_ways", "unchanged", "summed")
+change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
+change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
+
+
+# Attention
+
+HEADS = "how many heads ranks have"
+
+
+def heads_cut(qkv: Tensor, bias: Tensor, out: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    n, rank, hidden = dist.get_world_size(), dist.get_rank(), len(out)
+    own = torch.arange(hidden).view(heads, -1).tensor_split(n)[rank].flatten()
+    rows = torch.cat([own, own + hidden, own + 2 * hidden])
+    return qkv[rows], bias[rows], out[:, own]
+
+
+def attention(x: Tensor, shares: Sequence[Tensor], width: int) -> Tensor:
+    """What some heads add to y: [batch, sequence, hidden], before g."""
+    qkv, bias, out = shares
+    query, key, value = F.linear(x, qkv, bias).unflatten(-1, (3, -1, width)).permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return F.linear(mixed.transpose(1, 2).flatten(2), out)
+
+
+def _heads(n: int, heads: int, width: int, new: str = "") -> Case:
+    text = f"{n} ranks and {heads} heads that are {width} wide"
+    return Case(text, n, partial(_heads_arguments, heads, width), new)
+
+
+def _heads_arguments(heads: int, width: int, rank: int) -> tuple[Any, ...]:
+    hidden = heads * width
+    shapes = (2, 3, hidden), (3 * hidden, hidden), (3 * hidden,), (hidden, hidden)
+    return *_random(*shapes, seed=hidden), heads
+
+
+def _heads_cases(seed: int) -> list[Case]:
+    several, uneven = "more than one head for a rank", "the ranks do not divide the heads"
+    two = [_heads(2, 2, 5 + seed), _heads(2, 4, 4 + seed, several), _heads(2, 3 + 2 * seed, 4, uneven)]
+    three = [_heads(3, 3, 4 + seed), _heads(3, 6, 4 + seed, several), _heads(3, 5, 4 + seed, uneven)]
+    return [*two, *three, _heads(4, 8, 4 + seed), _heads(4, 5, 4 + seed, uneven)]
+
+
+def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, heads: int) -> dict[str, Any]:
+    width, shares = len(out) // heads, fn(qkv, bias, out, heads)
+    with compute("forward"):
+        if not _are_heads(shares, width, len(out)):
+            return {"shares": shares}
+        return {"heads": torch.tensor(len(shares[1]) // 3 // width), "addend": attention(x, shares, width)}
+
+
+def _are_heads(shares: Any, width: int, hidden: int) -> bool:
+    """Whether these are matrices that whole heads can be computed with."""
+    is_triple = isinstance(shares, tuple | list) and len(shares) == 3
+    if not is_triple or not all(isinstance(one, Tensor) and one.dtype == torch.float64 for one in shares):
+        return False
+    own = shares[2].shape[-1] if shares[2].dim() else 0
+    wanted = [(3 * own, hidden), (3 * own,), (hidden, own)]
+    return own > 0 and own % width == 0 and [tuple(one.shape) for one in shares] == wanted
+
+
+def _view_heads(lefts: list[Left]) -> list[Values]:
+    """Which heads a rank has is free; what matters are how many each has, and what all put out together."""
+    results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
+    counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
+    if len(addends) < len(lefts):
+        kinds = ["; ".join(kind(one) for k, one in left.values.items() if "result" in k) for left in lefts]
+        return [left.values | {HEADS: f"no whole heads: {of_rank}"} for left, of_rank in zip(lefts, kinds, strict=True)]
+    of_all: Values = {HEADS: torch.stack(counts).sort()[0], "the attention of all": torch.stack(addends).sum(0)}
+    return [{k: v for k, v in left.values.items() if "result" not in k} | of_all for left in lefts]
+
+
+cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, priced=_heads(4, 8, 4), view=_view_heads)
+change = cut_heads.change
+make_rows, cut_them = "torch.cat([own, own + hidden, own + 2 * hidden])", ".tensor_split(n)[rank].flatten()"
+change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_split(n)[rank]")
+change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
+change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
+change("heads_torn", ".view(heads, -1)", "")
+change("out_cut_by_rows", "out[:, own]", "out[own]")
+change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
+change("all_heads", cut_them, ".flatten()")
+change("same_heads", "[rank]", "[0]")
+change("heads_left_out", cut_them, ".split(heads // n)[rank].flatten()")
+
+
+# Loss
+
+
+def entropy(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    largest = logits.amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    exponentials = logits - largest[:, None]
+    place = targets - first
+    rows = ((place >= 0) & (place < logits.shape[-1])).nonzero().flatten()
+    total, logit = sums = logits.new_zeros(2, len(targets))
+    logit[rows] = exponentials[rows, place[rows]]
+    total += exponentials.exp_().sum(-1)
+    dist.all_reduce(sums)
+    gradient = exponentials.div_(total[:, None])
+    gradient[rows, place[rows]] -= 1
+    return (total.log() - logit).mean(), gradient.div_(len(targets))
+
+
+def _tokens(n: int, samples: int, vocab: int, size: float = 1.0, shift: float = 0.0, new: str = "") -> Case:
+    """size: of the logits.  shift: how much higher those of a target are than those of the next one."""
+    text = f"{n} ranks, {samples} targets and {vocab} tokens"
+    return Case(text, n, partial(_tokens_arguments, n, samples, vocab, size, shift), new)
+
+
+def _tokens_arguments(n: int, samples: int, vocab: int, size: float, shift: float, rank: int) -> tuple[Any, ...]:
+    (logits,) = _random((samples, vocab), seed=samples + vocab)
+    targets = torch.randint(vocab, (samples,), generator=torch.Generator().manual_seed(samples))
+    first = sum(len(part) for part in torch.arange(vocab).tensor_split(n)[:rank])
+    with compute("forward"):
+        return _share(size * logits - shift * torch.arange(samples)[:, None], 1, n, rank), targets, first
+
+
+def _tokens_cases(seed: int) -> list[Case]:
+    uneven, s = "the ranks do not divide the tokens", seed
+    large = "logits whose exponentials no number can hold"
+    low = "targets whose logits are all far below those of others"
+    small = [_tokens(2, 4 + s, 6), _tokens(2, 5 + s, 7, new=uneven), _tokens(2, 4 + s, 6, 1e3, new=large)]
+    more = [_tokens(2, 4, 6 + s, 1, 2e3, low), _tokens(3, 7 + s, 8), _tokens(4, 6, 9 + s, 1e3, 2e3), _tokens(4, 1, 4)]
+    return [*small, *more]
+
+
+def _play_entropy(fn: Any, logits: Tensor, targets: Tensor, first: int) -> Any:
+    result = fn(logits, targets, first)
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    return dict(zip(("loss", "gradient"), result, strict=True)) if is_pair else result
+
+
+def _three_numbers(lefts: list[Left]) -> str:
+    (_, most), allowed = most_sent(lefts), 3 * len(lefts[0].before["targets"])
+    too_much = f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do"
+    return f"{too_much}: three a target." * (most > allowed)
+
+
+priced = _tokens(4, 16, 64)
+cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, priced, contract=_three_numbers)
+change, add_up = cross_entropy.change, "dist.all_reduce(sums)"
+change("own_softmax", add_up, "dist.all_reduce(logit)")
+change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
+change("logarithms_added", add_up, f"total.log_(); {add_up}; total.exp_()")
+change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
+change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
+change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
+change("target_on_every_rank", "place = targets - first", "place = (targets - first).clamp(0, logits.shape[-1] - 1)")
+change("place_not_moved", "targets - first", "targets.clone()")
+change("target_not_in_the_gradient", "gradient[rows, place[rows]] -= 1", "pass")
+change("gradient_of_a_sum", ".div_(len(targets))", "")
+
+
+@cross_entropy.mistake
+def logits_gathered(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    whole = side_by_side(logits).requires_grad_()
+    loss = F.cross_entropy(whole, targets)
+    loss.backward()
+    return loss, whole.grad[:, first : first + logits.shape[-1]]  # type: ignore[index]

@@ -1,0 +1,467 @@
+# %% [markdown]
+# # Tensor parallelism, by hand
+#
+# Every rank holds a share of every matrix, and all of them work on the same samples at the same time. Four functions
+# make that happen. Here you write them, and they run on real processes.
+#
+# | | you build | minutes | difficulty | points |
+# |---|---|---|---|---|
+# | 1 | `column_parallel`: a layer of which each rank has some outputs | 15 | ★★☆ | 2 |
+# | 2 | `row_parallel`: a layer of which each rank has some inputs | 15 | ★★☆ | 2 |
+# | 3 | `cut_heads`: what a rank holds of an attention layer | 20 | ★★☆ | 3 |
+# | 4 | `cross_entropy`: the loss, from a share of the logits | 30 | ★★★ | 4 |
+#
+# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
+# one thing at a time, and compares what it leaves with what one process with the whole matrices would have. Once
+# nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing that you write can break
+# anything. Run a check as often as you like.
+
+# %%
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from course_lib import launch
+from course_lib.data import NO_LOSS, answer_loss, minibatches, train_test_split
+from course_lib.mechanisms.tensor_parallel.linear import conjugate
+from course_lib.model import GPTConfig, TinyGPT
+from lessons.L06_tensor_parallelism import checks
+
+# %% [markdown]
+# ## 1. Cut by columns
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a linear layer of which each rank has some outputs, forward and backward | 15 | ★★☆ |
+#
+# Every rank holds all of x, and some of the layer's outputs. (They are columns in the formula $y = xA$. PyTorch
+# stores the weight as [outputs, inputs], so there they are rows of `weight`.)
+#
+#     rank 0    x ----- weight_0 ---->  y_0        forward: nothing has to travel
+#     rank 1    x ----- weight_1 ---->  y_1
+#
+#     rank 0    dx? <-- weight_0 -----  dy_0       backward: what does each rank find out about x,
+#     rank 1    dx? <-- weight_1 -----  dy_1                 and what is missing?
+#
+# PyTorch finds the gradients on the way back, but it does not know of other ranks. So you need a place where one
+# thing happens forward, and another one backward. `conjugate(x, forward, backward)` is such a place: it returns
+# `forward(x)`, and when the gradient comes back, `backward(gradient)` goes on to x. For example, this puts out x as it
+# is, and doubles the gradient:
+
+# %%
+x = torch.ones(3, requires_grad=True)
+conjugate(x, lambda x: x, lambda gradient: 2 * gradient).sum().backward()
+x.grad
+
+# %% nbgrader={"grade_id": "column_parallel", "solution": true}
+def column_parallel(x, weight, bias):
+    """This rank's outputs of a linear layer.
+
+    x: [..., inputs], the same on all ranks.
+    weight, bias: this rank's shares, [its outputs, inputs] and [its outputs]. Ranks may
+        have different numbers of outputs.
+
+    Returns y, [..., its outputs]. When backward() is called, this rank gets the gradient
+    of its weight and of its bias, and every rank the whole gradient of x. Use conjugate
+    and dist.all_reduce, which changes the tensor that it is given.
+    """
+    ### BEGIN SOLUTION
+    def all_reduced(gradient):
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+    x = conjugate(x, lambda x: x, all_reduced)
+    return F.linear(x, weight, bias)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: forward</summary>
+#
+# `F.linear(x, weight, bias)` is all of it. The check then finds that one of the gradients is wrong. Which one?
+# </details>
+# <details><summary>Hint 2: backward</summary>
+#
+# All ranks have used the same x, each for its own outputs. If x is changed a little, the outputs of *all* ranks change,
+# and the gradient of x is what comes of all of them together. A rank knows only what comes of its own.
+# </details>
+# <details><summary>Hint 3: where?</summary>
+#
+# At x, before the layer: `x = conjugate(x, ...)`. Forward, x goes on as it is. Backward, the gradient is summed over
+# all ranks.
+# </details>
+# <details><summary>Hint 4: a function for the way back</summary>
+#
+# It gets the gradient, and has to return a tensor: `dist.all_reduce` returns none. Copy the gradient, call
+# `dist.all_reduce` on the copy, and return the copy.
+# </details>
+
+# %% nbgrader={"grade_id": "check_column_parallel", "grade": true, "locked": true, "points": 2}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L06_tensor_parallelism.checks")
+
+### END HIDDEN TESTS
+checks.column_parallel(column_parallel).points(2)
+
+# %% [markdown]
+# The place where nothing happens forward and an all-reduce backward is Megatron-LM's **f**. What a rank sends is the
+# gradient of x, however wide the layer is. If you forget f, the layer's own gradients are right, the loss is right, and
+# all layers *before* it learn the wrong thing.
+#
+# In this course it is [`copy_to_ranks`](../../course_lib/mechanisms/tensor_parallel/linear.py). In PyTorch you would
+# write no f at all: `parallelize_module` with `ColwiseParallel()` turns the weight into a `DTensor`, which knows how it
+# is cut, and communicates when an operation needs it.
+
+# %% [markdown]
+# ## 2. Cut by rows
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | a linear layer of which each rank has some inputs, forward and backward | 15 | ★★☆ |
+#
+# The next layer of an MLP takes what the first one has put out, and that lies on different ranks: each has some of the
+# inputs. So this layer is cut the other way.
+#
+#     rank 0    x_0 ---- weight_0 ---->  an addend of y \
+#                                                        >  y, on both
+#     rank 1    x_1 ---- weight_1 ---->  an addend of y /
+#
+# After it, all ranks hold the same y, and go on with it in the same way. So they all come back with the same gradient
+# of y.
+
+# %% nbgrader={"grade_id": "row_parallel", "solution": true}
+def row_parallel(x, weight, bias):
+    """A linear layer of which this rank has some inputs.
+
+    x: this rank's inputs, [..., its inputs]. Ranks may have different numbers of them.
+    weight: this rank's share, [outputs, its inputs].
+    bias: [outputs], the same on all ranks. Each of them keeps it, so each needs its gradient.
+
+    Returns y, [..., outputs], the same on all ranks. When backward() is called, this rank
+    gets the gradient of its x and its weight, and every rank that of the bias.
+    """
+    ### BEGIN SOLUTION
+    def all_reduced(addend):
+        total = addend.clone()
+        dist.all_reduce(total)
+        return total
+
+    addend = F.linear(x, weight)
+    return conjugate(addend, all_reduced, lambda gradient: gradient) + bias
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: forward</summary>
+#
+# Each rank has a part of every number of y. An all-reduce makes their sum on all ranks.
+# </details>
+# <details><summary>Hint 2: the bias</summary>
+#
+# How often is it in the sum, if each rank adds it before? Dividing it by the number of ranks makes y right. Look at
+# what that does to its gradient.
+# </details>
+# <details><summary>Hint 3: backward</summary>
+#
+# y is addend + addend + ..., so the gradient of each addend is the gradient of y, and that all ranks have already.
+# </details>
+# <details><summary>Hint 4: the last line</summary>
+#
+# `return conjugate(addend, all_reduced, lambda gradient: gradient) + bias`
+# </details>
+
+# %% nbgrader={"grade_id": "check_row_parallel", "grade": true, "locked": true, "points": 2}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L06_tensor_parallelism.checks")
+
+### END HIDDEN TESTS
+checks.row_parallel(row_parallel).points(2)
+
+# %% [markdown]
+# This is **g**, the mirror image of f. The two layers together have cost one all-reduce on each way, of x and of y, and
+# what lies between them, the wide part of an MLP, never travels. In this course g is
+# [`sum_over_ranks`](../../course_lib/mechanisms/tensor_parallel/linear.py), and the layers are `ColumnParallelLinear`
+# and `RowParallelLinear`.
+#
+# You may have called `dist.all_reduce` on the addend itself, and got a warning for it. The gradient then goes on as it
+# is, as if nothing had been summed, which is what g wants. For f it would be wrong.
+#
+# Beware of `torch.distributed.nn.functional.all_reduce`, which PyTorch calls differentiable. It sums on the way back as
+# well. That is right if each rank goes on to a loss of its own, and the losses are added up. Here all ranks have the
+# same loss, and the gradient would come out as many times too large as there are ranks.
+
+# %% [markdown]
+# ## 3. Cut the heads
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | what a rank holds of an attention layer | 20 | ★★☆ |
+#
+# An attention layer is like an MLP, with heads for hidden units: its first matrix is cut by columns, and its last by
+# rows. The first one is three matrices in one, as in many models: the rows for all queries, then those for all keys,
+# then those for all values. With two heads that are three wide (q01 is number 1 of the query of head 0):
+#
+#     rows of qkv          q00 q01 q02 q10 q11 q12   k00 k01 k02 k10 k11 k12   v00 v01 v02 v10 v11 v12
+#     columns of out       head 0 ....  head 1 ....
+#
+# A score is a product of a whole query with a whole key, and a rank that has both needs nobody else. So heads go to the
+# ranks whole. Which rank gets which heads is up to you. If the ranks do not divide the heads, some ranks get one more.
+
+# %% nbgrader={"grade_id": "cut_heads", "solution": true}
+def cut_heads(qkv, bias, out, heads):
+    """This rank's share of an attention layer: some heads, whole.
+
+    qkv, bias: the weight [3 * hidden, hidden] and the bias [3 * hidden] that make queries,
+        keys and values, in this order. hidden = heads * width, and a head's rows lie side by side.
+    out: the weight [hidden, hidden] of the layer after the heads. Its inputs, which
+        are its columns, are the numbers that the heads put out, head after head.
+    heads: how many there are; at least as many as ranks. All arguments are the same on all ranks.
+
+    Returns this rank's rows of qkv and of bias, with queries, keys and values in this order,
+    and the columns of out that belong to the same heads. Each head is on exactly one rank,
+    and no rank has more of them than it has to.
+    """
+    ### BEGIN SOLUTION
+    hidden = len(out)
+    of_heads = torch.arange(hidden).view(heads, hidden // heads)  # one head's rows in each row
+    own = of_heads.tensor_split(dist.get_world_size())[dist.get_rank()].flatten()
+    rows = torch.cat([own, own + hidden, own + 2 * hidden])
+    return qkv[rows], bias[rows], out[:, own]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: one matrix first</summary>
+#
+# Take the queries alone. Head h has the rows from `h * width` up to, and without, `(h + 1) * width`. Which heads does
+# this rank have?
+# </details>
+# <details><summary>Hint 2: three matrices in one</summary>
+#
+# Keys begin at row `hidden`, and values at row `2 * hidden`. So a rank's rows are in three places, and a plain cut
+# through qkv would give all queries to the first ranks.
+# </details>
+# <details><summary>Hint 3: out</summary>
+#
+# PyTorch's weight is [outputs, inputs]. The heads are the inputs of `out`, so you want columns: `out[:, own]`.
+# </details>
+# <details><summary>Hint 4: row numbers</summary>
+#
+# `torch.arange(hidden).view(heads, width)` has the numbers of one head's rows in each row.
+# `.tensor_split(world_size)[rank]` takes some heads, and `.flatten()` makes it one list, `own`. For keys it is
+# `own + hidden`. A tensor of numbers can be an index: `qkv[rows]`.
+# </details>
+
+# %% nbgrader={"grade_id": "check_cut_heads", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L06_tensor_parallelism.checks")
+
+### END HIDDEN TESTS
+checks.cut_heads(cut_heads).points(3)
+
+# %% [markdown]
+# Cutting sends nothing. The check runs attention with your shares on each rank, adds up what all ranks put out, and
+# compares that with the whole layer. The bytes are those of the share and of that attention.
+#
+# Megatron-LM avoids the three places: it orders the rows of qkv by heads, so that a plain cut gives whole heads. Where
+# queries, keys and values lie one after the other, a plain cut runs just as well, puts out numbers of the right shape,
+# and is wrong. PyTorch's `ColwiseParallel` cuts like this: it knows nothing of heads. This course's
+# [`parallelize`](../../course_lib/mechanisms/tensor_parallel/transformer.py) keeps three layers, and cuts each of them.
+# It refuses a number of heads that the ranks do not divide: all would wait for those with one more.
+
+# %% [markdown]
+# ## 4. The loss
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | loss and gradient from a share of the logits, with three numbers for each target | 30 | ★★★ |
+#
+# The last matrix of a language model is cut by columns as well, so each rank has the logits of some tokens. They could
+# be gathered, but a vocabulary is large. For one target t with logits z the loss is
+#
+# $$-\log \frac{e^{z_t}}{\sum_v e^{z_v}} \;=\; \log \sum_v e^{z_v - m} \;-\; (z_t - m)$$
+#
+# with any number m. And its gradient for each logit is
+#
+# $$\frac{\partial}{\partial z_v} \;=\; \frac{e^{z_v - m}}{\sum_u e^{z_u - m}} \;-\; [\,v = t\,]$$
+#
+# where the bracket is 1 for the target and 0 for all other tokens. What of this does a rank not have?
+
+# %% nbgrader={"grade_id": "cross_entropy", "solution": true}
+def cross_entropy(logits, targets, first):
+    """Loss and gradient from a share of the logits.
+
+    logits: [targets, its tokens], of this rank's tokens. They may be large; they stay as
+        they are.
+    targets: int64 [targets], token numbers in the whole vocabulary, the same on all ranks.
+    first: the number of this rank's first token; the others follow. Every token is on
+        one rank, and ranks may have different numbers of them.
+
+    Returns (loss, gradient): the mean of the targets' cross-entropies, a tensor without
+    dimensions, the same on all ranks; and its gradient with respect to this rank's logits.
+    Each rank gives at most three numbers a target to the others.
+    """
+    ### BEGIN SOLUTION
+    largest = logits.amax(dim=1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    shifted = logits - largest[:, None]
+    exponentials = shifted.exp()
+
+    place = targets - first
+    is_mine = (place >= 0) & (place < logits.shape[1])
+    rows = is_mine.nonzero().flatten()  # the targets whose token is here,
+    columns = place[rows]  # and where it is
+    sums = torch.zeros(2, len(targets), dtype=logits.dtype)
+    sums[0] = exponentials.sum(dim=1)
+    sums[1, rows] = shifted[rows, columns]
+    dist.all_reduce(sums)
+
+    gradient = exponentials / sums[0][:, None]
+    gradient[rows, columns] -= 1
+    return (sums[0].log() - sums[1]).mean(), gradient / len(targets)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: three numbers</summary>
+#
+# For each target: the largest logit of all (m), the sum of the exponentials of all, and the target's own logit. Each
+# rank finds its part of them, and `dist.all_reduce` does the rest. `dist.all_reduce(tensor, dist.ReduceOp.MAX)` takes
+# the largest.
+# </details>
+# <details><summary>Hint 2: why m?</summary>
+#
+# The exponential of 1,000 is more than any number here can hold, and that of -2,000 is zero, whose logarithm is no
+# number. With the largest logit subtracted, the largest exponential is 1. It has to be the largest of *all* ranks, as
+# sums of exponentials can be added up only if all have subtracted the same.
+# </details>
+# <details><summary>Hint 3: the target's logit</summary>
+#
+# The target is on one rank. There it stands at `targets - first`, and everywhere else that number is below 0, or too
+# large. Ranks that do not have it put in 0, so that the sum is what one rank has.
+# </details>
+# <details><summary>Hint 4: fewer messages, and the mean</summary>
+#
+# The sum of exponentials and the target's logit are both added up, so they can travel as one tensor, [2, targets]. The
+# loss is a mean over targets, so loss and gradient are divided by their number.
+# </details>
+
+# %% nbgrader={"grade_id": "check_cross_entropy", "grade": true, "locked": true, "points": 4}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L06_tensor_parallelism.checks")
+
+### END HIDDEN TESTS
+checks.cross_entropy(cross_entropy).points(4)
+
+# %% [markdown]
+# Two operations are the least if you subtract the largest logit of all: one for it, and one for the two sums that need
+# it. (With an all-gather, one is enough: each rank then puts together the logarithms of all ranks' sums. But what a
+# rank sends grows with their number.) What a rank sends does not depend on the size of the vocabulary.
+#
+# In this course it is [`vocab_parallel_cross_entropy`](../../course_lib/mechanisms/tensor_parallel/vocab.py), and in
+# PyTorch a context around the loss, `torch.distributed.tensor.parallel.loss_parallel()`.
+
+# %% [markdown]
+# ## Everything together
+#
+# Here is a transformer block made of your functions. It takes its share out of a whole block, and has what f and g
+# stand between: a column-parallel layer, something that works on each head or hidden unit alone, and a row-parallel
+# layer.
+
+# %%
+CONFIG = GPTConfig(layers=2, hidden=32, heads=4)
+
+
+def share(tensor, dim):
+    return tensor.tensor_split(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+class Block(nn.Module):
+    def __init__(self, whole):
+        super().__init__()
+        self.norm_1, self.norm_2 = whole.attention_norm, whole.mlp_norm
+        attention, mlp = whole.attention, whole.mlp
+        three = (attention.query, attention.key, attention.value)
+        weight, bias = (torch.cat([getattr(layer, name) for layer in three]) for name in ("weight", "bias"))
+        shares = [*cut_heads(weight, bias, attention.out.weight, CONFIG.heads)]
+        shares += [share(mlp.up.weight, 0), share(mlp.up.bias, 0), share(mlp.down.weight, 1)]
+        self.shares = nn.ParameterList(one.detach().clone() for one in shares)
+        self.out_bias, self.down_bias = attention.out.bias, mlp.down.bias
+
+    def forward(self, x):
+        qkv, qkv_bias, out, up, up_bias, down = self.shares
+        heads = column_parallel(self.norm_1(x), qkv, qkv_bias).unflatten(-1, (3, -1, CONFIG.head_width))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + row_parallel(mixed.transpose(1, 2).flatten(2), out, self.out_bias)
+        hidden = F.gelu(column_parallel(self.norm_2(x), up, up_bias))
+        return x + row_parallel(hidden, down, self.down_bias)
+
+
+# %% [markdown]
+# Four ranks now train a small GPT to add two numbers, and all of them see the same samples. One process does the same
+# with `TinyGPT` as it is, and PyTorch's own cross-entropy. (Only targets in the answer count, hence `is_answer`.)
+
+# %%
+problems, _ = train_test_split()
+
+
+def train(rank, steps):
+    embedding, *blocks, head = TinyGPT(CONFIG, dtype=torch.float64).blocks
+    body = nn.Sequential(embedding, *map(Block, blocks), head.norm)
+    output = nn.Parameter(share(head.output.weight, 0).detach().clone())
+    first = sum(len(part) for part in torch.arange(CONFIG.vocab).tensor_split(dist.get_world_size())[:rank])
+    parameters, batches, losses = [*body.parameters(), output], minibatches(problems, 32), []
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for _ in range(steps):
+        inputs, targets = next(batches)
+        is_answer = targets != NO_LOSS
+        logits = column_parallel(body(inputs)[is_answer], output, torch.zeros(len(output), dtype=torch.float64))
+        loss, gradient = cross_entropy(logits.detach(), targets[is_answer], first)
+        optimizer.zero_grad()
+        logits.backward(gradient)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, sum(parameter.numel() for parameter in parameters), embedding.token.weight.detach()
+
+
+def train_alone(steps):
+    model = TinyGPT(CONFIG, dtype=torch.float64)
+    optimizer, batches, losses = torch.optim.SGD(model.parameters(), lr=0.1), minibatches(problems, 32), []
+    for _ in range(steps):
+        inputs, targets = next(batches)
+        loss = answer_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, sum(parameter.numel() for parameter in model.parameters()), model.blocks[0].token.weight.detach()
+
+
+STEPS = 20
+run = launch(train, 4, args=(STEPS,))
+alone, of_all, embedding = train_alone(STEPS)
+losses, held, embedding_of_rank_0 = run.results[0]
+
+same = all(torch.equal(rank_embedding, embedding_of_rank_0) for _, _, rank_embedding in run.results)
+print("what all ranks hold is equal on all, bit for bit:", same)
+print("losses of one process, up to rounding:", torch.allclose(torch.tensor(losses), torch.tensor(alone), atol=1e-6))
+print("its embedding, up to rounding:", torch.allclose(embedding_of_rank_0, embedding, rtol=0, atol=1e-10))
+print(f"a rank holds {held:,} of {of_all:,} parameters")
+operations = [span for span in run.timeline.of(0) if span.kind == "transfer"]
+print("all-reduces in a step:", len(operations) / STEPS)
+
+# %% [markdown]
+# Each block has two pairs of layers, and each pair an f and a g. The head has one f, and your loss takes two more. The
+# embedding lies before everything that is cut, and its gradient comes through every f. So it is the first that would be
+# wrong without one of them.

@@ -1,0 +1,96 @@
+"""Questions about tensor parallelism."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from course_lib.classroom.questions.asking import choice, each, number, open_case
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.units import Quantity
+from course_lib.mechanisms import tensor_parallel as tp
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+from course_lib.ranks import launch
+from lessons.L06_tensor_parallelism.figure import who_holds_what
+from lessons.L06_tensor_parallelism.runs import CUTS, run_cut
+
+# Which cut costs least
+
+
+def _compare_cuts(way: str, ranks: int) -> Outcome:
+    runs = {one: run_cut(one, ranks) for one in map(", ".join, CUTS)}
+    run, least = runs[way], min(other.sent for other in runs.values())
+    right = run.sent == least
+    found = {"ranks": ranks, "run": run, "least": least, "right": right}
+    shown = not run.wrong and right == (way == "columns, rows")
+    picture = who_holds_what(run, title="Who holds what, and what travels")
+    return Outcome(right, found=found, shown=shown, pictures=(picture,))
+
+
+# How many all-reduces
+
+
+ALL_REDUCES = Quantity("a number of all-reduces", {"all-reduces": 1.0, "all-reduce": 1.0, "": 1.0}, "10 all-reduces")
+
+
+def _count_all_reduces(layers: int) -> Outcome:
+    run = launch(_train_blocks, 2, (layers,))
+    count = sum(span.kind == "transfer" and span.name == "all_reduce" for span in run.timeline.of(0))
+    return Outcome(None, found={"layers": layers, "count": count}, measured=count)
+
+
+def _train_blocks(rank: int, layers: int) -> None:
+    blocks = TinyGPT(GPTConfig(layers=layers, hidden=8, heads=2)).blocks[1:-1]
+    tp.parallelize(blocks)
+    blocks(torch.ones(1, 8, 8, requires_grad=True)).sum().backward()
+    dist.barrier()
+
+
+# Choosing a parallelism strategy for a large model
+
+
+LARGE = ModelSpec(layers=80, hidden=8192, heads=64, sequence=2048, vocab=32_000, flash_attention=True)
+NODES = Cluster(device="A100-80GB", nodes=8, devices_per_node=8)
+BATCH = 512
+CANDIDATES = {
+    "64 replicas": Plan(dp=64),
+    "64 replicas, all states sharded (ZeRO-3)": Plan(dp=64, zero=3),
+    "64 tensor ranks": Plan(tp=64),
+    "64 stages": Plan(pp=64),
+    "8 tensor ranks, 4 stages, 2 replicas": Plan(dp=2, tp=8, pp=4, zero=1, sequence_parallel=True),
+}
+
+
+def _strategy() -> Outcome:
+    tried = {name: estimate(LARGE, NODES, plan, BATCH) for name, plan in CANDIDATES.items()}
+    best = search(LARGE, NODES, BATCH).best
+    plan = best.plan
+    found = f"{plan.tp} tensor ranks, {plan.pp} stages, {plan.dp} replicas"
+    lines = [_in_words(name, one) for name, one in (tried | {f"the best of all plans, {found}": best}).items()]
+    right = not tried["64 replicas"].fits and best.mfu > 5 * tried["64 tensor ranks"].mfu and plan.tp <= 8
+    return Outcome(None, found={"lines": "; ".join(lines)}, shown=right)
+
+
+def _in_words(name: str, one: Estimate) -> str:
+    if not one.fits:
+        return f"{name}: does not fit, {one.memory.total / 2**30:,.0f} GiB on a device that has 80"
+    return f"{name}: {one.memory.total / 2**30:.0f} GiB, computes at {one.mfu:.0%} of what the devices can"
+
+
+QUESTIONS: dict[str, Family] = {
+    "which_cut": Family(
+        4,
+        choice(each(_compare_cuts, map(", ".join, CUTS))),
+        (2, 8),
+        lambda ranks: {"ranks": ranks},
+    ),
+    "count_all_reduces": Family(
+        24,
+        number(ALL_REDUCES, _count_all_reduces, lambda layers: {"half": 1 / 2, "quarter": 1 / 4}, tolerance=0.0),
+        (12, 32, 40),
+        lambda layers: {"layers": layers},
+    ),
+    "choose_strategy": Family(None, open_case(_strategy)),
+}

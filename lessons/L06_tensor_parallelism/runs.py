@@ -1,0 +1,273 @@
+"""Two matrices, four ways to cut them, and what travels in each.
+
+A product x A can be shared by two ranks in two ways:
+
+    by columns    x [A_0 | A_1]  =  [x A_0 | x A_1]        every rank needs all of x, and gets some columns
+    by rows       [x_0 | x_1] [A_0]  =  x_0 A_0 + x_1 A_1  every rank needs some columns of x, and gets an addend
+                              [A_1]
+
+An MLP has two products, y = gelu(x A) B, and gelu(u + v) is not gelu(u) + gelu(v): addends have to be summed before
+it, columns need not be put together. So the cuts differ in what travels. With n ranks, for x of b bytes, the ring
+algorithms send (n - 1) / n times
+
+    cut of A, B         forward                          backward                         together
+    columns, rows       all-reduce b                     all-reduce b                     4 b
+    columns, columns    all-gather 4 b, all-gather b     all-reduce 4 b, all-reduce b    15 b
+    rows, rows          all-reduce 4 b, all-reduce b     all-gather 4 b, all-gather b    15 b
+    rows, columns       all-reduce 4 b, all-gather b     all-reduce 4 b, all-gather b    18 b
+
+(an all-reduce of b sends 2 b). The first cut fits together: the second product takes just what the first one leaves.
+
+Such an MLP is a list of operations. The same list is run, counted, drawn, and broken on purpose.
+
+Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", section 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from course_lib.classroom.runs.steps import after_barrier
+from course_lib.mechanisms.tensor_parallel import linear as tp
+from course_lib.mechanisms.tensor_parallel.linear import SEQUENCE
+from course_lib.ranks import Pace, launch
+from course_lib.timeline import Timeline, compute
+
+CUTS = (("columns", "rows"), ("columns", "columns"), ("rows", "rows"), ("rows", "columns"))
+DIMENSION = {"columns": 1, "rows": 0}  # of a matrix [in, out], as in x A; a Linear stores it the other way around
+
+
+class Operation(NamedTuple):
+    """One step of an MLP on the ranks.
+
+    run: what it does with this rank's part of x [batch, sequence, width].
+    leaves: what every rank has after it: "whole", the same on all; its "columns" or its "positions"; "addends".
+    forward, backward: what travels, such as "all-reduce"; "" for nothing.
+    work: multiplications for each position, on one rank; 0 for what is no matrix product.
+    """
+
+    name: str
+    run: Callable[[Tensor], Tensor]
+    leaves: str
+    forward: str = ""
+    backward: str = ""
+    work: float = 0.0
+
+    @property
+    def is_communication(self) -> bool:
+        return self.name in ("f", "g", "take", "join")
+
+
+def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = False) -> list[Operation]:
+    """The MLP y = gelu(x a) b of a rank, operation by operation.
+
+    a: [hidden, wide] and b: [wide, hidden], the whole matrices; a rank uses its share of each.
+    cut: of a and of b, each by "columns" or "rows".
+    sequence_parallel: x and y are this rank's positions; else all ranks have all of them.
+
+    Raises ValueError for another cut.
+    """
+    if tuple(cut) not in CUTS:
+        raise ValueError(f"cut={cut!r} is unknown; choose one of {', '.join(map(str, CUTS))}")
+    first, second = cut
+    gelu = Operation("gelu", F.gelu, "columns" if first == "columns" else "whole")
+    fits = (first, second) == ("columns", "rows")
+    between = [] if fits else [*_leave(first, b.shape[0]), *_enter(second)]
+    after_sum = 1 if first == "rows" else 0  # a GELU of addends would be wrong, one of columns is less work
+    return [
+        *_enter(first, sequence_parallel),
+        _product("A", a, first),
+        *between[:after_sum],
+        gelu,
+        *between[after_sum:],
+        _product("B", b, second),
+        *_leave(second, b.shape[1], sequence_parallel),
+    ]
+
+
+def without_sum(operations: Sequence[Operation], name: str) -> list[Operation]:
+    """The same operations, but those of this name, "f" or "g", do not add anything up.
+
+    That is what becomes of a layer whose author has forgotten an all-reduce: every shape is right.
+    """
+    return [_forgetful(operation) if operation.name == name else operation for operation in operations]
+
+
+def gelu_first(operations: Sequence[Operation]) -> list[Operation]:
+    """The same operations, but the GELU before the sum that it should come after."""
+    order = list(operations)
+    at = [operation.name for operation in order].index("gelu")
+    order[at - 1 : at + 1] = order[at]._replace(leaves="addends"), order[at - 1]
+    return order
+
+
+def forward_and_backward(operations: Sequence[Operation], x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Forward with x, and backward with the gradient of the result: the result, and the gradient of x."""
+    tape = []
+    for operation in operations:
+        x = x.detach().requires_grad_()
+        with _marked("forward", operation):
+            tape.append((operation, x, operation.run(x)))
+        x = tape[-1][2]
+    for operation, before, after in reversed(tape):
+        with _marked("backward", operation):
+            after.backward(gradient)
+        assert before.grad is not None
+        gradient = before.grad
+    return x.detach(), gradient
+
+
+def _marked(kind: str, operation: Operation) -> contextlib.AbstractContextManager[None]:
+    return compute(kind, operation.name, work=operation.work) if operation.work else contextlib.nullcontext()
+
+
+def _product(name: str, matrix: Tensor, how: str) -> Operation:
+    own = tp.shard(matrix, DIMENSION[how])
+    leaves = "columns" if how == "columns" else "addends"
+    return Operation(name, lambda x: x @ own, leaves, work=matrix.numel() / dist.get_world_size())
+
+
+def _enter(how: str, sequence_parallel: bool = False) -> list[Operation]:
+    """What a product of this cut needs before it."""
+    if how == "rows":
+        return [*([_join_positions()] if sequence_parallel else []), _take("columns", -1)]
+    if sequence_parallel:
+        return [Operation("f", tp.gather_sequence, "whole", "all-gather", "reduce-scatter")]
+    return [Operation("f", tp.copy_to_ranks, "whole", "", "all-reduce")]
+
+
+def _leave(how: str, width: int, sequence_parallel: bool = False) -> list[Operation]:
+    """What makes its result whole, or this rank's positions of it. width: of the result."""
+    if how == "columns":
+        join = Operation("join", lambda x: tp.gather_from_ranks(x, -1, width), "whole", "all-gather", "")
+        return [join, *([_take("positions", SEQUENCE)] if sequence_parallel else [])]
+    if sequence_parallel:
+        return [Operation("g", tp.reduce_scatter_sequence, "positions", "reduce-scatter", "all-gather")]
+    return [Operation("g", tp.sum_over_ranks, "whole", "all-reduce", "")]
+
+
+def _take(leaves: str, dim: int) -> Operation:
+    return Operation("take", lambda x: tp.scatter_to_ranks(x, dim), leaves, "", "all-gather")
+
+
+def _join_positions() -> Operation:
+    n = dist.get_world_size()
+    return Operation("join", lambda x: tp.gather_from_ranks(x, SEQUENCE, n * x.shape[SEQUENCE]), "whole", "all-gather")
+
+
+def _forgetful(operation: Operation) -> Operation:
+    if operation.name == "f" and operation.forward:
+        return _join_positions()._replace(name="f")
+    if operation.name == "g" and operation.leaves == "positions":
+        return _take("positions", SEQUENCE)._replace(name="g")
+    leaves = "addends" if operation.name == "g" else "whole"
+    return operation._replace(run=lambda x: x, leaves=leaves, forward="", backward="")
+
+
+# On real ranks, beside one process
+
+POSITIONS = 32
+WAYS = {  # how to cut, and what is forgotten
+    **{", ".join(cut): (cut, "") for cut in CUTS},
+    "columns, rows, without f": (("columns", "rows"), "f"),
+    "columns, rows, without g": (("columns", "rows"), "g"),
+    "rows, columns, GELU before the sum": (("rows", "columns"), "gelu"),
+}
+ROUNDING = 1e-4  # far more than what 32-bit numbers lose in these sums, far less than any mistake
+
+
+class CutRun(NamedTuple):
+    """An MLP that was run on ranks, forward and backward.
+
+    traffic: bytes that a rank sends, forward and backward, for each operation.
+    off: by which share of its largest number a result differs from one process's, the worst rank counts.
+    """
+
+    operations: list[Operation]
+    traffic: list[tuple[int, int]]
+    off: dict[str, float]
+    timeline: Timeline
+
+    @property
+    def sent(self) -> int:
+        return sum(map(sum, self.traffic))
+
+    @property
+    def wrong(self) -> list[str]:
+        return [name for name, share in self.off.items() if share > ROUNDING]
+
+
+def run_cut(
+    way: str, ranks: int, hidden: int = 64, sequence_parallel: bool = False, pace: Pace | None = None
+) -> CutRun:
+    """Run an MLP of this hidden size, cut in one of the WAYS, and compare it with one process.
+
+    Raises ValueError for a way that is unknown.
+    """
+    if way not in WAYS:
+        raise ValueError(f"way={way!r} is unknown; choose one of {', '.join(map(repr, WAYS))}")
+    run = launch(_run_cut, ranks, (*WAYS[way], hidden, sequence_parallel), pace=pace)
+    operations = run.results[0][0]
+    off = {name: max(result[1][name] for result in run.results) for name in run.results[0][1]}
+    step = after_barrier(run.timeline)
+    return CutRun(operations, _traffic(step, operations), off, step)
+
+
+def _run_cut(
+    rank: int, cut: tuple[str, str], mistake: str, hidden: int, sequence_parallel: bool
+) -> tuple[list[Operation], dict[str, float]]:
+    generator = torch.Generator().manual_seed(0)
+    x, gradient = (torch.randn((1, POSITIONS, hidden), generator=generator) for _ in range(2))
+    shapes = (hidden, 4 * hidden), (4 * hidden, hidden)
+    a, b = ((torch.randn(shape, generator=generator) / shape[0] ** 0.5).requires_grad_() for shape in shapes)
+    operations = cut_mlp(a, b, cut, sequence_parallel)
+    operations = gelu_first(operations) if mistake == "gelu" else without_sum(operations, mistake)
+    own = _own_positions if sequence_parallel else _all
+    y, of_x, *of_matrices = _one_process(a, b, x, gradient, cut)
+    dist.barrier()
+    got = (*forward_and_backward(operations, own(x), own(gradient)), *_gradients(a, b, cut))
+    expected = (own(y), own(of_x), *of_matrices)
+    names = ("y", "gradient of x", "gradient of A", "gradient of B")
+    off = {name: _off(one, right) for name, one, right in zip(names, got, expected, strict=True)}
+    return [operation._replace(run=_all) for operation in operations], off  # matrices need not travel
+
+
+def _all(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _own_positions(tensor: Tensor) -> Tensor:
+    return tp.shard(tensor, tp.SEQUENCE)
+
+
+def _gradients(a: Tensor, b: Tensor, cut: tuple[str, str]) -> list[Tensor]:
+    """Of this rank's shares of the matrices."""
+    return [tp.shard(m.grad, DIMENSION[how]).clone() for m, how in zip((a, b), cut, strict=True) if m.grad is not None]
+
+
+def _one_process(a: Tensor, b: Tensor, x: Tensor, gradient: Tensor, cut: tuple[str, str]) -> list[Tensor]:
+    """What one process with the whole matrices finds: y, the gradient of x, and this rank's shares of theirs."""
+    a, b, x = (tensor.detach().clone().requires_grad_() for tensor in (a, b, x))
+    y = F.gelu(x @ a) @ b
+    y.backward(gradient)
+    assert x.grad is not None
+    return [y.detach(), x.grad, *_gradients(a, b, cut)]
+
+
+def _off(got: Tensor, expected: Tensor) -> float:
+    return ((got - expected).abs().max() / expected.abs().max()).item()
+
+
+def _traffic(timeline: Timeline, operations: list[Operation]) -> list[tuple[int, int]]:
+    """What rank 0 sends, forward and backward, for each operation, read off its trace."""
+    sent = iter([span.bytes for span in timeline.of(0) if span.kind == "transfer"])
+    forward = [next(sent, 0) if operation.forward else 0 for operation in operations]
+    backward = [next(sent, 0) if operation.backward else 0 for operation in reversed(operations)]
+    return list(zip(forward, reversed(backward), strict=True))

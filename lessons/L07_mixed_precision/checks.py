@@ -1,0 +1,291 @@
+"""The checks for the exercise on mixed precision: compute and send in 16 bits, add up and remember in 32.
+
+update_scale(gradients, scale, good_steps, interval)       who skips, and which loss scale comes next
+master_step(weights, masters, gradients, optimizer)        small updates, which 16 bits would round away
+sum_gradients(micro_batches)                               long sums and large ones, sent in 16 bits
+unscale_and_clip(gradients, scale, max_norm)               the norm of what lies on all ranks
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case, Left, Values, result
+from course_lib.classroom.checks.tables import as_number
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute
+
+PACE = Pace(device={"backward": 0.04, "optimizer": 0.01}, link=Link(latency=0.002, bandwidth=1e6))
+
+
+def _random(n: int, seed: int) -> Tensor:
+    """Numbers from 1 to 2."""
+    return 1 + torch.rand(n, generator=torch.Generator().manual_seed(seed))
+
+
+# The loss scale
+
+
+def adapted(gradients: list[Tensor], scale: float, good_steps: int, interval: int) -> tuple[bool, float, int]:
+    is_finite = torch.tensor(all(gradient.isfinite().all() for gradient in gradients))
+    dist.all_reduce(is_finite, dist.ReduceOp.MIN)
+    if not is_finite:
+        return False, scale / 2, 0
+    good_steps += 1
+    if good_steps == interval:
+        return True, scale * 2, 0
+    return True, scale, good_steps
+
+
+def _steps(n: int, history: str, interval: int, new: str = "") -> Case:
+    """history: of each step, the rank on which a gradient overflows; "." where none does."""
+    text = f"{n} ranks and {len(history)} steps, overflow on rank (. on none): {' '.join(history)}, interval {interval}"
+    return Case(text, n, partial(_steps_arguments, history, interval), new)
+
+
+def _steps_arguments(history: str, interval: int, rank: int) -> tuple[Any, ...]:
+    """Two gradients a step, one of them with finite numbers whose sum float16 cannot hold; rank 2 has none."""
+    steps = []
+    for step, where in enumerate(history):
+        large, other = torch.full((3,), 6e4).half(), _random(4, step).half()
+        if where == str(rank):
+            other[step % 4] = (torch.inf, torch.nan, -torch.inf)[step % 3]
+        steps.append([] if rank == 2 else [large, other])
+    with compute("backward"):
+        return steps, 1024.0, 0, interval
+
+
+def _steps_cases(seed: int) -> list[Case]:
+    s, nan = "." * seed, "a number that is nan, and not inf"
+    two = [_steps(2, "...." + s, 2), _steps(2, "0.." + s, 3, "an overflow"), _steps(2, ".1...1.." + s, 3, nan)]
+    three = _steps(3, "..1....0.." + s, 3, "3 ranks, and rank 2 has no parameters, so it has no gradients")
+    return [*two, three, _steps(4, "...3." + s, 2), _steps(4, "3....1.0...." + s, 3)]
+
+
+def _play_steps(fn: Any, steps: list[list[Tensor]], scale: float, good_steps: int, interval: int) -> Any:
+    rows = []
+    for gradients in steps:
+        result = fn(gradients, scale, good_steps, interval)
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            return result
+        rows.append([float(value) for value in result])
+        scale, good_steps = rows[-1][1], int(rows[-1][2])
+    names = ("is the step taken", "scale after it", "good steps after it")
+    return dict(zip(names, torch.tensor(rows).T, strict=True))
+
+
+update_scale = Exercise("update_scale", adapted, _play_steps, _steps_cases, _steps(4, "..3...", 3), PACE)
+change, agree = update_scale.change, "dist.all_reduce(is_finite, dist.ReduceOp.MIN)"
+change("each_alone", agree, "pass")
+change("all_or_none", "MIN", "MAX")
+change("nan_unseen", ".isfinite()", ".isinf().logical_not()")
+change("sum_overflows", ".isfinite()", ".sum().isfinite()")
+change("never_lower", "scale / 2", "scale")
+change("step_taken", "return False", "return True")
+change("not_in_a_row", "/ 2, 0", "/ 2, good_steps")
+change("one_late", "== interval", "> interval")
+change("no_interval", "== interval", ">= 1")
+change("grows_on", "scale * 2, 0", "scale * 2, good_steps - 1")
+
+
+# Master weights
+
+
+@torch.no_grad()
+def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], optimizer: Any) -> None:
+    for master, gradient in zip(masters, gradients, strict=True):
+        master.grad = None if gradient is None else gradient.float()
+    optimizer.step()
+    for weight, master in zip(weights, masters, strict=True):
+        weight.copy_(master)
+
+
+def _updates(n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False) -> Case:
+    """lr: in units of the dtype's last digit."""
+    text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + ", gradients missing" * is_missing
+    lr *= torch.finfo(dtype).eps
+    return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing), new)
+
+
+def _updates_arguments(dtype: torch.dtype, steps: int, lr: float, is_missing: bool, rank: int) -> tuple[Any, ...]:
+    """Other weights and gradients on each rank."""
+    seeds = [10 * rank + 100 * step for step in range(steps + 1)]
+    weights, *gradients = ([_random(3 + i, seed + i).to(dtype) for i in range(3)] for seed in seeds)
+    of_all: list[list[Any]] = gradients
+    for of_step in of_all[1::2] if is_missing else []:
+        of_step[1] = None
+    return weights, of_all, lr
+
+
+def _updates_cases(seed: int) -> list[Case]:
+    many, missing = "many small updates", "a weight without a gradient (None), as of a layer that was not used"
+    bf16, fp16, s = torch.bfloat16, torch.float16, seed
+    two = [_updates(2, bf16, 2 + s, 4), _updates(2, bf16, 8 + s, 0.1, many), _updates(2, fp16, 8 + s, 0.1)]
+    return [*two, _updates(3, fp16, 6 + s, 4, missing, True), _updates(4, fp16, 2, 4), _updates(4, bf16, 8 + s, 0.1)]
+
+
+def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr: float) -> dict[str, Any]:
+    weights = [weight.clone() for weight in weights]
+    masters = [nn.Parameter(weight.float()) for weight in weights]
+    optimizer = torch.optim.SGD(masters, lr=lr, momentum=0.5)
+    for of_step in gradients:
+        with compute("optimizer"):
+            fn([*weights], masters, of_step, optimizer)
+    return {"weights": weights, "masters": [master.detach() for master in masters]}
+
+
+priced = _updates(4, torch.float16, 3, 0.1)
+master_step = Exercise("master_step", updated, _play_updates, _updates_cases, priced, PACE, rounding=1e-6)
+change, make_wide = master_step.change, "gradient.float()"
+change("not_rounded", "weight.copy_(master)", "pass")
+change("one_step_behind", "optimizer.step()", "masters, _ = [*map(torch.clone, masters)], optimizer.step()")
+change("wide_weights", "weight.copy_(master)", "weight.data = master.detach().clone()")
+change("masters_from_weights", "optimizer.step()", "[*map(Tensor.copy_, masters, weights)]; optimizer.step()")
+change("masters_rounded", "weight.copy_(master)", "master.copy_(weight.copy_(master))")
+change("gradients_add_up", make_wide, "gradient.float() + (0 if master.grad is None else master.grad)")
+change("gradient_left_over", "None if gradient is None", "master.grad if gradient is None")
+
+
+@master_step.mistake
+def weights_updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], optimizer: Any) -> None:
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight -= 0 if gradient is None else optimizer.param_groups[0]["lr"] * gradient
+
+
+# Sums
+
+
+def mean_of_all(micro_batches: list[Tensor]) -> Tensor:
+    n, total = dist.get_world_size(), torch.zeros_like(micro_batches[0], dtype=torch.float32)
+    for gradient in micro_batches:
+        total += gradient
+    total /= n * len(micro_batches)
+    message = total.half()
+    dist.all_reduce(message)
+    return message.float()
+
+
+def _sums(n: int, micro_batches: int, kind: str, size: int = 20, new: str = "") -> Case:
+    text = f"{n} ranks with {micro_batches} micro-batch{'es' * (micro_batches > 1)} of {kind} gradients"
+    return Case(text, n, partial(_sums_arguments, micro_batches, kind, size), new)
+
+
+def _sums_arguments(micro_batches: int, kind: str, size: int, rank: int) -> tuple[list[Tensor]]:
+    factor = {"large": 2.0**14.5, "tiny": 2.0**-18}.get(kind, 1.0)
+    gradients = [factor * _random(size, 100 * rank + i) for i in range(micro_batches)]
+    if kind == "tiny":
+        gradients = [torch.linspace(1, 1.5, size) * factor] * micro_batches
+    if kind == "very different":
+        gradients[0] *= 3000
+    with compute("backward"):
+        return ([gradient.half() for gradient in gradients],)
+
+
+def _sums_cases(seed: int) -> list[Case]:
+    s, small = seed, "gradients so small that a part of one is zero"
+    long, large = "a sum of one large gradient and many small ones", "gradients close to the largest number of float16"
+    two = [_sums(2, 3 + s, "usual"), _sums(2, 40 + s, "very different", new=long), _sums(2, 1, "large", 20 + s, large)]
+    more = [_sums(n, m + s, "usual") for n, m in ((3, 2), (4, 5))]
+    return [*two, _sums(2, 64, "tiny", new=small), more[0], _sums(3, 1, "large"), more[1], _sums(4, 1, "large")]
+
+
+def _two_bytes(lefts: list[Left]) -> str:
+    """An all-reduce may be taken apart, which gives a half more to operations, and a word on the side is free."""
+    most = max(sum(sent.content.nbytes for sent in left.sent) for left in lefts)
+    n = lefts[0].values["the result"].numel()  # type: ignore[union-attr]
+    too_much = f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
+    return too_much * (most > 3 * n + 16)
+
+
+priced, rounding = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, and each addition: 2^-11 times at most 8
+sum_gradients = Exercise(
+    "sum_gradients", mean_of_all, result, _sums_cases, priced, PACE, rounding=rounding, contract=_two_bytes
+)
+change, divide = sum_gradients.change, "total /= n * len(micro_batches)"
+change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
+change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
+change("divided_by_ranks", divide, "total /= n")
+change("divided_in_16_bits", divide, "pass", "total += gradient", "total += gradient / (n * len(micro_batches))")
+change("divided_after", divide, "total /= len(micro_batches)", "message.float()", "message.float() / n")
+change("result_in_16_bits", "message.float()", "message")
+change("sent_in_32_bits", "total.half()", "total.clone()")
+
+
+@sum_gradients.mistake
+def each_sent(micro_batches: list[Tensor]) -> Tensor:
+    return torch.stack([mean_of_all([gradient]) for gradient in micro_batches]).mean(0)
+
+
+# The norm
+
+
+def clipped(gradients: list[Tensor], scale: float, max_norm: float) -> bool:
+    for gradient in gradients:
+        gradient /= scale
+    total = torch.zeros(())
+    for gradient in gradients:
+        total += gradient.square().sum()
+    dist.all_reduce(total)
+    if not total.isfinite():
+        return False
+    factor = max_norm / total.sqrt()
+    for gradient in gradients:
+        gradient *= factor.clamp(max=1)
+    return True
+
+
+def _norms(n: int, kind: str, max_norm: float, new: str = "") -> Case:
+    return Case(f"{n} ranks, {kind}, max_norm {max_norm:g}", n, partial(_norms_arguments, kind, max_norm), new)
+
+
+def _norms_arguments(kind: str, max_norm: float, rank: int) -> tuple[list[Tensor], float, float]:
+    """Two gradients of each rank, but none of rank 2; those of rank 0 are the largest."""
+    scale = 256.0
+    gradients = [scale * (4 - rank) * _random(3 + i, 10 * rank + i) for i in range(0 if rank == 2 else 2)]
+    if kind.endswith(f"rank {rank}"):
+        gradients[-1][1] = torch.inf if "inf" in kind else torch.nan
+    with compute("backward"):
+        return gradients, scale, max_norm
+
+
+def _norms_cases(seed: int) -> list[Case]:
+    small, inf, nan = (f"{what} gradient" for what in ("a small", "one infinite", "one undefined"))
+    none, s = "a rank without parameters, so without gradients", seed / 8
+    two = [_norms(2, "a large norm", 1 + s), *(_norms(2, "a norm below", most, small) for most in (1e9, 30))]
+    two += [_norms(2, "inf on rank 1", 1, inf), _norms(2, "nan on rank 0", 1, nan)]
+    three = [_norms(3, "a large norm", 2 + s, none), _norms(3, "inf on rank 0", 1)]
+    four = [_norms(4, "a large norm", 2 + s), _norms(4, "nan on rank 3", 1), _norms(4, "a norm below", 1e9)]
+    return [*two, *three, *four]
+
+
+def _play_norms(fn: Any, gradients: list[Tensor], scale: float, max_norm: float) -> Any:
+    return as_number(fn([*gradients], scale, max_norm))
+
+
+def _view_norms(lefts: list[Left]) -> list[Values]:
+    """Where a step has to be skipped, gradients do not matter."""
+    given = [one for left in lefts for one in left.before.values() if isinstance(one, Tensor)]
+    matters = all(one.isfinite().all() for one in given)
+    return [{name: one for name, one in left.values.items() if matters or name == "the result"} for left in lefts]
+
+
+priced, rounding = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
+unscale_and_clip = Exercise(
+    "unscale_and_clip", clipped, _play_norms, _norms_cases, priced, PACE, rounding=rounding, view=_view_norms
+)
+change, over_ranks = unscale_and_clip.change, "    dist.all_reduce(total)\n"
+change("own_norm", over_ranks, "")
+change("decided_alone", "not total.isfinite()", "not all(gradient.isfinite().all() for gradient in gradients)")
+change("norms_added", over_ranks, "    total.sqrt_()\n    dist.all_reduce(total)\n    total.square_()\n")
+change("mean_of_squares", over_ranks, "    dist.all_reduce(total)\n    total /= dist.get_world_size()\n")
+change("largest_norm", "(total)\n    if", "(total, dist.ReduceOp.MAX)\n    if")
+change("always", ".clamp(max=1)", "")
+change("never_skipped", "return False", "return True")
+change("still_scaled", "gradient /= scale", "pass")
+change("clipped_before", "gradient.square().sum()", "gradient.mul(scale).square().sum()")

@@ -1,0 +1,204 @@
+"""An explorer of mixed precision: choose what is done in how many bits, and watch a real training live or die.
+
+    | format        ----o  float16       | how large the gradients are, and which |
+    | loss scale    o----  none          | of them the format turns into zeros    |
+    | weights       ----o  master copy   |                                        |
+    | learning      ---o-  rate 0.003    |                                        |
+    | what came of it, in words          |                                        |
+    | the loss of this training while it goes on, beside the same one in float32  |
+
+The training is one process's share of a large run: its minibatch is said to be one of 65,536 micro-batches, so that
+its gradients are as small as those of a run with millions of tokens to a minibatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+
+from course_lib import data
+from course_lib.classroom.runs.training import SMALL, RoundedWeights, flat, gradients_of, train
+from course_lib.classroom.widgets.controls import Slider
+from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
+from course_lib.figures import loss_at_end, loss_curves
+from course_lib.figures.axis import counted, number, percent
+from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
+from course_lib.model import TinyGPT
+from lessons.L07_mixed_precision.figure import lost, number_range, power
+from lessons.L07_mixed_precision.runs import Format, exponents
+
+SAMPLES, STEPS = 64, 150
+MICRO_BATCHES = 2**16  # of one minibatch, by each of which the loss is divided
+PIECE = 10  # steps between two pictures
+FORMATS = ("float32", "bfloat16", "float16")
+SCALES = {"none": 1.0, "2⁸": 2.0**8, "2¹⁶": 2.0**16, "2⁴⁰": 2.0**40, "dynamic": None}
+HIGHEST, GROWTH = 2.0**40, 20  # where a dynamic scale begins, and the good steps after which it is doubled
+RATES = (1e-5, 1e-4, 1e-3, 3e-3)
+
+
+class MixedPrecisionSetting(NamedTuple):
+    """What the controls say. scale: of the loss; None for a dynamic one."""
+
+    format: str
+    scale: float | None
+    has_master_weights: bool
+    learning_rate: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.format)
+
+
+class Training:
+    """A real training that goes on some steps at a time.
+
+    losses: of each step so far.  skipped: how many steps were, because a gradient overflowed.
+    zeros: the share of the first step's gradients that the backward pass made zero; None before it.
+    """
+
+    def __init__(self, setting: MixedPrecisionSetting) -> None:
+        self.losses: list[float] = []
+        self.zeros: float | None = None
+        self.skipped = 0
+        self._model = TinyGPT(SMALL, dtype=setting.dtype)
+        self._scaler = LossScaler(setting.scale or HIGHEST, dynamic=setting.scale is None, growth_interval=GROWTH)
+        keeps = MasterWeights if setting.has_master_weights else RoundedWeights
+        make = partial(torch.optim.AdamW, lr=setting.learning_rate, eps=1e-15)
+        self._optimizer = keeps(self._model.parameters(), make, self._scaler)
+        self._minibatches = data.minibatches(data.train_test_split()[0], SAMPLES)
+
+    @property
+    def scale(self) -> float:
+        return self._scaler.scale_factor
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.losses) and not math.isfinite(self.losses[-1])
+
+    @property
+    def pieces_left(self) -> int:
+        return 0 if self.is_broken else math.ceil((STEPS - len(self.losses)) / PIECE)
+
+    def go_on(self) -> None:
+        """A piece further."""
+        if not self.pieces_left:
+            return
+        piece = islice(self._minibatches, min(PIECE, STEPS - len(self.losses)))
+        with one_thread():
+            losses = train(self._model, piece, small_loss, self._optimizer, self._scaler, combine=self._look)
+        self.losses += [MICRO_BATCHES * loss for loss in losses]
+
+    def _look(self) -> None:
+        """At the gradients that a backward pass has left."""
+        gradient = flat(gradients_of(self._model))
+        if self.zeros is None:
+            self.zeros = (gradient == 0).double().mean().item()
+        self.skipped += not gradient.isfinite().all()
+
+
+def small_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A micro-batch's part of the minibatch's loss."""
+    return data.answer_loss(output, targets) / MICRO_BATCHES
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A model this small is no faster with more, and on a busy computer far slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@cache
+def first_gradients() -> dict[int, float]:
+    """How large the gradients of the first step are, in float32 and without a scale."""
+    model = TinyGPT(SMALL)
+    inputs, targets = next(data.minibatches(data.train_test_split()[0], SAMPLES))
+    small_loss(model(inputs), targets).backward()
+    return exponents(gradients_of(model))
+
+
+def scaled(shares: Mapping[int, float], scale: float) -> dict[int, float]:
+    """The same numbers multiplied by a power of two: no digit changes, only their size."""
+    up = round(math.log2(scale))
+    return {exponent + up: share for exponent, share in shares.items()}
+
+
+def look(setting: MixedPrecisionSetting, in_32_bits: Training) -> Iterator[View]:
+    """A training from its beginning to its end. in_32_bits: the same one in float32, as far as it has come."""
+    training, left = Training(setting), 1
+    while left:
+        training.go_on()
+        in_32_bits.go_on()
+        left = max(training.pieces_left, in_32_bits.pieces_left)
+        curves = {"float32": in_32_bits.losses, f"{setting.format}, as set": training.losses}
+        sizes = scaled(first_gradients(), training.scale)
+        yield View(
+            describe(setting, training, in_32_bits),
+            number_range(sizes, Format.of(setting.dtype), HALF, "How large are the gradients?"),
+            loss_curves(curves, STEPS, WIDTH, "Does it learn?"),
+            left,
+        )
+
+
+def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> str:
+    """What the format does to the gradients, how far the training has come, and how that compares."""
+    shares = lost(scaled(first_gradients(), training.scale), Format.of(setting.dtype))
+    scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
+    text = (
+        f"{setting.format} with {scale}{', for now' * (setting.scale is None)}: of the finished gradient "
+        f"{percent(shares['zero'])} vanish and {percent(shares['infinite'])} overflow; after a backward pass in "
+        f"{setting.format}, {percent(training.zeros or 0)} are zeros. "
+    )
+    return text + _progress(training, in_32_bits)
+
+
+def _progress(training: Training, in_32_bits: Training) -> str:
+    steps = len(training.losses)
+    if training.is_broken:
+        return f"After {counted(steps - 1, 'step')} the loss is not a number, and nothing is left."
+    text = f"Step {steps} of {STEPS}, measured: loss {number(loss_at_end(training.losses))}"
+    if training.skipped:
+        text += f", {counted(training.skipped, 'step')} skipped because of an overflow"
+    reference = in_32_bits.losses[:steps]
+    text += f"; float32 {number(loss_at_end(reference))}."
+    if steps == PIECE:  # too early to tell
+        return text
+    share = (training.losses[0] - loss_at_end(training.losses)) / (reference[0] - loss_at_end(reference))
+    return f"{text} It has come {_share_in_words(share)}."
+
+
+def _share_in_words(share: float) -> str:
+    if share > 0.9:
+        return "as far as float32" if share > 0.97 else "nearly as far as float32"
+    return f"{percent(share)} of the way of float32" if share > 0.01 else "nowhere"
+
+
+class MixedPrecisionExplorer(Explorer):
+    """Format, loss scale, master weights and learning rate; the training goes on until the next move."""
+
+    def __init__(
+        self,
+        format: str = "float16",
+        scale: float | None = 1.0,
+        has_master_weights: bool = True,
+        learning_rate: float = 3e-3,
+    ) -> None:
+        keeps = ("in the format only", "master copy in 32 bits")
+        controls = [
+            Slider("format", FORMATS, format),
+            Slider("loss scale", tuple(SCALES.values()), scale, tuple(SCALES)),
+            Slider("weights", (False, True), has_master_weights, keeps),
+            Slider("learning", RATES, learning_rate, [f"rate {each:.5f}".rstrip("0") for each in RATES]),
+        ]
+        in_32_bits = cache(lambda rate: Training(MixedPrecisionSetting("float32", 1.0, False, rate)))
+        super().__init__(controls, lambda *values: look(MixedPrecisionSetting(*values), in_32_bits(values[-1])))

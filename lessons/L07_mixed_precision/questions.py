@@ -1,0 +1,333 @@
+"""Questions about 16 bits: why a training ends badly (Q9), what stays in 32 bits, who skips a step, what is gained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.utils import vector_to_parameters
+
+from course_lib import data
+from course_lib.classroom.questions.asking import choice, each, number, open_case
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.units import BYTES
+from course_lib.classroom.runs.training import (
+    SMALL,
+    RoundedWeights,
+    average_into,
+    flat,
+    gradients_of,
+    moments_of,
+    shares,
+    size_of,
+    train,
+)
+from course_lib.figures import gantt, loss_at_end, loss_curves, lost_time
+from course_lib.figures.axis import duration
+from course_lib.instruments.ledger import Bytes, Ledger
+from course_lib.mechanisms import batches
+from course_lib.mechanisms.collectives import all_reduce_in
+from course_lib.mechanisms.data_parallel import DataParallel
+from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
+from course_lib.model import TinyGPT
+from course_lib.ranks import Link, Pace, launch
+from course_lib.timeline import Timeline, compute
+from lessons.L05_pipeline_parallelism.questions import flow
+from lessons.L07_mixed_precision.runs import share_moved
+
+STEPS, BATCH = 150, 64
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training. weights: what they are kept in; compute: what forward and backward are done in.
+
+    sums: what the ranks' gradients are added up in.
+    """
+
+    weights: torch.dtype = torch.bfloat16
+    compute: torch.dtype = torch.bfloat16
+    sums: torch.dtype = torch.bfloat16
+    workers: int = 2
+    learning_rate: float = 3e-4
+    seed: int = 0
+
+
+@cache
+def last_loss(case: Training) -> float:
+    """The mean loss of the last ten steps, in 32 bits. (The trainings that all answers are compared with run once.)"""
+    return launch(_train, case.workers, (case,)).results[0]
+
+
+def _train(rank: int, case: Training) -> float:
+    model = TinyGPT(SMALL, seed=case.seed, dtype=case.compute)
+    kept = flat(model.parameters()).to(case.weights)
+    optimizer = torch.optim.AdamW([kept], lr=case.learning_rate)
+    optimizer.register_step_post_hook(lambda *_: vector_to_parameters(kept.to(case.compute), model.parameters()))
+    minibatches = shares(rank, BATCH, STEPS, case.seed)
+    combine = partial(average_into, kept, model, case.sums)
+    losses = train(model, minibatches, data.answer_loss, optimizer, combine=combine)
+    return sum(losses[-10:]) / 10
+
+
+# Q9. Fast, and then it ends badly
+
+
+REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
+    "products": ("products in 32 bits", {"compute": torch.float32}),
+    "sums": ("gradients added up in 32 bits", {"sums": torch.float32}),
+    "rate": ("half the learning rate", {"learning_rate": 1.5e-4}),
+    "kept": ("weights kept in 32 bits", {"weights": torch.float32}),
+}
+
+
+def _without(suspect: str, case: Training) -> Outcome:
+    """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
+    name, change = REMEDIES[suspect]
+    sixteen = last_loss(case)
+    thirty_two = last_loss(replace(case, weights=torch.float32, compute=torch.float32, sums=torch.float32))
+    changed = last_loss(replace(case, **change))  # type: ignore[arg-type]
+    won, lost = sixteen - changed, sixteen - thirty_two
+    right = won > lost / 2
+    found = {"change": name, "right": right, "steps": STEPS, "losses": (sixteen, thirty_two, changed)}
+    return Outcome(right, found=found, shown=lost > 0 and right is (suspect == "kept"))
+
+
+# What is kept in 32 bits costs memory
+
+
+def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeights]) -> dict[str, int]:
+    """What AdamW's training holds for each weight, by what it is, when a backward pass has just ended."""
+    model = TinyGPT(SMALL, dtype=dtype)
+    optimizer: Any = keeps(model.parameters(), torch.optim.AdamW)
+    inputs, targets = data.examples([(37, 48)])
+    for _ in range(2):  # the first step makes AdamW's numbers
+        optimizer.step()
+        data.answer_loss(model(inputs).float(), targets).backward()
+    weights = list(model.parameters())
+    masters = [weight for weight in optimizer.parameters if weight not in set(weights)]
+    parts = (weights, gradients_of(model), moments_of(optimizer.optimizer), masters)
+    of_each = (size_of(part) // sum(weight.numel() for weight in weights) for part in parts)
+    return dict(zip(("weights", "gradients", "AdamW", "master"), of_each, strict=True))
+
+
+def _count_bytes() -> Outcome:
+    held = bytes_per_weight(torch.float16, MasterWeights)
+    return Outcome(None, found=held | {"total": sum(held.values())}, measured=sum(held.values()))
+
+
+# An overflow on one rank
+
+
+def _overflow(what: str) -> Outcome:
+    replicas = launch(_train_with_overflow, 4, (what,)).results
+    broken = not all(replica.isfinite().all() for replica in replicas)
+    equal = all(torch.equal(replica, replicas[0]) for replica in replicas)
+    is_shown = equal is (what == "together") and broken is (what == "nobody")
+    return Outcome(equal and not broken, found={"equal": equal, "broken": broken}, shown=is_shown)
+
+
+def _train_with_overflow(rank: int, what: str) -> Tensor:
+    """Four steps of equal replicas; before the third update, a gradient on rank 3 is not finite."""
+    model = TinyGPT(SMALL, dtype=torch.float16)
+    groups: list[dist.ProcessGroup] = []  # of ranks to agree with: none at all
+    agreed = LossScaler(2.0**10, groups=None if what == "together" else groups)
+    scaler = None if what == "nobody" else agreed
+    steps = count()
+    master = MasterWeights(model.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
+
+    def overflow() -> None:
+        if rank == 3 and next(steps) == 2:
+            for weight in model.blocks[0].parameters():
+                weight.grad = torch.full_like(weight, 0.0 if what == "zero" else torch.inf)
+
+    same = islice(data.minibatches(data.train_test_split()[0], BATCH), 4)
+    train(model, same, data.answer_loss, master, scaler, combine=overflow)
+    return flat(master.parameters)
+
+
+# Rationale for mixed precision
+
+
+class Recipe(NamedTuple):
+    """What a training computes in, and what its optimizer keeps."""
+
+    dtype: torch.dtype
+    keeps: type[MasterWeights] | type[RoundedWeights]
+
+
+RECIPES = {
+    "float32": Recipe(torch.float32, RoundedWeights),
+    "everything in float16": Recipe(torch.float16, RoundedWeights),
+    "mixed": Recipe(torch.float16, MasterWeights),
+}
+
+
+class Trained(NamedTuple):
+    """What rank 0 has to tell. losses: of each step.  sent: bytes, in all steps.
+
+    activations: bytes at the fullest moment.  states: bytes of weights, gradients and optimizer, then, per parameter.
+    """
+
+    losses: list[float]
+    sent: int
+    activations: int
+    states: float
+
+
+def train_by(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
+    """Data parallelism with AdamW, on real ranks, until the end or until the loss is not a number."""
+    run = launch(_train_by, workers, (recipe, steps))
+    losses, held, parameters = run.results[0]
+    states = max(one.parameters + one.gradients + one.optimizer for one in held)
+    activations = max(one.activations for one in held)
+    return Trained(losses, run.timeline.bytes_sent(0), activations, states / parameters)
+
+
+def _train_by(rank: int, recipe: Recipe, steps: int) -> tuple[list[float], list[Bytes], int]:
+    replica = DataParallel(TinyGPT(SMALL, dtype=recipe.dtype))
+    scaler = LossScaler() if recipe.keeps is MasterWeights else None
+    optimizer: Any = recipe.keeps(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
+    with Ledger(replica.module, optimizer.optimizer) as ledger:
+        losses = train(replica, shares(rank, 64, steps), data.answer_loss, optimizer, scaler, combine=replica.finish)
+    return losses, [sample.held for sample in ledger.samples], sum(p.numel() for p in replica.parameters())
+
+
+def _recipes() -> Outcome:
+    trained = {name: train_by(recipe) for name, recipe in RECIPES.items()}
+    before, naive, mixed = trained.values()
+    is_broken = not math.isfinite(naive.losses[-1])
+    right = is_broken and mixed.activations < 0.6 * before.activations and mixed.sent < 0.55 * before.sent
+    ends = [loss_at_end(one.losses) for one in (before, mixed)]
+    found = {"before": before, "mixed": mixed, "steps": len(before.losses), "is_broken": is_broken, "ends": ends}
+    found |= {"worked": len(naive.losses) - 1}
+    picture = loss_curves({name: one.losses for name, one in trained.items()}, title="The same training, three times")
+    right = right and mixed.states >= before.states and abs(ends[1] - ends[0]) < 0.1 * (before.losses[0] - ends[0])
+    return Outcome(None, found=found, shown=right, pictures=(picture,))
+
+
+# Diagnosing and improving training efficiency
+
+
+def added_up(dtype: torch.dtype, micro_batches: int = 64) -> float:
+    """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
+    model = TinyGPT(SMALL, dtype=torch.bfloat16)
+    whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
+    exact, total = torch.zeros(()).double(), torch.zeros((), dtype=dtype)
+    for inputs, targets in batches.micro_batches(whole, micro_batches):
+        gradients = torch.autograd.grad(data.answer_loss(model(inputs).float(), targets), list(model.parameters()))
+        own = flat(gradients)
+        exact, total = exact + own.double(), total + own.to(dtype)
+    return ((total - exact).norm() / exact.norm()).item()
+
+
+def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
+    """The share of weights, or of master weights, that a step at a learning rate of 0.00001 moves in bfloat16."""
+    model = TinyGPT(SMALL, dtype=torch.bfloat16)
+    optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
+    before = [weight.detach().clone() for weight in optimizer.parameters]
+    train(model, shares(rank, 64, 1), data.answer_loss, optimizer)
+    return share_moved(before, optimizer.parameters)
+
+
+def _two_faults() -> Outcome:
+    whole, cut = flow("naive", 4, 1), flow("1f1b", 4, 16)
+    rounded, master = (launch(_move, 1, (keeps,)).results[0] for keeps in (RoundedWeights, MasterWeights))
+    off = [added_up(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    idle = [whole.idle_fraction(), cut.idle_fraction()]
+    is_better = all(map(math.isclose, idle, [3 / 4, 3 / (16 + 3)]))
+    is_rescued = rounded < 0.2 < 0.9 < master
+    right = is_better and is_rescued and off[0] > 100 * off[1]
+    found = {"is_better": is_better, "is_rescued": is_rescued, "idle": idle, "moved": (rounded, master), "off": off}
+    picture = gantt(cut, whole, title="In 16 micro-batches, and below it the whole batch")
+    return Outcome(None, found=found, shown=right, pictures=(picture,))
+
+
+# Optimizing language-model training efficiency
+
+MICRO_BATCHES = 8
+
+
+class Way(NamedTuple):
+    """How to take a step. is_each: exchange after each micro-batch.  speed: of a device, against one in float32."""
+
+    is_each: bool
+    dtype: torch.dtype
+    speed: float
+
+    def run(self) -> tuple[Timeline, Tensor]:
+        """One step on 4 ranks, and the gradient that comes of it."""
+        pace = Pace({"forward": 0.006 / self.speed, "backward": 0.012 / self.speed}, Link(0.0005, 1.8e6))
+        run = launch(_step, 4, (self,), pace=pace)
+        return run.timeline, run.results[0]
+
+
+WAYS = {
+    "8 exchanges in float32": Way(True, torch.float32, 1.0),
+    "1 exchange in float32": Way(False, torch.float32, 1.0),
+    "1 exchange, mixed precision": Way(False, torch.bfloat16, 2.0),
+}
+
+
+def _step(rank: int, way: Way) -> Tensor:
+    """Micro-batches of 4 samples; gradients add up in 32 bits and travel in way.dtype."""
+    model = TinyGPT(SMALL, dtype=way.dtype)
+    minibatch = data.fixed_examples(16 * MICRO_BATCHES)
+    share = batches.split(minibatch, dist.get_world_size())[rank]
+    all_reduce = all_reduce_in(way.dtype, torch.float32)
+    total = torch.zeros(sum(weight.numel() for weight in model.parameters()))
+    pieces = batches.micro_batches(share, MICRO_BATCHES)
+    for i, micro_batch in enumerate(pieces):
+        own = _gradient(model, i, *micro_batch)
+        total += all_reduce(own) if way.is_each else own
+    return total if way.is_each else all_reduce(total)
+
+
+def _gradient(model: TinyGPT, i: int, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Of micro-batch number i, in float32."""
+    with compute("forward", micro_batch=i, work=len(inputs)):
+        loss = data.answer_loss(model(inputs).float(), targets) / MICRO_BATCHES / dist.get_world_size()
+    with compute("backward", micro_batch=i, work=len(inputs)):
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return flat(gradients).float()
+
+
+def _ways() -> Outcome:
+    runs = {name: way.run() for name, way in WAYS.items()}
+    often, once, mixed = (timeline for timeline, _ in runs.values())
+    first, second, rounded = (gradient for _, gradient in runs.values())
+    off, off_mixed = (((one - first).norm() / first.norm()).item() for one in (second, rounded))
+    sent = [timeline.bytes_sent(0) for timeline in (often, once, mixed)]
+    lines = "; ".join(f"{name}: {duration(timeline.makespan)} for a step" for name, (timeline, _) in runs.items())
+    found = {"sent": sent, "is_same": off < 1e-5, "lines": lines, "off": off_mixed}
+    pictures = (
+        lost_time({name: timeline for name, (timeline, _) in runs.items()}, title="Where the time goes"),
+        gantt(mixed, often, title="One exchange in mixed precision, and below it eight in float32"),
+    )
+    right = sent[0] == 8 * sent[1] == 16 * sent[2] and off < 1e-5
+    right = right and off_mixed < 0.05 and often.makespan > once.makespan > mixed.makespan
+    return Outcome(None, found=found, shown=right, pictures=pictures)
+
+
+QUESTIONS: dict[str, Family] = {
+    "Q9": Family(
+        Training(),
+        choice(each(_without, REMEDIES)),
+        [Training(workers=4, seed=seed) for seed in range(1, 100)],
+        lambda case: {"workers": case.workers},
+    ),
+    "bytes_per_weight": Family(
+        None, number(BYTES, _count_bytes, lambda: {"all_in_16": 1 / 2, "no_master": 3 / 4}, tolerance=0.0)
+    ),
+    "one_overflow": Family(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
+    "why_mixed_precision": Family(None, open_case(_recipes)),
+    "diagnose_efficiency": Family(None, open_case(_two_faults)),
+    "optimize_training": Family(None, open_case(_ways)),
+}

@@ -1,0 +1,233 @@
+"""The checks for the exercise on combining mechanisms: a mesh, what is counted once on it, and what is added up where.
+
+mesh_groups(rank, dp, pp, tp)                       with whom a rank shares an axis
+gradient_norm(gradients, copied_on, groups)         the norm of a whole model, each number counted once
+complete_gradients(gradients, added_on, groups)     addends are added up, replicas averaged
+
+A mesh need not have as many ranks as there are processes where nobody sends: each process asks for some of its ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.messages import most_sent
+from course_lib.classroom.checks.part import Case, Left, normal
+from course_lib.classroom.checks.tables import as_number, as_numbers
+from course_lib.mechanisms.hybrid import AXES, Mesh
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute
+
+PACE = Pace({"backward": 0.04}, Link(latency=0.002, bandwidth=1e6))
+Sizes = tuple[int, int, int]  # dp, pp, tp
+Groups = dict[str, list[int]]
+Axes = tuple[str, ...]
+
+
+def _random(shape: Sequence[int], *seeds: int) -> Tensor:
+    """Other numbers for other seeds, each of which is less than 100."""
+    seed = sum(number * 100**place for place, number in enumerate(seeds))
+    return normal(seed)(*shape)
+
+
+def _on_mesh(arguments: Any, sizes: Sizes, seed: int = 0, new: str = "", frozen: bool = False) -> Case:
+    text = f"a mesh of {dp_pp_tp(sizes)}{', one parameter frozen' * frozen}"
+    return Case(text, math.prod(sizes), partial(arguments, sizes, seed, frozen), new)
+
+
+def dp_pp_tp(sizes: Sizes) -> str:
+    return " x ".join(map(str, sizes)) + " (dp x pp x tp)"
+
+
+def _on_meshes(arguments: Any, seed: int) -> list[Case]:
+    axes = [((2, 1, 1), ""), ((1, 1, 2), "tensor ranks"), ((1, 2, 1), "stages"), ((3, 1, 1), ""), ((1, 1, 3), "")]
+    axes += [((1, 3, 1), "a stage between the first and the last"), ((2, 1, 2), "two axes"), ((2, 2, 1), "two axes")]
+    frozen = _on_mesh(arguments, (1, 2, 2), seed, "a parameter that is not trained: its gradient is None", True)
+    return [*(_on_mesh(arguments, sizes, seed, new) for sizes, new in axes), frozen]
+
+
+# Ranks and groups
+
+
+def grouped(rank: int, dp: int, pp: int, tp: int) -> Groups:
+    mesh = torch.arange(dp * pp * tp).view(dp, pp, tp)
+    d, p, t = (mesh == rank).nonzero()[0].tolist()
+    return {"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()}
+
+
+def _mesh(n: int, sizes: Sizes, seed: int, new: str = "other sizes") -> Case:
+    sizes = (sizes[0] + seed, *sizes[1:])
+    ranks = range(math.prod(sizes))
+    return Case(f"a mesh of {dp_pp_tp(sizes)}", n, lambda rank: (ranks[rank::n], *sizes), new)
+
+
+def _meshes(seed: int) -> list[Case]:
+    two = [((1, 1, 2), ""), ((2, 1, 2), "two axes"), ((2, 2, 2), "three axes")]
+    more = [_mesh(n, sizes, seed) for n in (3, 4) for sizes in ((1, 1, n), (3, 2, 2), (2, 3, 4))]
+    return [*(_mesh(2, sizes, seed, new) for sizes, new in two), *more]
+
+
+def _play_mesh(fn: Any, ranks: range, dp: int, pp: int, tp: int) -> Any:
+    answers = {f"rank {rank}": fn(rank, dp, pp, tp) for rank in ranks}
+    return {rank: _in_tensors(groups) if isinstance(groups, dict) else groups for rank, groups in answers.items()}
+
+
+def _in_tensors(groups: dict) -> dict:
+    """Ranks are easier to read in one tensor where they are not what they should be."""
+    return {axis: as_numbers(ranks) for axis, ranks in groups.items()}
+
+
+mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, _mesh(4, (2, 2, 2), 0), PACE)
+change, view = mesh_groups.change, ".view(dp, pp, tp)"
+axes = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
+change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
+change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
+change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
+change("first_replica", axes, axes.replace("[d,", "[0,"))
+others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
+change("same_number", axes, others)
+change("counted_from_0", axes, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
+
+
+@mesh_groups.mistake
+def others_alone(rank: int, dp: int, pp: int, tp: int) -> Groups:
+    return {axis: [one for one in ranks if one != rank] for axis, ranks in grouped(rank, dp, pp, tp).items()}
+
+
+@mesh_groups.mistake
+def neighbors(rank: int, dp: int, pp: int, tp: int) -> Groups:
+    return {axis: [*range(rank // n * n, rank // n * n + n)] for axis, n in (("dp", dp), ("pp", pp), ("tp", tp))}
+
+
+# The norm
+
+
+def norm(gradients: list[Any], copied_on: list[Axes], groups: Groups) -> float:
+    rank = dist.get_rank()
+    squares = torch.zeros(())
+    for gradient, axes in zip(gradients, copied_on, strict=True):
+        counts = all(rank == groups[axis][0] for axis in axes)
+        if counts and gradient is not None:
+            squares += gradient.square().sum()
+    dist.all_reduce(squares)
+    return float(squares.sqrt())
+
+
+def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Groups]:
+    """Of a stage a matrix, cut among tensor ranks, and a whole norm. The first and the last share an embedding, cut."""
+    groups = grouped(rank, *sizes)
+    numbers = {axis: members.index(rank) for axis, members in groups.items()}
+    kinds: list[tuple[int, Axes]] = [(4, ("dp",)), (2, ("dp", "tp"))] * (sizes[1] < 3 or numbers["pp"] != 1)
+    kinds += [(3, ("dp", "pp"))] * (numbers["pp"] in (0, sizes[1] - 1))
+    gradients: list[Any] = []
+    for size, axes in kinds:
+        own = (0 if axis in axes else 1 + number for axis, number in numbers.items())
+        gradients.append(None if frozen and size == 2 else _random((size, 3), seed, size, *own).float())
+    with compute("backward"):
+        return gradients, [axes for _, axes in kinds], groups
+
+
+def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Groups) -> Any:
+    return as_number(fn(gradients, copied_on, groups))
+
+
+def _one_message(lefts: list[Left]) -> str:
+    times, n = most_sent(lefts)
+    wrong = f"The norm is right, but a rank communicates {times} times, {n} numbers in all. One number would do."
+    return wrong * (n > 1)
+
+
+cases, priced = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
+# Some dozens of squares in float32.
+gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=1e-5, contract=_one_message)
+change, counts = gradient_norm.change, "all(rank == groups[axis][0] for axis in axes)"
+reduce = "dist.all_reduce(squares)"
+change("counted_everywhere", counts, "True")
+change("replicas_alone", counts, 'rank == groups["dp"][0]')
+change("stages_forgotten", counts, counts.replace("in axes", 'in axes if axis != "pp"'))
+change("rank_0_alone", counts, "rank == 0")
+change("first_on_one_axis", counts, counts.replace("all(", "any("))
+change("shared_out", counts, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)")
+change("own_norm", reduce, "pass")
+change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
+change("no_root", "squares.sqrt()", "squares")
+change("norms_added", reduce, f"squares.sqrt_(); {reduce}; squares.square_()")
+change("two_messages", reduce, f"{reduce}; dist.all_reduce(torch.zeros(()))")
+
+
+# Addends and averages
+
+
+def completed(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]) -> None:
+    known = [(one, axes) for one, axes in zip(gradients, added_on, strict=True) if one is not None]
+    replicas = groups["dp"]
+    for axis in ("tp", "pp"):
+        _add_up([one for one, axes in known if axis in axes], groups[axis])
+    _add_up([one for one, axes in known], replicas, 1 / dist.get_world_size(replicas))
+
+
+def _add_up(gradients: list[Tensor], group: Any, share: float = 1.0) -> None:
+    """All of them in one message."""
+    if not gradients:
+        return
+    flat = torch.cat([one.flatten() for one in gradients])
+    dist.all_reduce(flat, group=group)
+    for one, total in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        one.copy_(share * total.view_as(one))
+
+
+def weights(pp: int, seed: int) -> list[Tensor]:
+    """Of a model x + down relu(up (scale x)) + bias, pp times in a row; scale and bias are the same on all stages."""
+    return [_random(shape, seed, i) for i, shape in enumerate([(pp, 12, 3), (pp, 3, 12), (3,), (3,)])]
+
+
+def samples(replica: int, seed: int) -> Iterator[Tensor]:
+    return (_random((2, 3), seed, i, 1 + replica) for i in range(2))
+
+
+def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Sizes]:
+    """Each rank has a copy of its own of scale and bias, but tensor ranks know one gradient of the bias."""
+    _, pp, tp = sizes
+    d, p, t = (members.index(rank) for members in grouped(rank, *sizes).values())
+    up, down, scale, bias = weights(pp, seed)
+    x, y = samples(d, seed)
+    biases = [bias.clone().requires_grad_() for _ in range(pp)]
+    own: list[Tensor] = []
+    for stage in range(pp):
+        total = x + biases[stage]
+        for share, cut in enumerate(zip(up[stage].chunk(tp), down[stage].chunk(tp, dim=1), strict=True)):
+            parts = [part.clone().requires_grad_() for part in (*cut, scale)]
+            total = total + (x * parts[2] @ parts[0].T).relu() @ parts[1].T
+            own = parts if (stage, share) == (p, t) else own
+        x = total
+    with compute("backward"):
+        gradients: list[Any] = [*torch.autograd.grad((x - y).square().mean(), [*own, biases[p]])]
+    return gradients[: 4 - frozen] + [None] * frozen, [(), (), ("pp", "tp"), ("pp",)], sizes
+
+
+def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes) -> None:
+    """Groups that stay would cost the next run new processes."""
+    mesh = Mesh(*sizes)
+    fn([*gradients], added_on, {axis: mesh.group(axis) for axis in AXES})
+    mesh.close()
+
+
+cases, priced = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
+complete_gradients = Exercise("complete_gradients", completed, _play_step, cases, priced, PACE, rounding=1e-12)
+change, addends = complete_gradients.change, '("tp", "pp")'
+change("averaged_over_all", '= groups["dp"]', "= None")
+change("summed", ", 1 / dist.get_world_size(replicas)", "")
+change("divided_by_all", "size(replicas)", "size()")
+change("addends_left", addends, "()")
+change("stages_left", addends, '("tp",)')
+change("all_added", " if axis in axes", "")
+change("addends_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))")
+change("addends_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep")

@@ -1,0 +1,352 @@
+# %% [markdown]
+# # Combining mechanisms, by hand
+#
+# Replicas, stages and tensor ranks at once: a rank then works with three groups of others, some of its gradients are
+# copies, some are shards, and some are addends. Three functions keep this apart. Here you write them. At the end they
+# train a small GPT on eight real processes.
+#
+# | | you build | minutes | difficulty | points |
+# |---|---|---|---|---|
+# | 1 | `mesh_groups`: with whom a rank works, on each axis | 15 | ★☆☆ | 2 |
+# | 2 | `gradient_norm`: the norm of a whole model, each number counted once | 20 | ★★☆ | 3 |
+# | 3 | `complete_gradients`: what is added up, what is averaged, and where | 20 | ★★☆ | 3 |
+#
+# Below each function stands its check. It runs your function on 2, 3 and 4 ranks, in small cases that become harder
+# one thing at a time. Once nothing is wrong, it tells you what your solution costs, beside the best possible. Nothing
+# that you write can break anything. Run a check as often as you like.
+
+# %%
+import torch
+import torch.distributed as dist
+
+from course_lib import launch
+from course_lib.data import answer_loss, minibatches, train_test_split
+from course_lib.mechanisms.hybrid import ModelPart
+from course_lib.mechanisms.pipeline import run_schedule
+from course_lib.mechanisms.tensor_parallel import placements
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.schedules import SCHEDULES
+from lessons.L08_combining_mechanisms import checks
+
+# %% [markdown]
+# ## 1. Ranks on a mesh
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the three groups of a rank | 15 | ★☆☆ |
+#
+# A mesh of dp x pp x tp is a block. Tensor ranks talk the most, so they are next to each other; then come stages, and
+# replicas last. A mesh of 2 x 2 x 3 has 12 ranks:
+#
+#                      replica 0                         replica 1
+#     stage 0     rank 0   rank 1   rank 2          rank 6   rank 7   rank 8
+#     stage 1     rank 3   rank 4   rank 5          rank 9   rank 10  rank 11
+#
+#     rank 4 works with    1, 4          on "pp": the other stages of its replica
+#                          3, 4, 5       on "tp": those that share its layers
+#                          4, 10         on "dp": those that hold the same part of the model
+#
+# Nothing is sent in this part. It is arithmetic, and all ranks have to do the same.
+
+
+# %% nbgrader={"grade_id": "mesh_groups", "solution": true}
+def mesh_groups(rank, dp, pp, tp):
+    """With whom a rank shares each axis of a mesh.
+
+    rank: a number from 0 to dp * pp * tp - 1.
+    dp, pp, tp: how many replicas, stages and tensor ranks there are. Of two neighboring
+        ranks, the tensor rank differs first, then the stage, then the replica.
+
+    Returns {"dp": [...], "pp": [...], "tp": [...]}: for each axis, a list of all ranks that
+    differ from this one on that axis alone, and this one, in ascending order (int).
+    """
+    ### BEGIN SOLUTION
+    d, p, t = rank // (pp * tp), rank // tp % pp, rank % tp
+    return {
+        "dp": [(other * pp + p) * tp + t for other in range(dp)],
+        "pp": [(d * pp + other) * tp + t for other in range(pp)],
+        "tp": [(d * pp + p) * tp + other for other in range(tp)],
+    }
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: three numbers</summary>
+#
+# Each rank has a number on each axis. In the picture, rank 10 has replica 1, stage 1 and tensor rank 1. Find these
+# three first. It is like the digits of a number, or hours, minutes and seconds.
+# </details>
+# <details><summary>Hint 2: from three numbers to a rank</summary>
+#
+# A replica has pp * tp ranks, a stage of it tp. So what is the rank with the numbers d, p and t?
+# </details>
+# <details><summary>Hint 3: a group</summary>
+#
+# In a group two of the numbers stay, and the third runs through all that there are.
+# </details>
+# <details><summary>Hint 4: without digits</summary>
+#
+# `torch.arange(dp * pp * tp).view(dp, pp, tp)` is the whole block. Look for the rank in it, and take what lies on the
+# three lines through its place.
+# </details>
+
+# %% nbgrader={"grade_id": "check_mesh_groups", "grade": true, "locked": true, "points": 2}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L08_combining_mechanisms.checks")
+
+### END HIDDEN TESTS
+checks.mesh_groups(mesh_groups).points(2)
+
+# %% [markdown]
+# This order is a convention, and all tools have to keep to the same. Launchers number the ranks of a machine one after
+# the other, so the tensor ranks come to lie in one machine, where links are fast.
+#
+# PyTorch's `init_device_mesh` makes the same block, in the order of the sizes it is given, and the process groups as
+# well. In this course it stands in [`Mesh`](../../course_lib/mechanisms/hybrid.py).
+
+# %% [markdown]
+# ## 2. The norm of a gradient on a mesh
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the norm of the whole model's gradient, known to all ranks | 20 | ★★☆ |
+#
+# To clip a gradient, all ranks need its norm: the root of the sum of all squares, over the whole model. Each rank has
+# a part of it. Some numbers are nowhere else, others lie on several ranks:
+#
+#                        copies on             who holds what, on a mesh of 2 x 1 x 2
+#     a cut matrix       dp                    rank 0: left    1: right    2: left    3: right
+#     a whole norm       dp, tp                rank 0: all     1: all      2: all     3: all
+#     an embedding       dp, pp                the first stage and the last have it, stages between them do not
+#
+# Each number of the model has to be in the sum once.
+
+
+# %% nbgrader={"grade_id": "gradient_norm", "solution": true}
+def gradient_norm(gradients, copied_on, groups):
+    """The norm of the whole model's gradient.
+
+    gradients: a list of what this rank holds, tensors in float32. One may be None: that
+        parameter is not trained. Other ranks hold other shapes and other numbers of them.
+    copied_on: for each gradient a tuple of axes, like ("dp", "tp"). Along these there are
+        copies, which are equal. Of a group of "dp" and "tp" all ranks have one, of a group
+        of "pp" the first and the last.
+    groups: what mesh_groups returns for this rank. All ranks together are the mesh.
+
+    Returns the norm as a number, the same on all ranks. Communicates once, one number. The
+    gradients stay as they are.
+    """
+    ### BEGIN SOLUTION
+    rank = dist.get_rank()
+    squares = torch.zeros(())
+    for gradient, axes in zip(gradients, copied_on, strict=True):
+        counts = all(rank == groups[axis][0] for axis in axes)
+        if counts and gradient is not None:
+            squares += gradient.square().sum()
+    dist.all_reduce(squares)
+    return squares.sqrt().item()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: what can be added up</summary>
+#
+# Squares can: over the numbers of a gradient, over gradients, over ranks. The root comes last. A rank without
+# gradients adds 0, so begin with `torch.zeros(())`.
+# </details>
+# <details><summary>Hint 2: copies</summary>
+#
+# Of all ranks that have a copy, one counts it. All have to agree on who it is without asking, so choose by a rule.
+# </details>
+# <details><summary>Hint 3: a rule</summary>
+#
+# `groups["dp"][0]` is the first of the replicas. Of a gradient with copies on one axis, the first rank of its group
+# counts it.
+# </details>
+# <details><summary>Hint 4: several axes</summary>
+#
+# With copies on two axes, several ranks are the first of one of their groups. Only one is the first of both.
+# </details>
+
+# %% nbgrader={"grade_id": "check_gradient_norm", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L08_combining_mechanisms.checks")
+
+### END HIDDEN TESTS
+checks.gradient_norm(gradient_norm).points(3)
+
+# %% [markdown]
+# One number, once: what it costs is the latency of the link, however large the model is.
+#
+# `torch.nn.utils.clip_grad_norm_` does the same for `DTensor`s, which know where they are cut and where they are
+# copies. With plain tensors it takes the norm of what this rank holds, and says nothing. In this course it is
+# [`clip_grad_norm`](../../course_lib/mechanisms/hybrid.py).
+
+# %% [markdown]
+# ## 3. Addends and averages
+#
+# | you build | minutes | difficulty |
+# |---|---|---|
+# | the gradients of a step, complete on all ranks | 20 | ★★☆ |
+#
+# After the backward pass, no gradient is complete. Replicas have seen other samples, so what they have is averaged.
+# And some parameters have worked in several places of one model. Each place knows an addend of their gradient:
+#
+#     a scale before a cut layer     each tensor rank knows what came back through its own columns     add on "tp"
+#     an embedding, used twice       the first stage knows one addend, the last the other              add on "pp"
+#     a bias after a cut layer       all tensor ranks have the same gradient, it is whole              add nowhere
+#
+# Whoever adds up too little or too much gets another training, and no error.
+
+
+# %% nbgrader={"grade_id": "complete_gradients", "solution": true}
+def complete_gradients(gradients, added_on, groups):
+    """Make the gradients what one process with the whole minibatch and model would have.
+
+    gradients: a list of what this rank has after its backward pass, tensors in float64. One
+        may be None: that parameter is not trained, on no rank.
+    added_on: for each gradient a tuple of axes, of "tp" and "pp". Along these each rank of
+        the group has an addend. Along the others of these two axes nothing is missing.
+    groups: a dict of process groups of this rank, for "dp", "pp" and "tp". A group may
+        consist of this rank alone.
+
+    The loss is a mean over samples, and each replica has seen the same number of them.
+    Changes the tensors in place, and returns nothing.
+    """
+    ### BEGIN SOLUTION
+    known = [(one, axes) for one, axes in zip(gradients, added_on, strict=True) if one is not None]
+    for axis in ("tp", "pp", "dp"):
+        chosen = [one for one, axes in known if axis in (*axes, "dp")]
+        size = dist.get_world_size(groups[axis])
+        if chosen and size > 1:
+            flat = torch.cat([one.flatten() for one in chosen])
+            dist.all_reduce(flat, group=groups[axis])
+            if axis == "dp":
+                flat /= size
+            for one, total in zip(chosen, flat.split([one.numel() for one in chosen]), strict=True):
+                one.copy_(total.view_as(one))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: which group</summary>
+#
+# `dist.all_reduce(gradient, group=groups["dp"])` adds up over replicas alone. Without a group it would add up over all
+# ranks, also over those that hold something else.
+# </details>
+# <details><summary>Hint 2: sum or mean</summary>
+#
+# Addends of one loss are added up. Replicas have losses of their own, each a mean, and the loss of the whole minibatch
+# is the mean of these. How many replicas are there? `dist.get_world_size(group)` knows.
+# </details>
+# <details><summary>Hint 3: one gradient</summary>
+#
+# First add it up on each of its axes. Then average it over replicas, whatever its axes are. A gradient that is None is
+# None on all ranks, so leave it out.
+# </details>
+# <details><summary>Hint 4: fewer messages</summary>
+#
+# What goes to the same group can go together: `torch.cat` of all flattened gradients, one all-reduce, `split`, and
+# `copy_` back.
+# </details>
+
+# %% nbgrader={"grade_id": "check_complete_gradients", "grade": true, "locked": true, "points": 3}
+### BEGIN HIDDEN TESTS
+from course_lib.classroom.checks import grading
+
+checks = grading.of("lessons.L08_combining_mechanisms.checks")
+
+### END HIDDEN TESTS
+checks.complete_gradients(complete_gradients).points(3)
+
+# %% [markdown]
+# A message for each group is enough. With a message for each gradient the bytes are the same, but each pays the
+# latency of the link.
+#
+# With PyTorch's `DTensor` each gradient says of itself whether it is `Partial`, and becomes whole where it is used.
+# Shared parameters of a pipeline are left to you there. In this course it is
+# [`complete_gradients`](../../course_lib/mechanisms/hybrid.py), where replicas also share out the update (ZeRO-1).
+
+# %% [markdown]
+# ## Everything together
+#
+# Eight ranks, 2 x 2 x 2, train a GPT whose first stage and last stage share an embedding. The mesh is made of your
+# groups. The backward pass is that of the lessons, with sequence parallelism: each tensor rank sees its own positions
+# in the norms, so their gradients are addends. Then your functions take over, and every rank makes its own update.
+
+# %%
+CONFIG = GPTConfig(layers=2, hidden=32, heads=4, tied_embeddings=True)
+STEPS, LR, MAX_NORM = 10, 0.3, 2.0
+problems, _ = train_test_split()
+
+
+class YourMesh:
+    def __init__(self, rank, dp, pp, tp):
+        self.ranks = mesh_groups(rank, dp, pp, tp)
+        self.groups = {
+            axis: dist.new_group(ranks, use_local_synchronization=True) for axis, ranks in self.ranks.items()
+        }
+
+    def group(self, axis):
+        return self.groups[axis]
+
+    def size(self, axis):
+        return dist.get_world_size(self.groups[axis])
+
+    def rank(self, axis):
+        return dist.get_rank(self.groups[axis])
+
+
+def train(rank, dp, pp, tp):
+    mesh = YourMesh(rank, dp, pp, tp)
+    part = ModelPart(TinyGPT(CONFIG, dtype=torch.float64), mesh, SCHEDULES["1f1b"](pp, 2), sequence_parallel=True)
+    parameters, added_on, copied_on = [], [], []
+    for name, parameter in part.named_parameters():
+        place, stages = placements(part)[name], ("pp",) * (parameter in part.tied)
+        parameters.append(parameter)
+        added_on.append(stages + ("tp",) * place.is_partial)
+        copied_on.append(("dp", *stages) + ("tp",) * (not place.is_sharded))
+    optimizer = torch.optim.SGD(parameters, lr=LR)
+    batches, norms = minibatches(problems, 32), []
+    for _ in range(STEPS):
+        own = [tensor.chunk(dp)[mesh.rank("dp")] for tensor in next(batches)]
+        optimizer.zero_grad()
+        run_schedule(part.schedule, part.stages, *own, part.loss_fn(1.0), mesh.group("pp"))
+        gradients = [parameter.grad for parameter in parameters]
+        complete_gradients(gradients, added_on, mesh.groups)
+        norms.append(float(gradient_norm([one.float() for one in gradients], copied_on, mesh.ranks)))
+        torch._foreach_mul_(gradients, min(1.0, MAX_NORM / (norms[-1] + 1e-6)))
+        optimizer.step()
+    return norms
+
+
+def train_alone():
+    """One process with whole minibatches, and PyTorch's own clipping."""
+    model = TinyGPT(CONFIG, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    batches, norms = minibatches(problems, 32), []
+    for _ in range(STEPS):
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        answer_loss(model(inputs), targets).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
+        optimizer.step()
+    return norms
+
+
+alone = torch.tensor(train_alone())
+print("a step is clipped, and another is not:", bool((alone > MAX_NORM).any() and (alone < MAX_NORM).any()))
+for sizes in ((2, 2, 2), (4, 1, 2), (1, 2, 4)):
+    norms = launch(train, 8, args=sizes, timeout=10).results
+    off = (torch.tensor(norms[0]) / alone - 1).abs().max()
+    print(f"dp, pp, tp = {sizes}:")
+    print("    all ranks know the same norms, bit for bit:", all(one == norms[0] for one in norms))
+    print("    the norms of all steps are those of one process, up to 0.001%:", bool(off < 1e-5))
+
+# %% [markdown]
+# The norm of a later step depends on every gradient and every update before it, on all eight ranks. So ten norms that
+# agree say that the training is the same. Try it: leave out an axis somewhere, and look at which step the norms part.

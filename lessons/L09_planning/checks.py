@@ -1,0 +1,250 @@
+"""The checks for planning: what a plan holds on a device, what it sends in a step, and which plan to choose.
+
+All three are functions of numbers: each rank asks for other plans. The planner is what they are compared with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case, Left
+from course_lib.classroom.checks.tables import Plans, computing
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+from course_lib.planner.spec import RECOMPUTE
+from course_lib.ranks import Link, Pace
+from course_lib.timeline import compute
+
+# Memory
+
+
+def held(parameters: int, dp: int, tp: int, pp: int, zero: int, precision: str) -> tuple[int, int, int]:
+    weight, gradient, adam = {"bf16": (2, 2, 12), "fp32": (4, 4, 8)}[precision]
+    mine = -(-parameters // (tp * pp))
+    share = -(-mine // dp)
+    weights = weight * (share if zero >= 3 else mine)
+    gradients = gradient * (share if zero >= 2 else mine)
+    return weights, gradients, adam * (share if zero >= 1 else mine)
+
+
+def _memories(seed: int, rank: int) -> Plans:
+    size, dp, zero = 1_680 * (3 + seed + rank), 4 + 2 * rank, 1 + (rank + seed) % 3
+    return {
+        "replicas alone": [(size, dp, 1, 1, 0, "bf16"), (2 * size, 2, 1, 1, 0, "bf16")],
+        "ZeRO": [(size, dp, 1, 1, zero, "bf16"), (2 * size, 3, 1, 1, zero % 3 + 1, "bf16")],
+        "tensor ranks and stages": [(size, 1, 4, 7, 0, "bf16"), (size, 2, 2, 5, 1, "bf16"), (size, 2, 2, 5, 3, "bf16")],
+        "all in 32 bits": [(size, dp, 2, 1, zero, "fp32"), (size, 1, 1, 5, 0, "fp32")],
+        "sizes that do not divide": [(size + 1, dp, 2, 3, zero, "bf16"), (size - 5, 8, 4, 1, 3, "fp32")],
+    }
+
+
+def _hold(plan: tuple, found: Any) -> None:
+    """Take the memory that was asked for."""
+    assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
+
+
+more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
+priced = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
+state_bytes = computing("state_bytes", held, "plans with ", _memories, more, priced, _hold)
+change = state_bytes.change
+mine, order = "(tp * pp)", "(share if zero >= {} else mine)"
+change("no_master_copy", "2, 12", "2, 8")
+change("master_of_fp32", "4, 8", "4, 12")
+change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)")
+change("no_stages", mine, "tp")
+change("no_slices", mine, "pp")
+change("replicas_cut", mine, "(dp * tp * pp)")
+change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
+change("state_whole", f"adam * {order.format(1)}", "adam * mine")
+change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
+change("gradients_late", "zero >= 2", "zero >= 3")
+change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
+change("rounded_down", "-(-mine // dp)", "mine // dp")
+
+
+# Traffic
+
+
+def sent(
+    parameters: int, layers: int, message: int, micro_batches: int, dp: int, tp: int, pp: int, stage: int, zero: int
+) -> tuple[float, float, float]:
+    trips = 3 * micro_batches if zero == 3 else 2
+    data = trips * (dp - 1) / dp * 2 * parameters
+    reductions = 4 * layers * micro_batches
+    tensor = reductions * 2 * (tp - 1) / tp * message
+    neighbors = (stage > 0) + (stage < pp - 1)
+    return data, tensor, neighbors * micro_batches * message / tp
+
+
+def _traffics(seed: int, rank: int) -> Plans:
+    size, layers, message, m = 1_000 * (7 + rank), 3 + seed, 4_000 + 480 * rank, 5 + rank
+    return {
+        "replicas alone": [(size, layers, message, 1, 4 + rank, 1, 1, 0, 0), (size, layers, message, m, 3, 1, 1, 0, 1)],
+        "ZeRO-3": [(size, layers, message, 1, 4, 1, 1, 0, 3), (size, layers, message, m, 2 + rank, 1, 1, 0, 3)],
+        "tensor ranks": [(size, layers, message, 1, 1, 4, 1, 0, 0), (size, layers + 1, message, m, 2, 8, 1, 0, 0)],
+        "stages": [(size, layers, message, m, 1, 1, 4, stage, 0) for stage in (0, 2, 3)],
+        "everything together": [(size, layers, message, m, 5, 4, 3, stage, 1) for stage in (0, 1)],
+    }
+
+
+def _send(plan: tuple, _: Any) -> None:
+    """A step of that plan: messages in 16 bits, and stages that are one."""
+    parameters, layers, message, micro_batches, dp, tp, *_ = plan
+    across, inside = init_device_mesh("cpu", (dp, tp)).get_all_groups()
+    hidden = torch.ones(message // 2, dtype=torch.float16)
+    for kind in [kind for _ in range(micro_batches) for kind in ("forward", "backward")]:
+        for _ in range(layers):
+            with compute(kind):
+                hidden.fill_(1)
+            dist.all_reduce(hidden, group=inside)
+            dist.all_reduce(hidden, group=inside)
+    dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
+
+
+more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
+traffic = "2 replicas of 2 tensor ranks, on 4 ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
+pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6))
+step_traffic = computing("step_traffic", sent, "plans with ", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
+change = step_traffic.change
+change("one_half", "else 2", "else 1")
+change("sum_and_then_gathered", "else 2", "else 2 + (zero == 1)")
+change("tensor_half", "4 * layers", "2 * layers")
+change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
+change("grows", "(dp - 1) / dp", "(dp - 1)")
+change("wide", "dp * 2 *", "dp * 4 *")
+change("every_time", "else 2", "else 2 * micro_batches")
+change("gathered_once", "3 * micro_batches", "2 * micro_batches")
+change("for_a_step", "3 * micro_batches", "3")
+change("whole_messages", "message / tp", "message")
+change("downwards", "(stage > 0) + ", "")
+change("all_alike", "(stage > 0) + (stage < pp - 1)", "2 * (pp > 1)")
+
+
+# A choice
+
+ROOM, SLOWER, TRIES = 0.9, 1.05, 500
+GPT = partial(ModelSpec, vocab=51_200, flash_attention=True)
+MODELS = {
+    "1.3B": GPT(24, 2048, 16, 2048),
+    "13B": GPT(40, 5120, 40, 2048),
+    "30B": GPT(48, 7168, 56, 2048),
+    "70B": GPT(80, 8192, 64, 4096, kv_heads=8, ffn_hidden=28672, gated_mlp=True, tied_embeddings=False),
+}
+CLUSTERS = {
+    "A100": Cluster(nodes=4),
+    "small A100": Cluster("A100-40GB", nodes=4),
+    "A100 on a slow network": Cluster(nodes=4, between="Ethernet 25"),
+}
+GOOD = "a good plan"
+
+
+def chosen(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
+    cuts = itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4), RECOMPUTE, (1, 3))
+    tried = []
+    for tp, pp, micro_batch, recompute, zero in cuts:
+        dp, schedule = cluster.devices // (tp * pp), "zb_h1" if pp > 1 else "1f1b"
+        try:
+            plan = Plan(dp, tp, pp, micro_batch, schedule, 1, zero, tp > 1, recompute)
+            tried.append(estimate(model, cluster, plan, global_batch))
+        except ValueError:
+            continue  # a plan that cannot be
+    fitting = [one for one in tried if one.memory.total <= 0.9 * one.capacity]
+    return min(fitting, key=lambda one: one.step_time.total).plan
+
+
+def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> Case:
+    samples = 64 * (1 + seed % 2)
+    text = f"{' and '.join(models)} parameters on 32 {cluster}, {samples} samples"
+    return Case(text, len(models), partial(_task, models, cluster, samples), new)
+
+
+def _task(models: tuple[str, ...], cluster: str, global_batch: int, rank: int) -> tuple:
+    """Each rank has its own model, and searches for its best plan, once."""
+    best = _best(models[rank], cluster, global_batch)
+    return best.model, best.cluster, global_batch, models[rank], best
+
+
+@cache
+def _best(model: str, cluster: str, global_batch: int) -> Estimate:
+    return search(MODELS[model], CLUSTERS[cluster], global_batch, within=ROOM).best
+
+
+def _choices(seed: int) -> list[Case]:
+    usual, large, half = ("1.3B", "13B"), ("13B", "30B", "70B"), "devices with half the memory"
+    small = _choice(("1.3B", "13B", "30B"), "small A100", seed, half)
+    return [_choice(usual, "A100", seed), _choice(large, "A100", seed, "larger models"), small]
+
+
+class _EnoughError(Exception):
+    """More plans are estimated than are needed."""
+
+
+def _play_choice(fn: Callable, model: ModelSpec, cluster: Cluster, global_batch: int, name: str, best: Estimate) -> str:
+    """What is to be said of the plan, with the plan itself unless it is good."""
+    module = import_module("course_lib.planner.estimate")  # the package's name for it is that of the function
+    measure, tries = module.memory_of_worst_device, itertools.count(1)
+
+    def counted(*plan: Any) -> Any:
+        if next(tries) > TRIES:
+            raise _EnoughError
+        return measure(*plan)
+
+    try:
+        with patch.object(module, "memory_of_worst_device", counted):
+            plan = fn(model, cluster, global_batch)
+    except _EnoughError:
+        return f"For {name} parameters it tries more than {TRIES} plans."
+    complaint = _complaint(plan, best)
+    return f"For {name} parameters, {complaint}" if complaint else GOOD
+
+
+def _complaint(plan: Any, best: Estimate) -> str:
+    if not isinstance(plan, Plan):
+        return f"a Plan is asked for, and this is of type {type(plan).__name__}."
+    try:
+        found = estimate(best.model, best.cluster, plan, best.global_batch)
+    except ValueError as error:
+        return f"this plan cannot be: {error}."
+    shape = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.schedule}, micro-batches of {plan.micro_batch}, "
+    shape += f"ZeRO {plan.zero}, recompute {plan.recompute}"
+    need, room = found.memory.total / 2**30, ROOM * found.capacity / 2**30
+    if need > room:
+        largest = max(found.memory.parts, key=lambda part: found.memory.parts[part])
+        return f"{shape} needs {need:.0f} GiB, and there is room for {room:.0f}. Most of it is for {largest}."
+    slower = found.step_time.total / best.step_time.total
+    more = {part: seconds - best.step_time.parts[part] for part, seconds in found.step_time.parts.items()}
+    nodes = "Its tensor ranks lie on several nodes. " * (plan.tp > best.cluster.devices_per_node)
+    where = f"{nodes}Most of what it takes longer than the best goes into: {max(more, key=lambda part: more[part])}."
+    return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > SLOWER)
+
+
+def _said(lefts: list[Left]) -> str:
+    said = [str(left.values["the result"]) for left in lefts]
+    return next((one for one in said if one != GOOD), "")
+
+
+priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
+choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
+change = choose.change
+room, whole = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
+change("memory_forgotten", f"one.memory.total <= {room}", "True")
+change("no_margin", room, "one.capacity")
+change("smallest", "step_time.total).plan", "memory.total).plan")
+change("always_again", "RECOMPUTE", '("full",)')
+change("bubble", '"zb_h1"', '"1f1b"')
+change("whole_node", whole, "product((8,), (1, 2, 4, 8)")
+change("no_pipeline", whole, "product((1, 2, 4, 8), (1,)")
+
+
+@choose.mistake
+def searched(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
+    return search(model, cluster, global_batch, within=ROOM).best.plan

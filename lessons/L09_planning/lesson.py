@@ -1,0 +1,478 @@
+# %% [markdown]
+# # Planning: what will it cost on a thousand GPUs?
+#
+# **What you do:** put the pieces of this course together into a plan for a large model, find out what it costs
+# before anybody pays for it, let a program try thousands of others, and decide what new hardware is worth.<br>
+# **Time:** 45 minutes.<br>
+# **You need:** the lesson on [combining mechanisms](08_combining_mechanisms.ipynb) and those before it.
+#
+# Everything here is **modelled**: calculated, not run, unless a cell says otherwise. So half-way through we ask
+# whether you should believe it. Decide on an answer before you run the next cell, even if it is a guess. (This page
+# comes with its results. To hide them until you get there, choose *Clear Outputs of All Cells* in the *Edit* menu.)
+#
+# ## 1. A first plan
+#
+# You have 8 nodes of 8 A100 each, and a model of 70 billion parameters, in the shape of Llama 3 (Llama Team 2024,
+# table 3). A **plan** says how to share the work: `dp` replicas, `tp` devices for each matrix, `pp` stages of layers.
+#
+# *Predict:* the simplest plan is data parallelism alone, 64 replicas. Does it fit? `estimate` works it out, and says
+# why:
+
+# %%
+from textwrap import fill
+
+from course_lib.planner import Cluster, Plan, estimate
+from lessons.L09_planning.questions import BATCH, MODEL
+
+cluster = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
+print(f"{MODEL.parameters / 1e9:.1f} billion parameters, {cluster.devices} devices, {BATCH} samples in a minibatch")
+print(fill(estimate(MODEL, cluster, Plan(dp=64), BATCH).why, 90))
+
+# %% [markdown]
+# Far from it. A replica holds the whole model. So cut it: each matrix among the eight devices of a node, and the
+# layers into four stages. That leaves two replicas. *Predict:* does it fit now? And which part of a step will be the
+# largest loss: the bubble of the pipeline, the traffic of the tensor ranks, or the gradients?
+
+# %%
+first = estimate(MODEL, cluster, Plan(dp=2, tp=8, pp=4), BATCH)
+print(fill(first.why, 90))
+
+# %% [markdown]
+# Every estimate explains itself like this. Here is what is behind the sentences.
+
+# %%
+from course_lib.figures import devices, memory_by_part, step_time_by_part
+
+memory_by_part(devices(first), first.capacity, title="The first plan: what each device of a pipeline holds")
+
+# %% [markdown]
+# The devices of one pipeline are not alike. The first stage keeps activations for the most micro-batches, because it
+# works ahead of the others; the last one has the logits. **The fullest device decides** whether a plan fits.
+#
+# So it does not fit yet. (Beside what tensors take, a device needs a **margin**: for its driver, for the communication
+# library, and for holes between tensors that the allocator cannot fill.) What **b** would bring, the planner has told
+# you already. *Predict:* which of these saves the most?
+#
+# - **a** ZeRO-1: the two replicas share out the optimizer's state
+# - **b** sequence parallelism: tensor ranks share out also what they all held whole
+# - **c** full recomputation: activations are computed again in the backward pass
+
+# %%
+from dataclasses import replace
+
+changes = {
+    "a: ZeRO-1": {"zero": 1},
+    "b: sequence parallelism": {"sequence_parallel": True},
+    "c: full recomputation": {"recompute": "full"},
+    "a and b": {"zero": 1, "sequence_parallel": True},
+}
+variants = {"the first plan": first}
+for name, change in changes.items():
+    variants[name] = estimate(MODEL, cluster, replace(first.plan, **change), BATCH)
+for name, one in variants.items():
+    print(f"{name:24} {one.memory.total / 2**30:5.1f} GiB {one.step_time.total:6.1f} s  {'fits' if one.fits else ''}")
+
+# %%
+step_time_by_part(variants, title="And what does it cost in time?")
+
+# %% [markdown]
+# Of the three, recomputation saves the most memory and costs the most time. Sequence parallelism costs nothing in all:
+# it sends more, since what was shared out is gathered once more in the backward pass, but it also shares out work that
+# every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
+# nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
+#
+# The bracket below the end of each bar says where 90% of such steps would end. Groups with the same devices have better
+# or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know moves all
+# the bars together, so their order is known better than their lengths.
+#
+# ## 2. Who talks to whom, and over which link
+#
+# Inside a node, A100s are joined by NVLink; between nodes there is a network, a twelfth as fast. Therefore it matters
+# **which** traffic crosses it:
+
+# %%
+plan_ab = variants["a and b"]
+inside, between = cluster.inside_link, cluster.between_link
+print(f"{inside.name}: {inside.bandwidth / 1e9:.0f} GB/s one way; {between.name}: {between.bandwidth / 1e9:.0f} GB/s")
+for kind, flow in plan_ab.flows.items():
+    takes = f"takes {flow.seconds:5.2f} s, of which a device waits for {flow.exposed:5.2f} s"
+    print(f"{kind:9} {flow.bytes / 1e9:6.0f} GB over {flow.link:14} {takes}")
+
+# %% [markdown]
+# Compare the last two columns. For tensor traffic a device waits as long as it takes: nobody can go on without the sum.
+# Gradients travel while the backward pass goes on, so a part of their time is hidden: that is **overlap**. It decides
+# between the two. What can overlap may take a slow link as long as there is enough to compute meanwhile; what cannot is
+# paid for in full, however fast the devices are.
+#
+# Nearly all bytes are those of tensor parallelism, and here they stay inside a node. *Predict:* what becomes of a step
+# if you spread the tensor ranks over two nodes, `tp=16`? (The model allows 16. It has 64 heads, but only 8 of keys and
+# values, so two tensor ranks hold the same ones.)
+
+# %%
+wide = estimate(MODEL, cluster, replace(plan_ab.plan, tp=16, pp=2), BATCH)
+wider = {"tp=8, inside a node": plan_ab, "tp=16, over two nodes": wide}
+step_time_by_part(wider, title="Tensor ranks over the network")
+
+# %% [markdown]
+# That is the rule behind most plans: **who talks most sits closest**.
+#
+# How far can you go? A **roofline** tells. Across: how much a device computes for every byte that it sends. Up: how
+# fast it computes. A link can only bring so many bytes, so there is a slope; and no device is faster than its matrix
+# products, so there is a ceiling.
+
+# %%
+from lessons.L09_planning.figure import roofline
+
+data_only = estimate(MODEL, cluster, Plan(dp=64, zero=3, recompute="full"), BATCH)
+plans = {"tp=8": plan_ab, "tp=16": wide, "ZeRO-3 on 64": data_only}
+roofline(plans, title="What the links allow, and what the plans make of it")
+
+# %% [markdown]
+# Each plan has a point for each link that it uses. The nearer a point is to the slope, the more it is that link which
+# holds it back, and the less a faster device would gain. Far to the right of the slope, a link is not noticed at all.
+# With `tp=16` both points have moved towards their slopes, and down.
+#
+# ### Case: it fits, and is slow
+#
+# Somebody has made the other choice, and it is yours to mend. Answer in a few sentences; then the planner goes through
+# the changes one by one, and you compare with a good answer, point by point.
+
+# %%
+from lessons import Card
+
+Card("optimize_efficiency")
+
+# %% [markdown]
+# ## 3. The bubble, played
+#
+# For its pipeline the planner plays the schedule, action by action, with the times of the stages. *Predict:* four
+# stages and eight micro-batches, all stages equal. What share of the time is a stage idle? (The formula is
+# $(p-1)/(m+p-1)$, for $p$ stages and $m$ micro-batches.)
+
+# %%
+from course_lib.planner import simulate
+from course_lib.schedules import SCHEDULES
+
+for name in ("gpipe", "1f1b", "zb_h1"):
+    played = simulate(SCHEDULES[name](4, 8), forward=1, backward=1, weight_grad=1)
+    print(f"{name:6} idle for {played.idle_fraction():.4f} of the time; formula {3 / (8 + 3):.4f}")
+
+# %% [markdown]
+# The formula holds for the first two. A zero-bubble schedule beats it by filling gaps with the gradients of the
+# weights. Here is a step of our plan, with fewer samples, so that you can see something:
+
+# %%
+from course_lib.figures import gantt
+
+few = estimate(MODEL, cluster, plan_ab.plan, 16)
+gantt(few.timeline(), title="Four stages, eight micro-batches")
+
+# %% [markdown]
+# ## 4. Should you believe it?
+#
+# A model of reality is worth what it predicts. First a real run: four ranks on your computer, and the planner says
+# beforehand, to the byte, what each of them sends.
+
+# %%
+import torch
+import torch.distributed as dist
+
+from course_lib import data, launch
+from course_lib.model import GPTConfig, TinyGPT
+from course_lib.planner import ModelSpec
+
+
+def one_exchange(rank):
+    model = TinyGPT(GPTConfig(vocab=12, sequence=8, layers=2, hidden=64, heads=4))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+        dist.all_reduce(parameter.grad)
+
+# %%
+tiny = ModelSpec(layers=2, hidden=64, heads=4, sequence=8, vocab=12, tied_embeddings=False)
+laptop = Cluster("laptop-CPU", devices_per_node=4)
+predicted = estimate(tiny, laptop, Plan(dp=4, precision="fp32"), global_batch=4).flows["data"].bytes
+sent = launch(one_exchange, world_size=4).timeline.bytes_sent(0)
+print(f"predicted {predicted:,.0f} bytes, sent {sent:,} bytes")
+
+# %% [markdown]
+# And on large machines? Papers and logs have published how long their steps took, with what model and what plan. Here
+# are three, all on A100: a model of 39 billion parameters (Narayanan et al. 2021, table 1), MT-NLG with 530 billion
+# (Smith et al. 2022, section 2.4), and BLOOM (its training log). *Predict:* how far off will the planner be?
+
+# %%
+narayanan = ModelSpec(layers=48, hidden=8192, heads=64, sequence=2048, vocab=51200)
+mtnlg = ModelSpec(layers=105, hidden=20480, heads=128, sequence=2048, vocab=51200)
+bloom = ModelSpec(70, 14336, 112, sequence=2048, vocab=250880, learned_positions=False, dropout=False)
+jean_zay = Cluster(nodes=48, between="Omni-Path 100", nics_per_node=4)
+bloom_plan = Plan(8, 4, 12, micro_batch=2, zero=1, recompute="full", fp32_gradients=True)
+
+# %%
+published = {
+    "39B": (narayanan, Cluster(nodes=64), Plan(32, 8, 2, micro_batch=4, recompute="full"), 1536, 14.45),
+    "MT-NLG": (mtnlg, Cluster(nodes=280), Plan(8, 8, 35, recompute="full"), 1920, 60.1),
+    "BLOOM": (bloom, jean_zay, bloom_plan, 2048, 105.22),
+}
+for name, (model, machine, plan, batch, seconds) in published.items():
+    step = estimate(model, machine, plan, batch).step_time
+    print(f"{name:7} published {seconds:6g} s; planner {step.total:5.1f} s, {step.low:5.1f} to {step.high:5.1f} s")
+
+# %% [markdown]
+# The first is close, the other two are not: those groups ran other software on other machines with the same devices.
+# Bubbles, traffic and shapes are the same physics everywhere, but **no catalogue knows how good your kernels and
+# libraries are**. So an estimate has an **interval**, `step_time.low` to `step_time.high`, in which nine in ten such
+# steps lie. It is taken from published steps, by how far they lie from what the planner says of them; where fewer have
+# been published about a device, it is wider.
+#
+# You can do better with your own machine: measure one step. Before BLOOM was trained, its group tried several plans for
+# nearly the same model on the same machine, and its chronicles have the times. What would each of those steps alone
+# have told about the final run, and what all four together?
+
+# %%
+from course_lib.planner import calibrate
+
+half = {"micro_batch": 2, "zero": 1, "recompute": "full", "precision": "fp16"}
+trials = [  # layers, plan, published seconds
+    (72, Plan(16, 4, 6, **half), 111.71),
+    (72, Plan(4, 8, 12, **half), 128.82),
+    (72, Plan(8, 2, 24, **half), 122.75),
+    (70, replace(bloom_plan, dp=4, tp=8), 121.63),
+]
+
+# %%
+all_four = jean_zay
+for layers, plan, seconds in trials:
+    trial = replace(bloom, layers=layers, heads=64)
+    mine = calibrate(trial, jean_zay, plan, 2048, seconds)
+    all_four = calibrate(trial, all_four, plan, 2048, seconds)
+    one = estimate(bloom, mine, bloom_plan, 2048)
+    reached = f"matrix products at {mine.spec.matmul:.0%} of the peak"
+    print(f"dp {plan.dp:2} x tp {plan.tp} x pp {plan.pp:2}: {one.step_time.total:5.1f} s, {reached}")
+print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
+
+# %% [markdown]
+# 105.22 s were published. All four say that this machine is slower than the catalogue's. The first one, which is the
+# most like the final plan, comes closest, and together they give a narrower interval. **Calibrating is the first thing
+# to do with a cluster of your own**, with a step as similar as you can make it to those that you want to know about.
+# From the second step on, the network's share of its peak is fitted as well, if the steps agree much better with
+# another than the catalogue's; these four do not. A run of `course_lib.scale_out.train`, by torchrun or by `launch`,
+# prints at its end the call of `calibrate` with its own step, ready to be pasted.
+#
+# `python3 course.py bench planner` prints all published steps with their sources, what the planner says of each when
+# its whole source is left out, and what one row of it changes.
+#
+# What can you trust it with? With what fits by far or fails by far, and with the order of plans that are further apart
+# than chance. Not with plans that are a few percent apart: those you measure.
+#
+# ## 5. All of them
+#
+# *Predict:* how many ways are there to share this model among 1,024 GPUs? (`tp` up to two nodes, any `pp`,
+# micro-batch, ZeRO and recomputation, three schedules, and so on. Recomputation may be selective: only what takes much
+# memory and little time is computed again. A minibatch now has 2,048 samples: 256 would be too few for so many
+# devices.)
+
+# %%
+from course_lib.planner import search
+
+thousand = Cluster("A100-80GB", nodes=128)
+found = search(MODEL, thousand, global_batch=2048)
+print(f"{len(found):,} plans, {sum(one.fits for one in found):,} of them fit, {len(found.pareto)} are on the front")
+
+# %% [markdown]
+# Each is a dot in this picture. Down is faster, left is smaller. Rest the mouse on a dot to see its plan, and click on
+# a name below the picture to hide its dots or to bring them back. (`plan_map(found, by="zero")` colors them by stage.)
+
+# %%
+from course_lib.figures import plan_map
+
+plan_map(found, title="Every plan for 70 billion parameters on 1,024 A100")
+
+# %% [markdown]
+# The line along the lower left edge is the **Pareto front**: the plans that no other beats in both memory and time. If
+# these two are all you care about, then as far as the planner can tell all others are a mistake. *Predict:* the fastest
+# plan that fits, against the slowest that fits: twice as fast, seven times, fifty times?
+
+# %%
+from course_lib.figures.words import plan_in_words
+
+best = found.best
+slowest = max((one for one in found if one.fits), key=lambda one: one.step_time.total)
+print(f"{slowest.step_time.total / best.step_time.total:.0f} times. The fastest is")
+print(fill(plan_in_words(best.plan), 90))
+print(fill(best.why, 90))
+print(f"{len(found.tied)} plans that fit cannot be told apart from it: so much do steps differ by chance.")
+
+# %% [markdown]
+# Plans are ranked by the middle of their intervals. A handful of those near the top, as different from each other as
+# possible, is what you would measure.
+#
+# ### Question: from 64 to 1,024
+
+# %%
+Card("more_replicas")
+
+# %% [markdown]
+# ## 6. New hardware
+#
+# The next generation is here.
+#
+# ### Question: new devices, old plan
+
+# %%
+Card("same_plan")
+
+# %% [markdown]
+# Here is what the planner says of a step, before and after. (The picture is folded away, so that you can answer
+# first: choose the three dots to open it, or select the cell and press the space bar.)
+
+# %% jupyter={"outputs_hidden": true}
+before = search(MODEL, cluster, BATCH).best
+h100 = Cluster("H100-80GB", nodes=8, between="InfiniBand HDR")
+carried, anew = estimate(MODEL, h100, before.plan, BATCH), search(MODEL, h100, BATCH).best
+print("What the time of a step goes into, on the old cluster and on the new one:")
+step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
+
+# %% [markdown]
+# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. Is that always
+# so? An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:* is
+# the old plan nearly the best there, too?
+
+# %%
+h200 = Cluster("H200-141GB", nodes=8, between="InfiniBand HDR")
+refreshed = {"same plan": estimate(MODEL, h200, before.plan, BATCH), "planned anew": search(MODEL, h200, BATCH).best}
+for name, one in refreshed.items():
+    shape = f"dp {one.plan.dp} x tp {one.plan.tp} x pp {one.plan.pp}"
+    print(f"H200, {name:12} {shape}: {one.step_time.total:.1f} s, {one.memory.total / 2**30:3.0f} GiB")
+
+# %% [markdown]
+# No. With room for twice as much of each layer on a device, half as many tensor ranks are enough, and twice as many
+# replicas share the samples: that saves a tenth of each step. The device computes no faster; the *plan* does. Where
+# memory grows, ask first whether the model still has to be cut so finely.
+#
+# ### Question: where does the money go?
+#
+# Every offer is planned by a search of its own. Try all of them, and compare the **MFU**, the share of the peak that
+# goes into the model.
+
+# %%
+Card("which_offer")
+
+# %% [markdown]
+# ## 7. What if
+#
+# Now you choose. The old cluster is the one above, with its best plan. (To answer at once, the explorer tries some
+# plans only: two schedules, and micro-batches of up to four samples. A whole search may find one that is a few percent
+# faster.) Try these:
+#
+# 1. Take 8 nodes of H200 and the fastest network. What has become of the pipeline, and what is the memory used for?
+# 2. From there, make the network slower, step by step. When does the best plan change, and what does it turn to?
+# 3. With which devices does the slowest network cost you least? Why those?
+# 4. Find a refresh in which the old plan does not fit, or gives away a tenth of what a new one would bring.
+
+# %%
+from lessons.L09_planning.explorer import explorer
+
+explorer()
+
+# %% [markdown]
+# <details><summary>What you should see</summary>
+#
+# 1. It still has four stages, but half as many tensor ranks are enough, and there are twice as many replicas. So each
+#    device holds twice as much of every layer: 120 GiB in place of 68.
+# 2. Only on the slowest network. There it turns to eight stages and half as many replicas, so that each device has half
+#    as many gradients to send.
+# 3. A100: a step takes 4% longer than on the fastest network, with B200 19%. The longer a device computes, the more can
+#    travel meanwhile.
+# 4. On four nodes of A100 or H100 the old plan does not fit. On eight nodes of H200 with InfiniBand it gives away a
+#    tenth.
+# </details>
+#
+# ### Case: three managers, three offers
+#
+# The last one is yours to decide, and to defend.
+
+# %%
+Card("infrastructure")
+
+# %% [markdown]
+# ## 8. The same in PyTorch
+#
+# Nothing in PyTorch plans for you, but two of its tools count what a planner has to know. `FlopCounterMode` counts the
+# FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the 39 billion
+# parameters of section 4 run on your computer:
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+with torch.device("meta"):
+    shape = GPTConfig(layers=48, hidden=8192, heads=64, sequence=2048, vocab=51200, tied_embeddings=True)
+    large, tokens = TinyGPT(shape), torch.zeros(1, 2048, dtype=torch.long)
+with FlopCounterMode(display=False) as counter:
+    large(tokens).sum().backward()
+print(f"parameters: {sum(p.numel() for p in large.parameters()):,}; planner: {narayanan.parameters:,}")
+print(f"FLOPs for a sample: {counter.get_total_flops():,}; planner: {narayanan.step_flops(1):,.0f}")
+
+# %% [markdown]
+# `FSDPMemTracker` watches a real step, here of four ranks with `fully_shard`, and says what each byte was for:
+
+# %%
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import fully_shard
+
+
+def tracked(rank):
+    model = TinyGPT(GPTConfig(vocab=12, sequence=8, layers=2, hidden=64, heads=4))
+    for block in (*model.blocks, model):
+        fully_shard(block)
+    adam = torch.optim.Adam(model.parameters())
+    with FSDPMemTracker(model, adam) as tracker:
+        model(data.fixed_examples(4)[0]).sum().backward()
+        adam.step()
+        (held,) = tracker.get_tracker_snapshot().values()
+        return {kind.value: n_bytes for kind, n_bytes in held.items() if n_bytes and hasattr(kind, "value")}
+
+# %%
+ours = estimate(tiny, Cluster(nodes=1, devices_per_node=4), Plan(dp=4, zero=3, precision="fp32"), 4).memory
+print("tracked:", launch(tracked, world_size=4).results[0])
+print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, optimizer {ours.optimizer:,}")
+
+# %% [markdown]
+# To the last parameter, FLOP and byte, but for Adam's 37 counters of steps, one for each parameter, with 4 bytes each.
+# What these tools do differently:
+#
+# - They count what is run, so somebody has to write the model first. The planner begins with five numbers: layers,
+#   hidden size, heads, sequence and vocabulary. And they say nothing of time, links, or other plans.
+# - `FlopCounterMode` counts matrix products, attention included, and nothing else. So does the planner's MFU.
+# - The tracker counts tensors. What a device needs beyond these, the planner's margin, nobody sees from inside Python.
+# - The function `tracked` runs under `torchrun --nproc-per-node 4` after `dist.init_process_group()`.
+#
+# The files to read are `torch/utils/flop_counter.py` and `torch/distributed/_tools/mem_tracker.py`. (The underscore
+# says that `_tools` may change with any version.)
+#
+# ## What you know now
+#
+# - A plan fits if its fullest device does. Who talks most sits closest: tensor ranks inside a node, pipelines and
+#   replicas across.
+# - Of thousands of legal plans, less than one in a hundred is worth choosing from: the Pareto front of memory and time.
+# - The best plan depends on the number of devices and on what they are. New hardware may want a new plan.
+# - Faster devices gain less than their peak, unless memory and links keep up.
+#
+# ### When it stops being true
+#
+# - **Small differences.** Plans inside each other's interval cannot be told apart. Measure the last two or three.
+# - **Bad days.** Slow nodes, failures, a network shared with others: none of this is in it.
+# - **Other software.** The numbers behind it, such as the share of the peak that matrix products reach, are in the
+#   middle of what was published. Yours may be better or worse: calibrate.
+# - **What nobody published.** No published step stands behind 8-bit training or zero-bubble schedules here; the
+#   interval says so.
+#
+# ### Further reading
+#
+# - Narayanan et al. 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC21,
+#   arXiv:2104.04473: how to combine all three, measured on 3,072 A100.
+# - Llama Team 2024, *The Llama 3 Herd of Models*, arXiv:2407.21783, section 3.3: a plan for 16,384 H100.
+# - Williams, Waterman and Patterson 2009, *Roofline: An Insightful Visual Performance Model for Multicore
+#   Architectures*, Communications of the ACM 52(4).
+#
+# **Next:** the [exercise](../exercises/09_planning/09_planning.ipynb), in which you write two formulas and choose a
+# plan by hand; or the first of ten [scenarios](scenarios/S01_single_node.ipynb), in which you decide.

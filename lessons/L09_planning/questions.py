@@ -1,0 +1,161 @@
+"""Questions about plans: what makes a step faster, what more devices bring, and what to buy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from course_lib.classroom.questions.asking import choice, each, number, open_case
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.units import TIMES
+from course_lib.figures import Timing, speed_up, step_time_by_part
+from course_lib.figures.axis import duration
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+
+# Llama Team 2024, "The Llama 3 Herd of Models", table 3: layers, hidden, heads and sequence of the 70B model.
+LLAMA = partial(ModelSpec, kv_heads=8, vocab=128256, gated_mlp=True, tied_embeddings=False, flash_attention=True)
+MODEL = LLAMA(80, 8192, 64, 8192, ffn_hidden=28672)
+BATCH = 256
+NODES = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
+
+
+# Optimizing training efficiency for a large model
+
+LADDER = {
+    "as it is": Plan(tp=16, pp=4, recompute="full"),
+    "8 tensor ranks, 8 stages": Plan(tp=8, pp=8, recompute="full"),
+    "no recomputation, sequence parallelism": Plan(tp=8, pp=8, sequence_parallel=True),
+    "2 replicas with ZeRO-1, 4 stages": Plan(dp=2, tp=8, pp=4, sequence_parallel=True, zero=1),
+}
+
+
+def _ladder() -> Outcome:
+    steps = {name: estimate(MODEL, NODES, plan, BATCH) for name, plan in LADDER.items()} | {"a search": best(NODES)}
+    times = [one.step_time.total for one in steps.values()]
+    lines = "; ".join(
+        f"{name}: {duration(one.step_time.total)}, {one.mfu:.0%} MFU, {one.memory.total / 2**30:.0f} GiB"
+        for name, one in steps.items()
+    )
+    shown = all(one.fits for one in steps.values()) and times == sorted(times, reverse=True)
+    picture = step_time_by_part(steps, title="What the time of a step goes into")
+    return Outcome(None, found={"lines": lines}, shown=shown, pictures=(picture,))
+
+
+@lru_cache(maxsize=16)
+def best(cluster: Cluster, model: ModelSpec = MODEL) -> Estimate:
+    """The fastest plan that fits. Raises ValueError if none does."""
+    return search(model, cluster, BATCH).best
+
+
+# From 64 devices to 1,024
+
+NUMBERS_OF_NODES = (8, 16, 32, 64, 128)
+
+
+def _more_replicas(option: str) -> Outcome:
+    """The plan that is best on the smallest cluster, with more and more replicas: is it as the option says?"""
+    plan, clusters = best(NODES).plan, [replace(NODES, nodes=nodes) for nodes in NUMBERS_OF_NODES]
+    plans = [replace(plan, dp=cluster.devices // (plan.tp * plan.pp)) for cluster in clusters]
+    steps = [estimate(MODEL, *one, BATCH) for one in zip(clusters, plans, strict=True)]
+    first, last, ideal = steps[0].step_time, steps[-1].step_time, NUMBERS_OF_NODES[-1] / NUMBERS_OF_NODES[0]
+    lost, gained = last.total - first.total / ideal, first.total / last.total
+    share = {name: (getattr(last, name) - getattr(first, name) / ideal) / lost for name in ("data", "bubble")}
+    times = [step.step_time.total for step in steps]
+    is_so = {
+        "ideal": gained > 0.95 * ideal,
+        "gradients": share["data"] > 1 / 2,
+        "bubble": share["bubble"] > 1 / 2,
+        "falls": times != sorted(times, reverse=True),
+    }
+    found = {"ideal": ideal, "gained": gained, "lost": lost, "share": share, "times": ", ".join(map(duration, times))}
+    timings = [Timing.planned(step, "more replicas") for step in steps]
+    timings += [Timing.planned(best(cluster), "planned anew") for cluster in clusters]
+    picture = speed_up(timings, title="The same minibatch on more and more GPUs")
+    return Outcome(is_so[option], found=found, shown=is_so[option] == (option == "bubble"), pictures=(picture,))
+
+
+# A refresh: what the same plan gains, and where the money goes
+
+H100 = Cluster("H100-80GB", nodes=8, between="InfiniBand HDR")
+
+
+def _ratios() -> dict[str, float]:
+    """How many times an A100 an H100 is."""
+    new, old = H100.spec, NODES.spec
+    return {"peak": new.peak["bf16"] / old.peak["bf16"], "bandwidth": new.bandwidth / old.bandwidth}
+
+
+def _slips() -> dict[str, float]:
+    return {name: ratio / _same_plan().measured for name, ratio in _ratios().items()}
+
+
+def _same_plan() -> Outcome:
+    before = best(NODES)
+    carried = estimate(MODEL, H100, before.plan, BATCH)
+    gain = before.step_time.total / carried.step_time.total
+    picture = step_time_by_part({"A100": before, "H100, the same plan": carried}, title="What a step goes into")
+    return Outcome(None, found={"before": before, "after": carried, "gain": gain}, pictures=(picture,), measured=gain)
+
+
+# In words, and what it is.
+OFFERS = {
+    "network": ("the network twice as fast", Cluster("A100-80GB", 8, between="InfiniBand NDR")),
+    "h100": ("as many H100, on the same network", H100),
+    "b200": ("half as many B200, on the same network", Cluster("B200-180GB", 4, between="InfiniBand HDR")),
+    "a100": ("twice as many A100, on the same network", Cluster("A100-80GB", 16, between="InfiniBand HDR")),
+}
+
+
+def _buy(offer: str) -> Outcome:
+    words, cluster = OFFERS[offer]
+    before = best(NODES)
+    gains = {name: before.step_time.total / best(one).step_time.total for name, (_, one) in OFFERS.items()}
+    after, right = best(cluster), gains[offer] == max(gains.values())
+    peak = after.cluster.devices * after.cluster.spec.peak["bf16"]
+    peak /= before.cluster.devices * before.cluster.spec.peak["bf16"]
+    found = {"peak": peak, "gain": gains[offer], "mfu": after.mfu, "right": right, "most": max(gains.values())}
+    picture = step_time_by_part({"before": before, "after": after}, title=f"A step with {words}")
+    return Outcome(right, found=found, pictures=(picture,))
+
+
+# Training infrastructure strategy
+
+LARGER = LLAMA(126, 16384, 128, 8192, ffn_hidden=53248)  # the 405B model of the same table
+SITES = {
+    "64 H100, fast network": Cluster("H100-80GB", 8, between="InfiniBand HDR"),
+    "128 A100, slow network": Cluster("A100-80GB", 16, between="Ethernet 25"),
+    "32 B200, fast network": Cluster("B200-180GB", 4, between="InfiniBand HDR"),
+}
+
+
+def _sites() -> Outcome:
+    lines = [f"{name}: {_at(site, MODEL)} with 70B, {_at(site, LARGER)} with 405B" for name, site in SITES.items()]
+    fitting = [name for name, site in SITES.items() if _has_room(site, LARGER)]
+    fastest, second, _ = sorted(SITES, key=lambda name: -best(SITES[name]).tokens_per_second)
+    (least, _), (_, most) = (best(SITES[name]).tokens_per_second_range for name in (fastest, second))
+    shown = fitting == ["128 A100, slow network"] and least < most
+    shown = shown and (fastest, second) == ("64 H100, fast network", "32 B200, fast network")
+    return Outcome(None, found={"lines": "; ".join(lines)}, shown=shown)
+
+
+def _at(site: Cluster, model: ModelSpec) -> str:
+    if not _has_room(site, model):
+        return "no plan fits"
+    plan = best(site, model)
+    low, high = plan.tokens_per_second_range
+    return f"{plan.tokens_per_second:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+
+
+def _has_room(site: Cluster, model: ModelSpec) -> bool:
+    """For 16 bytes of each parameter on all devices together: no plan needs less, so there is nothing to search for."""
+    return site.devices * site.spec.memory > 16 * model.parameters
+
+
+QUESTIONS: dict[str, Family] = {
+    "optimize_efficiency": Family(None, open_case(_ladder)),
+    "more_replicas": Family(None, choice(each(_more_replicas, ("ideal", "gradients", "bubble", "falls")))),
+    "same_plan": Family(None, number(TIMES, _same_plan, _slips, tolerance=0.15), fields=lambda _: {**_ratios()}),
+    "which_offer": Family(None, choice(each(_buy, OFFERS))),
+    "infrastructure": Family(None, open_case(_sites)),
+}

@@ -1,0 +1,70 @@
+# %% [markdown]
+# # Scenario 3: make it fit, then make it fast
+#
+# **What you do:** find the node that can hold a model of 70 billion parameters, make it fit, and then make it
+# fast.<br>
+# **Time:** 25 minutes.<br>
+# **You need:** the lessons up to [combining mechanisms](../08_combining_mechanisms.ipynb), and
+# [planning](../09_planning.ipynb).
+#
+# A model of 70 billion parameters is to be trained further on eight GPUs, with sequences of 4,096 tokens. Somebody
+# has found out that a small minibatch, 32 sequences, teaches this model the most. Nobody has asked yet whether it
+# fits. You may choose the node, and then you are on your own: no second node, no memory outside of the devices.
+#
+# Everything here is **modelled**: calculated by the planner of the [planning lesson](../09_planning.ipynb), not run.
+# Any plan is accepted that reaches the targets. Two plans whose steps differ by less than a fifth count as equal,
+# since steps of two set-ups on the same machine differ as much by chance.
+#
+# ## 1. Where can it fit?
+#
+# This is the job on the largest node of the catalogue, with the first plan that somebody thought of.
+
+# %%
+from lessons import Card
+from lessons.S03_fit_then_fast.case import CASE
+
+case = CASE.variant()  # seed=1, 2: another model
+case.evidence()
+
+# %%
+Card("S3_limit", case.seed)
+
+# %% [markdown]
+# ## 2. Make it fit
+#
+# Set each list, and decide. Below the lists stands whether there can be such a plan; what it costs you see when you
+# have decided. You may try as often as you like.
+
+# %%
+Card("S3_plan", case.seed)
+
+# %% [markdown]
+# ## 3. Make it fast
+#
+# What fits is not yet good. Look at what the time of your step went into before you change anything.
+
+# %%
+Card("S3_better", case.seed)
+
+# %% [markdown]
+# ## 4. Defend it
+#
+# Write it as you would say it to your team. Your plan of step 3 is then set beside the usual choices and beside the
+# best that a search finds, and you compare your sentences with a good answer.
+
+# %%
+Card("S3_defend", case.seed)
+
+# %% [markdown]
+# ## 5. Afterwards
+#
+# When a plan of yours has reached all targets of step 3, this says what the usual choices lead to, and where such a
+# choice had to be made in earnest.
+
+# %%
+case.debrief()
+
+# %% [markdown]
+# Go back to the first cell and give it a seed: `CASE.variant(seed=1)`. Then run the page
+# again. The questions are the same, but another model asks for another plan. (The brief at the top speaks of the
+# first one; what counts is the evidence.)

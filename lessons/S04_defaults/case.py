@@ -1,0 +1,113 @@
+"""S4, defaults for many teams: what if one does not fit, which is the worst to get wrong, and what to say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from course_lib.classroom.questions.asking import choice, each, open_case
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.questions.question import Family
+from course_lib.figures.axis import counted, listed
+from course_lib.planner import Cluster, ModelSpec, Plan, estimate
+from lessons.S04_defaults.fleet import FLEET, Policy, Trials, tried
+
+# Where the default does not fit
+
+
+def _default(model: ModelSpec, cluster: Cluster, batch: int, **more: Any) -> Plan:
+    precision = "bf16" if "bf16" in cluster.spec.peak else "fp16"
+    return Plan(**{"dp": cluster.devices, "zero": 1, "precision": precision, **more})
+
+
+def _fits(model: ModelSpec, cluster: Cluster, plan: Plan, batch: int) -> bool:
+    try:
+        return estimate(model, cluster, plan, batch).fits
+    except ValueError:
+        return False
+
+
+def _ladder(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
+    """From what costs nothing to what costs most."""
+    for tp, pp, cp in ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (1, 1, 8)):
+        cut = {"tp": tp, "pp": pp, "cp": cp, "dp": cluster.devices // (tp * pp * cp), "sequence_parallel": tp > 1}
+        for recompute in ("none", "selective"):
+            plan = _default(model, cluster, batch, recompute=recompute, schedule="zb_h1" if pp > 1 else "1f1b", **cut)
+            yield from (replace(plan, zero=zero) for zero in ((1, 3) if pp == 1 else (1,)))
+
+
+def _first_that_fits(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:
+    return next(plan for plan in _ladder(model, cluster, batch) if _fits(model, cluster, plan, batch))
+
+
+def _again_if_need_be(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:
+    plan = _default(model, cluster, batch)
+    return plan if _fits(model, cluster, plan, batch) else replace(plan, recompute="full")
+
+
+UNFIT: dict[str, Policy] = {
+    "as_it_is": _default,
+    "smallest": partial(_default, zero=3, recompute="full"),
+    "again": _again_if_need_be,
+    "ladder": _first_that_fits,
+}
+
+
+def _try(name: str) -> Outcome:
+    found = {one: tried(policy) for one, policy in UNFIT.items()}
+    best = max(found, key=lambda one: (len(found[one].running), -found[one].typical))
+    stopped = [one.pair for one in found[name].trials if one not in found[name].running]
+    where = f" It does not run for: {listed(stopped)}." if stopped else ""
+    return Outcome(name == best, f"Modelled: {found[name]}{where}", shown=(name == best) == (name == "ladder"))
+
+
+# Which is the worst to get wrong
+
+WRONG: dict[str, dict[str, Any]] = {
+    "node": {"sequence_parallel": True, "pp": 1, "cp": 1, "schedule": "1f1b", "virtual_stages": 1, "zero": 1},
+    "again": {"recompute": "full"},
+    "micro": {"micro_batch": 1},
+    "zero": {"zero": 3},
+}
+
+
+def _with(name: str) -> Trials:
+    """The best plans of all, with one thing as a default would have it."""
+    of = {(pair.model, pair.cluster): pair.best for pair in FLEET.values()}
+
+    def policy(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:
+        wide: dict[str, Any] = {"tp": cluster.devices_per_node, "dp": cluster.nodes} if name == "node" else {}
+        return replace(of[model, cluster], **WRONG[name], **wide)
+
+    return tried(policy)
+
+
+def _get_wrong(name: str) -> Outcome:
+    found = {one: _with(one) for one in WRONG}
+    costly = max(found, key=lambda one: found[one].typical)
+    worst = found[name].trials[0]
+    said = (
+        f"Modelled: the best plans of all {counted(len(FLEET), 'pair')}, with this alone set otherwise. {found[name]} "
+        f"The worst is {worst.times:.2f} times as long: {worst.pair}."
+    )
+    return Outcome(name == costly, said, shown=(name == costly) == (name == "node"))
+
+
+# The page that goes with them
+
+
+def _compare_policies() -> Outcome:
+    lines = "; ".join(
+        f"{words}: {tried(UNFIT[name])}"
+        for name, words in {"smallest": "always the smallest plan", "ladder": "the cheapest change that fits"}.items()
+    )
+    return Outcome(None, f"Two defaults on the fleet (modelled). {lines}")
+
+
+QUESTIONS: dict[str, Family] = {
+    "S4_unfit": Family(None, choice(each(_try, UNFIT))),
+    "S4_costly": Family(None, choice(each(_get_wrong, WRONG))),
+    "S4_page": Family(None, open_case(_compare_policies)),
+}

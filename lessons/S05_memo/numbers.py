@@ -1,0 +1,149 @@
+"""Numbers in prose, held against those of a plan.
+
+    "Adam's state takes 10 GB of each GPU, and a step takes 8.6 s."    each number, its unit, the sentence around it
+
+agrees        with a figure
+differs       by a known slip from a figure of the plan that the sentence names, or is the figure of something else
+not checked   whatever remains: nobody is blamed on a guess
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from course_lib.classroom.questions.units import BYTES, SECONDS, SHARE, TIMES, Quantity, is_close
+from course_lib.figures import axis
+
+AGREES, DIFFERS, NOT_CHECKED = "agrees", "differs", "not checked"
+FAR = 1_000_000
+TOLERANCE, ROUNDED = 0.03, 0.1  # shares of a figure: any number may be off by the one, a rounded one by the other
+RATE = Quantity("a rate", {f"{name}/s": factor for name, factor in BYTES.units.items()}, "25 GB/s")
+PARAMETERS = Quantity("a number of parameters", {"billion": 1e9, "B": 1e9, "million": 1e6}, "7 billion")
+COUNT = Quantity("a count", {"": 1.0}, "32")
+# Factors by which one is easily off, and what that means.
+SLIPS: dict[float, str] = {
+    2: "That is a factor of 2: two bytes or four, once or twice, there or there and back.",
+    4: "That is a factor of 4: two bytes or eight, one of four or all four.",
+    8: "That is a factor of 8: a byte has eight bits, and a node has eight GPUs.",
+    10: "That is a factor of ten: look at the decimal point.",
+    32: "That is a factor of 32: one GPU or all of them.",
+    1000: "That is a factor of a thousand: look at the prefix of the unit.",
+}
+BINARY = "Close: GB counts in thousands, GiB in powers of 1024. Which of them do you mean?"
+_UNITS = {
+    name: (quantity, factor)
+    for quantity in (RATE, TIMES, SHARE, SECONDS, BYTES, PARAMETERS, COUNT)  # the last one that knows a unit has it
+    for name, factor in quantity.units.items()
+    if "bit" not in name or quantity is RATE  # "in 16 bits" says how a number is written
+} | {"second": (SECONDS, 1.0), "seconds": (SECONDS, 1.0), "minutes": (SECONDS, 60.0)}
+_LISTED = "|".join(re.escape(name) for name in sorted(_UNITS, key=len, reverse=True) if name and name not in "x×")
+_NUMBER = re.compile(
+    rf"(?<![\w.,/-])(?P<digits>\d+(?:,\d{{3}})*(?P<decimals>\.\d+)?)(?:\s?(?P<unit>{_LISTED})(?![\w/])|(?P<times>[x×])(?!\w)|(?![\w-]|\.\d))"
+)
+_OTHERWISE = re.compile(
+    r"\b(without|would|were|if|instead|otherwise|unless|had|alone|naive\w*|whole|single|one (GPU|device|replica)|twice|"
+    r"in place of|rather than|than)\b",
+    re.IGNORECASE,
+)
+
+
+class Fact(NamedTuple):
+    """A figure that prose may quote. value: in the first of the quantity's units.
+
+    words: a pattern of what means it in a sentence; "": it may stand anywhere.
+    own: of the plan itself, so that a number which is meant to be this one, and is not, differs.
+    beside: of another plan, which one only means by saying so.
+    """
+
+    name: str
+    value: float
+    quantity: Quantity
+    words: str = ""
+    own: bool = False
+    beside: bool = False
+
+
+class Remark(NamedTuple):
+    number: str
+    verdict: str
+    text: str = ""
+
+
+class _Number(NamedTuple):
+    written: str
+    value: float
+    quantity: Quantity
+    unit: str
+    rounding: float
+    before: str
+    sentence: str
+    start: int
+
+    @property
+    def is_otherwise(self) -> bool:
+        """Whether its sentence is about another plan than the one that is recommended."""
+        return bool(_OTHERWISE.search(self.sentence))
+
+    def is_close(self, fact: Fact) -> bool:
+        rounding = min(self.rounding, ROUNDED * abs(fact.value))
+        return abs(self.value - fact.value) <= max(rounding, TOLERANCE * abs(fact.value)) * (1 + 1e-9)
+
+    def distance(self, fact: Fact) -> int:
+        """Characters to the nearest word that means the fact: those of the sentence before are far, and others FAR."""
+        pattern = re.compile(rf"\b(?:{fact.words})", re.IGNORECASE)
+        found = [abs(match.start() - self.start) for match in pattern.finditer(self.sentence)] if fact.words else [0]
+        return min(found, default=FAR - bool(pattern.search(self.before)))
+
+    def slip(self, fact: Fact) -> str:
+        """Which leads from the fact to the number; "" if none does."""
+        power = round(math.log(_UNITS[self.unit][1], 1000)) if self.quantity is BYTES else 0  # 3 for GB and for GiB
+        off = max(self.value, fact.value) / (min(self.value, fact.value) or math.inf)
+        meant = {**SLIPS, 1.024**power: BINARY}
+        return next((text for factor, text in meant.items() if is_close(off, factor, TOLERANCE)), "")
+
+    def says(self, fact: Fact) -> str:
+        """The fact in the unit of the number."""
+        return f"{axis.number(fact.value / _UNITS[self.unit][1])} {self.unit}".replace(" x", "x").replace(" %", "%")
+
+
+def remarks(text: str, facts: Iterable[Fact]) -> list[Remark]:
+    """What there is to say of each number in a text, in its order."""
+    known = list(facts)
+    return [
+        _remark(number, [fact for fact in known if fact.quantity.name == number.quantity.name])
+        for number in _numbers(text)
+    ]
+
+
+def _numbers(text: str) -> Iterator[_Number]:
+    sentences = re.split(r"(?<=[.!?;])\s+|\n+", text)
+    for before, sentence in zip(["", *sentences], sentences, strict=False):
+        for found in _NUMBER.finditer(sentence):
+            unit = found["unit"] or found["times"] or ""
+            quantity, factor = _UNITS[unit]
+            decimals = len(found["decimals"] or ".") - 1
+            value = float(found["digits"].replace(",", ""))
+            rounding, where = 0.5 * 10**-decimals * factor, (before, sentence, found.start())
+            yield _Number(found[0], value * factor, quantity, unit, rounding, *where)
+
+
+def _remark(number: _Number, facts: list[Fact]) -> Remark:
+    near = sorted(facts, key=number.distance)
+    goes_on = number.is_otherwise or bool(_OTHERWISE.search(number.before))
+    close = [fact for fact in near if number.is_close(fact) and (goes_on or not fact.beside)]
+    if close and number.distance(close[0]) < FAR:
+        return Remark(number.written, AGREES, close[0].name)
+    own = [fact for fact in near if fact.own and number.distance(fact) < FAR - 1]
+    if own and not number.is_otherwise:
+        planned = f"{own[0].name}, it has {number.says(own[0])}"
+        if close:
+            return Remark(number.written, DIFFERS, f"The planner has this for {close[0].name}. If you mean {planned}.")
+        for fact in own:
+            if slip := number.slip(fact):
+                return Remark(number.written, DIFFERS, f"For {fact.name} the planner has {number.says(fact)}. {slip}")
+    if close:
+        return Remark(number.written, AGREES, close[0].name)
+    return Remark(number.written, NOT_CHECKED, f"{own[0].name}: {number.says(own[0])}" if own else "")

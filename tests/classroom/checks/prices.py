@@ -1,0 +1,36 @@
+"""What a right solution costs. The cases before the one whose price is told are left to tests/lessons/test_bank.py."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from course_lib.classroom.checks.evidence import Evidence
+from course_lib.classroom.checks.examine import _judge, _weigh
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.verdict import Verdict
+
+
+@functools.cache
+def verdict_on(exercise: Exercise, program: Callable[..., Any]) -> Verdict:
+    """How a check ends that goes well."""
+    case = exercise.priced
+    run, right = exercise.run([program], case), exercise.run_right(case)
+    found = Evidence(exercise, case, *([programs[0] for programs in one.results] for one in (run, right)))
+    assert _judge(found, []) is None
+    return _weigh(Verdict(exercise.name, "passed", "", share=1.0), run, right, exercise.memory)
+
+
+def costs(exercise: Exercise, program: Callable[..., Any]) -> dict[str, tuple[str, str]]:
+    """Yours and the best, by what is counted."""
+    return {cost.what: (cost.yours, cost.best) for cost in verdict_on(exercise, program).costs}
+
+
+def counted(exercise: Exercise, program: Callable[..., Any]) -> dict[str, tuple[int, int]]:
+    """The same as numbers; shares in percent."""
+
+    def number(text: str) -> int:
+        return int(text.replace(",", "").rstrip("%"))
+
+    return {what: (number(yours), number(best)) for what, (yours, best) in costs(exercise, program).items()}

@@ -1,0 +1,435 @@
+"""What every check does before, after and around the bank of its exercise."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib import launch
+from course_lib.classroom.checks import examine, messages, part, prose
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case
+from course_lib.classroom.checks.prose import Words
+from course_lib.instruments.watch import Watch
+from course_lib.ranks import Stopped
+from course_lib.ranks.parent import monitor
+from lessons.L02_data_parallelism.checks_averaging import gradients
+from tests.lessons.parts import checks
+
+scale = 2.0
+
+
+def neighbors() -> tuple[int, int]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return (rank + 1) % n, (rank - 1) % n
+
+
+# Slips
+
+
+def unwritten(tensor: Tensor) -> None:
+    raise NotImplementedError()
+
+
+def misspells_a_name(tensor: Tensor) -> None:
+    world_size = dist.get_world_size()
+    tensor *= wrold_size * world_size  # type: ignore[name-defined]  # noqa: F821
+
+
+def misspells_a_function(tensor: Tensor) -> None:
+    dist.isned(tensor, 0)  # type: ignore[attr-defined]
+
+
+def misspells_a_method(tensor: Tensor) -> None:
+    tensor.tensor_spilt(2)  # type: ignore[attr-defined]
+
+
+def gives_too_many_arguments(tensor: Tensor) -> None:
+    len(tensor, 2)  # type: ignore[call-arg]
+
+
+def waits_for_no_handle(tensor: Tensor) -> None:
+    dist.all_reduce(tensor).wait()
+
+
+def confuses_shapes(tensor: Tensor) -> None:
+    tensor += torch.zeros(len(tensor) + 1)
+
+
+class Unsendable(Exception):
+    """Its constructor wants more than unpickling gives it."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("neither here nor there")
+
+
+def raises_what_cannot_travel(tensor: Tensor) -> None:
+    raise Unsendable(1, 2)
+
+
+def never_ends(tensor: Tensor) -> None:
+    while True:
+        pass
+
+
+def test_a_stub_is_not_a_mistake() -> None:
+    verdict = checks.ring_all_reduce(unwritten)
+    assert verdict.outcome == "unwritten"
+    assert "raise NotImplementedError()" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (misspells_a_name, "Did you mean `world_size`?"),
+        (misspells_a_function, "Did you mean `isend`?"),
+        (misspells_a_method, "Did you mean `tensor_split`?"),
+        (gives_too_many_arguments, "says nothing about your idea yet."),
+        (waits_for_no_handle, "without `async_op=True`, a collective is over when it returns."),
+    ],
+)
+def test_a_slip_of_the_keyboard_is_not_called_a_wrong_idea(fn: Any, words: str) -> None:
+    verdict = checks.ring_all_reduce(fn)
+    assert verdict.outcome == "slip"
+    assert verdict.message.endswith(words)
+    assert "test_examine.py, line" in dict(verdict.facts)["What happened"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [(confuses_shapes, "The size of tensor a (6) must match"), (raises_what_cannot_travel, "neither here nor there")],
+)
+def test_another_exception_is_neither_slip_nor_idea(fn: Any, words: str) -> None:
+    verdict = checks.ring_all_reduce(fn)
+    assert (verdict.outcome, verdict.idea) == ("error", "")
+    assert words in dict(verdict.facts)["What happened"]
+    assert "Traceback" not in str(verdict)
+
+
+def test_wrong_arguments_are_told_before_anything_runs() -> None:
+    verdict = checks.ring_all_reduce(lambda tensor, group: None)
+    assert verdict.outcome == "slip"
+    assert "calls `ring_all_reduce(tensor)`" in verdict.message
+    assert "your function is `ring_all_reduce(tensor, group)`" in verdict.message
+
+
+def test_more_arguments_with_defaults_are_fine() -> None:
+    verdict = checks.split_batch(lambda batch, rank, world_size, dim=0: batch.tensor_split(world_size, dim)[rank])
+    assert verdict.passed
+
+
+def test_calling_the_function_instead_of_naming_it_is_told() -> None:
+    verdict = checks.ring_all_reduce(None)
+    assert verdict.outcome == "slip"
+    assert "Give it the function itself, without parentheses" in verdict.message
+
+
+# Runs that do not come to their end
+
+
+def sends_first(tensor: Tensor) -> None:
+    right, left = neighbors()
+    dist.send(tensor, right)
+    dist.recv(torch.empty_like(tensor), left)
+
+
+def receives_first(tensor: Tensor) -> None:
+    right, left = neighbors()
+    dist.recv(torch.empty_like(tensor), left)
+    dist.send(tensor, right)
+
+
+def exchanges(tensor: Tensor, buffer: Tensor, tag: int = 0) -> None:
+    right, left = neighbors()
+    sending = dist.isend(tensor, right, tag=tag)
+    dist.recv(buffer, left, tag=tag)
+    sending.wait()
+
+
+def tags_by_rank(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty_like(tensor), tag=dist.get_rank())
+
+
+def receives_once_more(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty_like(tensor))
+    dist.recv(torch.empty_like(tensor), neighbors()[1])
+
+
+def does_not_wait(tensor: Tensor) -> None:
+    right, left = neighbors()
+    dist.isend(tensor, right)
+    dist.recv(torch.empty_like(tensor), left)
+
+
+def buffer_too_small(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty(tensor.numel() - 1))
+
+
+def buffer_too_large(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty(tensor.numel() + 1))
+
+
+def buffer_of_wrong_dtype(tensor: Tensor) -> None:
+    exchanges(tensor, torch.empty(tensor.numel(), dtype=torch.float64))
+
+
+def collective_on_rank_0(tensor: Tensor) -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(tensor)
+
+
+def leaves_the_ring(tensor: Tensor) -> None:
+    dist.send(tensor, dist.get_rank() + 1)
+
+
+ACCIDENTS = {
+    sends_first: "somebody must receive first",
+    receives_first: "a message that nobody has sent yet",
+    tags_by_rank: "Rank 1 sends with tag 1, and rank 0 waits for tag 0",
+    receives_once_more: "Rank 0 waits for message 2 of rank 1, which has sent 1",
+    does_not_wait: "Keep the handle that it returns and call its wait()",
+    buffer_too_small: "the size of what arrives",
+    buffer_too_large: "the size of what arrives",
+    buffer_of_wrong_dtype: "the dtype of what arrives",
+    collective_on_rank_0: "The call that waits",
+}
+
+
+@pytest.mark.parametrize(("fn", "words"), ACCIDENTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_run_that_does_not_end_is_told_why(fn: Any, words: str) -> None:
+    verdict = checks.ring_all_reduce(fn)
+    assert verdict.outcome == "idea"
+    assert words in verdict.message
+    assert "test_examine.py, line" in str(verdict)
+
+
+@pytest.mark.parametrize("fn", [buffer_too_small, buffer_of_wrong_dtype])
+def test_a_wrong_buffer_is_told_also_before_other_ranks_have_noticed(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the others still wait when the rank that received too much is already dead."""
+    monkeypatch.setattr(monitor, "_GRACE", 0.0)
+    assert ACCIDENTS[fn] in checks.ring_all_reduce(fn).message
+
+
+def test_a_neighbor_beyond_the_last_rank_is_told_with_the_ring() -> None:
+    assert "(rank + 1) % world_size" in str(checks.ring_all_reduce(leaves_the_ring))
+
+
+def test_an_endless_loop_ends_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "TIMEOUT", 1.5)
+    verdict = checks.ring_all_reduce(never_ends)
+    assert verdict.outcome == "error"
+    assert "Nothing here should take" in verdict.message
+    assert "Time limit" in dict(verdict.facts)["What happened"]
+
+
+def test_the_next_launch_works_after_a_deadlock() -> None:
+    assert not checks.ring_all_reduce(lambda tensor: dist.recv(tensor, 1 - dist.get_rank())).passed
+    assert launch(lambda rank: rank, 2).results == [0, 1]
+
+
+def test_variables_around_the_function_are_seen() -> None:
+    assert "sends nothing" in checks.ring_all_reduce(lambda tensor: tensor.mul_(scale)).message
+
+
+# What is new in a case
+
+
+def divides_the_frozen_parameter(model: nn.Module, samples: int) -> None:
+    for parameter in model.parameters():
+        parameter.grad /= dist.get_world_size()  # type: ignore[operator, assignment]
+        dist.all_reduce(parameter.grad)
+
+
+def misspells_what_is_new(model: nn.Module, samples: int) -> None:
+    for parameter in model.parameters():
+        gradient = parameter.grad if parameter.grad is not None else gradeint  # type: ignore[name-defined]  # noqa: F821
+        gradient /= dist.get_world_size()
+        dist.all_reduce(gradient)
+
+
+def waits_without_a_handle(model: nn.Module, samples: int) -> None:
+    for gradient in gradients(model):
+        dist.all_reduce(gradient).wait()
+
+
+def test_what_goes_wrong_with_what_is_new_is_told_so() -> None:
+    verdict = checks.average_gradients(divides_the_frozen_parameter)
+    assert verdict.outcome == "idea"
+    assert "something that is new" in verdict.message
+    assert "its `.grad` is None" in dict(verdict.facts)["It was right before; new in this case"]
+
+
+def test_what_goes_wrong_without_it_is_not_blamed_on_it() -> None:
+    assert "frozen" not in str(checks.average_gradients(waits_without_a_handle))
+    assert checks.average_gradients(misspells_what_is_new).outcome == "slip"
+
+
+# The machine itself
+
+
+def ends_the_group(tensor: Tensor) -> None:
+    dist.destroy_process_group()
+
+
+def test_ending_the_process_group_does_not_pass() -> None:
+    assert "ends the process group" in checks.ring_all_reduce(ends_the_group).message
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    return 2 * tensor
+
+
+def numbers(rank: int) -> tuple[Tensor]:
+    return (torch.tensor([1.0, 2.0, 4.0]) * (rank + 1),)
+
+
+def play(fn: Any, tensor: Tensor) -> Any:
+    return fn(tensor)
+
+
+def make(**options: Any) -> Exercise:
+    case = Case("2 ranks", 2, numbers)
+    return Exercise("doubled", doubled, play, lambda seed: [case], priced=case, **options)
+
+
+def test_when_two_ideas_fit_both_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, said = make(), {("doubled", name): Words(f"{name}.", "Which?") for name in ("Three", "Thrice", "Four")}
+    monkeypatch.setattr(prose, "words", lambda: said)
+    for name, factor in (("Three", 3), ("Thrice", 3.0), ("Four", 4)):
+        part.mistake(named(name, times(factor)))
+    verdict = part(lambda tensor: tensor * 3)
+    assert "2 ideas lead to exactly this. Three. Which? Or: Thrice. Which?" in verdict.message
+    assert "Four" not in verdict.message
+
+
+def named(name: str, program: Any) -> Any:
+    program.__name__ = name
+    return program
+
+
+def times(factor: float) -> Any:
+    def scaled(tensor: Tensor) -> Tensor:
+        return tensor * factor
+
+    return scaled
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda tensor: tensor * 6, "3 times too large"),
+        (lambda tensor: (2 * tensor).flip(0), "in the wrong order"),
+        (lambda tensor: (2 * tensor).double(), "not even of the right type, dtype and shape"),
+        (lambda tensor: (2 * tensor)[:, None], "not even of the right type, dtype and shape"),
+        (lambda tensor: tensor.mul_(2), "changes `tensor`"),
+        (lambda tensor: 2 * tensor + dist.get_rank(), "Only rank 0 has what it should have"),
+        (lambda tensor: tensor + 0.5, "not what was asked for"),
+        (lambda tensor: tensor * float("nan"), "not what was asked for"),
+        (lambda tensor: (one for one in tensor), "not even of the right type"),
+    ],
+)
+def test_a_result_is_compared_in_dtype_shape_and_value(fn: Any, words: str) -> None:
+    verdict = make(rounding=1e-6)(fn)
+    assert words in verdict.message
+    assert {"Where", "Expected", "Got"} <= dict(verdict.facts).keys()
+
+
+def test_a_text_is_told_without_quotes() -> None:
+    facts = dict(make()(lambda tensor: "two words").facts)
+    assert (facts["Expected"], facts["Got"]) == ("float32, shape [3]", "two words")
+
+
+def raises_something_else(tensor: Tensor) -> Tensor:
+    raise RuntimeError("the cat")
+
+
+def raises_at_the_same_place(tensor: Tensor) -> Tensor:
+    raise RuntimeError("the dog")
+
+
+def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
+    part = make()
+    part.mistake(raises_at_the_same_place, fails=True)
+    assert part(raises_something_else).idea == ""
+
+
+def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
+    """Where the result is right, a mistake that is right as well in this case says nothing about it."""
+
+    def breach(lefts: list[Any]) -> str:
+        return "Too many bytes." if lefts[0].sent[0].content.dtype == torch.float64 else ""
+
+    part = make(contract=breach)
+    part.mistake(sends(torch.float32))
+    verdict = part(sends(torch.float64))
+    assert (verdict.outcome, verdict.message, verdict.idea) == ("price", "Too many bytes.", "")
+
+
+def sends(dtype: torch.dtype) -> Any:
+    def doubled_and_sent(tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor.to(dtype))
+        return 2 * tensor
+
+    return doubled_and_sent
+
+
+def test_what_may_be_rounding_is_right() -> None:
+    assert make(rounding=1e-6)(lambda tensor: tensor * (2 + 1e-7)).passed
+    assert not make()(lambda tensor: tensor * (2 + 3e-7)).passed
+
+
+def test_a_check_never_raises_by_itself() -> None:
+    verdict = make(view=lambda lefts: [{}][1:5])(doubled)
+    assert (verdict.outcome, verdict.message) == ("error", examine.BROKEN)
+
+
+def refuses(tensor: Tensor) -> Tensor:
+    raise ValueError("no")
+
+
+def test_a_stop_while_wrong_solutions_are_tried_stops_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(exercise: Exercise, programs: list[Any], case: Case) -> Any:
+        if programs == [also_refuses]:
+            raise Stopped("Stopped.")
+        return really_run(exercise, programs, case)
+
+    def also_refuses(tensor: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    part, really_run = make(), Exercise.run
+    part.mistake(also_refuses, fails=True)
+    monkeypatch.setattr(Exercise, "run", run)
+    with pytest.raises(Stopped):
+        part(refuses)
+
+
+def test_a_change_of_the_right_solution_has_to_be_one() -> None:
+    with pytest.raises(ValueError, match=r"'batch' stands \d+ times in right, not once"):
+        checks.split_batch.change("ambiguous", "batch", "batch + 1")
+    assert "ambiguous" not in [mistake.program.__name__ for mistake in checks.split_batch.mistakes]
+
+
+def collectives_at_work(rank: int) -> list[str]:
+    tensor, said = torch.ones(2), []
+    for call in (
+        lambda: dist.all_reduce(tensor),
+        lambda: dist.all_gather_single(torch.empty(4), tensor),
+        lambda: dist.all_to_all_single(torch.empty(2), tensor),
+        lambda: dist.reduce_scatter_single(torch.empty(1), tensor),
+        lambda: dist.broadcast(tensor, 0),
+    ):
+        with Watch() as watch:
+            call()
+        said.append(messages.collective_at_work([SimpleNamespace(sent=watch.sent)]))  # type: ignore[list-item]
+    return [text.split("`")[1] for text in said]
+
+
+def test_a_collective_at_work_is_named_as_torch_does() -> None:
+    named = ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast"]
+    assert launch(collectives_at_work, 2).results == [named] * 2
+    assert all(hasattr(dist, name) for name in named)

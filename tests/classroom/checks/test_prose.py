@@ -1,0 +1,66 @@
+"""The pages of the checks: what authors write is said, and what they get wrong is told with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from course_lib.classroom import rooms
+from course_lib.classroom.checks.prose import words
+from lessons.L09_planning.checks import TRIES
+from tests.lessons.parts import checks
+
+PART = "# split_batch\n\n"
+PADDED = "## padded\nTo make shares equal,\nsamples are used twice.\n\nHow much does\nsuch a sample count?\n\n"
+
+
+def test_every_mistake_has_its_words_and_no_words_are_left_over() -> None:
+    mistakes = [(part.name, mistake.program.__name__) for part in checks.PARTS for mistake in part.mistakes]
+    assert sorted(words()) == sorted(mistakes)
+
+
+def test_every_exercise_has_a_page() -> None:
+    assert [page.parent for page in rooms.files("checks.md")] == [page.parent for page in rooms.files("exercise.py")]
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only page of a course with a single room."""
+    (tmp_path / "L02").mkdir()
+    monkeypatch.setattr(rooms, "_courses", {"course": tmp_path})
+    words.cache_clear()
+    yield tmp_path / "L02" / "checks.md"
+    words.cache_clear()
+
+
+def test_the_number_of_plans_is_the_one_that_the_check_allows() -> None:
+    assert f"; {TRIES} are enough." in words()["choose", "searched"].idea
+
+
+def test_an_idea_and_a_question_are_read(page: Path) -> None:
+    page.write_text(PART + PADDED, encoding="utf-8")
+    idea, ask = words()["split_batch", "padded"]
+    assert (idea, ask) == ("To make shares equal, samples are used twice.", "How much does such a sample count?")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (PADDED, r"L02/checks.md:1: '## padded' should be a mistake"),
+        (PART + PADDED + PADDED, r"L02/checks.md:\d+: '## padded' should be a mistake of its own"),
+        (PART + "## padded\nAn idea.\n", r"L02/checks.md:3: '## padded' .* an idea and then a question"),
+        (PART + "## padded\nAn idea.\n\nNo question.\n", r"L02/checks.md:3: '## padded'"),
+        ("What?\n", r"L02/checks.md:1: '' should be"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_place(page: Path, text: str, complaint: str) -> None:
+    page.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=complaint):
+        words()
+
+
+def test_a_course_without_such_pages_is_told_in_a_sentence(page: Path) -> None:
+    with pytest.raises(LookupError, match=r"no room has checks.md; import the package of the lessons first"):
+        words()

@@ -1,0 +1,273 @@
+"""What every explorer with real ranks does while something runs: it says for how long yet, and it can be stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from course_lib import Span, Timeline
+from course_lib.classroom.widgets.controls import Slider, Switch
+from course_lib.classroom.widgets.explorer import Explorer, View
+from course_lib.figures import gantt, in_flight
+from course_lib.ranks import Deadlock
+from tests.classroom.widgets.hands import in_a_kernel, move
+
+PICTURE = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), width=420)
+
+
+class Pieces:
+    """An explorer of something that comes in pieces, four of them."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0  # seconds: each piece takes ten milliseconds
+        self.number = Slider("number", (1, 2, 3), 1)
+        self.said: list[tuple[str, float]] = []
+        self.explorer = Explorer([self.number, Switch("more", True)], self.look)
+        self.explorer.running.observe(lambda _: self.said.append(self.now), "words")
+
+    @property
+    def now(self) -> tuple[str, float]:
+        return self.explorer.running.words, self.explorer.running.seconds
+
+    def look(self, number: int, more: bool) -> Iterator[View]:
+        for self.missing in (3, 2, 1, 0):
+            self.clock += 0.01
+            yield View(f"number {number}, {self.missing} missing", PICTURE, PICTURE, self.missing)
+
+
+def moved(pieces: Pieces, during: Callable[[], None] = lambda: None) -> None:
+    in_a_kernel(lambda: move(pieces.explorer, "number", 2), during)
+
+
+@contextlib.contextmanager
+def handled(handler: Any) -> Iterator[None]:
+    """With this for interrupts, as a kernel has it; and it is still there afterwards."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        assert signal.signal(signal.SIGINT, before) is handler
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch, no_pause: None) -> Pieces:
+    pieces = Pieces()
+    monkeypatch.setattr("course_lib.classroom.widgets.explorer.time", SimpleNamespace(monotonic=lambda: pieces.clock))
+    return pieces
+
+
+def test_long_work_says_how_much_there_is_to_do_and_for_how_long(pieces: Pieces) -> None:
+    moved(pieces)
+    assert [words for words, _ in pieces.said if "more" in words][-1] == "1 more to run"
+    *_, seconds = [seconds for words, seconds in pieces.said if words == "2 more to run"]
+    assert seconds == pytest.approx(0.02)
+    assert pieces.now == ("", 0.0)
+    assert pieces.missing == 0
+
+
+def test_a_stop_takes_effect_between_two_pieces(pieces: Pieces) -> None:
+    def press_stop() -> None:
+        if pieces.missing == 2:
+            pieces.explorer.running.stopped += 1
+
+    moved(pieces, press_stop)
+    assert pieces.missing == 2
+    assert pieces.now == ("", 0.0)
+    assert "number 2" in pieces.explorer.sentences.value
+
+
+def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces) -> None:
+    def interrupted(*values: object) -> Iterator[View]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+        raise AssertionError("nobody stopped it")
+
+    pieces.explorer._look = interrupted
+    with handled(signal.SIG_IGN):  # as it is between messages
+        pieces.number.value = 3
+    assert "Stopped. Move a control to go on." in pieces.explorer.sentences.value
+    assert pieces.now == ("", 0.0)
+    assert pieces.number.value == 1  # what the picture shows
+    assert not is_dimmed(pieces)
+    pieces.explorer._look = pieces.look
+    pieces.number.value = 2
+    assert "number 2" in pieces.explorer.sentences.value
+
+
+def test_a_move_that_was_kept_back_until_after_a_stop_is_taken_back(pieces: Pieces) -> None:
+    explorer, number = pieces.explorer, pieces.number
+    explorer.running.stopped = 1000.0
+    for moved, index, shown in ((999.0, 1, 0), (1001.0, 2, 2)):
+        number.set_state({"moved": moved, "index": index})  # as it comes from the browser
+        assert number.index == shown
+        assert f"number {number.value}" in explorer.sentences.value
+        assert ("Stopped." in explorer.sentences.value) == (shown != index)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])  # between messages, and in one
+@pytest.mark.parametrize("how", ["a move", "more to run"])
+def test_a_stop_is_heard_as_soon_as_its_button_can_be_seen(pieces: Pieces, how: str, handler: Any) -> None:
+    def press(change: Any) -> None:
+        if change["new"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    running, explorer = pieces.explorer.running, pieces.explorer
+    if how == "more to run":
+        pieces.number.value = 2  # without an event loop nobody looks for more
+        assert pieces.missing
+    missing = pieces.missing
+    running.observe(press, "words")
+    with handled(handler):
+        if how == "a move":
+            pieces.number.value = 3
+        else:
+            explorer._try(explorer._continue)
+    assert pieces.missing == missing
+    assert "Stopped. Move a control to go on." in explorer.sentences.value
+    assert pieces.now == ("", 0.0)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])  # between messages, and in one
+def test_a_stop_is_whole_though_its_interrupt_comes_in_the_middle_of_it(pieces: Pieces, handler: Any) -> None:
+    """The button sends a message and an interrupt, each on its own way."""
+
+    def interrupt(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    explorer, number = pieces.explorer, pieces.number
+    explorer._shown = [2, True]  # so that the control has to go back
+    number.observe(interrupt, "index")
+    with handled(handler), contextlib.suppress(KeyboardInterrupt):  # a kernel writes it into its log
+        explorer.running.stopped += 1
+    number.unobserve(interrupt, "index")
+    assert number.value == 2
+    assert "Stopped. Move a control to go on." in explorer.sentences.value
+    number.value = 3
+    assert "number 3" in explorer.sentences.value
+
+
+def test_it_also_works_in_a_thread_that_no_interrupt_reaches(pieces: Pieces) -> None:
+    def move() -> None:
+        pieces.number.value = 2
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    thread.join()
+    assert "number 2" in pieces.explorer.sentences.value
+
+
+def test_what_is_running_is_said_before_it_runs(pieces: Pieces) -> None:
+    said: list[str] = []
+
+    def look(number: int, more: bool) -> Iterator[View]:
+        said.append(pieces.now[0])
+        return pieces.look(number, more)
+
+    pieces.explorer._look = look
+    pieces.number.value = 2
+    assert said == ["Running"]
+
+
+def is_dimmed(pieces: Pieces) -> bool:
+    return "course-old" in pieces.explorer._box._dom_classes
+
+
+def test_what_goes_wrong_is_said_in_place_of_a_dimmed_picture_and_the_next_move_works(pieces: Pieces) -> None:
+    seen: list[bool] = []
+
+    def fail(*values: object) -> Iterator[View]:
+        seen.append(is_dimmed(pieces))
+        raise Deadlock("Nobody can move: 0 waits for <1>.")
+
+    look, pieces.explorer._look = pieces.explorer._look, fail
+    pieces.number.value = 2
+    assert seen == [True] and is_dimmed(pieces) and pieces.number.value == 2
+    assert "role='alert'" in pieces.explorer.sentences.value
+    assert "Nobody can move: 0 waits for &lt;1&gt;." in pieces.explorer.sentences.value
+    pieces.explorer._look = look
+    pieces.number.value = 3
+    assert not is_dimmed(pieces)
+    assert "number 3" in pieces.explorer.sentences.value
+
+
+def test_it_can_even_begin_with_a_run_that_fails() -> None:
+    assert "ZeroDivisionError" in Explorer([], lambda: [1 / 0])._repr_mimebundle_()["text/html"]  # type: ignore[list-item]
+
+
+def test_a_picture_that_stays_the_same_is_not_sent_again(pieces: Pieces) -> None:
+    changed: list[str] = []
+    pieces.explorer.below.observe(lambda change: changed.append(change.name), "value")
+    moved(pieces)
+    assert pieces.missing == 0 and changed == []
+
+
+def test_the_run_in_the_picture_can_be_played_until_the_next_move(pieces: Pieces) -> None:
+    explorer = pieces.explorer
+    assert explorer.play.label == "Play"
+    explorer.play.clicks += 1
+    (player,) = explorer._stage.children
+    assert [bar["does"] for bar in player.places["bars"]] == ["forward"]
+    assert explorer.play.enabled
+    pieces.number.value = 3
+    assert explorer._stage.children == ()
+
+
+def test_without_a_timeline_there_is_nothing_to_play() -> None:
+    chart = in_flight(Timeline([Span(0, "forward", "", 0.0, 1.0, 0)], 1, "modelled"), 420)
+    explorer = Explorer([], lambda: [View("a chart", chart, chart)])
+    assert explorer.play.label == ""
+
+
+class Steps:
+    """An explorer of steps that take as many seconds as its slider says."""
+
+    def __init__(self) -> None:
+        self.seconds = Slider("seconds", (5, 10, 20), 10)
+        self.explorer = Explorer([self.seconds, Switch("overlap", True)], self.look)
+
+    def look(self, seconds: int, overlap: bool) -> list[View]:
+        step = Timeline([Span(0, "forward", "", 0.0, float(seconds))], 1, "modelled")
+        return [View("Done.", gantt(step, width=420), in_flight(step, 420))]
+
+
+def test_a_pinned_step_stays_below_the_next_one_and_the_difference_is_said() -> None:
+    steps = Steps()
+    explorer = steps.explorer
+    assert explorer.pin.label == "Pin"
+    explorer.pin.clicks += 1
+    assert "It takes exactly as long as the pinned one (seconds 10, overlap on)." in explorer.sentences.value
+    for seconds, words in (
+        (5, "It is 5 s shorter than the pinned one, 50%"),
+        (20, "It is 10 s longer than the pinned"),
+    ):
+        steps.seconds.value = seconds
+        assert words in explorer.sentences.value
+        assert "pinned, modelled (calculated, not run): 1 rank, 10 s" in explorer.beside.value
+    explorer.pin.clicks += 1
+    assert explorer.pin.label == "Pin" and explorer.pin.enabled
+    assert "pinned" not in explorer.beside.value + explorer.sentences.value
+
+
+def test_a_pinned_step_survives_a_stop_and_can_still_be_played_beside() -> None:
+    steps = Steps()
+    explorer = steps.explorer
+    explorer.play.clicks += 1
+    assert explorer.below.layout.display == "none"
+    explorer.pin.clicks += 1
+    assert explorer._stage.children == () and explorer.below.layout.display is None
+    steps.seconds.value = 20
+    explorer.running.stopped += 1
+    assert "Stopped." in explorer.sentences.value and explorer.pin.label == "Unpin"
+    steps.seconds.value = 5
+    assert "shorter than the pinned one" in explorer.sentences.value
+    explorer.play.clicks += 1
+    (player,) = explorer._stage.children
+    assert player.places["length"] == 5

@@ -1,0 +1,63 @@
+"""What was sent in a collective, piece by piece, held against what a collective is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lessons.L02_data_parallelism.runs import Sum, follow
+
+EVERYONE = (0, 1, 2, 3)
+
+
+def at_the_end(sums: list[Sum], rank: int) -> dict[int, tuple[int, ...]]:
+    return {one.piece: one.members for one in sums if one.source == one.target == rank and one.end == math.inf}
+
+
+def on_the_way(sums: list[Sum]) -> list[Sum]:
+    return [one for one in sums if one.source != one.target]
+
+
+@pytest.mark.parametrize("way", ["ring all-reduce", "tree all-reduce"])
+def test_after_an_all_reduce_everyone_has_the_sum_of_all(way: str) -> None:
+    _, sums = follow(way, 4)
+    for rank in range(4):
+        assert at_the_end(sums, rank) == dict.fromkeys(range(4), EVERYONE)
+
+
+def test_after_a_reduce_scatter_each_rank_has_one_complete_piece_its_own() -> None:
+    _, sums = follow("ring reduce-scatter", 4)
+    for rank in range(4):
+        complete = [piece for piece, members in at_the_end(sums, rank).items() if members == EVERYONE]
+        assert complete == [rank]
+
+
+@pytest.mark.parametrize(("way", "source"), [("ring all-gather", None), ("tree broadcast", 0)])
+def test_after_an_all_gather_or_a_broadcast_everyone_has_each_piece_as_it_was(way: str, source: int | None) -> None:
+    _, sums = follow(way, 5)
+    for rank in range(5):
+        assert at_the_end(sums, rank) == {n: (n if source is None else source,) for n in range(5)}
+
+
+def test_in_a_ring_each_message_is_one_piece_for_the_neighbor_and_arrives_in_the_sum() -> None:
+    timeline, sums = follow("ring reduce-scatter", 4)
+    sent = on_the_way(sums)
+    assert len(sent) == 4 * 3
+    assert timeline.makespan == pytest.approx(3 * 0.002)
+    for message in sent:
+        assert message.target == (message.source + 1) % 4
+        (arrived,) = (
+            one
+            for one in sums
+            if one.source == one.target == message.target and (one.piece, one.start) == (message.piece, message.end)
+        )
+        assert set(arrived.members) == {*message.members, message.target}
+
+
+def test_in_a_tree_each_message_is_the_whole_tensor() -> None:
+    timeline, sums = follow("tree all-reduce", 4)
+    pairs = [(one.source, one.target) for one in on_the_way(sums) if one.piece == 0]
+    assert sorted(pairs) == [(0, 1), (0, 2), (1, 0), (2, 0), (2, 3), (3, 2)]
+    assert len(on_the_way(sums)) == 4 * len(pairs)
+    assert timeline.makespan == pytest.approx(2 * 2 * 0.005)

@@ -1,0 +1,345 @@
+"""Solutions to the exercise on sharded data parallelism, as students write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.checkpoint import checkpoint
+
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import changed
+from course_lib.mechanisms.collectives import ring_all_gather, ring_reduce_scatter
+from lessons.L03_sharded_data_parallelism import checks
+from lessons.L03_sharded_data_parallelism.checks import computed_again as again
+from lessons.L03_sharded_data_parallelism.checks import gathered, linear, place, scattered, trained, whole_optimizer
+from tests.lessons.changes import told, ways
+
+# reduce_scatter
+
+
+def around_the_ring(tensor: Tensor) -> Tensor:
+    return ring_reduce_scatter(tensor.clone()).clone()
+
+
+def all_at_once(tensor: Tensor) -> Tensor:
+    rank, n = place()
+    pieces, others = tensor.tensor_split(n), [other for other in range(n) if other != rank]
+    arriving = [torch.empty_like(pieces[rank]) for _ in others]
+    handles: list[Any] = [dist.isend(pieces[other], other) for other in others]
+    handles += [dist.irecv(buffer, other) for buffer, other in zip(arriving, others, strict=True)]
+    for handle in handles:
+        handle.wait()
+    return pieces[rank] + sum(arriving)
+
+
+sending, wait = "sending: Any = dist.isend(pieces[to], to)", "sending.wait()"
+blocking: tuple[str, ...] = wait, "rank < distance and dist.send(pieces[to], to)"
+blocking += sending, "rank >= distance and dist.send(pieces[to], to)"
+batched: tuple[str, ...] = "in handles", "in dist.batch_isend_irecv(handles)", "dist.isend(", "dist.P2POp(dist.isend, "
+batched += "dist.irecv(", "dist.P2POp(dist.irecv, "
+alone, result = ("range(1, n)", "()"), "return total"
+whole_sum = "total = tensor.clone(); dist.all_reduce(total); return total.tensor_split(n)[rank]"
+
+# all_gather
+
+
+def handed_around_the_ring(piece: Tensor, size: int) -> Tensor:
+    whole = piece.new_empty(size)
+    whole.tensor_split(dist.get_world_size())[dist.get_rank()].copy_(piece)
+    return ring_all_gather(whole)
+
+
+gathered_in_a_batch = changed(gathered, "gathered_in_a_batch", *batched)
+both = "handles += [dist.isend(piece, to), dist.irecv(pieces[source], source)]"
+cut, done = "whole.tensor_split(n)", "return whole"
+in_a_list = "pieces[rank].copy_(piece)", "pieces[rank] = piece", done, "return torch.cat(pieces)"
+wholes = "other = whole.clone(); handles = [dist.isend(whole, (rank + 1) % n), dist.irecv(other, (rank - 1) % n)]"
+wholes += "; [handle.wait() for handle in handles]; return whole"
+
+# train_sharded
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def with_padding(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer: Any) -> None:
+    """Pieces of equal length, as PyTorch's collectives want them."""
+    rank, n = place()
+    parameters = trainable(model)
+    weights = parameters_to_vector(parameters).detach()
+    padded = nn.functional.pad(weights, (0, -len(weights) % n))
+    shard = padded.chunk(n)[rank].clone()
+    optimizer = make_optimizer([shard])
+    for inputs, targets in batches:
+        loss_fn(model(inputs), targets).backward()
+        gradient = torch.zeros_like(padded)
+        torch.cat([p.grad.flatten() for p in parameters], out=gradient[: len(weights)])
+        shard.grad = torch.empty_like(shard)
+        dist.reduce_scatter_single(shard.grad, gradient)
+        shard.grad /= n
+        optimizer.step()
+        dist.all_gather_single(padded, shard)
+        vector_to_parameters(padded, parameters)
+        model.zero_grad()
+
+
+def a_piece_of_each_parameter(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer: Any) -> None:
+    rank, n = place()
+    parameters = trainable(model)
+    shards = [parameter.detach().flatten().tensor_split(n)[rank].clone() for parameter in parameters]
+    optimizer = make_optimizer(shards)
+    for inputs, targets in batches:
+        model.zero_grad()
+        loss_fn(model(inputs), targets).backward()
+        for parameter, shard in zip(parameters, shards, strict=True):
+            dist.all_reduce(parameter.grad)
+            shard.grad = parameter.grad.flatten().tensor_split(n)[rank] / n
+        optimizer.step()
+        for parameter, shard in zip(parameters, shards, strict=True):
+            whole = torch.zeros(parameter.numel(), dtype=parameter.dtype)
+            whole.tensor_split(n)[rank].copy_(shard)
+            dist.all_reduce(whole)
+            parameter.data.copy_(whole.view_as(parameter))
+
+
+def owners_broadcast(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer: Any) -> None:
+    """Each piece of the weights has an owner, to whom gradients go and who sends out the new ones."""
+    rank, n = place()
+    parameters = trainable(model)
+    weights = parameters_to_vector(parameters).detach().clone()
+    pieces = weights.tensor_split(n)
+    optimizer = make_optimizer([pieces[rank]])
+    for inputs, targets in batches:
+        loss_fn(model(inputs), targets).backward()
+        gradient = parameters_to_vector([p.grad for p in parameters]) / n  # type: ignore[misc]
+        for owner, piece in enumerate(gradient.tensor_split(n)):
+            dist.reduce(piece, owner)
+        pieces[rank].grad = gradient.tensor_split(n)[rank]
+        optimizer.step()
+        for owner, piece in enumerate(pieces):
+            dist.broadcast(piece, owner)
+        vector_to_parameters(weights, parameters)
+        model.zero_grad()
+
+
+shard, mean, whole = "weights.tensor_split(n)[rank].clone()", "scattered(gradient) / n", "gathered(shard, len(weights))"
+frozen_too, grads = (" if parameter.requires_grad", ""), "[parameter.grad for parameter in parameters]"
+or_zeros = "[torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]"
+parameters_averaged = "dist.all_reduce(parameter.grad)", "dist.all_reduce(parameter.data)", "grad /=", "data /="
+step_before = "        optimizer.step()\n", "", "        for p", "        optimizer.step()\n        for p"
+undecorated = "@train_sharded.mistake\n", ""
+
+# sharded_linear
+
+
+class Gathered(torch.autograd.Function):
+    """Only the gather has a backward of its own; autograd knows the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, size: int) -> Tensor:
+        return handed_around_the_ring(shard, size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return around_the_ring(gradient) / dist.get_world_size(), None
+
+
+def used_again(x: Tensor, shard: Tensor, shape: Any) -> Tensor:
+    def use(x: Tensor, shard: Tensor) -> Tensor:
+        return x @ Gathered.apply(shard, shape[0] * shape[1]).view(shape).T
+
+    return checkpoint(use, x, shard, use_reentrant=False)
+
+
+gather, scatter = "gathered(shard.detach(), shape[0] * shape[1])", "scattered((dy.T @ x).flatten())"
+apply, forward = "ShardedLinear.apply(x, shard)", "return x @ whole().T"
+saved: tuple[str, ...] = (
+    "            ctx.save_for_backward(x)\n",
+    "",
+    "(x,) =",
+    "x, weight =",
+    "dy @ whole()",
+    "dy @ weight",
+)
+saved += forward, "weight = whole(); ctx.save_for_backward(x, weight); return x @ weight.T"
+own_rows = "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
+own_weights = "shard.repeat(n + 1)[: shape[0] * shape[1]]"
+zeros = "flat = shard.new_zeros(shape[0] * shape[1]); flat.tensor_split(n)[dist.get_rank()].copy_(shard.detach())"
+sum_of_zeros = f"{zeros}; dist.all_reduce(flat); return flat"
+piece_of_sum = "gradient.flatten().tensor_split(n)[dist.get_rank()]"
+
+# recompute
+
+
+def pytorch_reentrant(block: Any, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=True)
+
+
+def pytorch_with_saved_tensors(block: Any, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+recomputed = "Recomputed.apply(x)"
+# All that needs a gradient goes in, so that a block without x's gradient would work as well.
+by_name: tuple[str, ...] = (
+    "x: Tensor) -> Tensor:\n            ctx",
+    "x: Tensor, *weights: Tensor) -> Tensor:\n            ctx",
+)
+by_name += recomputed, "Recomputed.apply(x, *block.parameters())", "            y.backward(dy)\n", ""
+by_name += "return x.grad", "return torch.autograd.grad(y, [x, *block.parameters()], dy)"
+put_back: tuple[str, ...] = (
+    "torch.random.fork_rng(devices=[]), ",
+    "",
+    "    torch.set",
+    "    now = torch.get_rng_state(); torch.set",
+)
+put_back += "y.backward(dy)", "torch.set_rng_state(now); y.backward(dy)"
+
+RIGHT: dict[Exercise, list[Callable[..., object]]] = {
+    checks.reduce_scatter: [
+        around_the_ring,
+        all_at_once,
+        *ways(all_at_once, in_a_batch=batched),
+        *ways(scattered, some_receive_first=blocking),
+    ],
+    checks.all_gather: [
+        handed_around_the_ring,
+        gathered_in_a_batch,
+        *ways(
+            gathered,
+            received_one_by_one=(both, "handles += [dist.isend(piece, to)]; dist.recv(pieces[source], source)"),
+            concatenated=(cut, f"[one.clone() for one in {cut}]", done, "return torch.cat(pieces)"),
+        ),
+    ],
+    checks.train_sharded: [
+        with_padding,
+        a_piece_of_each_parameter,
+        owners_broadcast,
+        *ways(trained, updates_a_view=(".clone()", "", f"whole = {whole}", f"whole = weights.copy_({whole})")),
+    ],
+    checks.sharded_linear: [
+        used_again,
+        *ways(
+            linear,
+            gathered_by_all_reduce=(f"return {gather}", sum_of_zeros),
+            scattered_by_all_reduce=(
+                "gradient = ",
+                "dist.all_reduce(gradient := dy.T @ x); gradient = ",
+                scatter,
+                piece_of_sum,
+            ),
+            saves_both=("save_for_backward(x)", "save_for_backward(x, shard)", "(x,) =", "x, _ ="),
+        ),
+    ],
+    checks.recompute: [
+        pytorch_reentrant,
+        pytorch_with_saved_tensors,
+        *ways(again, with_gradients_by_name=by_name, random_numbers_put_back=put_back),
+    ],
+}
+
+WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
+    checks.reduce_scatter: told(
+        scattered,
+        takes_from_the_whole_sum=("`all_reduce` at work", *alone, result, whole_sum),
+        adds_to_the_argument=("changes `tensor`", "pieces[rank].clone()", "pieces[rank]"),
+        multiplies_its_own=("sends nothing", *alone, result, "return n * total"),
+        returns_all_pieces=("not even of the right type", result, "return pieces"),
+        in_single_precision=("not even of the right type, dtype and shape", result, "return total.float()"),
+        turns_it_around=("in the wrong order", result, "return total.flip(0)"),
+        twice_too_large=("2 times too large", result, "return 2 * total"),
+        talks_to_one_rank_alone=("This is not what one process would have", "range(1, n)", "range(1, 2)"),
+    ),
+    checks.all_gather: told(
+        gathered,
+        adds_up_zeros=("`all_reduce` at work", *alone, done, "dist.all_reduce(whole); return whole"),
+        repeats_its_own=("sends nothing", *alone, done, "return piece.repeat(n + 1)[:size]"),
+        changes_its_piece=("changes `piece`", done, "piece.zero_(); return whole"),
+        leaves_out_the_last_place=("not even of the right type, dtype and shape", done, "return whole[:-1]"),
+        sends_wholes=("sends 9 numbers in all, where 3 would do", done, wholes),
+    ),
+    checks.train_sharded: told(
+        trained,
+        trains_alone=("sends nothing", shard, "weights.clone()", mean, "gradient", whole, "shard"),
+        decays_what_is_frozen=("changes `0.bias`", *frozen_too, grads, or_zeros),
+        trains_on_the_first_batch=("not what one process would have", "in batches", "in batches[:1]"),
+        normalizes_the_inputs=(
+            "changes `batches[0][0]`",
+            "optimizer.step()",
+            "optimizer.step(); inputs -= inputs.mean()",
+        ),
+        ends_in_single_precision=("not even of the right type, dtype and shape", "(whole,", "(whole.float(),"),
+    )
+    | told(
+        whole_optimizer,  # with SGD the result is even right, and nothing is sharded
+        averages_parameters=("Every rank keeps the whole optimizer", *undecorated, *step_before, *parameters_averaged),
+    ),
+    checks.sharded_linear: told(
+        linear,
+        loses_dx=("`the result[dx]` is not even of the right type", apply, "ShardedLinear.apply(x.detach(), shard)"),
+        loses_the_gradient=("`the result[gradient of shards[0]]` is not even", "(x, shard)\n", "(x, shard.detach())\n"),
+        averages_outputs=(
+            "not what one process would have",
+            forward,
+            "dist.all_reduce(y := x @ whole().T); return y / n",
+        ),
+        multiplies_its_own_rows=("sends nothing", gather, own_weights, scatter, own_rows),
+        saves_the_weight=("The whole weight is kept", *saved),
+        twice_the_output=("2 times too large", apply, f"2 * {apply}"),
+        normalizes_in_place=("changes `shards[0]`", forward, "shard.data /= 2; return x @ whole().T"),
+    )
+    | told(
+        used_again,
+        keeps_all_weights=(
+            "bytes at a time. The whole model takes 12,288",
+            "checkpoint(use, x, shard, use_reentrant=False)",
+            "use(x, shard)",
+        ),
+    ),
+    checks.recompute: told(
+        again,
+        returns_x=("`0.up.grad` is not even of the right type", recomputed, "x"),
+        without_any_gradient=("No gradient comes back", recomputed, "block(x).detach()"),
+        dropout_off=("not what one process would have", "class", "block.eval()\n    class"),
+        keeps_the_insides_itself=(
+            "Everything inside the block is kept until the backward pass",
+            recomputed,
+            "block(x).clone()",
+        ),
+    ),
+}
+
+# Runs that do not come to their end
+ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
+    checks.reduce_scatter: told(
+        scattered,
+        sends_first=("somebody must receive first", sending, "dist.send(pieces[to], to)", wait, "pass"),
+        buffer_of_another_dtype=("the dtype of what arrives", "torch.empty_like(total)", "torch.empty(len(total))"),
+        knows_four_ranks=("tuple index out of range", "pieces[rank].clone()", "pieces[rank + 4].clone()"),
+    ),
+    checks.all_gather: told(
+        gathered,
+        cut_by_chunk=("the size of what arrives", *in_a_list, cut, "[*whole.chunk(n)]"),
+        receives_first=("nobody has sent yet", both, "dist.recv(pieces[source], source); dist.send(piece, to)"),
+    ),
+    checks.train_sharded: told(
+        trained, stumbles_over_what_is_frozen=("raises an exception at something that is new", *frozen_too)
+    ),
+    checks.sharded_linear: told(
+        linear,
+        returns_the_whole_gradient=("expected shape compatible with [3]", f"{scatter} / n", "(dy.T @ x).flatten()"),
+        forgets_autograd=("does not require grad", apply, "x.detach() @ whole().T"),
+    ),
+    checks.recompute: told(
+        again,
+        computes_in_float=("expected m1 and m2 to have the same dtype", recomputed, f"{recomputed}.float()"),
+        a_wrong_shape_goes_back=("Mismatch in shape", "y.backward(dy)", "y.backward(dy[0])"),
+        on_rank_0_alone=("The call that waits", recomputed, f"x if dist.get_rank() else {recomputed}"),
+    ),
+}

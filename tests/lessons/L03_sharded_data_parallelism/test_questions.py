@@ -1,0 +1,54 @@
+"""Which stage is enough, and what stage 3 sends: on real ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib.classroom import questions
+from lessons.L03_sharded_data_parallelism.questions import QUESTIONS, Training
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "end"),
+    [
+        ("a", False, "With data parallelism each holds 3.08 MiB just before the update: it does not fit."),
+        ("b", False, "With ZeRO-1 each holds 1.83 MiB just before the update: it does not fit."),
+        ("c", True, "With ZeRO-2 each holds 1.06 MiB just before the update: it fits."),
+        ("d", False, "With ZeRO-3 each holds 395 KiB just before the update: it fits, but ZeRO-2 is enough."),
+    ],
+)
+def test_the_first_stage_that_fits_is_right(answer: str, right: bool, end: str) -> None:
+    outcome = questions.load("enough_stage").form.run(answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert outcome.happened.endswith(end)
+
+
+@pytest.mark.parametrize("seed", [2, 5, 7])  # whose answers are b, a and d
+def test_other_numbers_have_one_right_answer_too(seed: int) -> None:
+    case = QUESTIONS["enough_stage"].case(seed)
+    expected = "abcd"[next(stage for stage in range(4) if case.needed(stage) <= case.gigabytes)]
+    form = questions.load("enough_stage", seed).form
+    outcomes = {answer: form.run(answer) for answer in "abcd"}
+    assert all(outcome.shown for outcome in outcomes.values())
+    assert [answer for answer, outcome in outcomes.items() if outcome.right] == [expected]
+
+
+def test_what_is_needed_is_the_table_of_the_zero_paper() -> None:
+    """Section 5 of Rajbhandari et al. 2020, in 32 bits: 4 + 4 + 8 bytes, of which a stage more is divided each time."""
+    n = 64
+    needed = [Training(1, n, 80).needed(stage) for stage in range(4)]
+    assert needed == pytest.approx([16, 8 + 8 / n, 4 + 12 / n, 16 / n])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", True), ("d", False)])
+def test_stage_3_gathers_parameters_a_second_time(seed: int, answer: str, right: bool) -> None:
+    outcome = questions.load("stage_3_sends", seed).form.run(answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+
+
+def test_the_difference_is_what_a_second_gathering_sends() -> None:
+    happened = questions.load("stage_3_sends").form.run("c").happened
+    assert "1,212,672 bytes in a step with stage 1, and 1,819,020 with stage 3" in happened
+    assert "stage 3 sends 1,212,672: the difference is gone." in happened
+    assert 1_819_020 - 1_212_672 == 3 * 202_112 + 12  # three quarters of 4 bytes, and a count of samples

@@ -1,0 +1,71 @@
+"""Q9, on real trainings in 16 and 32 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.classroom import questions
+from course_lib.classroom.runs.training import RoundedWeights
+from course_lib.mechanisms.mixed_precision import MasterWeights
+from lessons.L07_mixed_precision import questions as precision
+from lessons.L07_mixed_precision.questions import Training
+
+
+@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", False), ("d", True)])
+def test_q9(answer: str, right: bool) -> None:
+    outcome = questions.load("Q9").form.run(answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert ("nearly as well as" if right else "worse than") in outcome.happened
+
+
+@pytest.mark.parametrize("change", [change for _, change in precision.REMEDIES.values()])
+def test_each_answer_changes_one_thing(change: dict[str, Any]) -> None:
+    (name,) = change
+    assert getattr(Training(), name) != change[name]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "why"),
+    [
+        ("16 bytes", True, "as many as before"),
+        ("8 bytes", False, "everything in 16 bits"),
+        ("12 bytes", False, "left out the master weights"),
+        ("18 bytes", False, "2 for the weight"),
+    ],
+)
+def test_bytes_for_each_weight_are_counted_and_slips_recognized(answer: str, right: bool, why: str) -> None:
+    form: Any = questions.load("bytes_per_weight").form
+    outcome = form.run(form.read(answer))
+    assert outcome.right == right
+    assert "weights 2, gradients 2, AdamW 8, master weights 4; together 16." in outcome.happened
+    assert why in outcome.why
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keeps", "expected"),
+    [
+        (torch.float32, RoundedWeights, [4, 4, 8, 0]),
+        (torch.float16, RoundedWeights, [2, 2, 4, 0]),
+        (torch.float16, MasterWeights, [2, 2, 8, 4]),
+    ],
+)
+def test_what_a_training_holds_is_what_it_keeps_in_its_dtype(dtype: Any, keeps: Any, expected: list[int]) -> None:
+    assert list(precision.bytes_per_weight(dtype, keeps).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "happened"),
+    [
+        ("a", False, "replicas are different."),
+        ("b", False, "replicas are different, and the weights of rank 3 are no numbers."),
+        ("c", True, "replicas are equal."),
+        ("d", False, "replicas are different."),
+    ],
+)
+def test_an_overflow_on_one_rank(answer: str, right: bool, happened: str) -> None:
+    outcome = questions.load("one_overflow").form.run(answer)
+    assert (outcome.right, outcome.shown) == (right, True)
+    assert outcome.happened.endswith(happened)

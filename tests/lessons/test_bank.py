@@ -1,0 +1,258 @@
+"""Every right solution passes, every wrong one is told what is wrong: each mistake of the bank as itself alone.
+
+Programs whose runs come to their end share a launch for each case, as do the mistakes inside a check.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from course_lib import data, launch
+from course_lib.classroom.checks.evidence import Evidence
+from course_lib.classroom.checks.examine import _judge
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.part import Case, Left, Mistake
+from course_lib.classroom.checks.verdict import Verdict
+from lessons.L02_data_parallelism import checks_averaging as averaging
+from lessons.L02_data_parallelism import checks_ring as ring
+from lessons.L02_data_parallelism import checks_splitting as splitting
+from tests.classroom.checks.prices import costs, verdict_on
+from tests.lessons.bank import ACCIDENTS, RIGHT, WRONG
+from tests.lessons.L02_data_parallelism import solutions as s
+from tests.lessons.parts import checks
+
+pytestmark = pytest.mark.long
+
+Program = Callable[..., object]
+
+
+def verdicts(
+    exercise: Exercise,
+    programs: list[Program],
+    leave: Callable[[list[Program], Case], list[list[Left]]],
+    cases: list[Case],
+) -> dict[Program, Verdict]:
+    """What the check tells of each program that does not pass. leave: what programs leave in a case, by program."""
+    passed: dict[Program, list[Evidence]] = {program: [] for program in programs}
+    told: dict[Program, Verdict] = {}
+    for case in cases:
+        if not (left_over := [program for program in programs if program not in told]):
+            break
+        right = [lefts[0] for lefts in exercise.run_right(case).results]
+        for program, left in zip(left_over, leave(left_over, case), strict=True):
+            found = Evidence(exercise, case, left, right)
+            if verdict := _judge(found, passed[program]):
+                told[program] = verdict
+            passed[program].append(found)
+    return told
+
+
+@functools.cache
+def bank(exercise: Exercise, ranks: tuple[int, ...]) -> dict[Program, Verdict]:
+    """What is told of the mistakes, if there are only cases with so many ranks."""
+
+    def leave(programs: list[Program], case: Case) -> list[list[Left]]:
+        known = {mistake.program: left for mistake, left in exercise.run_mistakes(case).items()}
+        return [known[program] for program in programs]
+
+    programs = [mistake.program for mistake in exercise.mistakes if not mistake.fails]
+    return verdicts(exercise, programs, leave, [one for one in exercise.ladder(0)[:-1] if one.world_size in ranks])
+
+
+def verdicts_on(exercise: Exercise, programs: list[Program]) -> dict[Program, Verdict]:
+    def leave(left_over: list[Program], case: Case) -> list[list[Left]]:
+        run = exercise.run(left_over, case)
+        return [list(lefts) for lefts in zip(*run.results, strict=True)]
+
+    return verdicts(exercise, programs, leave, exercise.ladder(0)[:-1])
+
+
+MISTAKES = [(exercise, mistake) for exercise in checks.PARTS for mistake in exercise.mistakes]
+
+
+@pytest.mark.parametrize(
+    ("exercise", "mistake"), [pytest.param(*one, id=f"{one[0].name}-{one[1].program.__name__}") for one in MISTAKES]
+)
+def test_a_mistake_is_recognized_as_itself_and_only_as_itself(exercise: Exercise, mistake: Mistake) -> None:
+    if mistake.fails:
+        assert exercise(mistake.program).idea == mistake.program.__name__
+        return
+    assert bank(exercise, (2, 3, 4))[mistake.program].idea == mistake.program.__name__
+    for ranks in (2, 3, 4):
+        verdict = bank(exercise, (ranks,)).get(mistake.program)
+        assert verdict is None or verdict.idea == mistake.program.__name__, ranks
+
+
+@pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)
+def test_mistakes_ask_and_are_at_least_five(exercise: Exercise) -> None:
+    assert len(exercise.mistakes) >= 5
+    words = [mistake.words for mistake in exercise.mistakes]
+    assert all(idea.endswith((".", "`.")) and ask.endswith("?") for idea, ask in words)
+
+
+@pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)
+def test_right_solutions_pass_however_they_are_written(exercise: Exercise) -> None:
+    """The whole check of one, with other numbers, is seen where nbval runs the solutions."""
+    assert verdicts_on(exercise, RIGHT[exercise]) == {}
+
+
+@functools.cache
+def wrong_verdicts(exercise: Exercise) -> dict[Program, Verdict]:
+    return verdicts_on(exercise, list(WRONG[exercise]))
+
+
+@pytest.mark.parametrize(
+    ("exercise", "program"),
+    [pytest.param(one, program, id=program.__name__) for one in checks.PARTS for program in WRONG[one]],
+)
+def test_a_wrong_result_without_an_idea_is_told_what_is_certain(exercise: Exercise, program: Program) -> None:
+    assert WRONG[exercise][program] in wrong_verdicts(exercise)[program].message
+
+
+@pytest.mark.parametrize(
+    ("exercise", "program"), [pytest.param(one, p, id=p.__name__) for one in ACCIDENTS for p in ACCIDENTS[one]]
+)
+def test_a_run_that_does_not_end_says_why(exercise: Exercise, program: Program) -> None:
+    assert ACCIDENTS[exercise][program] in str(exercise(program)).replace("\n", " ")
+
+
+def facts_of(exercise: Exercise, name: str) -> dict[str, str]:
+    (verdict,) = (verdict for program, verdict in wrong_verdicts(exercise).items() if program.__name__ == name)
+    return dict(verdict.facts)
+
+
+def test_what_was_expected_and_what_is_there_are_shown() -> None:
+    facts = facts_of(checks.average_gradients, "knows_two_ranks")
+    assert float(facts["Got"]) == pytest.approx(1.5 * float(facts["Expected"]), rel=1e-4)
+    assert facts_of(checks.split_batch, "copies_into_zeros") == {
+        "Where": "rank 0, a row of the result[targets]",
+        "Expected": "int64, shape []",
+        "Got": "float32, shape []",
+    }
+
+
+# The right solutions beside what one process computes
+
+
+def test_the_right_gradient_is_that_of_one_process_with_the_whole_minibatch() -> None:
+    case = averaging._case((3, 3, 2, 2), seed=5)
+    model, _ = averaging._case((10,), seed=5).arguments(0)
+    for left in (programs[0] for programs in checks.average_gradients.run_right(case).results):
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(left.values[f"{name}.grad"], parameter.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_a_share_of_one_rank_alone_is_the_mean_loss_over_its_samples() -> None:
+    model, samples = averaging._case((2, 1), seed=3).arguments(0)
+    problems, _ = data.train_test_split(3)
+    inputs, targets = data.examples([problems[0], problems[len(problems) // 3]])
+    before = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    data.answer_loss(model(inputs), targets).backward()
+    assert samples == 2
+    for mine, parameter in zip(before, model.parameters(), strict=True):
+        assert (mine is None) == (parameter.grad is None)
+        assert mine is None or torch.equal(mine, parameter.grad)
+
+
+def averaged_by_pytorch(rank: int, case: Case) -> dict[str, torch.Tensor]:
+    model, minibatches, _ = case.arguments(rank)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    for x, targets in minibatches:
+        model.zero_grad()
+        nn.functional.mse_loss(parallel(x), targets).backward()
+    return {f"{name}.grad": one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("case", checks.backward_in_buckets.cases(3)[2::2], ids=lambda case: case.text)
+def test_gradients_that_left_in_buckets_are_those_of_pytorch(case: Case) -> None:
+    pytorch = launch(averaged_by_pytorch, case.world_size, (case,)).results
+    for theirs, left in zip(pytorch, checks.backward_in_buckets.run_right(case).results, strict=True):
+        for name, gradient in theirs.items():
+            torch.testing.assert_close(left[0].values[name], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_the_right_ring_leaves_the_sum() -> None:
+    case = ring._case(4, 3, 3)
+    total = sum(case.arguments(rank)[0] for rank in range(4))
+    assert all(torch.equal(left[0].values["tensor"], total) for left in checks.ring_all_reduce.run_right(case).results)
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "sizes"), [(11, 3, [3, 4, 4]), (4, 4, [1, 1, 1, 1]), (9, 4, [2, 2, 2, 3])]
+)
+def test_the_right_shares_are_the_batch(samples: int, ranks: int, sizes: list[int]) -> None:
+    batch = torch.arange(samples)
+    shares = [splitting.right(batch, rank, ranks) for rank in range(ranks)]
+    assert torch.equal(torch.cat(shares), batch)
+    assert sorted(map(len, shares)) == sizes
+
+
+# The price
+
+
+def test_a_view_costs_nothing_and_a_copy_its_bytes() -> None:
+    assert costs(checks.split_batch, splitting.right)["bytes of extra memory on a rank"] == ("0", "0")
+    yours, best = costs(checks.split_batch, s.copied_by_index)["bytes of extra memory on a rank"]
+    assert (int(yours) >= 3 * 5 * 4, best) == (True, "0")  # and the index itself
+    idle = f"{1 - 10 / (4 * 3):.0%}"
+    assert costs(checks.split_batch, splitting.right)["idle time (emulated)"] == (idle, idle)
+
+
+def ring_bytes(n_bytes: int) -> int:
+    """Patarasuk and Yuan 2009: no all-reduce on 4 ranks sends less."""
+    return 2 * 3 * n_bytes // 4
+
+
+def size_of(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def test_the_best_average_is_one_all_reduce_of_all_gradients_and_the_samples() -> None:
+    size = size_of(checks.average_gradients.priced.arguments(0)[0])
+    price = costs(checks.average_gradients, averaging.right)
+    assert price["bytes a rank sends"] == (f"{ring_bytes(size + 8):,}",) * 2
+    yours, best = price["bytes of extra memory on a rank"]
+    assert size <= int(yours.replace(",", "")) <= 3 * size and best == "0"
+    exchanging = 6 * (0.002 + (size + 8) / 4 / 1.5e6)
+    idle = verdict_on(checks.average_gradients, averaging.right).idle
+    assert idle.best == idle.timeline.idle_fraction() == pytest.approx(exchanging / (0.15 + exchanging), rel=1e-9)
+
+
+def test_buckets_hide_behind_the_backward_pass_and_the_last_does_not() -> None:
+    """272 numbers for each layer, so that two fill a bucket of 500."""
+    exchanging = 6 * (0.002 + 2 * 272 * 8 / 4 / 5e4)
+    idle = verdict_on(checks.backward_in_buckets, s.divided_before).idle
+    assert exchanging < 2 * 0.1
+    assert idle.timeline.idle_fraction() == pytest.approx(exchanging / (6 * 0.15 + exchanging), rel=1e-9)
+
+
+def test_what_costs_too_much_gets_a_remark() -> None:
+    gathered, often = verdict_on(checks.average_gradients, s.by_gathering).remarks
+    assert "times the bytes that are needed" in gathered and "pays the latency" in often
+    assert verdict_on(checks.average_gradients, averaging.right).remarks == ()
+
+
+def test_the_best_ring_sends_its_chunks_and_holds_one() -> None:
+    size = 3_000 * 8
+    price = costs(checks.ring_all_reduce, s.one_loop)
+    assert price["bytes a rank sends"] == (f"{ring_bytes(size):,}",) * 2
+    assert price["bytes of extra memory on a rank"][1] == f"{size // 4:,}"
+    exchanging = 6 * (0.005 + size / 4 / 6e5)
+    idle = verdict_on(checks.ring_all_reduce, s.one_loop).idle
+    assert idle.best == idle.timeline.idle_fraction() == pytest.approx(exchanging / (0.1 + exchanging), rel=1e-9)
+
+
+def test_ranks_that_take_turns_are_idle_longer() -> None:
+    idle = verdict_on(checks.ring_all_reduce, s.rank_0_receives_first).idle
+    assert idle.timeline.idle_fraction() > idle.best
+
+
+def test_the_next_launch_works() -> None:
+    assert launch(lambda rank: rank, 2).results == [0, 1]

@@ -1,0 +1,145 @@
+"""A verdict does not depend on how busy the machine is: every core computes something else while these are found."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib import launch
+from course_lib.classroom.checks import part
+from course_lib.classroom.checks.exercise import Exercise
+from course_lib.ranks.parent.monitor import _TimeTaken
+from lessons.L02_data_parallelism import checks_averaging as averaging
+from lessons.L02_data_parallelism import checks_ring as ring
+from lessons.L03_sharded_data_parallelism import checks as sharding
+from lessons.L09_planning import checks as planning
+from tests.classroom.checks import test_examine as e
+from tests.lessons.L02_data_parallelism import solutions as data_parallelism
+from tests.lessons.parts import checks
+
+BUSY = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+CORES = os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def all_cores_busy(times: int = 1) -> Iterator[None]:
+    """Inside, so many processes for each core compute."""
+    processes = [subprocess.Popen(BUSY, stdout=subprocess.PIPE) for _ in range(times * CORES)]
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline()  # it computes from now on
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def loops(block: Callable, x: Tensor) -> Any:
+    return all(itertools.repeat(True))  # in one line, so that it is told at this one
+
+
+def counts_shares_alike(model: nn.Module, samples: int) -> None:
+    for gradient in averaging.gradients(model):
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+
+
+not_recorded = next(one.program for one in checks.recompute.mistakes if one.program.__name__ == "not_recorded")
+
+# The parts that take longest, and whatever a run can come to.
+PROGRAMS: dict[Callable[..., Any], tuple[Exercise, str]] = {
+    sharding.trained: (checks.train_sharded, "Right in all"),
+    sharding.linear: (checks.sharded_linear, "Right in all"),
+    sharding.computed_again: (checks.recompute, "Right in all"),
+    planning.sent: (checks.step_traffic, "Right in all"),
+    ring.right: (checks.ring_all_reduce, "Right in all"),
+    counts_shares_alike: (checks.average_gradients, "How much does one sample count"),
+    e.buffer_too_small: (checks.ring_all_reduce, "the size of what arrives"),
+    e.buffer_too_large: (checks.ring_all_reduce, "the size of what arrives"),
+    e.buffer_of_wrong_dtype: (checks.ring_all_reduce, "the dtype of what arrives"),
+    e.sends_first: (checks.ring_all_reduce, "somebody must receive first"),
+    e.collective_on_rank_0: (checks.ring_all_reduce, "The call that waits"),
+    e.does_not_wait: (checks.ring_all_reduce, "Keep the handle that it returns and call its wait()"),
+    data_parallelism.divides_while_it_is_on_its_way: (checks.backward_in_buckets, "These are sums over the ranks"),
+    not_recorded: (checks.recompute, "What you go back from was not recorded."),
+    loops: (checks.recompute, "perhaps a loop never ends"),
+}
+
+
+def verdict_on(program: Callable[..., Any]) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        if program is loops:
+            patch.setattr(part, "TIMEOUT", 0.5)
+        return str(PROGRAMS[program][0](program))
+
+
+@pytest.fixture(scope="module")
+def quiet() -> dict[Callable[..., Any], str]:
+    """What is told of them on a machine with nothing else to do."""
+    return {program: verdict_on(program) for program in PROGRAMS}
+
+
+@pytest.fixture(scope="module")
+def busy(quiet: dict[Callable[..., Any], str]) -> Iterator[dict[Callable[..., Any], str]]:
+    with all_cores_busy():
+        yield quiet
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_verdict_is_the_same_on_a_busy_machine(program: Callable[..., Any], busy: dict[Callable, str]) -> None:
+    told = verdict_on(program)
+    assert PROGRAMS[program][1] in told
+    assert told == busy[program]
+
+
+# The time limit
+
+LIMIT = 1.0
+
+
+def starves(rank: int) -> None:
+    """Computes until twice the limit is over."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < 2 * LIMIT:
+        pass
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count who waits for a core")
+def test_waiting_for_a_core_does_not_count() -> None:
+    with all_cores_busy(times=4):  # each of which takes its turn before the rank has its next
+        launch(starves, 1, timeout=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("computed", "waited", "counts"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], 1.0),  # both sleep, perhaps for ever
+        ([1.0, 0.0], [0.0, 0.0], 1.0),  # one loops
+        ([0.1, 0.0], [0.9, 0.0], 0.1),  # a busy machine lets it compute for a tenth of the time
+        ([0.0], [-3.0], 1.0),  # a thread that waited for three seconds before has ended
+        ([CORES / 4] * 4, [1 - CORES / 4] * 4, 1.0),  # four that loop keep all cores busy, and nobody else does
+    ],
+)
+def test_the_seconds_that_count_are_those_that_ranks_could_have_used(
+    computed: list[float], waited: list[float], counts: float
+) -> None:
+    taken = _TimeTaken(11.0, [(5.0, 7.0)] * len(computed))
+    taken.go_on(12.0, [(5.0 + one, 7.0 + other) for one, other in zip(computed, waited, strict=True)])
+    assert taken.seconds == pytest.approx(counts)
+
+
+def test_who_looks_late_does_not_take_all_that_went_by_for_time_of_the_ranks() -> None:
+    taken = _TimeTaken(11.0, [(5.0, 7.0)])
+    taken.go_on(71.0, [(5.0, 7.0)])
+    assert taken.seconds == 1.0
