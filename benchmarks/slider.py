@@ -57,18 +57,18 @@ RANKS = {
         "MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)]
     ),
 }
-MODELLED = {  # module, and moves to settings that were not shown before
-    "L01_one_machine_is_not_enough.explorer": [
-        ("model", "ArrowRight"),
-        ("device", "ArrowRight"),
-        ("at a time", "ArrowRight"),
+MODELLED = {  # module, function, and moves to settings that were not shown before
+    ("L01_one_machine_is_not_enough.explorer", "memory_explorer"): [
+        ("model", RIGHT),
+        ("device", RIGHT),
+        ("at a time", RIGHT),
     ]
     * 2,
-    "L09_planning.explorer": [
-        ("nodes", "ArrowRight"),
-        ("network", "ArrowRight"),
-        ("devices", "ArrowLeft"),
-        ("nodes", "ArrowLeft"),
+    ("L09_planning.explorer", "refresh_explorer"): [
+        ("nodes", RIGHT),
+        ("network", RIGHT),
+        ("devices", LEFT),
+        ("nodes", LEFT),
     ],
 }
 WATCH = """() => {  // pictures come one by one, and only those that changed; after a quiet moment all are there
@@ -105,8 +105,8 @@ def main() -> int:
             report(f"{module}, opening", [time_of(page, *move) for move in moves], OPENING)
             page = open_explorer(lab, module, f"{explorer.make}({explorer.largest})")
             report(f"{module}, largest", [time_of(page, *move) for move in explorer.moves], LARGEST)
-        for module, moves in MODELLED.items():
-            page = open_explorer(lab, module, "explorer()")
+        for (module, make), moves in MODELLED.items():
+            page = open_explorer(lab, module, f"{make}()")
             report(f"{module}, no ranks", [time_of(page, *move) for move in moves], MODELLED_TARGET)
     return 0
 

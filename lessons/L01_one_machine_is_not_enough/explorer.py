@@ -64,7 +64,9 @@ def describe(model: str, one: Estimate) -> str:
     return f"{model} does not fit: {needs}. If it did, {time}."
 
 
-def explorer(model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, recompute: str = "none") -> Explorer:
+def memory_explorer(
+    model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, recompute: str = "none"
+) -> Explorer:
     """Four controls, one sentence, two pictures; everything is modelled."""
     controls = [
         Slider("model", tuple(FAMILY), model),

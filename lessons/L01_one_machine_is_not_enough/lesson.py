@@ -331,9 +331,9 @@ print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 1
 # these are.)
 
 # %%
-from lessons.L01_one_machine_is_not_enough.explorer import explorer
+from lessons.L01_one_machine_is_not_enough.explorer import memory_explorer
 
-explorer()
+memory_explorer()
 
 # %% tags=["build-only"]
 from lessons.L01_one_machine_is_not_enough.explorer import SAMPLES

@@ -18,7 +18,7 @@ from lessons.L02_data_parallelism.figure import chunk_table
 from lessons.L02_data_parallelism.runs import RANKS, WAYS, follow
 
 
-def explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:
+def collective_explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:
     """Two controls, three sentences, two pictures; Play shows the pieces on their way."""
     controls = [Slider("collective", tuple(WAYS), way), Slider("ranks", RANKS, ranks)]
     return Explorer(controls, lambda *values: [look(*values)], (362, 312))

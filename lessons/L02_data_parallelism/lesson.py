@@ -335,9 +335,9 @@ Card("bytes_sent")
 # bar is a piece on its way to this rank, and the thin one under it the piece that the rank sends meanwhile.)
 
 # %%
-from lessons.L02_data_parallelism.explorer_collectives import explorer
+from lessons.L02_data_parallelism.explorer_collectives import collective_explorer
 
-explorer("ring all-reduce", ranks=8)
+collective_explorer("ring all-reduce", ranks=8)
 
 # %% [markdown]
 # Now count what each rank sends, for other numbers of ranks and for your gradients:

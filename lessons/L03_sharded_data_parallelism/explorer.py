@@ -54,7 +54,7 @@ def describe(model: str, devices: int, stage: int, recompute: str, one: Estimate
     )
 
 
-def explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, recompute: str = "none") -> Explorer:
+def sharding_explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, recompute: str = "none") -> Explorer:
     """Four controls, three sentences, two pictures; everything is modelled."""
     controls = [
         Slider("model", tuple(FAMILY), model),

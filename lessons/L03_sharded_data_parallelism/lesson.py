@@ -74,9 +74,9 @@ for name, tensor in launch(four_collectives, world_size=4).results[1].items():
 # 3. Take eight ranks. *Pin* the ring all-reduce and go on to the tree all-reduce. Which takes longer, and who waits?
 
 # %%
-from lessons.L02_data_parallelism.explorer_collectives import explorer
+from lessons.L02_data_parallelism.explorer_collectives import collective_explorer
 
-explorer("ring reduce-scatter", ranks=4)
+collective_explorer("ring reduce-scatter", ranks=4)
 
 # %% [markdown]
 # - A **broadcast** gives everyone what one rank has.
@@ -407,9 +407,9 @@ print(f"keep: {flops(keeping, backward=True) / forward:.3f} forward passes, "
 # 4. Make 175B fit. How many devices does that take? What does a step lose to traffic on 512 of them?
 
 # %%
-from lessons.L03_sharded_data_parallelism.explorer import explorer
+from lessons.L03_sharded_data_parallelism.explorer import sharding_explorer
 
-explorer()
+sharding_explorer()
 
 # %% [markdown]
 # <details><summary>What you should see</summary>

@@ -90,7 +90,7 @@ def _times(before: Estimate, after: Estimate) -> str:
     return f"{before.step_time.total / after.step_time.total:.2f} times as fast as before"
 
 
-def explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes: int = 4) -> Explorer:
+def refresh_explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes: int = 4) -> Explorer:
     """Three controls, two or three sentences, two pictures; everything is modelled."""
     controls = [
         Slider("devices", DEVICES, device),

@@ -370,9 +370,9 @@ Card("which_offer")
 # 4. Find a refresh in which the old plan does not fit, or gives away a tenth of what a new one would bring.
 
 # %%
-from lessons.L09_planning.explorer import explorer
+from lessons.L09_planning.explorer import refresh_explorer
 
-explorer()
+refresh_explorer()
 
 # %% [markdown]
 # <details><summary>What you should see</summary>

@@ -51,7 +51,7 @@ def pictures_grow_with_the_text(page: Page) -> None:
 
 def test_one_machine_is_not_enough(lab: Any) -> None:
     page = go_through(lab, "01_one_machine_is_not_enough")
-    explorer = cell(page, "one_machine.explorer()")
+    explorer = cell(page, "memory_explorer()")
     says(explorer, "6.7B does not fit")
     high = fits_one_screen(explorer)
     press(explorer, "model", "ArrowLeft")
@@ -87,7 +87,7 @@ def test_data_parallelism(lab: Any) -> None:
         expect(step).not_to_have_js_property("innerHTML", before, timeout=MOVE)
     a_step_is_pinned(explorer)
     an_answer_is_folded_until_it_is_opened(page)
-    pieces_go_around_a_ring(cell(page, "collectives.explorer("))
+    pieces_go_around_a_ring(cell(page, "collective_explorer("))
     lesson_is_whole_the_next_day(lab, page)
 
 
@@ -170,7 +170,7 @@ def lesson_is_whole_the_next_day(lab: Any, page: Page) -> None:
 
 def test_sharded_data_parallelism(lab: Any) -> None:
     page = go_through(lab, "03_sharded_data_parallelism")
-    explorer = cell(page, "sharding.explorer()")
+    explorer = cell(page, "sharding_explorer()")
     says(explorer, "6.7B on 8 devices with ZeRO-1 fits")
     high = fits_one_screen(explorer)
     press(explorer, "stage", "ArrowLeft")

@@ -119,7 +119,7 @@ def shows_mesh(explorer: Locator, words: str) -> None:
 
 def test_planning(lab: Any) -> None:
     page = go_through(lab, "09_planning", every_plan_can_be_read)
-    explorer = cell(page, "refresh.explorer()")
+    explorer = cell(page, "refresh_explorer()")
     says(explorer, "times as fast as before")
     height = fits_one_screen(explorer)
     press(explorer, "nodes", "ArrowRight")

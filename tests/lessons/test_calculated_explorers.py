@@ -18,12 +18,12 @@ from tests.figures.drawn import SVG, parsed, written
 
 @pytest.fixture
 def one() -> Explorer:
-    return one_machine.explorer()
+    return one_machine.memory_explorer()
 
 
 @pytest.fixture(scope="module")
 def renewed() -> Explorer:
-    return refresh.explorer()
+    return refresh.refresh_explorer()
 
 
 def test_a_move_draws_what_the_planner_says_of_the_new_setting(one: Explorer) -> None:
@@ -104,7 +104,7 @@ def test_a_move_of_the_refresh_draws_the_three_plans(renewed: Explorer) -> None:
 
 
 def test_a_stage_is_what_the_planner_says_of_it() -> None:
-    explorer = sharding.explorer()
+    explorer = sharding.sharding_explorer()
     model, devices, stage, _ = explorer.controls
     model.value, devices.value, stage.value = "13B", 64, 2
     cluster, plan = Cluster("A100-80GB", 8, 8), Plan(dp=64, zero=2, micro_batch=2)

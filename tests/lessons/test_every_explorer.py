@@ -38,7 +38,13 @@ MOVES: dict[Any, dict[str, Any]] = {
     MixedPrecisionExplorer: {"format": "bfloat16", "loss scale": None, "weights": False, "learning": 1e-5},
     MeshExplorer: {"dp x pp x tp": (1, 4, 2), "micro-batches": 8, "schedule": "gpipe", "precision": torch.bfloat16},
 }
-OTHERS = [MicroBatchExplorer, one_machine.explorer, refresh.explorer, sharding.explorer, collectives.explorer]
+OTHERS = [
+    MicroBatchExplorer,
+    one_machine.memory_explorer,
+    refresh.refresh_explorer,
+    sharding.sharding_explorer,
+    collectives.collective_explorer,
+]
 
 
 @pytest.mark.parametrize(("explorer", "label"), [(one, label) for one in MOVES for label in MOVES[one]])

@@ -6,7 +6,7 @@ from lessons.L02_data_parallelism import explorer_collectives as collectives
 
 
 def test_a_move_runs_another_collective_and_says_what_it_cost() -> None:
-    explorer = collectives.explorer("ring all-reduce", 4)
+    explorer = collectives.collective_explorer("ring all-reduce", 4)
     assert "Ring all-reduce: 4 ranks, emulated: in the end each has 4 pieces complete" in explorer.sentences.value
     assert "It takes 12 ms, and no rank sends more than 6 pieces." in explorer.sentences.value
     way, ranks = explorer.controls
@@ -18,6 +18,6 @@ def test_a_move_runs_another_collective_and_says_what_it_cost() -> None:
 
 
 def test_where_no_widget_runs_there_are_pictures_of_what_is_there_half_way() -> None:
-    html = collectives.explorer("ring all-reduce", 8)._repr_mimebundle_()["text/html"]
+    html = collectives.collective_explorer("ring all-reduce", 8)._repr_mimebundle_()["text/html"]
     assert html.count('<img src="data:image/svg+xml;base64,') == 2
     assert len(html) < 200_000
