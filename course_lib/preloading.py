@@ -1,7 +1,8 @@
 """The modules that every worker process finds imported: the fork server does it once, in memory that all share.
 
-Whoever has functions that run on ranks names what these use, and says where that lies, which is no student's code: it
-is not imported anew for each run, and no line of it is to blame. `ranks`, which starts the workers, knows none of it.
+A package whose functions run on ranks names the modules they use, and its folder. Code in that folder is a library's,
+not a student's: it is not imported anew for each run, and no error points to its lines. `ranks`, which starts the
+workers, knows nothing of the packages above it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,6 @@ def preload(*names: str) -> None:
 
 
 def library(folder: str) -> None:
-    """The code in this folder is a library's, and not the student's."""
+    """Treat the code in this folder as a library's, not as a student's."""
     if folder not in folders:
         folders.append(folder)

@@ -47,7 +47,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each rank of a pipeline does: `actions[rank]` is its list, in order. Make a new one, never change one."""
+    """A pipeline schedule: `actions[rank]` lists the rank's actions, in order. Make a new one, never change one."""
 
     actions: list[list[Action]]
 
@@ -119,7 +119,7 @@ def in_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
 
 
 def inputs_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
-    """What an action needs: of each tuple one, as a gradient comes from B or from I."""
+    """The inputs of an action, as tuples of alternatives: it needs one of each (a gradient comes from B or from I)."""
     op, stage, k = action
     if op == "F":
         return [(Action("F", stage - 1, k),)] if stage else []
@@ -130,7 +130,7 @@ def inputs_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
 
 
 def messages_of(schedule: Schedule, action: Action) -> list[Action]:
-    """What an action passes on to another stage, named after the action there that waits for it: one F or B, or none.
+    """The message of an action to another stage, named after the action there that waits for it: one F or B, or none.
 
     A gradient is named after the whole backward, B, whether B or I will use it.
     """
@@ -141,7 +141,7 @@ def messages_of(schedule: Schedule, action: Action) -> list[Action]:
 
 
 def messages_from(schedule: Schedule, rank: int) -> Iterator[tuple[int, Action]]:
-    """All that a rank passes on, in order, and to which rank, which may be itself."""
+    """The messages of a rank, in order, each with the rank it goes to, which may be the rank itself."""
     for action in schedule.actions[rank]:
         for message in messages_of(schedule, action):
             yield schedule.rank_of[message.stage], message
@@ -255,7 +255,7 @@ def as_text(schedule: Schedule) -> str:
 
 
 class RankSchedule(NamedTuple):
-    """What one rank has to know of a schedule.
+    """The part of a schedule that one rank needs to know.
 
     A message is named after the action that needs it: Action("F", s, k) are the inputs of stage s for micro-batch k,
     Action("B", s, k) the gradients of its outputs.

@@ -1,4 +1,4 @@
-"""What every rank did, and when.
+"""Timelines: what every rank did, and when.
 
 A `Timeline` is a list of `Span`s. The same type holds a run on the real clock ("measured"), a run of real
 processes and messages on an emulated clock ("emulated") and a simulation without any ("modelled"), so one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-Units = Sequence[tuple[float, str]]  # how large each is, and its name, the largest first
+Units = Sequence[tuple[float, str]]  # size and name of each unit, the largest first
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 LONG_TIMES = ((365.25 * 86_400, "years"), (86_400, "days"), (3_600, "hours"), *TIMES)
@@ -30,7 +30,7 @@ def unit_of(value: float, units: Units) -> tuple[float, str]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent and without zeros that say nothing."""
+    """A number with three significant digits, without an exponent or trailing zeros."""
     if not (value and math.isfinite(value)):
         return f"{value:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -101,7 +101,7 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def percent(share: float) -> str:
-    """A share from 0 to 1 in whole percent; something is never called nothing, nor everything."""
+    """A share from 0 to 1 in whole percent; 0% and 100% only where it is exactly that."""
     if 0 < share < 0.005:
         return "under 1%"
     if 0.995 <= share < 1 - 1e-9:

@@ -25,7 +25,7 @@ def bars_panel(
     limit: tuple[float, str] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Panel:
-    """For the name of each bar the sizes of its parts.
+    """A panel of horizontal bars. bars: the sizes of each bar's parts, by the bar's name.
 
     styles: how each part looks, in the order in which they follow each other.
     write: how a size is written in its bar.  unit: the size of 1 on the axis.
@@ -38,7 +38,7 @@ def bars_panel(
         if ranges:
             low, high = ranges[name]
             tip = f"{name}, {LIKELY}: {write(low)} to {write(high)}"
-            # Below the bar, where it hides no number.
+            # Below the bar, where it covers no number.
             marks.append(Range(row + 0.5 + 0.6 * BAR / PITCH, low / unit, high / unit, tip, is_across=True))
     if limit:
         words = Words(limit[1], down=-9)
@@ -83,6 +83,6 @@ def cut(bar: Bar, at: float) -> list[Bar]:
 
 
 def with_origins(origins: Mapping[str, str]) -> dict[str, str]:
-    """What to call each bar: its name, with its origin where those differ."""
+    """The label of each bar: its name, and its origin too where the bars have different ones."""
     is_mixed = len(set(origins.values())) > 1
     return {name: f"{name} ({origin})" if is_mixed else name for name, origin in origins.items()}

@@ -12,7 +12,7 @@ from course_lib.figures.palette import STYLES
 from course_lib.figures.picture import Picture, Row
 from course_lib.timeline import Span, Timeline
 
-# Each cause looks like a kind of span: a wait looks like a wait in every picture.
+# Each cause looks like a kind of span, so that a wait looks the same in every picture.
 CAUSES = {
     "compute": STYLES["forward"]._replace(label="computing"),
     "wait": STYLES["wait"]._replace(label="waiting for others"),
@@ -24,17 +24,17 @@ Shares = dict[str, float]  # by cause
 
 
 def filled(timeline: Timeline) -> Timeline:
-    """The same, with a wait after each rank's last span until all are done: a pipeline's bubble as it drains."""
+    """The timeline, with a wait after each rank's last span until all are done: the bubble of a draining pipeline."""
     ends = {rank: max(span.end for span in timeline.of(rank)) for rank in {span.rank for span in timeline.spans}}
     waits = [Span(rank, "wait", DONE, end, max(ends.values())) for rank, end in ends.items()]
     return replace(timeline, spans=timeline.spans + [wait for wait in waits if wait.duration])
 
 
 def time_breakdown(timeline: Timeline) -> Shares:
-    """What became of the ranks' time, as shares of world_size x makespan that add up to 1, by cause.
+    """The ranks' time by cause, as shares of world_size x makespan that add up to 1.
 
     compute: computing. wait: held up until a peer arrived, and at the end until all were done.
-    transfer: held up by data on the move; what runs behind compute costs nothing and is not in here.
+    transfer: held up by data on the move; transfers that are hidden behind compute are not counted.
     rest: none of these.
 
     Raises ValueError if no time passed.

@@ -21,7 +21,7 @@ Write = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axis:
-    """From low at one end to high at the other, evenly or by powers.
+    """An axis from low to high, linear or logarithmic.
 
     ticks: the round numbers on it, and write: how each is written.
     has_grid: whether lines go across the panel there; without them the title stands beside the numbers.
@@ -37,14 +37,14 @@ class Axis:
 
     @classmethod
     def by_powers(cls, title: str, values: Iterable[float], margin: float = 1.25, write: Write = number) -> Axis:
-        """A logarithmic axis on which all these values find a place."""
+        """A logarithmic axis with room for all these values."""
         known = list(values)
         low, high = min(known) / margin, max(known) * margin
         return cls(title, low, high, powers(low, high), write, is_log=True)
 
     @classmethod
     def in_unit(cls, what: str, most: float, units: Units, count: int, room: float = 1.0) -> tuple[Axis, float]:
-        """From 0 to the most in the unit that fits, with about so many ticks; and how large that unit is."""
+        """An axis from 0 to the most, in a unit that suits it, with about `count` ticks; and the unit's size."""
         size, name = unit_of(most, units)
         return cls(f"{what} ({name})", 0, room * most / size, ticks(most / size, count)), size
 
@@ -56,7 +56,7 @@ class Axis:
 
 
 class Words(NamedTuple):
-    """What is written beside a place, and how far from it in pixels.
+    """A label beside a place, and its distance from there in pixels.
 
     anchor: what of it is there, "middle" or "end"; by default its start.  has_halo: readable over lines and bars.
     """
@@ -71,7 +71,7 @@ class Words(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A place of a curve, or of words alone. tip: what to say when the mouse rests there; it has a symbol then."""
+    """A point of a curve, or the place of a label. tip: shown when the mouse rests on it; it has a symbol then."""
 
     x: float
     y: float
@@ -80,7 +80,7 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Points in one look, joined by a line; without a look by a thin one in the color of the text.
+    """Points joined by a line; without a look, a thin one in the color of the text.
 
     is_filled: an area instead, down to the ground.
     """
@@ -94,8 +94,7 @@ class Curve(NamedTuple):
 class Cloud(NamedTuple):
     """Thousands of points as dots, the first the most important; pale where is_pale says so.
 
-    A tip, which only a figure to touch shows, says what a dot is; how far up and along the axes it lies follows, in
-    these units.
+    A tip, shown by interactive figures only, says what a dot is, followed by its two coordinates in these units.
     """
 
     name: str
@@ -174,10 +173,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels below each other, or in a row, where they have equal shares of the width.
+    """Panels below each other, or side by side with equal widths.
 
-    legend: how what it names looks, in order; None is the thin line.
-    has_crosshair: whether one reads off what all curves have at one place.
+    legend: the look of each name, in order; None is the thin line.
+    has_crosshair: whether the mouse shows the values of all curves at one x.
     """
 
     panels: Sequence[Panel]

@@ -1,4 +1,4 @@
-"""Makes a plotly figure of a chart, as the data that plotly draws; it loads nothing from outside in JupyterLab."""
+"""A chart as a plotly figure, as plain data; JupyterLab draws it without loading anything from the network."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _is_pale(trace: Data) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """Without its last digits: Python 3.12 and later add up floats in another way than those before."""
+    """A value without its last digits: Python 3.12 and later add up floats in another way than earlier versions."""
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -72,7 +72,7 @@ def _rounded(value: Any) -> Any:
 
 
 def stored(chart: charts.Chart) -> Data:
-    """The figure as a notebook keeps it, long rows of numbers as plotly's packed arrays and not a line for each."""
+    """The figure as a notebook stores it: long rows of numbers as plotly's packed arrays, not line by line."""
     made = figure(chart)
     for trace in made["data"]:
         for name in ("x", "y", "customdata"):
@@ -124,7 +124,7 @@ def _axis(axis: charts.Axis) -> Data:
 
 
 def _on_axis(axis: charts.Axis, value: float) -> float:
-    """Where plotly has a range's end and an annotation: on a logarithmic axis it wants the logarithm."""
+    """A value as plotly wants it in ranges and annotations: its logarithm where the axis is logarithmic."""
     return math.log10(value) if axis.is_log else value
 
 
@@ -159,7 +159,7 @@ def _band(low: float, high: float, where: Data) -> Data:
 
 
 def _line(rule: charts.Rule, where: Data) -> Data:
-    """A shape, unlike an annotation, has its place on a logarithmic axis as it is."""
+    """A rule as a plotly shape; unlike an annotation, a shape takes the value itself on a logarithmic axis."""
     along, across = ("x", "y") if rule.is_across else ("y", "x")
     place = {f"{along}ref": f"{where[f'{along}ref']} domain", f"{along}0": 0, f"{along}1": 1}
     place |= {f"{across}ref": where[f"{across}ref"], f"{across}0": rule.at, f"{across}1": rule.at}
@@ -199,12 +199,12 @@ def _scatter(panel: charts.Panel, name: str, points: Sequence[charts.Point], **l
 
 
 def _lines(text: str) -> str:
-    """Plotly breaks no line, and cuts off what leaves the figure."""
+    """A text broken into lines, as plotly breaks none and cuts off what leaves the figure."""
     return "<br>".join(wrap(text, 80, break_long_words=False, break_on_hyphens=False))
 
 
 def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
-    """A trace for all points whose tips differ in numbers only, so that thousands of them do not repeat their words."""
+    """A trace for each set of points whose tips differ only in numbers, so that thousands of them share one text."""
     groups: dict[tuple[bool, str], list[tuple[charts.Point, list[str]]]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         groups.setdefault((is_pale, NUMBER.sub("{}", point.tip)), []).append((point, NUMBER.findall(point.tip)))
@@ -227,7 +227,7 @@ def _cloud(cloud: charts.Cloud) -> Iterator[Data]:
 
 
 def _curve(curve: charts.Curve) -> Data:
-    """How a curve looks: its points have symbols where they have tips."""
+    """The trace of a curve; points with tips have symbols."""
     look = curve.look
     if look is None:
         return {"mode": "lines", "line": {"color": INK, "width": 1}, "hoverinfo": "skip"}

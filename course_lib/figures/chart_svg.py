@@ -1,4 +1,4 @@
-"""Draws a chart as SVG."""
+"""A chart drawn as SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw(chart: Chart) -> Sheet:
 
 
 class _Box(NamedTuple):
-    """A panel where it is drawn, in pixels. taken: the cells that have a dot."""
+    """A panel's place on the sheet, in pixels. taken: the cells that have a dot."""
 
     panel: Panel
     left: float
@@ -43,7 +43,7 @@ class _Box(NamedTuple):
 
 
 def _draw_panel(sheet: Sheet, panel: Panel, left: float, width: float, top: float) -> float:
-    """left, width: of the room that it has.  Returns where the next thing goes."""
+    """Draw a panel into the room from `left`, `width` wide; returns the y below it."""
     top += panel.head
     box = _Box(panel, left + panel.left, left + width - panel.right, top, top + panel.height, set())
     if panel.shaded:
@@ -78,7 +78,7 @@ def _draw_axes(sheet: Sheet, box: _Box) -> None:
 
 
 def _draw_numbers_below(sheet: Sheet, box: _Box) -> None:
-    """Those of the x axis, without those that would run into each other."""
+    """Draw the numbers of the x axis, without those that would overlap."""
     free = box.left - 12
     for tick in box.panel.x.ticks:
         text = box.panel.x.write(tick)
@@ -118,7 +118,7 @@ def _curve(sheet: Sheet, box: _Box, curve: Curve) -> None:
 
 
 def _cloud(sheet: Sheet, box: _Box, cloud: Cloud) -> None:
-    """Dots where no other cloud has one, as two shapes, one of them pale."""
+    """Draw dots where no other cloud has one, as two shapes, one of them pale."""
     cells: dict[tuple[int, int], tuple[Point, bool]] = {}
     for point, is_pale in zip(cloud.points, cloud.is_pale, strict=True):
         x, y = box.at(point)

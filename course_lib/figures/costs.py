@@ -1,4 +1,4 @@
-"""What training costs, cut into parts: memory against what a device has, and the time of a step."""
+"""The cost of training by part: memory against a device's capacity, and the time of a step."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def memory_by_part(
 
 
 def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
-    """The parts of each bar, and where they come from: in the names of the bars too, where that differs."""
+    """The parts of each bar, and their origins, which join the names of the bars where they differ."""
     origins = {name: "modelled" if hasattr(one, "buffers") else "measured" for name, one in bars.items()}
     names = with_origins(origins)
     held = {names[name]: {part: float(getattr(one, part, 0)) for part in MEMORY_PARTS} for name, one in bars.items()}
@@ -72,7 +72,7 @@ def _held(bars: Mapping[str, Memory | Bytes]) -> tuple[Parts, set[str]]:
 
 
 def devices(estimate: Estimate) -> dict[str, Memory]:
-    """What every device of one pipeline holds, by its place; in a long pipeline, some of them."""
+    """The memory of every device of one pipeline, by its place; of a long pipeline, some of them."""
     plan, m = estimate.plan, estimate.plan.micro_batches(estimate.global_batch)
     step = -(-plan.pp // MOST_DEVICES)
     ranks = sorted({*range(0, plan.pp, step), estimate.memory.rank, plan.pp - 1})

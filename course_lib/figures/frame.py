@@ -1,4 +1,4 @@
-"""What pictures have in common: a title, a legend, where their numbers come from, lines and the symbols on them."""
+"""The frame that pictures share: title, legend, the origin of their numbers, lines and their symbols."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYMBOLS = {
 def begin(
     width: int, title: str | None, origins: Collection[str] = (), looks: Mapping[str, Look] = {}
 ) -> tuple[Sheet, float]:
-    """A sheet with a title, one line for each origin of what is in the picture, and a legend; and where they end."""
+    """A sheet with a title, a line for each origin in the picture, and a legend; and the y below them."""
     sheet, y = Sheet(width), 8.0
     for line in wrap(title or "", int((width - 2 * MARGIN) / text_width("x", 14))):
         sheet.text(MARGIN, y + 14, line, font_size=14, font_weight="bold")

@@ -1,4 +1,4 @@
-"""What every rank did and when, as a picture: one row for each rank, time to the right.
+"""A Gantt chart of what every rank did and when: one row for each rank, time to the right.
 
     rank 0  |forward 0|forward 1|\\ wait \\|backward 1|backward 0|
     rank 1  |\\ wait \\|forward 0|forward 1|...
@@ -46,11 +46,11 @@ def gantt(
     pinned: another one, drawn small below them on the same axis.
     """
     shown = [filled(one) for one in (timeline, compare) if one is not None]
-    many = MANY if pinned is None else FEW  # where there is one more picture, all of it still fits a screen
+    many = MANY if pinned is None else FEW  # with one more picture below, it still fits a screen
     parts = [(one, name, lanes_of(one, many)) for one, name in zip(shown, names, strict=False)]
     if pinned is not None:
         parts.append((filled(pinned), "pinned", SMALL))
-    kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # what takes no time is not seen
+    kinds = {span.kind for one, _, _ in parts for span in one.spans if span.duration}  # else not seen
     sheet, y = begin(width, title, looks={kind: style for kind, style in STYLES.items() if kind in kinds})
     scale = Scale(GUTTER, width - MARGIN, max(one.makespan for one, _, _ in parts))
     panels = []
@@ -131,14 +131,14 @@ def _gather(dust: list[Bar]) -> Iterator[Bar]:
 
 
 def _apart(bars: list[Bar]) -> float:
-    """Above which width a bar is an element of its own, with a tooltip: browsers are slow with thousands of them."""
+    """The width above which a bar is an element of its own, with a tooltip: thousands of them are slow in browsers."""
     widths = sorted((bar.width for bar in bars if bar.width >= NARROW), reverse=True)
     # A hundredth of a pixel more, so that bars of one length share one fate.
     return widths[MOST_APART] + 0.01 if len(widths) > MOST_APART else 0.999 * NARROW
 
 
 def _draw_together(sheet: Sheet, bars: list[Bar]) -> None:
-    """Bars as one shape for each kind."""
+    """Draw bars as one shape for each kind."""
     for kind, style in STYLES.items():
         own = (bar for bar in bars if bar.span.kind == kind)
         data = "".join(f"M{bar.x:.2f},{bar.y:g}h{bar.width:.2f}v{bar.height:g}h-{bar.width:.2f}z" for bar in own)
@@ -157,7 +157,7 @@ def _draw_micro_batches(sheet: Sheet, bars: list[Bar]) -> None:
 
 
 def _free(bar: Bar, later: Iterable[Bar]) -> tuple[float, float]:
-    """Left and right of the widest part of a bar that no later one is drawn over; those come by where they begin."""
+    """The left and right end of the widest part of a bar that no later bar covers. later: sorted by their left ends."""
     end = bar.x + bar.width
     parts, left = [], bar.x
     for other in later:

@@ -1,4 +1,4 @@
-r"""What a pipeline holds: the micro-batches whose activations are on each rank, over time.
+r"""The micro-batches in flight: how many of them each rank holds activations of, over time.
 
     rank 0      _/~~~\_/~\___     up when a forward begins, down when its backward has ended
     at most 3
@@ -29,7 +29,7 @@ ROW, GAP = 24.0, 3.0
 
 
 class Activations(NamedTuple):
-    """What one rank holds in flight. steps: when that changes (seconds), and to how many micro-batches'."""
+    """The micro-batches in flight on one rank. steps: when their number changes (seconds), and the new number."""
 
     rank: int
     steps: list[tuple[float, float]]
@@ -55,7 +55,9 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
             lives[span.stage, span.micro_batch] += [span.start, span.end]
     weight = 1 / max(1, len({stage for stage, _ in lives}))
     changes = [(min(times), weight) for times in lives.values()] + [(max(times), -weight) for times in lives.values()]
-    changes = sorted((round(when - zero, 9), change) for when, change in changes)  # of two at once, what frees is first
+    changes = sorted(
+        (round(when - zero, 9), change) for when, change in changes
+    )  # of two at the same time, the one that frees comes first
     counts = accumulate(change for _, change in changes)
     return [(0.0, 0.0), *((when, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 
@@ -73,7 +75,7 @@ def in_flight(timeline: Timeline, width: int = 800, title: str | None = None) ->
 
 
 def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
-    """A rank's row. size: seconds of 1 on the axis of time."""
+    """A rank's row. size: how many seconds 1 on the time axis stands for."""
     names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
     marks: list[Mark] = [
         Point(0, 0, "", Words(name, -8, down, "end", font, is_bold=False)) for name, down, font in names

@@ -10,7 +10,7 @@ from course_lib.timeline import Span, Timeline
 
 
 def began(timeline: Timeline) -> float:
-    """When the first span began: time zero of its picture."""
+    """The start of the first span: time zero of the timeline's picture."""
     return min((span.start for span in timeline.spans), default=0.0)
 
 
@@ -35,7 +35,7 @@ class Lanes(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A span where it is drawn."""
+    """A span and its place in the picture."""
 
     span: Span
     x: float

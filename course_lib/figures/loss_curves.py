@@ -1,4 +1,4 @@
-"""How the loss of a training falls, beside that of others: one line for each."""
+"""Loss curves: how the loss of each training falls, one line for each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loss_curves(
 
 
 def loss_at_end(losses: Sequence[float]) -> float:
-    """The mean loss of the last steps; not a number where one of these is not finite."""
+    """The mean loss of the last steps; NaN where one of them is not finite."""
     last = losses[-LAST:]
     return sum(last) / len(last) if all(map(math.isfinite, last)) else math.nan
 
@@ -69,7 +69,7 @@ def _in_words(losses: Sequence[float]) -> str:
 
 
 def _rows(curves: Mapping[str, Sequence[float]], steps: int) -> list[Row]:
-    """Ten steps of all trainings, evenly spread."""
+    """The losses of all trainings at ten steps, evenly spread."""
     chosen = [round(tenth * (steps - 1) / 10) for tenth in range(11)]
     return [
         {"step": step, **{name: curve[step] if step < len(curve) else "" for name, curve in curves.items()}}
@@ -78,7 +78,7 @@ def _rows(curves: Mapping[str, Sequence[float]], steps: int) -> list[Row]:
 
 
 def _line(name: str, finite: Sequence[float], losses: Sequence[float], look: Line, beside: int) -> Curve:
-    """It has a symbol where it ends, and says why it does if it does so early. beside: others that end at this step."""
+    """A curve with a symbol at its end, and the reason if it ends early. beside: other curves that end at this step."""
     points = [Point(step, loss) for step, loss in enumerate(finite)]
     reason = Words(f"✗ {name}: not a number", right=10, down=16 * beside - 8, has_halo=True)
     words = None if math.isfinite(losses[-1]) else reason

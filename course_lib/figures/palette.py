@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
-OPACITY = {False: 0.9, True: 0.35}  # of dots, by whether they are pale
+OPACITY = {False: 0.9, True: 0.35}  # opacity of dots, by whether they are pale
 LIKELY = "where 90% of such runs lie"  # what the legend calls the ranges around estimates
 
 
@@ -29,7 +29,9 @@ PATTERNS = {  # as SVG path data, by what plotly calls the nearest of its own
 
 
 class Style(NamedTuple):
-    """label: what the legend calls it. fill, shade: of the bar and of its pattern. text: readable over both."""
+    """How a kind of span looks. label: its name in the legend. fill, shade: colors of the bar and its pattern.
+
+    text: a color that is readable over both."""
 
     label: str
     fill: str
@@ -52,7 +54,7 @@ STYLES = {
     "wait": Style("wait", PAPER, "#8a8a8a", "\\"),
 }
 
-# Whose share it is, for up to eight ranks.
+# The owner of a share, for up to eight ranks.
 RANKS = (
     Style("rank 0", "#8bcbf1", "#8bcbf1"),
     Style("rank 1", "#ffc04d", "#c98a00", "/"),
@@ -101,5 +103,5 @@ def lines_of(names: Iterable[str]) -> dict[str, Line]:
     return dict(zip(known, LINES, strict=False))
 
 
-# More of the kind, for dots; apart from the second, which is left to what lies over them.
+# The same colors for dots, without the second one, which is for lines drawn over them.
 DOTS = (LINES[0], LINES[2], LINES[3], Line("#767676", None, "cross"), Line("#9a7d0a", None, "triangle-down"))

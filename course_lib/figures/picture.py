@@ -28,7 +28,7 @@ Row = dict[str, object]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Row]:
-    """The numbers behind a picture, from the names of the columns and what stands in them."""
+    """The rows of a picture's table, from the names of the columns and their values."""
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -39,7 +39,7 @@ class Picture:
     summary: one plain sentence, for those who cannot see the picture and for those who can.
     rows: the numbers behind the picture, one dictionary of column to value for each row.
     chart: what was drawn, where it can be drawn by plotly as well.
-    timelines: which it shows, and where.  beside: draws it again with another timeline below, small, on the same axis.
+    timelines: those it shows, and their places.  beside: draws it with another one, small, below.
     """
 
     sheet: Sheet
@@ -82,7 +82,7 @@ class Picture:
         display({"text/html": self._numbers(), "text/plain": self.summary}, raw=True)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """What does not change when it is touched: of a chart the image."""
+        """The static form of the picture: for a chart, its image."""
         return {"text/plain": self.summary, "text/html": self._image(_largest(self.sheet.tips)) + self._numbers()}
 
     def _image(self, tips: Sequence[Tip]) -> str:
@@ -95,7 +95,7 @@ class Picture:
         )
 
     def _numbers(self, heading: str = "") -> str:
-        """The sentence, and folded under it the numbers; or both, folded under a heading."""
+        """The summary, with the numbers folded under it; or both, folded under a heading."""
         sentence = clean(self.summary)
         if not self.rows:
             return f"<p>{sentence}</p>"
@@ -111,7 +111,7 @@ def _cell(value: object) -> str:
 
 
 def _largest(tips: list[Tip]) -> list[Tip]:
-    """The places worth storing: wide enough to be hit with a mouse, and not so many that a notebook swells."""
+    """The tips worth storing: wide enough to hit with a mouse, and few enough to keep the notebook small."""
     wide = [tip for tip in tips if tip.width >= NARROWEST_TIP]
     chosen = set(sorted(range(len(wide)), key=lambda i: -wide[i].width)[:MOST_TIPS])
     return [tip for i, tip in enumerate(wide) if i in chosen]

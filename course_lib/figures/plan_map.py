@@ -16,7 +16,7 @@ FRONT, MARKED = LINES[1], Line("#cc3311", None, "triangle-down")
 BEST = "no other plan is both smaller and faster"
 COLORED = {"tp": "tensor ranks", "zero": "ZeRO stage", "recompute": "recomputation"}
 GiB = 2**30
-ROOM = 0.16  # of the axis: what the words to the left of a point need
+ROOM = 0.16  # share of the axis that a label to the left of a point needs
 COLUMNS = "plan", "step (s)", "with 90% (s)", "memory (GiB)", "fits"
 
 
@@ -29,10 +29,10 @@ def plan_map(
 ) -> Picture:
     """Draw every plan that a search found: memory across, time up, both by powers.
 
-    by: what the color of a dot says, "tp", "zero" or "recompute".  marked: plans to point out, by what to call them.
+    by: what the color of a dot means, "tp", "zero" or "recompute".  marked: plans to point out, by their labels.
 
-    The line joins the plans that no other beats in both; to the left of the dashed one they fit. Its two ends have
-    their intervals: what is not known of the machine makes all plans on it slower or faster together.
+    The line is the Pareto front, the plans that no other beats in both; left of the dashed line plans fit. The front's
+    two ends show their intervals: an error in the machine's figures makes all plans slower or faster together.
     """
     clouds = list(_clouds(found, by))
     legend: dict[str, Look] = {cloud.name: cloud.look._replace(dash=None) for cloud in clouds}
@@ -67,7 +67,7 @@ def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) ->
 
 
 def _clouds(found: Found, by: str) -> Iterator[Cloud]:
-    """One for each value, those that fit darker than the others."""
+    """A cloud for each value of `by`, plans that fit darker than the others."""
     if by not in COLORED:
         raise ValueError(f"by is {by!r}; it is one of {', '.join(map(repr, COLORED))}")
     values = sorted({getattr(one.plan, by) for one in found})

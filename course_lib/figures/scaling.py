@@ -1,4 +1,4 @@
-"""What more and more ranks do: the speed-up of a step, against the ideal, and the time of a collective."""
+"""Scaling: the speed-up of a step with more ranks, against the ideal, and the time of a collective."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Times = Mapping[str, Mapping[int, float]]  # seconds, by algorithm and number of
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a step took on some number of ranks.
+    """The time of a step on some number of ranks.
 
     seconds: for `work` units of whatever is counted (samples, tokens); leave `work` alone where the step
         is the same for any number of ranks.
@@ -35,7 +35,7 @@ class Timing:
 
     @property
     def line(self) -> str:
-        """What its line is called."""
+        """The name of its line."""
         return f"{self.label} ({self.origin})" if self.label else self.origin
 
     @classmethod

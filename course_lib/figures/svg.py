@@ -26,7 +26,7 @@ HALO = {"stroke": BACKGROUND, "stroke_width": 4, "paint_order": "stroke"}
 
 
 class Tip(NamedTuple):
-    """A place on the sheet, in pixels, and what to say when the mouse rests there."""
+    """A tooltip: a place on the sheet, in pixels, and the text shown when the mouse rests there."""
 
     x: float
     y: float
@@ -71,7 +71,7 @@ class Sheet:
         self._body.append("</g>")
 
     def fill(self, name: str, style: Style) -> str:
-        """What to write as `fill` for a style: its color, or a reference to its pattern."""
+        """The value of the `fill` attribute for a style: its color, or a reference to its pattern."""
         if not style.path:
             return style.fill
         ground = BACKGROUND if style.fill == PAPER else style.fill
@@ -109,7 +109,7 @@ class Sheet:
 
 
 def moving(periods: Iterable[tuple[float, float]], still: float | None = None) -> dict[str, Any]:
-    """Attributes of what a player shows in these periods only, in shares of all its time.
+    """Attributes of an element that a player shows only in these periods, which are fractions of its whole time.
 
     still: which moment a picture shows without a player.
     """
@@ -125,12 +125,12 @@ def clean(text: str) -> str:
 
 
 def scaled(pixels: float) -> str:
-    """A length on JupyterLab's page: so many pixels beside text of its usual 14, and more where the page has room."""
+    """A CSS length that is `pixels` beside JupyterLab's usual 14-pixel text, and grows with the text and the room."""
     return f"calc({pixels:g} * var(--course-pixel,{PIXEL}))"
 
 
 def text_width(text: str, size: float = 12) -> float:
-    """About how many pixels wide a text is; fonts differ, so this is on the generous side."""
+    """The approximate width of a text in pixels; fonts differ, so this is on the generous side."""
     return 0.62 * size * len(text)
 
 

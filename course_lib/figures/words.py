@@ -1,4 +1,4 @@
-"""What a timeline shows, in words: its heading, its sentence, what each span is, and a row for each rank."""
+"""A timeline in words: heading, summary, a line for each span, and a table row for each rank."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def summary(timeline: Timeline, compare: Timeline | None = None) -> str:
 
 
 def span_in_words(span: Span, zero: float) -> str:
-    """What a span is and when, in one line; `zero` is when its timeline began."""
+    """A span in one line: what it is and when; `zero` is the start of its timeline."""
     start, end = duration(span.start - zero), duration(span.end - zero)
     return f"rank {span.rank}: {activity(span)}; {duration(span.duration)}, from {start} to {end}"
 
 
 def activity(span: Span) -> str:
-    """What a rank does in a span."""
+    """The activity of a rank in a span."""
     parts = [
         STYLES[span.kind].label,
         span.name if span.name != span.kind else "",
@@ -55,7 +55,7 @@ def activity(span: Span) -> str:
 
 
 def rank_rows(timeline: Timeline) -> list[Row]:
-    """What became of each rank's time, in milliseconds, and what it sent."""
+    """A row for each rank: its time by activity, in milliseconds, and the bytes it sent."""
     return [
         {
             "origin": timeline.origin,
@@ -99,7 +99,7 @@ def _average(timeline: Timeline) -> str:
 
 
 def _longest_wait(timeline: Timeline) -> str:
-    """Who waited longest, and what for; nothing where there is nobody to compare with."""
+    """The rank that waited longest, and what for; nothing if there is only one rank."""
     rank = max(range(timeline.world_size), key=timeline.waiting)
     if timeline.world_size == 1 or not timeline.waiting(rank):
         return ""

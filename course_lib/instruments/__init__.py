@@ -1,1 +1,1 @@
-"""What counts on a rank: the bytes it holds while it trains, the memory it takes, the tensors it sends."""
+"""Instruments that count on a rank: the bytes it holds while it trains, its peak memory, the tensors it sends."""

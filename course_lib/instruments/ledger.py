@@ -85,7 +85,7 @@ class Bytes:
 
 
 class Sample(NamedTuple):
-    """What was held at one moment of a ledger.
+    """The bytes held at one moment of a ledger.
 
     event: "start"; "forward", a block has returned; "turn", activations are about to fall after they have grown, as
         when a backward pass begins; "backward", a block's part of it is about to begin; "step" and "stepped", before
@@ -97,7 +97,7 @@ class Sample(NamedTuple):
 
 
 def count(model: nn.Module, optimizer: Any = None) -> Bytes:
-    """What this rank holds now: bytes of the module's parameters and gradients and of the optimizer's state.
+    """Count the bytes that this rank holds now: the module's parameters and gradients, and the optimizer's state.
 
     optimizer: a torch.optim.Optimizer, as those of the mechanisms are, too.
     Activations are zero, as nobody knows what was saved before; see `Ledger`. A module on the device "meta", which
@@ -117,7 +117,7 @@ def count(model: nn.Module, optimizer: Any = None) -> Bytes:
 
 
 class Ledger:
-    """What a module and its optimizer hold on this rank, from the opening of the `with` block to its end.
+    """Records what a module and its optimizer hold on this rank, from the start of the `with` block to its end.
 
     model: the module. Its blocks, after which samples are taken, are its children; where it has only one child, as
         TinyGPT and DataParallel have, that child's, and so on.
@@ -139,7 +139,7 @@ class Ledger:
         count(model, optimizer)  # refuses what it cannot count
         self.samples: list[Sample] = []
         self._is_open = self._is_growing = False
-        # Of storages that autograd holds: bytes when they were saved, and how many saved tensors live in each.
+        # For each storage that autograd holds: its bytes when it was saved, and how many saved tensors live in it.
         self._sizes: dict[UntypedStorage, int] = {}
         self._uses: Counter[UntypedStorage] = Counter()
 
@@ -158,7 +158,7 @@ class Ledger:
         self._is_open = False
 
     def _watch(self) -> Iterator[contextlib.AbstractContextManager[object]]:
-        """Every hook that tells the ledger something; each removes itself."""
+        """Register every hook that the ledger needs; each removes itself."""
         for block in _blocks(self.model):
             yield block.register_forward_hook(self._leave)
         if self.optimizer is not None:
@@ -185,7 +185,7 @@ class Ledger:
         self.samples.append(Sample(event, self.now))
 
     def _save(self, tensor: Tensor) -> tuple[Tensor, int]:
-        """What autograd calls for each tensor it saves. It keeps what this returns until backward has used it."""
+        """Called by autograd for each tensor it saves; autograd keeps the returned value until backward has used it."""
         origin = tensor if tensor._base is None else tensor._base
         is_own = isinstance(origin, nn.Parameter) or id(origin) in self._buffers
         storages = [] if is_own else _storages(tensor)
@@ -193,7 +193,7 @@ class Ledger:
             self._sizes.setdefault(storage, storage.nbytes())
             self._uses[storage] += 1
         self._is_growing = True
-        # An operation's own output knows the operation; held as it is, the two would keep each other for good.
+        # An operation's own output refers to the operation; holding it directly would keep both alive forever.
         kept = tensor.detach()
         weakref.finalize(kept, self._forget, storages).atexit = False  # when autograd drops it
         return kept, kept._version
@@ -236,7 +236,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _storages(tensor: Tensor) -> list[UntypedStorage]:
-    """Where a tensor's numbers lie: a DTensor's on this rank, a sparse tensor's in two places."""
+    """The storages of a tensor: a DTensor's local one, a sparse tensor's two."""
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
     if tensor.layout == torch.sparse_coo:

@@ -1,4 +1,4 @@
-"""What a student's function does on its rank, seen from below: the memory it takes and the tensors it sends.
+"""Watches a student's function on its rank from below: the memory it takes and the tensors it sends.
 
 torch shows every operation to a dispatch mode, those of torch.distributed included, so both are counted exactly
 and come out the same in every run.
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Sent(NamedTuple):
-    """What a rank gave to one operation. peer: the rank a message went to, -1 for a collective; content: a copy."""
+    """The tensor passed to one operation. peer: the rank a message went to, -1 for a collective; content: a copy."""
 
     operation: str
     peer: int
@@ -36,7 +36,7 @@ class Watch(TorchDispatchMode):
         self.peak = 0
         self.sent: list[Sent] = []
         self._held = 0
-        # Of the last two collectives: gloo lets go of what it was given at one moment or another, a little later.
+        # The tensors of the last two collectives: gloo releases what it was given a little later, at no fixed moment.
         self._given: deque[list[Tensor]] = deque(maxlen=2)
         self._known: dict[int, object] = {}  # storages: by id, those from before and those still alive
 
@@ -53,7 +53,7 @@ class Watch(TorchDispatchMode):
 
     def _note(self, operation: str, args: Any) -> None:
         peer = args[2] if operation == "send" else -1
-        if not operation.startswith("recv"):  # where there is an output as well, it comes before the input
+        if not operation.startswith("recv"):  # if there is an output as well, it comes before the input
             given = tensors_in(args[1]) or tensors_in(args[0])
             if operation != "send":
                 self._given.append(given)

@@ -48,7 +48,7 @@ WARM_UP = 2  # steps that take longer than those after them
 
 @dataclass(frozen=True)
 class Options:
-    """What to train. On the command line: --steps 100 --save-every 50, and so on.
+    """Options of a training run. On the command line: --steps 100 --save-every 50, and so on.
 
     steps: in all, those before a resumed checkpoint included.  batch: samples of a step, over all ranks.
     checkpoints: the folder to resume from and to save to, on a file system that all nodes share; "" saves nothing.
@@ -123,7 +123,7 @@ def train(rank: int, options: Options) -> list[float]:
 
 
 def calibration(part: hybrid.ModelPart, options: Options, seconds: Sequence[float]) -> str:
-    """What to give to the planner: a call of `calibrate` with the median of these steps, or why there is none."""
+    """A call of the planner's `calibrate` with the median of these step times, or the reason why there is none."""
     model = ModelSpec(**asdict(part.config), dropout=False, flash_attention=True)
     alike = {name: getattr(options, name) for name in ("tp", "pp", "schedule", "sequence_parallel", "precision")}
     dp, stages = part.mesh.size("dp"), part.schedule.n_stages // options.pp
@@ -142,7 +142,7 @@ def calibration(part: hybrid.ModelPart, options: Options, seconds: Sequence[floa
 
 
 def _in_short(given: ModelSpec | Plan) -> str:
-    """The call that makes it, without what it would be anyway."""
+    """The expression that makes an object, without arguments that have their default value."""
     told = (field.name for field in fields(given) if getattr(given, field.name) != field.default)
     return f"{type(given).__name__}({', '.join(f'{name}={getattr(given, name)!r}' for name in told)})"
 
@@ -188,7 +188,7 @@ def options_from(words: Sequence[str] | None = None) -> Options:
 
 
 def main() -> None:
-    """What torchrun starts on every rank."""
+    """The program that torchrun starts on every rank."""
     options = options_from()
     if options.uses_gpu:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
