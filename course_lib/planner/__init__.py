@@ -1,4 +1,4 @@
-"""What will it cost on a thousand GPUs: memory, time, bubble and traffic of any plan, without running it.
+"""The planner: memory, time, bubble and traffic of any plan, say on a thousand GPUs, without running it.
 
     ModelSpec  +  Cluster  +  Plan   ->   estimate   ->   memory by part, time by part, traffic by link, and why
     spec.py       hardware.py              |

@@ -1,7 +1,7 @@
-"""How long a pipeline takes, in closed form; `simulate` plays the same schedules action by action.
+"""The time of a pipeline in closed form; `simulate` plays the same schedules action by action.
 
 Each micro-batch takes t seconds on a rank, forward F, input gradient B and weight gradient W together. The slowest
-rank is busy m t_max; what it waits besides is the bubble:
+rank is busy for m t_max; its waiting time is the bubble:
 
     naive              all other ranks' t, m times
     gpipe, 1f1b        all other ranks' t: fill and drain                       (p - 1) t if they are equal
@@ -34,7 +34,7 @@ class Work(NamedTuple):
 
 
 def bubble_seconds(plan: Plan, n_micro_batches: int, slowest: Work, others: float) -> float:
-    """Seconds that the slowest rank waits because of the order of things, transfers apart.
+    """Seconds that the slowest rank waits because of the schedule alone, transfers not counted.
 
     others: one micro-batch's seconds on all other ranks together.
     """
@@ -52,14 +52,14 @@ def bubble_seconds(plan: Plan, n_micro_batches: int, slowest: Work, others: floa
 
 
 def exposed_messages(plan: Plan, n_micro_batches: int, lead: float = 0.0) -> float:
-    """How many messages' times the slowest rank waits for.
+    """The number of message times that the slowest rank waits for.
 
-    With sends that do not hold up their sender, a message still delays whoever needs it at once: in 1f1b everybody,
-    always. Without, two ranks meet for each message, after each forward and each backward, as in Megatron-LM.
+    With asynchronous sends, a message still delays a rank that needs it at once: in 1f1b every rank, every time. With
+    blocking sends, two ranks meet for each message, after each forward and each backward, as in Megatron-LM.
 
-    lead: by how many messages' times a micro-batch takes longer on the last rank, with its logits, than on the others.
-    It has a neighbor on one side alone, so where it sets the pace, the messages of all others happen meanwhile. All of
-    this is exact for 1f1b; for other schedules of the second kind it is taken to be alike.
+    lead: by how many message times a micro-batch takes longer on the last rank, with its logits, than on the others.
+    It has a neighbor on one side only, so where it sets the pace, the others' messages happen meanwhile. All of this is
+    exact for 1f1b; with blocking sends, other schedules are assumed to behave alike.
     """
     p, v, m = plan.pp, plan.virtual_stages, n_micro_batches
     if p == 1:
@@ -79,7 +79,7 @@ def exposed_messages(plan: Plan, n_micro_batches: int, lead: float = 0.0) -> flo
 
 
 def in_flight(plan: Plan, rank: int, n_micro_batches: int) -> int:
-    """How many micro-batches' activations a rank holds at its fullest, counted once for each of its stages."""
+    """The most micro-batches whose activations a rank holds at once, counted once for each of its stages."""
     p, v = plan.pp, plan.virtual_stages
     limit = {
         "naive": 1,

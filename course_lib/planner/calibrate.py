@@ -1,8 +1,7 @@
-"""Your own machine: what one measured step says about all others.
+"""Calibration: one measured step on your machine improves the estimates of all others.
 
-What a catalogue cannot know is how good the kernels and libraries of a machine are, and that is most of what an
-estimate misses: published stacks of software on the same device are ten percent apart and more. One measured step
-tells it.
+A catalogue cannot know how good the kernels and libraries of a machine are, and that is most of an estimate's
+error: published software stacks on the same device differ by ten percent and more. One measured step tells.
 
     cluster = calibrate(model, cluster, plan, global_batch, measured_seconds)     fits matmul
     cluster = calibrate(model, cluster, another_plan, ...)                        fits matmul and network
@@ -26,7 +25,7 @@ from course_lib.planner.spec import ModelSpec, Plan
 
 SLOWEST, FASTEST = 0.02, 1.25  # of the peak; clocks above those of the data sheet make more than 1
 NETWORKS = [0.05 * n for n in range(1, 21)]
-ROUNDING = 1e-9  # what squared errors of exact steps may be
+ROUNDING = 1e-9  # squared errors below this count as exact
 
 
 class Step(NamedTuple):
@@ -38,15 +37,15 @@ class Step(NamedTuple):
     seconds: float
 
     def off(self, cluster: Cluster) -> float:
-        """By how much it took longer than estimated: a difference of logarithms."""
+        """The error of the estimate: how much longer the step took, as a difference of logarithms."""
         expected = estimate(self.model, cluster, self.plan, self.global_batch).step_time.total
         return math.log(self.seconds / expected)
 
 
 def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int, measured_seconds: float) -> Cluster:
-    """The cluster as this step shows it: other estimates on it are those of your machine, in a narrower interval.
+    """The cluster fitted to this step: further estimates on it are those of your machine, in a narrower interval.
 
-    measured_seconds: of a typical step, the median of some after the first few.
+    measured_seconds: a typical step, for instance the median of some after the first few.
 
     Raises ValueError for a plan that cannot exist there, and for a time that no such machine could need.
     """
@@ -59,10 +58,10 @@ def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int,
 
 
 def best_network(cluster: Cluster, steps: tuple[Step, ...]) -> float | None:
-    """The network's fraction with which the steps agree best, or None for the catalogue's."""
+    """The network fraction with which the steps agree best, or None for the catalogue's."""
     errors: dict[float | None, float] = {}
     for share in (None, *NETWORKS):
-        with contextlib.suppress(ValueError):  # with which no matmul makes the steps come out right
+        with contextlib.suppress(ValueError):  # no matmul fraction explains the steps with this network
             one = fitted(replace(cluster, network=share), steps)
             errors[share] = ROUNDING + sum(step.off(one) ** 2 for step in steps)
     best = min(errors, key=errors.__getitem__, default=None)
@@ -72,7 +71,7 @@ def best_network(cluster: Cluster, steps: tuple[Step, ...]) -> float | None:
 
 
 def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:
-    """The cluster with the matmul that makes the steps come out right in the mean."""
+    """The cluster with the matmul fraction that makes the steps right on average."""
 
     def mean_off(matmul: float) -> float:
         one = replace(cluster, matmul=matmul)
@@ -88,7 +87,7 @@ def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:
 
 
 def fraction_for(rises: Callable[[float], float]) -> float:
-    """Where a function that rises with matmul is zero."""
+    """The matmul fraction at which an increasing function is zero."""
     low, high = SLOWEST, FASTEST
     for _ in range(30):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""What traffic costs: collectives by their algorithm, groups by where their members sit.
+"""The cost of communication: collectives by their algorithm, groups by the placement of their members.
 
     ring           every member sends to the next, n - 1 times a 1/n of the data; an all-reduce goes round twice
     tree           up to a root and down again; few steps, each with everything
@@ -6,8 +6,8 @@
 
     seconds = launch + steps x latency + bytes that one member sends / bandwidth
 
-Through several nodes the bandwidth of a ring of n members is divided by 1 + n / LONG_RING. A ring is the cheapest in
-bytes, a tree in steps; the cheaper of them is taken, as a communication library would.
+Across nodes the bandwidth of a ring of n members is divided by 1 + n / LONG_RING. A ring is the cheapest in bytes, a
+tree in steps; the faster of the two is taken, as a communication library would.
 
 Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations";
 Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH".
@@ -25,11 +25,11 @@ from course_lib.planner.spec import Plan
 # Members that halve the bandwidth of a ring through nodes. Fitted to ZeRO-3 on 384, 768 and 1,536 devices (Narayanan et
 # al. 2021, table 2), the only published rings of that length; llm-foundry's FSDP on up to 512 agrees.
 LONG_RING = 200
-ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # how often a ring goes round
+ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # passes around the ring
 
 
 class Group(NamedTuple):
-    """Who talks to whom: `size` members, `per_node` of them in each node they are in."""
+    """A process group: `size` members, `per_node` of them in each node it spans."""
 
     size: int
     per_node: int
@@ -40,9 +40,9 @@ class Group(NamedTuple):
 
 
 def groups(plan: Plan, devices_per_node: int) -> dict[str, Group]:
-    """The groups that each kind of traffic stays in, if devices are numbered as spec.py says.
+    """The group of each kind of traffic, with devices numbered as in spec.py.
 
-    "pipeline" is a device and the one that holds the next stage.
+    "pipeline" is a pair: a device and the one that holds the next stage.
     """
     return {
         "tensor": group(plan.tp, 1, devices_per_node),
@@ -60,7 +60,7 @@ def group(size: int, stride: int, devices_per_node: int) -> Group:
 
 
 def bytes_sent(op: str, n_bytes: float, size: int) -> float:
-    """What one member puts on the wire in a ring. n_bytes: the whole, before a scatter or after a gather."""
+    """Bytes that one member sends in a ring. n_bytes: the whole tensor, before a scatter or after a gather."""
     return ROUNDS[op] * n_bytes * (size - 1) / size
 
 
@@ -70,7 +70,7 @@ def ring_seconds(op: str, n_bytes: float, size: int, link: Link) -> float:
 
 
 def tree_seconds(n_bytes: float, size: int, link: Link) -> float:
-    """An all-reduce over two trees at once, so that every member sends in both directions all the time."""
+    """The time of an all-reduce over a double binary tree: every member sends in both directions all the time."""
     return link.launch + 2 * math.ceil(math.log2(size)) * link.latency + 2 * n_bytes / link.achieved
 
 
@@ -81,7 +81,7 @@ def hierarchical_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster
 
 @lru_cache(maxsize=65_536)
 def collective_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster) -> float:
-    """The cheapest way to do it that a communication library has: gathering and scattering go round rings only."""
+    """The time of the fastest algorithm of a communication library; all-gather and reduce-scatter have rings only."""
     if group.size == 1 or n_bytes == 0:
         return 0.0
     if group.nodes == 1:
@@ -95,10 +95,10 @@ def collective_seconds(op: str, n_bytes: float, group: Group, cluster: Cluster) 
 
 
 def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) -> float:
-    """It uses the network cards of all its members at once, and most of its hops are inside a node.
+    """The time around a ring that crosses nodes, using the network cards of all members at once.
 
-    In each step everybody waits for the slowest, and the network is shared by all: the more members, the less of the
-    bandwidth is left.
+    In each step every member waits for the slowest, and all share the network: the more members, the less bandwidth is
+    left for each.
     """
     link, inside = cluster.between_link, cluster.inside_link
     wide = min(group.per_node, inside.achieved / link.achieved)
@@ -107,5 +107,5 @@ def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) 
 
 
 def message_seconds(n_bytes: float, link: Link) -> float:
-    """One device to another."""
+    """The time of a message from one device to another."""
     return link.launch + link.latency + n_bytes / link.achieved

@@ -1,4 +1,4 @@
-"""How long one device computes: matrix products by their shape, everything else by the bytes it moves.
+"""Compute time of one device: matrix products by their shape, everything else by the bytes it moves.
 
 A layer is a handful of matrix products with small kernels between them. Products are limited by arithmetic, the
 kernels between them by memory: a norm does a few operations on every number it reads.
@@ -9,10 +9,11 @@ kernels between them by memory: a norm does a few operations on every number it 
 
     fraction(shape) = ceiling x waves / (waves + 1/2) x k / (k + K0)      waves = tiles of the result / cores
 
-A product is dealt out to the cores in tiles of the result, and the last wave of tiles leaves cores idle, half of them
-on average. When its inner loop of k steps is done, a tile of n numbers is written: 2 n bytes at a core's share of the
-memory bandwidth, in the time of K0 = peak / bandwidth steps of 2 n operations. The more a device computes for each byte
-it moves, the longer k has to be.
+A product is distributed over the cores in tiles of the result, and the last wave of tiles leaves cores idle, half of
+them on average. When its inner loop of k steps is done, a tile of n numbers is written: 2 n bytes at a core's share of
+the memory bandwidth, in the time of K0 = peak / bandwidth steps of 2 n operations. The more a device computes for each
+byte it moves, the longer k has to be.
+
 NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization).
 """
 
@@ -24,13 +25,13 @@ from typing import NamedTuple
 from course_lib.planner.hardware import Device
 from course_lib.planner.spec import ModelSpec, Slice
 
-TILE = 128 * 256  # numbers of the result that one core computes at a time: the large tile of vendors' libraries
-WAVE = 0.5  # of the last wave of tiles is idle on average
-# Times the bytes, where small kernels are not fused: fusing them made 175B 19% faster (SC21 paper, section 5.8).
+TILE = 128 * 256  # results that one core computes at a time: the large tile of vendors' libraries
+WAVE = 0.5  # the part of the last wave of tiles that is idle on average
+# Factor on the bytes where small kernels are not fused: fusing made 175B 19% faster (SC21 paper, section 5.8).
 UNFUSED = 3.5
 KERNEL = 4e-6  # seconds that a kernel needs to begin and end
 BACKWARD_BYTES = 1.5  # a kernel that reads x and writes y forward, reads x and dy and writes dx backward
-SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp8 is for the products alone
+SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}  # bytes of an activation; fp8 is for products only
 
 
 class Product(NamedTuple):

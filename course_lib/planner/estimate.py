@@ -1,4 +1,4 @@
-"""What one training step costs under a plan: memory, time by part, traffic by link, and why.
+"""The cost of one training step under a plan: memory, time by part, traffic by link, and why.
 
     step  =  micro-batches x (compute + what is computed again + exposed tensor and context traffic)
            + exposed messages between stages + bubble
@@ -25,8 +25,8 @@ from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
 
-# Of the traffic that could hide behind computation so much does: it takes cores and memory bandwidth from what it hides
-# behind, and the first and last pieces of it have nothing to hide behind. Fitted to all published steps together.
+# The share of overlappable traffic that is really hidden: it takes cores and memory bandwidth from the computation, and
+# its first and last pieces have nothing to hide behind. Fitted to all published steps together.
 HIDES = 0.5
 NOTHING = Work(0.0, 0.0, 0.0)
 
@@ -34,8 +34,8 @@ NOTHING = Work(0.0, 0.0, 0.0)
 class Flow(NamedTuple):
     """One kind of traffic of one device in one step.
 
-    bytes: what it sends.  link: the slowest link that is on the way.  seconds: how long it takes.  exposed: how much
-    longer the step is for it: what the device waits for, and what it computes slower while traffic takes its share.
+    bytes: sent.  link: the slowest on the way.  seconds: its duration.  exposed: how much longer the step is because of
+    it: the device waits, or computes more slowly while the traffic takes its share.
     """
 
     bytes: float
@@ -45,7 +45,7 @@ class Flow(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step on the slowest device, by what they go into; the parts add up to the step.
+    """Seconds of one step on the slowest device, by part; the parts add up to the step.
 
     low, high: 90% of steps take no less and no more. spread: how far that is to each side, in logarithms.
     """
@@ -73,7 +73,7 @@ class StepTime(NamedTuple):
         return self.around(self.total)[1]
 
     def around(self, middle: float) -> tuple[float, float]:
-        """The interval of anything that is as uncertain as the step."""
+        """The interval around any value that is as uncertain as the step."""
         return middle * math.exp(-self.spread), middle * math.exp(self.spread)
 
     @property
@@ -84,7 +84,7 @@ class StepTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan costs. `flows` has every kind of traffic."""
+    """The estimated cost of a plan. `flows` has every kind of traffic."""
 
     model: ModelSpec
     cluster: Cluster
@@ -100,7 +100,7 @@ class Estimate:
 
     @property
     def capacity(self) -> float:
-        """Bytes of a device; what a step cannot use of them is in the memory's margin."""
+        """Bytes of a device; the part that a step cannot use is in the memory's margin."""
         return self.cluster.spec.memory
 
     @property
@@ -116,7 +116,7 @@ class Estimate:
 
     @property
     def traffic(self) -> dict[str, float]:
-        """Bytes that one device sends in a step, by the slowest link on their way."""
+        """Bytes that one device sends in a step, by the slowest link on the way."""
         by_link: dict[str, float] = {}
         for flow in self.flows.values():
             by_link[flow.link] = by_link.get(flow.link, 0.0) + flow.bytes
@@ -128,28 +128,28 @@ class Estimate:
 
     @property
     def tokens_per_second_range(self) -> tuple[float, float]:
-        """Where 90% of runs lie."""
+        """The range of 90% of runs, in tokens per second."""
         return self.step_time.around(self.tokens_per_second)
 
     @property
     def interval(self) -> str:
-        """The interval in words: where it is from, and what of this plan no published step stands behind."""
+        """The interval in words: its origin, and the features of this plan that no published step has."""
         return explain.interval(self.plan, self.step_time.low, self.step_time.high, self.cluster)
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: what a step needs, by what the devices could do in its time."""
+        """Model FLOPs utilization: the FLOPs that a step needs, by those that the devices could do in its time."""
         available = self.step_time.total * self.cluster.devices * self.cluster.spec.peak[self.plan.precision]
         return self.model.step_flops(self.global_batch) / available
 
     @property
     def flops(self) -> float:
-        """Of all devices in one step, what is computed twice twice."""
+        """FLOPs of all devices in one step, recomputed ones included."""
         again = self.plan.recomputed * self.model.recomputed_flops(self.global_batch, self.plan.recompute)
         return self.model.step_flops(self.global_batch) + again
 
     def timeline(self) -> Timeline:
-        """The step of one pipeline, played action by action; gradients' traffic and the optimizer come after it."""
+        """The step of one pipeline, simulated action by action, followed by gradient traffic and the optimizer."""
         model, plan = self.model, self.plan
         m = plan.micro_batches(self.global_batch)
         layer = layer_cost(model, self.cluster, plan.slice)
@@ -173,7 +173,7 @@ def estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) 
 
 
 def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int) -> Estimate:
-    """The same for a plan that is known to be legal."""
+    """The estimate of a plan that is known to be legal."""
     m = plan.micro_batches(global_batch)
     pace = _pace(model, cluster, plan.slice, plan.depth)
     layer, work = pace.layer, pace.layers * m
@@ -196,9 +196,9 @@ def unchecked_estimate(model: ModelSpec, cluster: Cluster, plan: Plan, global_ba
 
 
 class LayerCost(NamedTuple):
-    """One micro-batch in one layer of one device: seconds of work, traffic included, and what they go into.
+    """The cost of one micro-batch in one layer on one device: seconds, traffic included, and their parts.
 
-    logits: seconds that the last product and the loss take besides.
+    logits: further seconds, for the last product and the loss.
     """
 
     work: Work
@@ -230,14 +230,14 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
 
 
 def _link(cluster: Cluster, span: int) -> Link:
-    """The slowest that is on the way of devices, the first and the last of which are so many apart."""
+    """The slowest link within a group of devices whose first and last are `span` apart."""
     return cluster.inside_link if span <= cluster.devices_per_node else cluster.between_link
 
 
 def _tensor_traffic(
     model: ModelSpec, cluster: Cluster, cut: Slice, weight_grad: float, backward: float
 ) -> tuple[float, float, float, float]:
-    """Seconds of a layer's tensor traffic forward and backward, what of it can hide, and bytes sent.
+    """A layer's tensor traffic: seconds forward and backward, the part that can be hidden, and bytes sent.
 
     Two all-reduces forward, two backward (Megatron's g and f). The backward ones sum gradients of inputs, so they can
     run while the gradients of the weights are computed. Sequence parallelism splits each all-reduce into an
@@ -258,9 +258,9 @@ def _tensor_traffic(
 
 
 def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[float, float]:
-    """Seconds of one gathering of keys and values over the positions, and the bytes of all in a layer.
+    """Seconds of one all-gather of keys and values over the positions, and a layer's bytes in all.
 
-    Gathered forward, gathered again and their gradients scattered backward: three passes of the same size.
+    They are gathered forward, gathered again backward, and their gradients scattered: three passes of the same size.
     """
     if cut.cp == 1:
         return 0.0, 0.0
@@ -276,10 +276,10 @@ def _scaled(flow: Flow, times: float) -> Flow:
 
 
 class Pace(NamedTuple):
-    """What the slowest pipeline rank has to do for a micro-batch. Many plans share it.
+    """The work of the slowest pipeline rank for a micro-batch. Many plans share it.
 
     layers: on that rank.  others: seconds of all other ranks together.  logits: seconds on that rank.  lead: how much
-    longer than the others the last rank takes, if it is the slowest.  parameters: on the device with most of them.
+    longer the last rank takes than the others, if it is the slowest.  parameters: on the device that holds most.
     """
 
     layer: LayerCost
@@ -338,12 +338,12 @@ def _message_seconds(model: ModelSpec, cluster: Cluster, plan: Plan) -> float:
 
 
 def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Pace) -> Flow:
-    """Gradients summed over the replicas, with ZeRO the parameters gathered again, and a tied matrix kept the same.
+    """Gradients are summed over the replicas, with ZeRO parameters are gathered, and a tied matrix is kept equal.
 
-    In hybrid sharding ZeRO's traffic stays among the ranks that share out, and the others sum their shares once.
+    In hybrid sharding ZeRO's traffic stays among the ranks that shard, and gradient shards are summed once across them.
 
-    What is ready while there is still something to compute can hide behind it: gradients of the last micro-batch
-    during its backward, all but one layer's, and gathered parameters during a forward.
+    Traffic that is ready while there is still something to compute can be hidden: the last micro-batch's gradients
+    during its backward, except for one layer's, and gathered parameters during a forward.
     """
     shards = group(plan.sharing, plan.tp, cluster.devices_per_node)
     copies = group(plan.dp * plan.cp // plan.sharing, plan.tp * plan.sharing, cluster.devices_per_node)
@@ -358,7 +358,7 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Pac
             pieces = layers if plan.zero == 3 and op != "all_reduce" else 1  # which gathers layer by layer
             seconds = pieces * collective_seconds(op, size * numbers / pieces, members, cluster)
             hidden = min(seconds * (1 - 1 / layers), free[behind]) if "data" in plan.overlap else 0.0
-            free[behind] -= hidden  # what hides there takes the place of others
+            free[behind] -= hidden  # hidden traffic displaces other traffic there
             n_bytes += times * bytes_sent(op, size * numbers, members.size)
             taken += times * seconds
             exposed += times * (seconds - hidden * HIDES)
@@ -370,7 +370,7 @@ def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Pac
 
 
 def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
-    """What a step needs: operation, bytes of a number, how often, and the computing that it can hide behind."""
+    """The collectives of a step: operation, bytes of a number, how often, and the computation that can hide them."""
     size, activation = recipe(plan).gradient, SIZE[plan.precision]
     rounds = m // plan.pp if plan.schedule == "interleaved_1f1b" else m  # which has pp of a stage after each other
     return {
@@ -383,8 +383,8 @@ def _data_operations(plan: Plan, m: int) -> list[tuple[str, int, int, str]]:
 
 
 def _optimizer_seconds(cluster: Cluster, plan: Plan, parameters: int) -> float:
-    """Adam, which computes little and moves much: the state is read and written, gradients are read twice (once for
-    their norm) and cleared, parameters written."""
+    """Seconds of Adam, which computes little and moves much: the state is read and written, gradients are read twice
+    (once for their norm) and cleared, parameters written."""
     size = recipe(plan)
     mine = share(parameters, plan.sharing) if plan.zero else parameters
     moved = mine * (2 * size.optimizer + 2 * size.gradient + size.parameter) + parameters * size.gradient

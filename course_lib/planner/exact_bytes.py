@@ -1,11 +1,11 @@
-"""What a step of `mechanisms.hybrid` sends, to the byte, for a model as model.py builds it.
+"""The traffic of a step of `mechanisms.hybrid`, to the byte, for a model as model.py builds it.
 
-Estimates are about large machines and round off what does not matter there. On a laptop everything shows: the padding
-of a shard, the description of a message. So here is the same arithmetic in whole numbers, to be held against a trace.
+Estimates are for large machines and round off what does not matter there. On a laptop everything shows: the padding of
+a shard, the header of a message. So here is the same arithmetic in whole numbers, to be compared with a trace.
 
     axis   what one rank sends in a step, for s samples of its replica and h = s x sequence x hidden x size bytes
     dp     reduce-scatter of 32-bit gradients, all-gather of the updated weights    (dp - 1) shard (4 + size)
-    pp     hidden states down, their gradients up, and once what they look like     h each, and 512
+    pp     hidden states down, their gradients up, and one header                h each, and 512
     tp     all-reduces: 4 in each layer, one at each end of the model, the loss's   2 (tp - 1) / tp h each
     all    the loss, around all ranks                                               2 (n - 1) / n 8
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from course_lib.planner.memory import model_state, share
 from course_lib.planner.spec import ModelSpec, Parameters, Plan
 
-DESCRIPTION = 64 * 8  # bytes that tell a stage, once in a pass, what messages from the stage before look like
+DESCRIPTION = 64 * 8  # bytes that tell a stage, once in a pass, shape and dtype of its messages
 NUMBER = 8  # bytes of a loss
 AXES = ("dp", "pp", "tp", "all")
 

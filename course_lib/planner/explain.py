@@ -11,9 +11,9 @@ from course_lib.planner.hardware import Cluster, GiB
 from course_lib.planner.memory import Memory, memory_of_worst_device
 from course_lib.planner.spec import ModelSpec, Plan
 
-# What published steps had between them.
+# Features that some published step had.
 PUBLISHED = (Plan(), Plan(precision="fp16", schedule="interleaved_1f1b", virtual_stages=2))
-# What each part of a step is, and what makes it smaller.
+# A name for each part of a step, and a remedy.
 LOSSES = json.loads(Path(__file__).with_name("losses.json").read_text(encoding="utf-8"))
 
 
@@ -22,7 +22,7 @@ def why(
 ) -> str:
     """The binding constraint in words: memory if the plan does not fit, else the largest loss of time.
 
-    capacity: bytes of a device that a step can use.  seconds: of a step, by what they go into.
+    capacity: bytes of a device that a step can use.  seconds: of a step, by part.
     """
     largest = max(memory.parts, key=lambda name: memory.parts[name])
     where = f"the fullest device (pipeline rank {memory.rank})" if plan.pp > 1 else "each device"
@@ -35,7 +35,7 @@ def why(
 
 
 def interval(plan: Plan, low: float, high: float, cluster: Cluster) -> str:
-    """Where 90% of runs lie, where that is from, and what of the plan none of the steps behind it had."""
+    """The range of 90% of runs, its origin, and features of the plan that none of the steps behind it had."""
     said = f"90% of such steps take {_seconds(low)} to {_seconds(high)}, by {cluster.spread_from}."
     measured = [step.plan for step in cluster.measured]
     largest = max((cluster.spec.largest, *(one.devices for one in measured)))
@@ -60,7 +60,7 @@ def _remedy(model: ModelSpec, plan: Plan, global_batch: int, capacity: float) ->
 
 
 def _milder(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Changes that need less memory, those that cost least time first."""
+    """Changes of the plan that need less memory, those that cost the least time first."""
     if plan.zero == 0 and plan.dp > 1:
         yield "zero=1", replace(plan, zero=1)
     if plan.tp > 1 and not plan.sequence_parallel:

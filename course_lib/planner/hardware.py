@@ -1,4 +1,4 @@
-"""Devices, links and clusters: what the data sheets say, and how much of it a program gets.
+"""Devices, links and clusters: the peaks of data sheets, and the fractions of them that programs reach.
 
 Two kinds of figures live here and are never mixed. *Peaks* are from data sheets, dense (vendors like to print twice
 that, "with sparsity") and in one direction (vendors like to print the sum of both). *Fractions* say how much of a peak
@@ -23,17 +23,17 @@ GiB = 2**30
 # How far published steps lie from estimates: standard deviations of the logarithm (benchmarks/planner.py fits them).
 SETUPS = 0.08  # between set-ups of one stack of software on one machine
 STACKS = 0.09  # between stacks on one device, each with its own kernels and libraries
-DEVICES_APART = 0.25  # between devices, for one that nothing is published about
-NINETY_PERCENT = 1.645  # so many standard deviations to each side hold 90% of a normal distribution
+DEVICES_APART = 0.25  # between devices, for a device without published steps
+NINETY_PERCENT = 1.645  # 90% of a normal distribution lie within this many standard deviations
 LARGEST_CLUSTER = 16_384
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection of one device: NVLink inside a node, or one network card.
+    """A link of one device: NVLink inside a node, or one network card.
 
-    bandwidth: bytes per second in one direction.  fraction: what long collectives get of it.
-    latency: seconds a step of a ring takes however little it carries.  launch: seconds to start a collective at all.
+    bandwidth: bytes per second in one direction.  fraction: the part that long collectives reach.
+    latency: seconds of a ring's step, however few bytes it carries.  launch: seconds to start a collective.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Device:
     """One accelerator.
 
     peak: dense FLOP/s by precision.  memory: bytes.  bandwidth: bytes per second of its memory.
-    cores: streaming multiprocessors, among which a matrix product is dealt out in tiles.  link: inside its node.
+    cores: streaming multiprocessors, over which a matrix product is distributed in tiles.  link: inside its node.
     matmul: fraction of the peak that large matrix products reach.  streaming: fraction of the memory bandwidth that
     element-wise kernels reach.  attention: fraction of the peak that a fused attention kernel reaches.
     stacks: how many published stacks of software on this device `matmul` was fitted to.  largest: devices of the
@@ -137,7 +137,7 @@ class Cluster:
 
     @property
     def spread_from(self) -> str:
-        """What the interval rests on."""
+        """The origin of the interval, in words."""
         if self.measured:
             return f"{_counted(len(self.measured), 'measured step')} of this machine"
         if not self.spec.stacks:
@@ -155,13 +155,13 @@ class Cluster:
 
     @cached_property
     def between_link(self) -> Link:
-        """What one device has of its node's network cards."""
+        """The share of its node's network cards that one device has, as a link."""
         link = LINKS[self.between].shared((self.nics_per_node or self.devices_per_node) / self.devices_per_node)
         return link if self.network is None else replace(link, fraction=self.network, origin="given by hand")
 
 
 def half_width(stacks: int, measured: int = 0) -> float:
-    """Of an interval around an estimate: what one set-up differs from another, and what is not known of the machine."""
+    """The half width of an interval around an estimate: the spread between set-ups, and that between machines."""
     if measured:
         return NINETY_PERCENT * SETUPS * math.sqrt(1 + 1 / measured)
     unknown = STACKS**2 * (1 + 1 / stacks) if stacks else 2 * STACKS**2 + DEVICES_APART**2

@@ -1,12 +1,12 @@
-"""What lies in a device's memory at the fullest moment of a step, in bytes.
+"""The memory of a device at the fullest moment of a step, in bytes by part.
 
-    parameters   gradients   optimizer        by precision; shared out among data ranks by ZeRO stage 3, 2, 1
+    parameters   gradients   optimizer        by precision; sharded over data ranks by ZeRO stage 3, 2, 1
     bf16, fp16       2        2 (or 4)   12   32-bit master copy and two moments of Adam: 16 (or 18) bytes a parameter
     fp32             4           4        8   two moments: 16 bytes too
-    activations                               what forward keeps for backward: layers x micro-batches in flight
+    activations                               kept by forward for backward: layers x micro-batches in flight
     logits                                    on the last stage, for one micro-batch, as wide as the vocabulary
-    buffers                                   messages, buckets and what ZeRO-2 and 3 have whole for a moment
-    margin                                    what no tensor of the step is in: driver, communication library, fragments
+    buffers                                   messages, buckets and what ZeRO-2 and 3 unshard for a moment
+    margin                                    all that is not a tensor: driver, communication library, fragments
 
 Rajbhandari et al. 2020, "ZeRO" (SC20), section 3 and table 1; Korthikanti et al. 2022, "Reducing Activation
 Recomputation in Large Transformer Models", section 4; Megatron-LM's theoretical_memory_usage.py (18 bytes).
@@ -27,7 +27,7 @@ BUCKET = 25 * 2**20  # bytes of gradients that are sent together
 # The margin is fitted to what nvidia-smi showed in BLOOM's chronicles (57, 53 and 40 GB), a quarter above the tensors.
 DRIVER = 1 * GiB  # its context and the libraries' code
 CHANNELS = GiB // 2  # what the communication library keeps for each group that a device is in
-FRAGMENTS = 0.10  # of all tensors: holes that the allocator cannot fill
+FRAGMENTS = 0.10  # share of all tensors: holes that the allocator cannot fill
 
 
 class Recipe(NamedTuple):
@@ -52,7 +52,7 @@ def recipe(plan: Plan) -> Recipe:
 
 
 class Memory(NamedTuple):
-    """Bytes on one device at its fullest, by what they are for. `rank` is its place in the pipeline."""
+    """Bytes on one device at its fullest, by purpose. `rank` is its place in the pipeline."""
 
     parameters: float
     gradients: float
@@ -73,24 +73,24 @@ class Memory(NamedTuple):
 
     @property
     def tensors(self) -> float:
-        """What an allocator counts as allocated."""
+        """Bytes that an allocator counts as allocated."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
 
 
 def memory_of_worst_device(model: ModelSpec, plan: Plan, n_micro_batches: int) -> Memory:
-    """The fullest device. All devices of one pipeline rank are alike."""
+    """The memory of the fullest device. All devices of one pipeline rank are alike."""
     found = _memory_of(candidates(model, plan.depth), model, plan, n_micro_batches)
     return max(found, key=lambda memory: memory.total)
 
 
 def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int) -> Memory:
-    """A device of this pipeline rank."""
+    """The memory of a device of this pipeline rank."""
     return next(_memory_of([rank], model, plan, n_micro_batches))
 
 
 def _memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batches: int) -> Iterator[Memory]:
     tokens = plan.micro_batch * model.sequence / plan.cp
-    whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # what tensor parallelism alone does not cut
+    whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # not cut by tensor parallelism alone
     again, kept = (layer_activations(model, plan.slice, recompute) for recompute in (plan.recompute, "none"))
     of_layer = plan.recomputed * again + (1 - plan.recomputed) * kept
     buffers = _buffers(model, plan, tokens, whole)
@@ -120,7 +120,7 @@ def model_state(parameters: int, plan: Plan) -> tuple[int, int, int]:
 
 
 def share(n: int, ranks: int) -> int:
-    """The largest share of n things among so many ranks."""
+    """The largest share when n things are divided among `ranks`."""
     return -(-n // ranks)
 
 
@@ -175,13 +175,13 @@ def layer_activations(model: ModelSpec, cut: Slice, recompute: str) -> float:
 
 
 def _logits(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
-    """Of one micro-batch: into the norm, into the product, the logits, and their softmax in 32 bits."""
+    """Bytes of one micro-batch: inputs of the norm and of the product, the logits, and their softmax in 32 bits."""
     size = SIZE[plan.precision]
     return tokens * (2 * size * model.hidden * whole + (size + 4) * model.vocab / plan.tp)
 
 
 def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float:
-    """What is there for a moment only.
+    """Bytes of temporary buffers.
 
     Gradients of the widest thing in a layer, while its backward is computed; messages between stages; a gathered
     input under sequence parallelism; a bucket of gradients, or under ZeRO-2 in a pipeline those of a stage; the layers
@@ -195,7 +195,7 @@ def _buffers(model: ModelSpec, plan: Plan, tokens: float, whole: float) -> float
     total += message if plan.sequence_parallel else 0.0
     if plan.dp * plan.cp > 1:
         total += BUCKET
-    if plan.zero >= 2 and plan.pp > 1:  # which are summed up over the micro-batches that follow each other
+    if plan.zero >= 2 and plan.pp > 1:  # summed over consecutive micro-batches
         total += (layer.cut / plan.tp + layer.whole) * size.gradient * -(-model.layers // plan.depth.n_stages)
     if plan.zero == 3:  # parameters of this layer and the next, gradients of this one
         total += (layer.cut / plan.tp + layer.whole) * (2 * size.parameter + size.gradient)

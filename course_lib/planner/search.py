@@ -1,8 +1,7 @@
 """Every legal plan of a model on a cluster, and the few among them worth choosing from.
 
-Plans are counted out from the fewest devices that must work together to the most: tensor ranks inside a node, then
-stages, and replicas for what is left. What a layer costs depends on the first few choices alone, so it is computed
-once for thousands of plans.
+Plans are enumerated from the innermost dimension outwards: tensor ranks inside a node, then stages, and replicas for
+what is left. A layer's cost depends on the first few choices only, so it is computed once for thousands of plans.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from course_lib.planner.hardware import Cluster, half_width
 from course_lib.planner.simulate import no_collection
 from course_lib.planner.spec import RECOMPUTE, ModelSpec, Plan, divides_evenly, divisors, shares_heads
 
-LEAST_POSITIONS = 8192  # that a context rank is given: shorter sequences have better ways to be shared out
+LEAST_POSITIONS = 8192  # positions of a context rank at least: shorter sequences are better divided in other ways
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found: `estimates` of every legal plan, those that fit first, the fastest first.
+    """The result of a search: `estimates` of every legal plan, those that fit first, the fastest first.
 
     within: the share of a device's memory that a plan may need.
     """
@@ -50,15 +49,17 @@ class Found:
 
     @cached_property
     def tied(self) -> list[Estimate]:
-        """The plans that cannot be told apart from the best: estimates of two set-ups on one machine differ by chance
-        as much as theirs. The simplest first, those with the fewest stages on a rank."""
+        """The plans that cannot be told apart from the best, the simplest (fewest stages on a rank) first.
+
+        Estimates of two set-ups on one machine differ as much by chance.
+        """
         limit = self.best.step_time.total * math.exp(half_width(stacks=1, measured=1))
         alike = (found for found in self.estimates if _fits(found, self.within) and found.step_time.total <= limit)
         return sorted(alike, key=lambda found: found.plan.virtual_stages)
 
     @cached_property
     def pareto(self) -> list[Estimate]:
-        """The plans that no other beats in both memory and time, from the fastest to the smallest."""
+        """The Pareto front: plans that no other beats in both memory and time, from the fastest to the smallest."""
         front: list[Estimate] = []
         for found in sorted(self.estimates, key=lambda found: (found.step_time.total, found.memory.total)):
             if not front or found.memory.total < front[-1].memory.total:
@@ -71,14 +72,14 @@ def search(
 ) -> Found:
     """Estimate every legal plan, best first: ranked by the middle of their intervals.
 
-    Tried are all tp within a node and over two, pp, cp that leaves a rank 8,192 positions, micro-batches, ZeRO stages
-    (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
+    It tries all tp within a node and over two, pp, cp that leaves a rank at least 8,192 positions, micro-batches, ZeRO
+    stages (3 without a pipeline, 2 without or with interleaving, as elsewhere they repeat their traffic for every
     micro-batch), sequence parallelism, recomputation in all layers, 1f1b, zb_h1 and interleaving.
 
-    Computed is in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
-    fp32_gradients: as for Plan; 16 bits are always faster, so which it is is not the search's to choose.
+    It computes in 16 bits, bf16 where the device has it.  within: the share of a device's memory that a plan may need.
+    fp32_gradients: as for Plan. 16 bits are always faster, so the caller chooses, not the search.
 
-    Raises ValueError if no plan is legal, and for a share of memory that is none.
+    Raises ValueError if no plan is legal, and for a share of memory outside 0 to 1.
     """
     if not 0 < within <= 1:
         raise ValueError(f"within={within} is no share of a device's memory; give one above 0 and up to 1, such as 0.9")
@@ -114,7 +115,7 @@ def legal_plans(
 
 
 def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """dp, tp, pp, cp and micro-batch."""
+    """Every dp, tp, pp, cp and micro-batch."""
     for tp, cp in itertools.product(divisors(2 * cluster.devices_per_node), divisors(model.sequence)):
         too_short = cp > 1 and model.sequence // cp < LEAST_POSITIONS
         if too_short or cluster.devices % (tp * cp) or not shares_heads(model, tp) or model.ffn_width % tp:
@@ -127,7 +128,7 @@ def _divisions(model: ModelSpec, cluster: Cluster, global_batch: int) -> Iterato
 
 
 def _schedules(model: ModelSpec, replicas: int, pp: int, micro_batches: int) -> Iterator[tuple[str, int, int]]:
-    """Schedule, stages of a rank, and what of the replicas' state is shared out."""
+    """Every schedule, number of stages on a rank, and ZeRO stage."""
     shared = range(1 if replicas == 1 else 4)
     if pp == 1:
         yield from (("1f1b", 1, zero) for zero in shared)

@@ -30,7 +30,7 @@ _NOT_YET = -1.0
 def simulate(
     schedule: Schedule, forward: Seconds, backward: Seconds, weight_grad: Seconds = 0, transfer: Seconds = 0
 ) -> Timeline:
-    """When every rank does what, if each action takes as long as said.
+    """Simulate a schedule: when every rank does what, with these costs.
 
     forward, backward, weight_grad: seconds of F, I and W, one number or one for each stage; B, the whole backward,
         takes backward + weight_grad.
@@ -51,7 +51,7 @@ def simulate(
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """The collector would look through a growing list again and again, for cycles that what is in it cannot have."""
+    """Pause garbage collection, which would search a growing list again and again for cycles that cannot be in it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -71,7 +71,7 @@ def _per_stage(name: str, seconds: Seconds, n_stages: int) -> list[float]:
 
 
 class _Step(NamedTuple):
-    """What all micro-batches of one operation on one stage have in common.
+    """The parts that all micro-batches of one operation on one stage have in common.
 
     `needs` and `gives` + micro-batch are the places, in one long list of times, of its input and of its result.
     """
@@ -112,7 +112,7 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
 
 
 def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
-    """Let each rank go on until it needs what is not there yet, and call it again when it is."""
+    """Run each rank until it needs an input that is not there yet, and call it again once it is."""
     times = [_NOT_YET] * (2 * schedule.n_stages * schedule.n_micro_batches) + [0.0] * (2 * schedule.n_micro_batches)
     free, position = [0.0] * schedule.n_ranks, [0] * schedule.n_ranks
     waiting: dict[int, int] = {}
@@ -145,5 +145,5 @@ def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
                 runnable.append(waiting.pop(gives))
         free[rank] = now
     if waiting:
-        validate(schedule)  # names who waits for what
+        validate(schedule)  # the error names the waiting rank and its input
     return spans

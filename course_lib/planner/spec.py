@@ -1,11 +1,11 @@
-"""What is trained, and how it is cut: `ModelSpec` and `Plan`.
+"""The model and how it is cut: `ModelSpec` and `Plan`.
 
-A plan cuts one training step in up to four ways at once. Devices are numbered so that those who talk most are nearest:
+A plan cuts one training step in up to four ways at once. Devices that communicate most have neighboring numbers:
 
-    tensor  (tp)   inside a layer: every device has a slice of each matrix        talks several times in every layer
-    context (cp)   inside a sequence: every device has some of the positions      talks once in every layer
-    data    (dp)   across the batch: every device has some of the samples         talks once in a step
-    pipeline (pp)  across the depth: every device has some of the layers          talks to its neighbors only
+    tensor  (tp)   inside a layer: every device has a slice of each matrix        several collectives in every layer
+    context (cp)   inside a sequence: every device has some of the positions      once in every layer
+    data    (dp)   across the batch: every device has some of the samples         once in a step
+    pipeline (pp)  across the depth: every device has some of the layers          messages to its neighbors only
 
     device = ((pipeline x dp + data) x cp + context) x tp + tensor
 
@@ -25,12 +25,12 @@ from course_lib.schedules import Schedule
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 OVERLAPS = ("data", "tensor", "pipeline")
-V_SHAPED = ("zbv", "dualpipev")  # two stages a rank, and the second half of the model comes back up the ranks
+V_SHAPED = ("zbv", "dualpipev")  # two stages on each rank; the second half of the model comes back up the ranks
 SCHEDULES = tuple(schedules.SCHEDULES)
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters: those that tensor parallelism cuts, and those that every tensor rank has whole."""
+    """Numbers of parameters: those that tensor parallelism cuts, and those that every tensor rank holds whole."""
 
     cut: int
     whole: int
@@ -82,7 +82,7 @@ class ModelSpec:
                 object.__setattr__(self, name, not self.gated_mlp)
 
     def __hash__(self) -> int:
-        """Of what is never None; a search asks for it a hundred thousand times."""
+        """A hash of the fields that are never None; a search computes it a hundred thousand times."""
         return hash((self.layers, self.hidden, self.heads, self.sequence, self.vocab))
 
     @property
@@ -99,7 +99,7 @@ class ModelSpec:
 
     @property
     def up_width(self) -> int:
-        """What comes out of the MLP's first product: the gate counts beside what it gates."""
+        """The width of the MLP's first product: hidden units, and as many again if they are gated."""
         return self.ffn_width * (2 if self.gated_mlp else 1)
 
     @cached_property
@@ -117,7 +117,7 @@ class ModelSpec:
         return self.parameters_of([0], 1).total
 
     def parameters_of(self, stages: Sequence[int], n_stages: int) -> Parameters:
-        """What a device holds that has these of `n_stages`. A tied matrix is there once if both its uses are."""
+        """The parameters of a device with these stages. A tied matrix counts once if both its uses are there."""
         counts = layers_of_stages(self.layers, n_stages)
         layers = sum(counts[stage] for stage in stages)
         cut, whole = (layers * numbers for numbers in self.layer_parameters)
@@ -135,7 +135,7 @@ class ModelSpec:
         return 2.0 * tokens * matrices + 4.0 * tokens * self.sequence * self.hidden
 
     def step_flops(self, global_batch: int) -> float:
-        """What one step needs, forward and backward (3 x forward), nothing computed twice.
+        """FLOPs that one step needs, forward and backward (3 x forward), without recomputation.
 
         For GPT it is 72 B s l h^2 (1 + s / 6h + V / 12lh), the paper's equation 3 without its recomputation.
         """
@@ -153,12 +153,12 @@ class ModelSpec:
 
 
 def divides_evenly(layers: int, n_stages: int) -> bool:
-    """Whether all stages get the same, with embedding and logits counted as a layer each if need be."""
+    """Whether all stages get the same, with embedding and logits counted as one layer each if need be."""
     return layers % n_stages == 0 or (layers + 2) % n_stages == 0
 
 
 def layers_of_stages(layers: int, n_stages: int) -> list[int]:
-    """Layers on each stage: the same everywhere if that works out.
+    """Layers on each stage: equal if they divide evenly.
 
     Otherwise embedding and logits count as one layer each, so that the first and the last stage have one layer less
     (BLOOM: 70 layers on 12 stages are 5, ten times 6, 5), and what remains goes to the stages in the middle.
@@ -174,7 +174,7 @@ def layers_of_stages(layers: int, n_stages: int) -> list[int]:
 
 
 class Slice(NamedTuple):
-    """What of a plan decides the cost of one micro-batch in one layer. Thousands of plans share a slice."""
+    """The part of a plan that decides the cost of one micro-batch in one layer. Thousands of plans share a slice."""
 
     tp: int
     cp: int
@@ -188,12 +188,12 @@ class Slice(NamedTuple):
 
     @property
     def forwards(self) -> float:
-        """How often a layer's forward is computed, in the mean."""
+        """How often a layer's forward is computed, on average."""
         return 1 + self.recomputed * (self.recompute == "full")
 
 
 class Depth(NamedTuple):
-    """What of a plan decides which layers are where."""
+    """The part of a plan that decides which layers are where."""
 
     pp: int
     virtual_stages: int
@@ -210,7 +210,7 @@ class Depth(NamedTuple):
         return list(range(rank, self.n_stages, self.pp))
 
     def schedule_of(self, n_micro_batches: int) -> Schedule:
-        """Who does what, in which order."""
+        """The schedule of a pipeline with so many micro-batches."""
         build = schedules.SCHEDULES[self.schedule]
         more = (self.virtual_stages,) if self.schedule == "interleaved_1f1b" else ()
         return build(self.n_stages, n_micro_batches, *more)
@@ -218,23 +218,23 @@ class Depth(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a step is divided among dp x tp x pp x cp devices, and what is traded for what.
+    """A plan: how a step is divided among dp x tp x pp x cp devices, and what it trades for what.
 
     micro_batch: sequences that go through the pipeline together.  schedule: one of SCHEDULES.
     virtual_stages: stages on each pipeline rank; schedules that are V-shaped have two.
-    zero: 0, or what data ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too.
+    zero: 0, or what data ranks shard: 1 optimizer state, 2 gradients too, 3 parameters too.
     recompute: what the backward pass computes again: "none", every layer ("full"), or what takes much memory and little
         time ("selective"): attention scores; under flash attention what norms and the activation function make.
     fp32_gradients: gradients are kept and summed in 32 bits: 18 bytes a parameter in place of 16.
     overlap: traffic that runs while the device computes, any of "data" (gradients behind the last micro-batch's
         backward), "tensor" (behind the weight gradients), "pipeline" (behind other micro-batches).
     fused: small kernels are merged (bias with GELU, scale with mask and softmax); False: each by itself.
-    shards: among how many replicas ZeRO shares out; None: all. Fewer, such as those of a node, is hybrid sharding:
+    shards: over how many replicas ZeRO shards; None: all. Fewer, such as those of a node, is hybrid sharding:
         parameters are gathered among these, and gradients summed over the others (Zhao et al. 2023, section 3.2.2).
 
     recomputed: the share of every rank's layers that recompute is for; 0.5 for every other one.
 
-    What it does not have: offload to the host, and experts.
+    Not modelled: offload to the host, and experts.
 
     Raises ValueError for values that no model could be trained with.
     """
@@ -293,7 +293,7 @@ class Plan:
 
     @property
     def sharing(self) -> int:
-        """Among how many replicas ZeRO shares out."""
+        """The number of replicas over which ZeRO shards."""
         return self.shards or self.dp * self.cp
 
     @cached_property
@@ -306,7 +306,7 @@ class Plan:
         return Depth(self.pp, self.virtual_stages, self.schedule)
 
     def micro_batches(self, global_batch: int) -> int:
-        """How many micro-batches one pipeline processes in a step."""
+        """The number of micro-batches that one pipeline processes in a step."""
         return global_batch // (self.dp * self.micro_batch)
 
     def check(self, model: ModelSpec, n_devices: int, global_batch: int) -> None:
