@@ -1,4 +1,4 @@
-"""What a student has answered, in a file that only ever grows.
+"""The journal: a student's answers, in a file that only ever grows.
 
     .course/answers.jsonl     one line for each thing that happened, the latest last
     {"when": "2026-03-01T10:00:00+00:00", "what": "committed", "question": "Q4", "seed": 0, "answer": "a"}
@@ -66,7 +66,7 @@ def record(what: str, question: str, seed: int, answer: Any, right: bool | None 
 
 
 def notes() -> list[Note]:
-    """Everything that was recorded, the latest last. Raises OSError where the file is there but cannot be read."""
+    """All notes, the latest last. Raises OSError where the file is there but cannot be read."""
     try:
         lines = (folder() / FILE).read_bytes().splitlines()
     except FileNotFoundError:
@@ -75,13 +75,13 @@ def notes() -> list[Note]:
 
 
 def latest(question: str, seed: int) -> Note | None:
-    """The last answer to a question, and how far it got."""
+    """The latest answer to a question, and how far it got."""
     own = (note for note in reversed(notes()) if (note.question, note.seed) == (question, seed))
     return next((note for note in own if note.what != "checked"), None)
 
 
 def reset() -> Path | None:
-    """Begin anew. What was there is kept under another name, which is returned; None if there was nothing."""
+    """Begin anew. The old file is kept under another name, which is returned; None if there was none."""
     with _alone():
         file = folder() / FILE
         if not file.exists():
@@ -98,7 +98,7 @@ def _note(line: bytes) -> Note | None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Keep other notebooks from writing. The system frees the lock of a process that was killed."""
+    """Keep other notebooks from writing meanwhile. The system frees the lock of a killed process."""
     folder().mkdir(parents=True, exist_ok=True)
     with open(folder() / LOCK, "a", encoding="utf-8") as file:
         while not try_lock(file):
@@ -107,7 +107,7 @@ def _alone() -> Iterator[None]:
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Whether nobody else has it."""
+    """Take the lock if nobody else has it; returns whether it was taken."""
     try:
         if sys.platform == "win32":
             import msvcrt

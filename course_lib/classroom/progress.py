@@ -1,4 +1,4 @@
-"""What became of every question and every part of an exercise, for `course.py progress`. (Standard library only.)"""
+"""The progress on every question and every part of an exercise, for `course.py progress`. (Standard library only.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_ANSWER = 40  # characters in a table
 
 
 def table(found: list[Note], exercises: Path) -> str:
-    """Every question by lesson and every part by exercise, and what became of it. exercises: their folder."""
+    """A table of every question by lesson and every part by exercise, with its state. exercises: their folder."""
     lines: list[str] = []
     for section, asked in (*_questions().items(), *_parts(exercises).items()):
         of_each = {name: [note for note in found if note.question == name] for name in asked}
@@ -34,7 +34,7 @@ def _questions() -> dict[str, dict[str, str]]:
 
 
 def _parts(exercises: Path) -> dict[str, dict[str, str]]:
-    """What is to be written in each exercise, by the name of its function; the headings above are the titles."""
+    """The parts of each exercise, by the name of the function to write; the headings above are the titles."""
     found = {}
     for file in sorted(exercises.glob("*/*.ipynb")):
         parts, title = {}, ""
@@ -48,7 +48,7 @@ def _parts(exercises: Path) -> dict[str, dict[str, str]]:
 
 
 def is_done(of_one_question: list[Note]) -> bool:
-    """Whether it was once answered right or, where nobody but the student can say, compared with the model answer."""
+    """Whether a question was ever answered right or, where only the student can say, compared with the model answer."""
     return any(note.right or note.what == "checked" for note in of_one_question)
 
 
@@ -60,7 +60,7 @@ def _what_became(of_one: list[Note]) -> str:
     if any(note.what == "checked" for note in of_one):
         return "compared with the model answer"
     if ran:
-        so_far = "not compared yet" if ran[-1].right is None else "not right yet"  # a text, which no run can judge
+        so_far = "not compared yet" if ran[-1].right is None else "not right yet"  # a text, which a run cannot judge
         return f"{so_far}; last answer: {_short(ran[-1].answer)}"
     return f"begun: {_short(of_one[-1].answer)}" if of_one else "-"
 

@@ -1,7 +1,7 @@
 """The rooms of a course: one folder for each lesson or case, with its pages and what runs them.
 
     rooms.open_all("lessons", Path("lessons"))    a course says where its rooms are, when it is imported
-    rooms.files("questions.md")                   that page of every room which has one, in the order of their names
+    rooms.files("questions.md")                   this page of every room that has one, in the order of their names
 
 Nothing in this library knows a lesson by its name. (Standard library only; see `progress`.)
 """

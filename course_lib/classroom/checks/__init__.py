@@ -4,7 +4,7 @@
     verdict = checks.ring_all_reduce(ring_all_reduce)     shows itself in a notebook
     verdict.points(5)                                     the same, and raises NotPassed unless it is right
 
-Each of a lesson's is an `Exercise`: a right solution, cases to try, and the wrong solutions that tell which idea a
+Each check of a lesson is an `Exercise`: a right solution, cases to try, and wrong solutions that tell which idea a
 student had.
 """
 

@@ -1,4 +1,4 @@
-"""What a student's function left, beside what the right solution left: what differs, and what is certain about it."""
+"""The evidence of a check: what a student's function and the right solution left, and how they differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from course_lib.ranks import listing
 
 
 class Difference(NamedTuple):
-    """One value on one rank that is not as it should be."""
+    """One value on one rank that differs from the right solution's."""
 
     rank: int
     name: str
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
     @property
     def is_change(self) -> bool:
-        """Whether it should have stayed as it was."""
+        """Whether the value should have stayed unchanged."""
         return is_same(self.before, self.expected) and self.before != "nothing"
 
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -50,7 +50,7 @@ class Evidence:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Everything that is not as the right solution left it, up to rounding; what is told of them comes first."""
+        """All values that differ from the right solution's by more than rounding; the one to report comes first."""
         found = self._between(self.right, self.left)
         return sorted(found, key=lambda one: (not one.is_change, kind(one.expected) == kind(one.got)))
 
@@ -73,13 +73,13 @@ class Evidence:
 
     @cached_property
     def disagreeing(self) -> list[int]:
-        """Ranks that differ by a bit or more from rank 0, where the right solution leaves one and the same."""
+        """Ranks that differ from rank 0, by even one bit, where the right solution leaves all ranks the same."""
         got, same = self.exercise.view(self.left), self.common
         return [r for r, one in enumerate(got) if not all(is_same(one.get(n, ""), got[0].get(n, "")) for n in same)]
 
     @cached_property
     def common(self) -> list[str]:
-        """The names of what the right solution leaves the same on all ranks."""
+        """The names of the values that the right solution leaves the same on all ranks."""
         right = self.exercise.view(self.right)
         return [name for name in right[0] if all(is_same(one.get(name, ""), right[0][name]) for one in right)]
 
@@ -88,24 +88,24 @@ class Evidence:
         return not (self.differences or self.disagreeing or any(left.ended_group for left in self.left))
 
     def mistakes(self) -> list[Mistake]:
-        """Whose programs leave the same; of several, those that sent the same numbers as well, if there are any."""
+        """The mistakes that leave the same values; of several, those that also sent the same numbers, if any."""
         fitting = {mistake: left for mistake, left in self.exercise.run_mistakes(self.case).items() if self._fits(left)}
         closer = [one for one, left in fitting.items() if all(map(_sent_the_same, self.left, left))]
         return closer or list(fitting)
 
     def _fits(self, theirs: list[Left]) -> bool:
-        """Where the result is right, the messages are the mistake; else it is enough that there were some."""
+        """Whether the messages fit a mistake: the same where the result is right, else only some where it had some."""
         mine, other = ([_traffic(left) for left in lefts] for lefts in (self.left, theirs))
         alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
         return alike and not self._between(theirs, self.left)
 
     def would_pass(self, mistake: Mistake) -> bool:
-        """Whether this wrong solution is right in this case."""
+        """Whether this wrong solution passes this case."""
         left = self.exercise.run_mistakes(self.case)[mistake]
         return not self._between(self.right, left) and not self.exercise.contract(left)
 
     def sentence(self) -> str:
-        """What is certain, whatever the exercise is."""
+        """A sentence about the difference that holds for any exercise."""
         wrong, sends = self.differences, [any(left.sent for left in lefts) for lefts in (self.left, self.right)]
         if any(left.ended_group for left in self.left):
             return "Your function ends the process group: nothing that comes after it could communicate."
@@ -139,7 +139,7 @@ class Evidence:
         return f"{agree} is not what one process would have."
 
     def _factor(self) -> float:
-        """By how much all that is wrong is too large; 0 if there is no one factor."""
+        """The factor by which all wrong values are too large; 0 if there is no common one."""
         expected, got = (torch.cat([v[i].double().flatten() for v in self.differences]) for i in (3, 4))  # type: ignore[union-attr]
         factor = float(got @ expected / (expected @ expected))
         return factor if factor > 0 and is_same(got, factor * expected, max(1.0, factor) * self.tolerance) else 0.0
@@ -152,7 +152,7 @@ def kind(value: Value) -> str:
 
 
 def is_same(one: Value, other: Value, tolerance: float = 0.0) -> bool:
-    """Whether two values have one dtype and shape and the same numbers, up to a tolerance."""
+    """Whether two values have the same dtype and shape, and the same numbers up to a tolerance."""
     if isinstance(one, str) or isinstance(other, str):
         return isinstance(one, str) and isinstance(other, str) and one == other
     return kind(one) == kind(other) and torch.allclose(one.double(), other.double(), 0, tolerance, equal_nan=True)
@@ -167,12 +167,12 @@ def _sorted(value: Value) -> Value:
 
 
 def _traffic(left: Left) -> Counter[tuple[str, int, int]]:
-    """How often what went to whom: operation, peer, elements."""
+    """The number of messages by operation, peer and elements."""
     return Counter((sent.operation, sent.peer, sent.content.numel()) for sent in left.sent)
 
 
 def _sent_the_same(left: Left, other: Left) -> bool:
-    """Whether two programs sent the same floating numbers up to a factor, in whatever pieces and order."""
+    """Whether two programs sent the same floating-point numbers up to a factor, in any pieces and order."""
     contents = (
         [s.content.double().flatten() for s in one.sent if s.content.is_floating_point()] for one in (left, other)
     )

@@ -79,7 +79,7 @@ def _wrong_arguments(exercise: Part, fn: Any) -> str:
     wanted = inspect.signature(exercise.right)
     if not callable(fn):
         return f"The check was given {fn!r}, which is no function. Give it the function itself, without parentheses."
-    yours: Any = "(...)"  # of what is not written in Python
+    yours: Any = "(...)"  # a function that is not written in Python
     try:
         yours = inspect.signature(fn)
         yours.bind(*wanted.parameters)
@@ -90,7 +90,7 @@ def _wrong_arguments(exercise: Part, fn: Any) -> str:
 
 
 def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
-    """What the last case that went well did not have, as a fact."""
+    """A fact: what is new in this case since the last one that passed."""
     if not passed:
         return ()
     before = passed[-1].case.world_size
@@ -100,7 +100,7 @@ def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], .
 
 
 def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
-    """What is wrong with a run that came to its end; None if nothing is."""
+    """The verdict on a run that came to its end; None if nothing is wrong."""
     exercise = found.exercise
     breach = exercise.contract(found.left) if found.is_right else ""
     if found.is_right and not breach:
@@ -157,7 +157,7 @@ def _fails_alike(exercise: Part, case: Case, mistake: Mistake, error: RunError) 
 
 
 def _how_it_ended(error: RunError) -> tuple:
-    """The same on every machine. Which ranks raise is not, if some of them wait for others that have raised."""
+    """A run's ending in a form that is the same on every machine; which of several waiting ranks raise is not."""
     raised = [error.histories[row.rank] for row in error.report.rows if row.state == "raised"]
     return type(error), repr(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
 
@@ -179,7 +179,7 @@ def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
 
 
 def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:
-    """The price of a right function beside the best: that of the right solution, unless this one has done better."""
+    """Add the price of a right function beside the best: the right solution's, unless this function has done better."""
     price = sent, calls, held, idle = _price(run)
     least_sent, least_calls, least_held, least_idle = map(min, price, _price(right))
     costs = (
@@ -197,7 +197,7 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
 
 
 def _price(run: Run) -> tuple[int, int, int, float]:
-    """Of the rank that has most of it: bytes sent, operations, bytes of extra memory. And the share of idle time."""
+    """Bytes sent, operations and bytes of extra memory, each of the rank that has most; and the share of idle time."""
     left: list[Left] = [programs[0] for programs in run.results]
     timeline: Timeline = run.timeline
     sent = max(map(timeline.bytes_sent, range(run.world_size)))

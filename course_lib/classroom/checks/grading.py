@@ -9,8 +9,8 @@
 
 While nbgrader grades, checks run in a process of their own, which imports this library afresh and gets nothing of the
 notebook but the functions. So a notebook gains nothing by replacing `checks`, a verdict or a part of this library.
-Whatever ends that process costs the points of one check: the next one begins in a new process. What cannot be prevented
-in Python: whoever replaces this module, or its files, grades himself. Read what is handed in.
+Whatever ends that process costs the points of one check: the next one begins in a new process. Python cannot prevent
+that somebody replaces this module or its files and grades himself: read what is handed in.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Graded:
-    """What another process would show, by MIME type: a verdict that it came to, or the idle time of one."""
+    """The output of another process, by MIME type: its verdict, or the idle time of one."""
 
     bundle: dict[str, str]
     share: float = 0.0
@@ -49,7 +49,7 @@ class Graded:
         return self.bundle
 
     def points(self, of: int) -> float:
-        """Show the verdict; what it earns, as nbgrader reads it from the result of a cell."""
+        """Show the verdict and return its points, which nbgrader reads from the result of a cell."""
         from IPython.display import display
 
         display(self)
@@ -81,7 +81,7 @@ def _grade(module: str, name: str, fn: Any) -> Verdict | Graded:
         said.seek(0)
         last = said.read().decode(errors="replace").strip().splitlines()[-1:]
         return Graded({"text/plain": f"{name}: the check ended with code {code}. {' '.join(last)}"})
-    except BaseException:  # it took too long; a late answer would be taken for that to the next question
+    except BaseException:  # it took too long; a late answer would be taken for the next question's
         _grader.cache_clear()
         process.kill()
         raise
@@ -96,7 +96,7 @@ def _check(module: str, name: str) -> Exercise:
 
 @functools.cache
 def _grader() -> tuple[Any, IO[bytes]]:
-    """The process that checks, and what it complains about. It imports for seconds, so it stays for the next check."""
+    """The process that checks, and the file of its errors. It imports for seconds, so it is kept for further checks."""
     command, here = [sys.executable, "-m", "course_lib.classroom.checks.grading"], Path(__file__).parents[3]
     said = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with the process)
     pipe = subprocess.PIPE
@@ -104,9 +104,9 @@ def _grader() -> tuple[Any, IO[bytes]]:
 
 
 def _main() -> None:
-    """In that process: check each function that arrives, on ranks that none before has touched; answer plain data."""
+    """The grading process: check each function that arrives, on fresh ranks, and answer plain data."""
     with open(os.dup(0), "rb") as questions, open(os.dup(1), "wb") as answers:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a function prints is no answer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a function prints is not an answer
         with contextlib.suppress(EOFError):
             while True:
                 module, name, fn = pickle.load(questions)
@@ -118,6 +118,6 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    from course_lib.classroom.checks import grading  # else what it leaves would be of __main__
+    from course_lib.classroom.checks import grading  # else its results would belong to __main__
 
     grading._main()

@@ -1,4 +1,4 @@
-"""What an exercise part knows: a right solution, the cases to try it in, and wrong solutions as students write them.
+"""An exercise part: a right solution, the cases to try it in, and wrong solutions as students write them.
 
     ring_all_reduce = Exercise("ring_all_reduce", right, play, cases, priced=Case(...))
 
@@ -7,8 +7,8 @@
 
     split_batch.change("samples_lost", "stop]", "stop - 1]")
 
-A wrong solution is a whole misconception, be it a program of its own or the right one with a place changed. Whoever
-leaves what it leaves on every rank thought the same; and so the bank tests itself. What is said of each is in `prose`.
+A wrong solution is a whole misconception, either a program of its own or the right one with a place changed. Same
+values on every rank: same misconception. So the bank tests itself. The words about each are in `prose`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from course_lib.ranks import Pace, Run, launch
 from course_lib.timeline import compute
 
 TIMEOUT = 10.0  # seconds
-Value = Tensor | str  # whatever is not a tensor, in words
+Value = Tensor | str  # a value that is not a tensor, in words
 Values = dict[str, Value]
 
 
@@ -40,7 +40,7 @@ class Case:
 
     text: the situation in words, "3 ranks and 7 numbers".
     arguments: makes the arguments of one rank, on that rank.
-    new: what the case before did not have, so that it is to blame if that one went well.
+    new: what the case before did not have, so that it is to blame if that one passed.
     """
 
     text: str
@@ -50,10 +50,10 @@ class Case:
 
 
 class Left(NamedTuple):
-    """What a program left on one rank.
+    """Everything that a program left on one rank.
 
     values, before: its result ("the result") and its arguments afterwards; its arguments as they were.
-    sent: what went into messages and collectives.  memory: the most bytes it held in addition.
+    sent: the tensors of its messages and collectives.  memory: the most bytes it held in addition.
     ended_group: whether it ended the process group.
     """
 
@@ -65,7 +65,7 @@ class Left(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A wrong solution of a part. fails: its run does not come to its end."""
+    """A wrong solution of a part. fails: whether its run does not come to its end."""
 
     part: str
     program: Callable[..., Any]
@@ -73,23 +73,24 @@ class Mistake(NamedTuple):
 
     @property
     def words(self) -> prose.Words:
-        """What is behind it, in a sentence, and a question that leads out of it."""
+        """The idea behind it, in a sentence, and a question that leads out of it."""
         return prose.words()[self.part, self.program.__name__]
 
 
 @dataclass(eq=False)
 class Part:
-    """One part of an exercise: what is right, what is wrong, and how both are run.
+    """One part of an exercise: right and wrong solutions, and how to run them.
 
-    name: of the student's function.  right: a solution at the best possible price.
+    name: the student's function.  right: a solution at the best possible price.
     play: calls a solution with the arguments of a case, as play(solution, *arguments); what it returns is compared, and
         so are the arguments afterwards, by their names in play. `result` and `effect` take those of the right solution.
     cases: what to try, for a seed: the smallest first, each harder by one thing.
     priced: the case that comes last, and whose price is told.  pace: of the emulated clock.
     memory: the least extra bytes that are possible; None: those of the right solution.
     rounding: how far a number may be off, as a share of the largest one that the right solution makes.
-    view: what of all that is left matters, by rank, where solutions are free to differ.
-    contract: what besides the result is wrong; "" if nothing is.  rule: what only a rule can tell of a wrong result.
+    view: the values that matter, by rank, where solutions are free to differ.
+    contract: says what is wrong although the result is right; "" if nothing is.  rule: says what only a rule can tell
+        about a wrong result.
     """
 
     name: str
@@ -111,21 +112,21 @@ class Part:
         return program
 
     def change(self, name: str, *places: str, fails: bool = False) -> None:
-        """Put the right solution into the bank with some places of its source, mostly one, written otherwise."""
+        """Put the right solution into the bank with some places of its source changed, mostly one."""
         self.mistake(changed(self.right, name, *places), fails)
 
     @functools.cache  # noqa: B019  (an exercise lives as long as the program)
     def ladder(self, seed: int) -> list[Case]:
-        """All cases for a seed; the same objects each time, so that what is known about them can be kept."""
+        """All cases for a seed; the same objects each time, so that their results can be cached."""
         return [*self.cases(seed), self.priced]
 
     def run(self, programs: list[Callable], case: Case) -> Run:
-        """Run programs one after the other; the result of a rank is what each of them left there."""
+        """Run programs one after the other; a rank's result lists what each of them left there."""
         args = (programs, self.play, self._names(), case.arguments)
         return launch(_leave_all, case.world_size, args, timeout=TIMEOUT, pace=self.pace, device="cpu")
 
     def _names(self) -> list[str]:
-        """Those of a case's arguments."""
+        """The names of a case's arguments."""
         if self.play in (result, effect):
             return [*inspect.signature(self.right).parameters]
         return [*inspect.signature(self.play).parameters][1:]
@@ -136,16 +137,16 @@ class Part:
 
     @functools.cache  # noqa: B019
     def run_mistakes(self, case: Case) -> dict[Mistake, list[Left]]:
-        """What all mistakes leave whose runs come to their end, by rank."""
+        """The results, by rank, of all mistakes whose runs come to their end."""
         mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
         run = self.run([mistake.program for mistake in mistakes], case)
         return dict(zip(mistakes, map(list, zip(*run.results, strict=True)), strict=True))
 
 
 def changed(program: Callable[..., Any], name: str, *places: str) -> Callable[..., Any]:
-    """A program of this name: the given one with some places of its source written otherwise.
+    """A program of this name: the given one with some places of its source changed.
 
-    places: what stands there, and what is to stand there; and so on.
+    places: pairs of old and new text, one after the other.
     Raises ValueError unless it stands in the source exactly once.
     """
     source = inspect.getsource(program)
@@ -168,7 +169,7 @@ def result(solution: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def effect(solution: Callable[..., Any], *arguments: Any) -> None:
-    """Where only the arguments matter, and nothing that may be returned."""
+    """Play a solution for its effect on the arguments alone; its result is ignored."""
     solution(*arguments)
 
 
@@ -176,13 +177,13 @@ def effect(solution: Callable[..., Any], *arguments: Any) -> None:
 
 
 def normal(seed: int) -> Callable[..., Tensor]:
-    """Draws numbers of 64 bits, in a given shape; the next ones each time."""
+    """A function that draws random float64 tensors of a given shape, new ones each time."""
     random = torch.Generator().manual_seed(seed)
     return functools.partial(torch.randn, generator=random, dtype=torch.float64)
 
 
 def prepared(module: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
-    """With parameters that are drawn, and passing on the emulated clock."""
+    """A module with random parameters; its passes advance the emulated clock."""
     for parameter in module.parameters():
         parameter.data = draw(parameter.shape)
     module.register_forward_hook(lambda module, inputs, output: on_the_clock(output))
@@ -190,7 +191,7 @@ def prepared(module: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
 
 
 def on_the_clock(output: Tensor) -> Tensor:
-    """Let the emulated clock pass a forward pass now, and a backward pass when the gradient of this output arrives."""
+    """Advance the emulated clock by a forward pass now, and by a backward pass when this output's gradient arrives."""
 
     def backward(_: Tensor) -> None:
         with compute("backward"):
@@ -218,7 +219,7 @@ def _leave(rank: int, program: Callable, play: Callable, names: list[str], argum
 
 
 def _values_of(thing: Any, name: str = "") -> Values:
-    """Everything inside: tensors as copies, the parameters of a module and their gradients, all else in words."""
+    """All values inside a thing: copies of tensors, a module's parameters and gradients, everything else in words."""
     if isinstance(thing, Tensor):
         return {name: thing.detach().clone()}
     if isinstance(thing, nn.Module):

@@ -1,4 +1,4 @@
-"""What checks say of mistakes: the checks.md of a lesson.
+"""The words about mistakes: the checks.md of a lesson.
 
     # split_batch                                       a part
 
@@ -7,7 +7,7 @@
 
     How much does such a sample count?                  a question that leads out of it
 
-It is read when it is first said, so that no rank has to.
+It is read when it is first needed, so that no rank has to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Words(NamedTuple):
 
 @functools.cache
 def words() -> dict[tuple[str, str], Words]:
-    """By part and name of a mistake. Raises ValueError, with file and line, for what cannot be read."""
+    """The words about each mistake, by part and name. Raises ValueError, with file and line, for an unreadable page."""
     said: dict[tuple[str, str], Words] = {}
     part = ""
     for place, heading, text in (one for file in rooms.files("checks.md") for one in sections(file)):

@@ -1,4 +1,4 @@
-"""Parts that only compute, and send nothing: each rank asks for other plans, which are rows of arguments."""
+"""Parts that compute and send nothing: each rank asks for other plans, which are rows of arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case
 
-Plans = dict[str, list[tuple]]  # by what is new in them
+Plans = dict[str, list[tuple]]  # keys say what is new in them
 
 
 def computing(
@@ -26,11 +26,11 @@ def computing(
     value: Callable[[tuple, Any], Any] = lambda plan, found: found,
     **options: Any,
 ) -> Exercise:
-    """The part with this name: each kind of plans is tried on 2 ranks, and then some again on more.
+    """The part with this name: each kind of plans is tried on 2 ranks, then some of them on more.
 
-    what: what to call them, before their kind.  plans: those of a seed and a rank.  more: ranks, and a kind for each.
-    priced: what to call a plan for 4 ranks, and that plan.  run: does what costs something there, given the plan and
-        what was found for it.  value: what matters of what was found for a plan.
+    what: the plans' name, before their kind.  plans: those of a seed and a rank.  more: ranks, with a kind for each.
+    priced: the name of a plan for 4 ranks, and that plan.  run: spends what it costs there, given the plan and the
+        answer for it.  value: the part of an answer that matters.
     """
 
     def play(fn: Callable, plans: list[tuple], runs: bool) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _cases(what: str, plans: Callable[[int, int], Plans], more: list[tuple[int, 
 
 
 def as_numbers(found: Any) -> Any:
-    """A number, several, or rows of them as a tensor, so that they are compared as numbers; anything else as it is."""
+    """Numbers, or rows of numbers, as a tensor, so that they are compared as numbers; anything else unchanged."""
     try:
         return torch.tensor(_plain(found), dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -60,7 +60,7 @@ def as_numbers(found: Any) -> Any:
 
 
 def as_number(found: Any) -> Any:
-    """The same for one number, which may be in a tensor of any shape."""
+    """One number, or a tensor of any shape with one number, as a tensor to compare."""
     return as_numbers(found.squeeze() if isinstance(found, Tensor) else found)
 
 

@@ -1,4 +1,4 @@
-"""What a check answers: right or not, why, and at what price."""
+"""The verdict of a check: right or not, why, and at what price."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_YET = "#d98600"
 
 @dataclass(frozen=True)
 class Cost:
-    """One line of a price: what is counted, how much of it the student's function took, and the best possible."""
+    """One line of a price: what is counted, the amount of the student's function, and the best possible."""
 
     what: str
     yours: str
@@ -36,7 +36,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Idle:
-    """Where the time of an emulated training step went. best: the lowest possible share of idle time, 0 to 1."""
+    """The idle time of an emulated training step. best: the lowest possible share, 0 to 1."""
 
     timeline: Timeline
     best: float
@@ -59,7 +59,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found. Everything in it is the same in every run, the emulated step in `idle` too.
+    """The result of a check. Everything in it is the same in every run, the emulated step in `idle` too.
 
     name: the function that was checked.  outcome: one of HEADLINES.  message: why, in plain words.
     situation: what was tried, for instance "3 ranks, 10 samples".
@@ -85,9 +85,9 @@ class Verdict:
         return self.outcome == "passed"
 
     def points(self, of: int) -> None:
-        """Show the verdict of a part that is worth so many points. Raises NotPassed, in one line, unless it passed."""
+        """Show the verdict of a part that is worth `of` points. Raises NotPassed, in one line, unless it passed."""
         _show(self)
-        with contextlib.suppress(OSError):  # where nothing can be written, there is no table of what was done
+        with contextlib.suppress(OSError):  # where nothing can be written, progress is not kept
             journal.record("ran", self.name, 0, self.idea.replace("_", " ") or self.outcome, self.passed)
         if not self.passed:
             raise NotPassed(self, of)
@@ -121,8 +121,8 @@ class NotPassed(AssertionError):
         self.verdict, self.of = verdict, of
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows below the verdict, instead of the inside of this library."""
-        if "NBGRADER_VALIDATING" in os.environ:  # it shows errors alone, and the first 76 characters of a line
+        """The traceback that a notebook shows below the verdict, without the inside of this library."""
+        if "NBGRADER_VALIDATING" in os.environ:  # nbgrader shows errors only, and the first 76 characters of a line
             return [textwrap.fill(line, 70) for line in str(self).splitlines()]
         earned = f"So far it earns {partial_credit(self.verdict.share, self.of):g} of {self.of} points."
         again = f"NotPassed: the reason stands above. Change {self.verdict.name} and run this cell again."
@@ -130,7 +130,7 @@ class NotPassed(AssertionError):
 
 
 def partial_credit(share: float, of: int) -> float:
-    """The points that a share of the cases earns: half points, rounded down."""
+    """The points for a share of the cases, rounded down to half points."""
     return int(2 * of * share) / 2
 
 

@@ -1,15 +1,15 @@
 """A page of prose and the runs behind it make a form.
 
-    choice(experiments)        one experiment for each option of the page, by its name
-    number(quantity, measure)  what is measured
-    ordering(execute)          what becomes of an order of the page's events
-    plan(judge)                what becomes of a plan for the case's model, cluster and batch
-    open_case(experiment)      what can be run about it
-    prose(experiment)          what can be run about a text, which is judged by the page's levels
+    choice(experiments)        an experiment for each option of the page, by its name
+    number(quantity, measure)  a number that is measured
+    ordering(execute)          an order of the page's events, which is executed
+    plan(judge)                a plan for the case's model, cluster and batch, which is judged
+    open_case(experiment)      words, and an experiment to compare them with
+    prose(experiment)          a text, judged by the page's levels, and an experiment about it
 
-A run is called with the case, the numbers of the question; where there are none, with nothing. What it has found is
-said by the page, in `## found` (`## found: NAME` for one option, or one outcome of an order). The fields there are
-those of `found`, in the words of `fields`: {idle:percent}, {sent:data_size}, {fits:it fits|it does not fit}.
+A run is called with the case, the numbers of the question; where there are none, with nothing. The page says what it
+found, in `## found` (`## found: NAME` for one option, or one outcome of an order). The fields there are those of
+`found`, in the words of `fields`: {idle:percent}, {sent:data_size}, {fits:it fits|it does not fit}.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def choice(experiments: Mapping[str, Callable[..., Outcome]]) -> Ask:
 
 
 def each(run: Callable[..., Outcome], names: Iterable[str]) -> dict[str, Callable[..., Outcome]]:
-    """The same experiment for all of these options, called with the option's name before the case."""
+    """One experiment for all of these options, called with the option's name before the case."""
     return {name: partial(run, name) for name in names}
 
 
@@ -52,7 +52,7 @@ def number(
     slips: Callable[..., dict[str, float]] = lambda *case: {},
     tolerance: float = 0.01,
 ) -> Ask:
-    """slips: name to the factor by which such an answer is off.  tolerance: as in `Number`."""
+    """slips: names of slips, with the factor by which such an answer is off.  tolerance: as in `Number`."""
 
     def ask(page: Page, case: Any) -> Number:
         factors = {f"slip: {name}": factor for name, factor in _with(case, slips)().items()}
@@ -111,7 +111,7 @@ def _with(case: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The run, with what it found in the page's words. name: of an option; an order's outcome is named by its why."""
+    """A run that reports in the page's words. name: of an option; an order's outcome is named by its why."""
 
     def told(*answer: Any) -> Any:
         one = run(*answer)

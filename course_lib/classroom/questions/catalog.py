@@ -1,4 +1,4 @@
-"""Which questions there are, in the order of the rooms. (Standard library only; see `progress`.)"""
+"""The catalog of questions, in the order of the rooms. (Standard library only; see `progress`.)"""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from course_lib.classroom.questions.prose import Page, read
 
 @functools.cache
 def pages() -> dict[str, Page]:
-    """By name; with those of cases, which are named like their rooms."""
+    """All pages by name, those of cases included, which are named like their rooms."""
     return read(*rooms.files("questions.md", "case.md"))
 
 
 def case_of(question: str) -> Page:
-    """What the page of its room says of the whole case."""
+    """The page of the whole case that this question belongs to."""
     return pages()[pages()[question].room]

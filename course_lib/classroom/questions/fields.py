@@ -33,7 +33,7 @@ def fill(text: str, names: Mapping[str, object]) -> str:
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """What matches the text, whatever its fields were filled with."""
+    """A pattern that matches the text, whatever its fields were filled with."""
     return re.compile(".*?".join(map(re.escape, FIELD.split(text)[::2])), re.DOTALL)
 
 

@@ -4,12 +4,12 @@ Each form reads an answer (what a student typed, or what was kept in a file), pu
 them holds a key: whether an answer is right is what the run says.
 
     read(given)    the answer in its one written form; ValueError, saying what would work, if it is none
-    words(answer)  how it is said back
+    words(answer)  the answer in words
     run(answer)    an Outcome
-    reveal()       for a room that has discussed it: the outcomes of what there is to run, without an answer
-    explanations() what there is to read where nothing can be run: answers in words, and what they lead to
-    lines          what there is to choose from or to put in order, as it is shown
-    example        an answer, so that one can see how it is written
+    reveal()       the outcomes of all that can be run without an answer, for a room that has discussed it
+    explanations() text for where nothing can be run: answers in words, and what they lead to
+    lines          the options or events, as they are shown
+    example        an answer, to show how one is written
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Choice:
 class Number:
     """A number with its unit.
 
-    measure: run it and read it off.  why: how one could have known.  slips: ways to be off by a factor, beside the
-        usual ones with units.  tolerance: by which share of the measured value an answer may differ.
+    measure: runs it and reads the number off.  why: how one could have known.  slips: ways to be off by a factor,
+        beside the usual ones with units.  tolerance: the share of the measured value by which an answer may differ.
     """
 
     quantity: units.Quantity
@@ -118,8 +118,8 @@ class Number:
 class Ordering:
     """Events to put in order; the order is a program, and `execute` runs it.
 
-    events: name to what is shown, in the order in which they are shown at first.
-    why: what a right order respects. An outcome may have a meaning of its own, below what happened.
+    events: the text of each event by its name, in the order in which they are shown at first.
+    why: the rule that a right order respects. An outcome may have a meaning of its own, below what happened.
     """
 
     events: dict[str, str]
@@ -149,7 +149,7 @@ class Ordering:
         return replace(outcome, happened=happened, why=meaning or self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        """Nothing without an order: the room gives one."""
+        """Return nothing: an order comes from the room."""
         return []
 
     def explanations(self) -> list[tuple[str, str]]:
@@ -160,8 +160,8 @@ class Ordering:
 class FreeText:
     """A few sentences, to be compared with a model answer by the student, or with a rubric.
 
-    experiment: what can be run about it; it gets the text.  checklist: what a good answer has in it.
-    levels: how good an answer can be, the best first, each with an example.
+    experiment: a run to compare the text with, called with it.  checklist: the points of a good answer.
+    levels: grades of an answer, the best first, each with an example.
     """
 
     experiment: Callable[[str], Outcome]
@@ -187,7 +187,7 @@ class FreeText:
 
     @property
     def compared(self) -> str:
-        """What an answer is compared with."""
+        """The model answer, or the levels, that an answer is compared with."""
         if self.levels:
             return f"Which of these is yours the most like?\n\n{bullets(self.levels)}"
         return f"A good answer: {self.model_answer}"
@@ -204,7 +204,7 @@ class FreeText:
 class PlanForm:
     """A plan for this model, cluster and batch, written as in `plan_text`.
 
-    judge: what becomes of it.  why: what a right one has understood.  start: the plan that one begins with.
+    judge: tries a plan.  why: what a right plan has understood.  start: the plan that one begins with.
     """
 
     model: ModelSpec
@@ -216,7 +216,7 @@ class PlanForm:
 
     @property
     def choices(self) -> dict[str, list[str]]:
-        """What there is to decide, and between what. Any other field of a plan can be written, too."""
+        """The fields to decide, and the values to choose from. Any other field of a plan can be written, too."""
         devices, layers = divisors(self.cluster.devices), self.model.layers
         each = sorted({v for whole in (layers, layers + 2) for v in divisors(whole) if v <= layers // 2})
         listed = {
@@ -253,7 +253,7 @@ class PlanForm:
         return replace(outcome, why="\n\n".join(filter(None, [outcome.why, self.why if outcome.right else ""])))
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        """Nothing without a plan: the room gives one."""
+        """Return nothing: a plan comes from the room."""
         return []
 
     def explanations(self) -> list[tuple[str, str]]:

@@ -14,12 +14,12 @@ def to_html(text: str) -> str:
 
 
 def to_text(text: str) -> str:
-    """The same for a terminal: without the marks."""
+    """The text for a terminal, without the marks."""
     return re.sub(r"```\n?|`", "", text.strip())
 
 
 def bullets(lines: Iterable[object]) -> str:
-    """A list of these, as it is written here."""
+    """A list of these lines in this markup."""
     return "\n".join(f"- {line}" for line in lines)
 
 

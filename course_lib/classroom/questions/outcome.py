@@ -1,4 +1,4 @@
-"""What a run says about an answer, and how a student gets to see it."""
+"""The outcome of an answer when it was run, and how a student gets to see it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from math import nan
 from course_lib.classroom.questions.markup import inline, to_html, to_text
 from course_lib.figures import Picture
 
-RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # of the bar beside a feedback; its words say the same
+RIGHT, WRONG, NEITHER = "#2e8b57", "#d98600", "#808080"  # colors of the bar beside a feedback; its words say the same
 UNSHOWN = "(This run did not show it.)"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one answer when it was run.
+    """The outcome of one answer when it was run.
 
-    right: judged by the run; None where only the student can say.
+    right: as judged by the run; None where only the student can say.
     happened: what the run showed; if it is empty, the question's page says it.
     why: what that means.
     shown: whether the run showed what `why` claims.
@@ -38,8 +38,8 @@ class Outcome:
 class Feedback:
     """The outcome of an answer, in words and pictures. Shows itself in a notebook.
 
-    answer: in words.  remarks: what else there is to say, for instance that the answer could not be kept.
-    title: what stands above it where nothing was answered.
+    answer: in words.  remarks: further sentences, for instance that the answer could not be kept.
+    title: the heading where nothing was answered.
     """
 
     answer: str

@@ -1,6 +1,6 @@
 """Plans as students write them: `dp=4 tp=8 pp=1 micro_batch=1 zero=1 recompute=selective schedule=1f1b`.
 
-What is not said is as in `Plan()`. A plan copied from code, `Plan(dp=4, recompute="selective")`, is one, too.
+Omitted fields are as in `Plan()`. A plan copied from code, `Plan(dp=4, recompute="selective")`, can be read, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from course_lib.planner import Plan
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
-ALWAYS = ("dp", "tp", "pp", "micro_batch")  # said even where they are as in Plan()
+ALWAYS = ("dp", "tp", "pp", "micro_batch")  # written even where they are as in Plan()
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _PAIR = re.compile(r"(\w+)\s*=\s*(\([^()]*\)|[^\s,()]+)")
 _EXAMPLE = "dp=2 tp=4 zero=1 recompute=full"
@@ -24,7 +24,7 @@ def parse(text: str) -> Plan:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """What a text says of a plan, by name. Raises ValueError as `parse` does."""
+    """The fields of a plan in a text, by name. Raises ValueError as `parse` does."""
     inside = re.sub(r"^\s*Plan\((.*)\)\s*$", r"\1", text, flags=re.DOTALL)
     found = _PAIR.findall(inside)
     if rest := _PAIR.sub("", inside).strip(" ,;\n\t"):

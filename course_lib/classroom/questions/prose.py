@@ -1,4 +1,4 @@
-"""What questions say: a room's questions.md, or a case's case.md, has a page for each question.
+"""The prose of questions: a room's questions.md, or a case's case.md, has a page for each of them.
 
     # Q4: What does each worker get?      a page: the question's name and title
 
@@ -44,7 +44,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """What one question says. file: where that stands; place: the file and the line of its heading, in words.
+    """The prose of one question. file: where it stands; place: the file and the line of its heading, in words.
 
     sections: by heading; that of the situation is "".  found: those that say what a run showed.
     """
@@ -66,7 +66,7 @@ class Page:
 
     @property
     def asks(self) -> bool:
-        """Whether it is a question."""
+        """Whether the page asks a question."""
         return bool(self.text)
 
     def fill(self, fields: Mapping[str, object]) -> Page:
@@ -108,7 +108,7 @@ def read(*files: Path) -> dict[str, Page]:
 
 
 def items(text: str) -> list[str]:
-    """Those of a list."""
+    """The items of a list."""
     return re.split(r"(?:^|\n)- ", text)[1:]
 
 

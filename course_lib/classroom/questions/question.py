@@ -1,4 +1,4 @@
-"""A question: what is asked, in which form it is answered, and what becomes of an answer.
+"""A question: the text, the form of its answer, and the run of an answer.
 
 An answer goes two steps. First the student commits to it, and it is kept; then it is run, and the run says what comes
 of it. `answer` does both, `commit` and `run` are the steps of a card.
@@ -20,11 +20,11 @@ from course_lib.classroom.questions.forms import Form
 from course_lib.classroom.questions.outcome import Feedback
 from course_lib.classroom.questions.prose import Page
 
-POLL = "COURSE_POLL"  # an environment variable: if it is set, all questions are for a room
+POLL = "COURSE_POLL"  # if this environment variable is set, all questions are for a room
 
 
 def is_for_a_room() -> bool:
-    """Whether a room discusses questions: nothing is decided and nothing kept."""
+    """Whether questions are for a room, where nothing is decided and nothing kept."""
     return bool(os.environ.get(POLL))
 
 
@@ -76,23 +76,23 @@ class Question:
         self._keep("checked", answer)
 
     def reveal(self) -> list[Feedback]:
-        """What can be run without an answer, for a room that has discussed the question. Nothing is kept."""
+        """Run all that needs no answer, for a room that has discussed the question. Nothing is kept."""
         return [Feedback(words, outcome) for words, outcome in self.form.reveal()]
 
     def latest(self) -> journal.Note | None:
-        """The last thing that was kept about this question with these numbers."""
+        """The latest note about this question with these numbers."""
         with contextlib.suppress(OSError):
             return journal.latest(self.name, self.seed)
         return None
 
     def was_right(self) -> bool:
-        """Whether it has ever been answered rightly, with these numbers."""
+        """Whether it was ever answered rightly with these numbers."""
         with contextlib.suppress(OSError):
             return any(note.right for note in journal.notes() if (note.question, note.seed) == (self.name, self.seed))
         return False
 
     def _keep(self, what: str, answer: Any, right: bool | None = None) -> str:
-        """Returns what is to be said if it could not be kept."""
+        """Keep a note; returns a sentence if that was not possible."""
         try:
             journal.record(what, self.name, self.seed, answer, right)
         except OSError as error:

@@ -17,7 +17,7 @@ _BYTES = {
 
 
 class Quantity(NamedTuple):
-    """What is asked for. units: what may stand after the number, and how much of the first one it is."""
+    """The quantity asked for. units: those that may stand after the number, in terms of the first one."""
 
     name: str
     units: dict[str, float]
@@ -25,7 +25,7 @@ class Quantity(NamedTuple):
 
 
 class Slip(NamedTuple):
-    """A factor by which an answer may be off, and what that means."""
+    """A factor by which an answer may be off, and its meaning."""
 
     factor: float
     text: str
@@ -74,7 +74,7 @@ def parse(text: str, quantity: Quantity) -> float:
 
 
 def explain(given: float, true: float, quantity: Quantity, slips: tuple[Slip, ...], tolerance: float) -> str:
-    """Which slip leads from the true value to the given one; "" if none of those known does."""
+    """The slip that leads from the true value to the given one; "" if no known one does."""
     for slip in (*slips, *_USUAL.get(quantity.name, [])):
         if is_close(given, true * slip.factor, tolerance):
             return slip.text

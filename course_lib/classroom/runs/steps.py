@@ -24,30 +24,30 @@ from course_lib.schedules import Schedule
 from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 TINY = 8  # width of a stage that stands for a larger one
-BUCKET = 0.4  # of the model: three of them, as a large model fills some of 25 MiB
+BUCKET = 0.4  # buckets of the model: three of them, as a large model fills several of 25 MiB
 
 
 def after_barrier(timeline: Timeline) -> Timeline:
-    """What every rank did after the last barrier at which all met.
+    """The timeline after the last barrier at which all ranks met.
 
     Raises ValueError if there was none.
     """
     spans: list[Span] = []
     for rank in range(timeline.world_size):
-        own = [span for span in timeline.spans if span.rank == rank]  # operations as they were called
+        own = [span for span in timeline.spans if span.rank == rank]  # names of operations
         barriers = [number for number, span in enumerate(own) if span.name == "barrier"]
         if not barriers:
             raise ValueError(f"rank {rank} met the others at no barrier; call dist.barrier() where the step begins")
         met = own[barriers[-1]].end
         for number, span in enumerate(own):
-            # What takes no time may have happened at the same moment before it.
+            # A span without duration may have happened at the same moment before it.
             if span.end > met if span.kind in COMPUTE_KINDS else number > barriers[-1]:
                 spans.append(span)
     return replace(timeline, spans=spans)
 
 
 def _held_up(timeline: Timeline) -> Timeline:
-    """What ranks computed, and what held them up meanwhile: without what travels in the background."""
+    """The timeline without background transfers: what ranks computed, and what held them up."""
     return replace(timeline, spans=[span for span in timeline.spans if not span.background])
 
 
@@ -62,7 +62,7 @@ def training_step(
     """Train with data parallelism on real ranks; the timeline of one step.
 
     batch_size: samples of the whole minibatch. One sample is one unit of `work` for the pace.
-    repeat: on the real clock, of so many runs the fastest: whatever else the computer does can only slow one down.
+    repeat: on the real clock, the fastest of so many runs is taken: other programs can only slow one down.
 
     Raises ValueError if there are fewer samples than ranks.
     """
@@ -81,19 +81,19 @@ def _train(rank: int, batch_size: int, overlap: bool, config: GPTConfig) -> None
     minibatch = data.fixed_examples(batch_size)
     share = batches.split(minibatch, dist.get_world_size())[rank]
 
-    first = [part[:1] for part in share]  # the first step makes buffers and counts shares
+    first = [part[:1] for part in share]  # the first step makes buffers
     train(replica, _met([first, share]), data.answer_loss, optimizer, combine=replica.finish)
 
 
 def _met(minibatches: Iterable[Sequence[torch.Tensor]]) -> Iterator[Sequence[torch.Tensor]]:
-    """The same ones; before each, all ranks meet."""
+    """The minibatches, with a barrier before each."""
     for minibatch in minibatches:
         dist.barrier()
         yield minibatch
 
 
 def pipeline_step(schedule: Schedule, pace: Pace, layers: Sequence[int] | None = None) -> Timeline:
-    """One forward and backward pass of a pipeline on real ranks: what they compute, and what holds them up.
+    """One forward and backward pass of a pipeline on real ranks; its timeline.
 
     layers: how many each stage has; one layer is one unit of `work` for the pace. None: one each.
 
@@ -106,7 +106,7 @@ def pipeline_step(schedule: Schedule, pace: Pace, layers: Sequence[int] | None =
 
 
 def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
-    # Stages of next to nothing: what they take is the pace's business.
+    # Tiny stages: their time comes from the pace.
     stages = {stage: nn.Linear(TINY, TINY) for stage in schedule.stages_of(rank)}
     minibatch = torch.randn(schedule.n_micro_batches, TINY)
     run_schedule(schedule, stages, minibatch, minibatch, F.mse_loss, work={stage: layers[stage] for stage in stages})
@@ -122,9 +122,9 @@ class LayerWiseStep(NamedTuple):
 def layerwise_step(
     world_size: int, samples: int, pace: Pace, config: GPTConfig = SMALL, cut: str = "number"
 ) -> LayerWiseStep:
-    """Forward and backward of a model that is cut between its layers, on real ranks; a block is one unit of `work`.
+    """One pass, forward and backward, of a model cut between its layers, on real ranks; a block is one unit of `work`.
 
-    cut: "number" for equal numbers of blocks, "bytes" for stages that are equal in these.
+    cut: "number" for equal numbers of blocks, "bytes" for equal bytes.
 
     Raises ValueError for another cut.
     """
@@ -135,7 +135,7 @@ def layerwise_step(
 
 
 def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
-    """An update with gradients of zero makes the optimizer's state; then the step that ledger and timeline are of."""
+    """Train one stage: an update with zero gradients makes the optimizer's state, then comes the recorded step."""
     inputs, targets = data.fixed_examples(samples)
     blocks = TinyGPT(config).blocks
     chain = LayerWise(blocks, costs=CUTS[cut](blocks))

@@ -2,8 +2,8 @@
 
     share of a minibatch  ->  forward, loss, backward  ->  combine over the ranks  ->  step  ->  clear  ->  next
 
-What differs between trainings is given: the model, in one process or a replica of data parallelism; how the ranks'
-gradients are combined; the optimizer, which may keep other weights than the model's.
+Trainings differ in their arguments: the model, in one process or as a replica; how the ranks' gradients are combined;
+the optimizer, which may keep other weights than the model's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from course_lib.ranks import Pace, launch
 from course_lib.timeline import compute
 
 TINY = GPTConfig(layers=1, hidden=8, heads=2)
-SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # eight replicas of it compute within a blink
+SMALL = GPTConfig(layers=1, hidden=32, heads=2)  # eight replicas of it train within a blink
 
 
 def train(
@@ -41,16 +41,16 @@ def train(
 ) -> list[float]:
     """The loss on each minibatch, unscaled, up to the first one that is not finite.
 
-    loss_fn: of what the model says, in 32 bits where the model computes in 16, and the targets.
+    loss_fn: called with the model's output, in 32 bits where the model computes in 16, and the targets.
     optimizer: one of torch's, or `MasterWeights`, made with the same scaler as is given here.
-    combine: what ranks do with their gradients before the optimizer's step.  clear: in place of optimizer.zero_grad.
+    combine: called before the optimizer's step, to combine the ranks' gradients.  clear: replaces optimizer.zero_grad.
     """
     losses: list[float] = []
     for inputs, targets in minibatches:
         with compute("forward", work=len(inputs)):
             loss = loss_fn(_in_32_bits(model(inputs)), targets)
         losses.append(loss.item())
-        if not math.isfinite(losses[-1]):  # on all ranks at once, if their weights are the same
+        if not math.isfinite(losses[-1]):  # on all ranks in the same step, if their weights are equal
             break
         with compute("backward", work=len(inputs)):
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -68,14 +68,14 @@ def _in_32_bits(output: Tensor) -> Tensor:
 
 
 def shares(rank: int, samples: int, steps: int, seed: int = 0) -> Iterator[Sequence[Tensor]]:
-    """This rank's share of each of so many minibatches. One rank alone gets all of them."""
+    """This rank's share of each of `steps` minibatches. A single rank gets all of each."""
     problems, _ = data.train_test_split()
     for minibatch in islice(data.minibatches(problems, samples, seed), steps):
         yield batches.split(minibatch, dist.get_world_size())[rank]
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All numbers in one vector, a copy."""
+    """A copy of all numbers as one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
@@ -84,9 +84,9 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
 
 
 def average_into(kept: Tensor, model: nn.Module, sums: torch.dtype, together: bool = True) -> None:
-    """Give what an optimizer keeps for all weights the mean of the ranks' gradients, added up in this dtype.
+    """Set the gradient of an optimizer's flat copy of all weights: the mean over the ranks, summed in this dtype.
 
-    together: else the gradient of this rank alone.
+    together: if False, the gradient of this rank alone.
     """
     mean = flat(gradients_of(model)).to(sums)
     if together:
@@ -97,19 +97,19 @@ def average_into(kept: Tensor, model: nn.Module, sums: torch.dtype, together: bo
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What Adam keeps: two numbers for each weight."""
+    """Adam's two moments of every weight."""
     return [value for state in optimizer.state.values() for value in state.values() if value.dim()]
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
-    """In bytes."""
+    """The size of these tensors in bytes."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
 class RoundedWeights:
-    """`MasterWeights` without them: an optimizer on the 16-bit weights themselves, with gradients and sums in 16 bits.
+    """An optimizer on the 16-bit weights themselves, with gradients and sums in 16 bits: no master weights.
 
-    scaler: unscales and skips steps that overflow, but what it has unscaled is rounded to 16 bits.
+    scaler: unscales and skips steps that overflow, but the unscaled gradients are rounded to 16 bits.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RoundedWeights:
         self.scaler = scaler
 
     def step(self) -> bool:
-        """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it did update."""
+        """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it updated."""
         is_finite = self.scaler is None or self.scaler.unscale(self.parameters, in_16_bits=True)
         if is_finite:
             self.optimizer.step()
@@ -139,7 +139,7 @@ class RoundedWeights:
 
 
 class TrainingBytes(NamedTuple):
-    """Bytes of weights, gradients and optimizer state on one rank; at most, with the activations."""
+    """Bytes of weights, gradients and optimizer state on one rank; and the peak, activations included."""
 
     states: int
     peak: int
@@ -153,7 +153,7 @@ def train_layers(
     dtype: torch.dtype = torch.float32,
     pace: Pace | None = None,
 ) -> list[TrainingBytes]:
-    """What each device holds that trains a model of so many layers, or its own share of them, for two steps."""
+    """The bytes of each device while it trains a model of so many layers, or its share of them, for two steps."""
     return launch(_train_layers, devices, (layers, samples, is_split, dtype), pace=pace).results
 
 
@@ -164,7 +164,7 @@ def _train_layers(rank: int, layers: int, samples: int, is_split: bool, dtype: t
     blocks = TinyGPT(config, dtype=dtype).blocks[1 + first : 1 + last]
     inputs = torch.randn(samples, config.sequence, config.hidden, dtype=dtype)
     optimizer = torch.optim.AdamW(blocks.parameters())
-    clear = partial(optimizer.zero_grad, set_to_none=False)  # so that gradients are there to be counted
+    clear = partial(optimizer.zero_grad, set_to_none=False)  # so that gradients are there when counted
     with Watch() as watch:
         train(blocks, 2 * [(inputs, inputs)], _mean_square, optimizer, clear=clear)
     weights = list(blocks.parameters())
@@ -173,5 +173,5 @@ def _train_layers(rank: int, layers: int, samples: int, is_split: bool, dtype: t
 
 
 def _mean_square(output: Tensor, targets: Tensor) -> Tensor:
-    """Stands for the layers after these, and their loss."""
+    """A loss that stands for all later layers."""
     return output.square().mean()
