@@ -1,4 +1,4 @@
-"""What all cases share: questions that a seed draws all at once, and a debrief that waits for the right answer."""
+"""The base of all cases: questions that a seed draws together, and a debrief that waits for the right answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from course_lib.classroom.questions.question import Question, is_for_a_room
 class Step:
     """One question of a case.
 
-    about: what a seed asks about.  ask: makes its form of the page and of that.  facts: for the fields of its page.
+    about: the subject that a seed draws.  ask: makes the form, from the page and the subject.  facts: for its page.
     """
 
     about: Callable[[int], Any]
@@ -30,11 +30,11 @@ class Step:
         said = {field for section in page.sections.values() for _, field, _, _ in Formatter().parse(section.text)}
         page = page.fill({field: fact for field, fact in self.facts(about).items() if field in said})
         form = self.ask(page, about)
-        return Question(name, seed, page.text, form, varies=False)  # else one card would change, and the others not
+        return Question(name, seed, page.text, form, varies=False)  # else one card would change without the others
 
 
 def debrief(question: str, seed: int, until: str, tell: Callable[[], Feedback], anyway: bool) -> Feedback:
-    """Not before the question was answered rightly, in a room, or `anyway`. until: what is to be done first."""
+    """Tell the debrief once the question was answered rightly, in a room, or `anyway`. until: what comes first."""
     if anyway or is_for_a_room() or questions.load(question, seed).was_right():
         return tell()
     return Feedback("", Outcome(None, f"First {until}."), title="There is no debrief yet.")

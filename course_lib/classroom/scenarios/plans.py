@@ -60,7 +60,7 @@ class Variant:
     then: Task
 
     def evidence(self) -> Feedback:
-        """What is known before anybody decides: the job, the machine, and what the plan as it stands costs."""
+        """The evidence before any decision: the job, the machine, and the cost of the present plan."""
         task, one = self.first, self.first.estimate()
         model = f"{task.model.parameters / 1e9:.1f} billion parameters, {task.model.layers} layers"
         facts = {
@@ -77,7 +77,7 @@ class Variant:
         return Feedback("", Outcome(None, said, pictures=tuple(pictures)), title="What the planner says (modelled)")
 
     def compare(self) -> Outcome:
-        """The plan that was last decided on, and what else one might have chosen."""
+        """The plan that was last decided on, beside what else one might have chosen."""
         note, task = journal.latest(f"{self.case.name}_better", self.seed), self.then
         mine = note and estimate(task.model, task.cluster, plan_text.parse(note.answer), task.batch)
         steps = {"your plan": mine} if mine else {}
@@ -88,7 +88,7 @@ class Variant:
         return Outcome(None, said, pictures=(step_time_by_part(steps, title="What there was to choose from"),))
 
     def debrief(self, anyway: bool = False) -> Feedback:
-        """What the usual turns lead to, and where it has happened."""
+        """The debrief: what the usual changes lead to, and where it has happened."""
         return debrief(
             f"{self.case.name}_better", self.seed, "find a plan that reaches all targets", self._told, anyway
         )
@@ -104,7 +104,7 @@ class Variant:
 
 
 def _facts(task: Task) -> dict[str, object]:
-    """What a page may say of a task."""
+    """The fields that a page may use about a task."""
     states = f"{16 * task.model.parameters / 1e9:,.0f} GB"
     return {"model": task.words, "machine": task.machine, "targets": bullets(task.targets), "states": states}
 

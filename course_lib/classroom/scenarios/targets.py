@@ -1,6 +1,6 @@
-"""What a plan must reach: a model, a cluster, and targets that the planner's estimate is held against.
+"""A task for a plan: a model, a cluster, and targets to compare the planner's estimate with.
 
-Any plan will do that reaches them. Those that the planner cannot tell apart from the best are as good.
+Any plan that reaches them is right. Plans that the planner cannot tell apart from the best are as good.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from course_lib.planner import Cluster, Estimate, Found, ModelSpec, estimate, ex
 from course_lib.planner.hardware import half_width
 
 _search = cache(search)  # both tasks of a case may be about the same plans
-ALIKE = math.exp(half_width(stacks=1, measured=1))  # so many times as long, two plans cannot be told apart
+ALIKE = math.exp(half_width(stacks=1, measured=1))  # plans within this factor cannot be told apart
 Change = str | tuple[str, Cluster]
 
 
 class Target(NamedTuple):
-    """is_least: else the limit is the most."""
+    """A target. is_least: whether the limit is the least, else the most."""
 
     name: str
     measure: Callable[[Estimate], float]
@@ -66,7 +66,7 @@ class Task:
     old: Change | None = None
 
     def estimate(self, change: Change = "") -> Estimate:
-        """Of the plan as it stands, with this changed."""
+        """The estimate of the present plan, with this changed."""
         text, cluster = (change, self.cluster) if isinstance(change, str) else change
         said = plan_text.pairs(self.now) | (plan_text.pairs(text) if text else {})
         plan = plan_text.parse(" ".join(f"{name}={value}" for name, value in said.items()))
@@ -93,7 +93,7 @@ class Task:
         return [target.name for target in self.targets if not target.is_reached(one)]
 
     def loosen(self, one: Estimate) -> str:
-        """What keeps a plan from its targets, and what would help."""
+        """Sentences: what keeps a plan from its targets, and what would help."""
         why = explain.why(self.model, one.plan, self.batch, one.memory, self.room, one.step_time.parts)
         missed = self.missed(one)
         lost = ["bubble"] if "bubble" in missed else []

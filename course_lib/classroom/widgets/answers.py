@@ -1,5 +1,5 @@
-"""What a question card is answered with: options to choose from, a list to put in order, lists to drop down, a box for
-sentences, buttons.
+"""Widgets to answer a question card with: options, a list to put in order, drop-down lists, a box for sentences,
+buttons.
 
 Like `Slider`, they are the browser's own elements, with their names, roles and keys. The element that has the focus
 carries `data-lm-suppress-shortcuts`, or JupyterLab would take a typed "d d" for "delete this cell".
@@ -18,17 +18,17 @@ HERE = Path(__file__).parent
 
 
 class Labelled(anywidget.AnyWidget):
-    """Something to use that says what it is."""
+    """A control with a label."""
 
     _css = HERE / "controls.css"
     label = traitlets.Unicode().tag(sync=True)
 
 
 class Answer(Labelled):
-    """Something that a button takes as it is then.
+    """A control whose value a button takes when it is pressed.
 
-    What is chosen comes as a message. Of states the browser sends the first, and while the kernel is busy keeps all but
-    the last to itself: a click on a button would overtake them.
+    Its value comes as a message. Of state changes the browser sends the first, and while the kernel is busy holds back
+    all but the last: a click on a button would overtake them.
     """
 
     disabled = traitlets.Bool().tag(sync=True)
@@ -56,9 +56,9 @@ class OrderList(Answer):
 
 
 class Fields(Answer):
-    """Drop-down lists, one for each name. texts: what to choose from.  chosen: what stands there.
+    """Drop-down lists, one for each name. texts: the values to choose from.  chosen: the present ones.
 
-    names: how each is called where one reads it.  off: those that do not matter now.  said: what there is to say.
+    names: the label of each.  off: those that do not matter now.  said: a sentence below them.
     """
 
     _esm = HERE / "fields.js"
@@ -70,17 +70,17 @@ class Fields(Answer):
 
 
 class Sentences(Answer):
-    """A box for sentences. value: what stands in it, a second after it was typed at the latest."""
+    """A box for sentences. value: its text, at the latest a second after it was typed."""
 
     _esm = HERE / "sentences.js"
     value = traitlets.Unicode().tag(sync=True)
 
 
 class Button(Labelled):
-    """Does something when it is pressed; without a label it is hidden.
+    """A button; without a label it is hidden.
 
-    clicks: how often it was pressed.  enabled: not while what it does is being done.
-    leads_on: whether a key that is pressed while that is done counts, for what the button stands for afterwards.
+    clicks: how often it was pressed.  enabled: False while its action runs.
+    leads_on: whether a key pressed meanwhile counts as a press of the button's next action.
     """
 
     _esm = HERE / "button.js"

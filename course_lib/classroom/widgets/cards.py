@@ -39,7 +39,7 @@ WIDE = widgets.Layout(width="100%", max_width="52em")
 DECIDE, RUN, AGAIN = "Commit to this answer", "Run it", "Try another answer"
 HIDE, OTHER = "Hide the answer", "Other numbers"
 
-IN_A_PLAN = {  # what there is to decide, as one reads it
+IN_A_PLAN = {  # labels of the fields to decide
     "dp": "replicas (dp)",
     "tp": "tensor ranks (tp)",
     "pp": "pipeline stages (pp)",
@@ -54,9 +54,9 @@ IN_A_PLAN = {  # what there is to decide, as one reads it
 
 
 class Field(NamedTuple):
-    """Where an answer is given. holds: the widget's trait that has it, as the widget wants it.
+    """A place to give an answer. holds: the widget's trait that has it, in the widget's form.
 
-    read, write: from there to an answer, None before there is one; and back.
+    read, write: convert it to an answer, None before there is one; and back.
     """
 
     widget: Any
@@ -84,7 +84,7 @@ def order_field(form: Ordering) -> Field:
 
 
 def plan_field(form: PlanForm) -> Field:
-    """A list for each thing there is to decide. What else an answer has, from a cell of code, stays in it."""
+    """A drop-down list for each field to decide. Other fields of an answer, from a cell of code, stay in it."""
     lists = answers.Fields(label="Your plan:", names=IN_A_PLAN, texts=form.choices)
     lists.observe(lambda change: _describe_plan(form, change.owner), "chosen")
     field = Field(lists, "chosen", _plan_written, _plan_in_lists)
@@ -104,7 +104,7 @@ def _plan_in_lists(answer: str) -> dict[str, str]:
 
 
 def _describe_plan(form: PlanForm, lists: answers.Fields) -> None:
-    """Whether there can be such a plan; not what it costs."""
+    """Whether such a plan is possible; not its cost."""
     lists.off = ["virtual_stages"] * (lists.chosen["schedule"] != "interleaved_1f1b")
     try:
         plan = plan_text.parse(form.read(_plan_written(lists.chosen)))
@@ -115,7 +115,7 @@ def _describe_plan(form: PlanForm, lists: answers.Fields) -> None:
 
 
 def number_field(form: Number) -> Field:
-    """With its unit, on a line."""
+    """A line for a number with its unit."""
     hint = f"with its unit, for instance {form.quantity.example}"
     line = widgets.Text(description="Your answer:", placeholder=hint, continuous_update=False)
     line.layout, line.style.description_width = {"width": "30em", "max_width": "100%"}, "initial"
@@ -137,11 +137,11 @@ FIELDS: dict[Any, Callable[[Any], Field]] = {
     Number: number_field,
     FreeText: text_field,
 }
-FOR_A_ROOM = Ordering, PlanForm  # what it has to give before anything can be run
+FOR_A_ROOM = Ordering, PlanForm  # the name of an answer before anything can be run
 
 
 class Card:
-    """Shows itself in a notebook, with its controls; where widgets do not run, as text that says how to answer.
+    """A question as a widget, with its controls; where widgets do not run, as text that says how to answer.
 
     name, seed: as for `questions.load`.
     poll: for a room that discusses the question; by default if the environment variable COURSE_POLL is set.
@@ -163,7 +163,7 @@ class Card:
         self._ask(questions.load(name, seed))
 
     def _ask(self, question: Question) -> None:
-        self.question, self._known = question, {""}  # texts that have been seen here
+        self.question, self._known = question, {""}  # texts that were seen here
         has_field = not self.poll or isinstance(question.form, FOR_A_ROOM)
         self.field: Any = FIELDS[type(question.form)](question.form) if has_field else None
         self.text.value = _wrap(_heading(question) + to_html(question.text) + ("" if self.field else _listed(question)))
@@ -175,14 +175,14 @@ class Card:
             self.field.widget.observe(lambda _: self._changed(), self.field.holds)
 
     def _recall(self) -> None:
-        """Show what is in the student's file."""
+        """Show the answer that is in the student's journal."""
         note = self.question.latest()
         if note is None or self.field is None:
             return
         try:
             self.field.show(self.question.form.read(note.answer))
             self._known.add(str(note.answer).strip())
-        except ValueError:  # of an older edition of the course
+        except ValueError:  # an answer of an older edition of the course
             return
         before = "" if note.right or not self.question.was_right() else "You have found the right answer before."
         if note.what == "committed":
@@ -204,7 +204,7 @@ class Card:
         self._committed(self.question.commit(self.field.answer))
 
     def _changed(self) -> None:
-        """Keep a text that grows; and what was changed before a click but comes after it belongs to that click.
+        """Keep a growing text. A change that was made before a click but arrives after it belongs to that click.
 
         While the kernel is busy, the browser holds back what is typed, but not the click that follows.
         """
@@ -215,7 +215,7 @@ class Card:
             self._try(self._commit)
 
     def _draft(self, text: str) -> None:
-        """Keep it, and say so if another page has written something else meanwhile."""
+        """Keep a draft, and say so if another page has written something else meanwhile."""
         note = self.question.latest()
         if note and note.answer.strip() not in self._known:
             self._say(f"Another page has written this meanwhile; both are kept: “{note.answer}”", "alert")
@@ -232,14 +232,14 @@ class Card:
 
     def _run(self) -> None:
         (found,) = self._timed(lambda: [self.question.run(self._answer)])
-        if isinstance(self.question.form, FreeText):  # whose points are boxes to tick
+        if isinstance(self.question.form, FreeText):  # its points are boxes to tick
             found = replace(found, outcome=replace(found.outcome, why=self.question.form.compared))
             self._offer_checklist(self.question.form)
         self._show([found])
         self._go(AGAIN)
 
     def _reveal(self) -> None:
-        """For a room: what can be run without an answer, or the order or plan that the room has found."""
+        """Run for a room all that needs no answer, or the order or plan that the room has found."""
         self._show(self._timed(self.question.reveal if self.field is None else self._run_the_room_s_answer))
         self._go(HIDE)
 
@@ -249,7 +249,7 @@ class Card:
         return [Feedback(form.words(answer), form.run(answer))]
 
     def _timed(self, run: Callable[[], list[Feedback]]) -> list[Feedback]:
-        """Say that it runs, and once it has run before, for how long yet."""
+        """Say that a run is on, and, if it has run before, how much longer it takes."""
         self._say("")
         where = "Calculating it" if isinstance(self.question.form, PlanForm) else "Running it on real ranks"
         start = time.monotonic()
@@ -273,7 +273,7 @@ class Card:
     def _go(self, step: str) -> None:
         """The step that the main button stands for now."""
         self._step = self.main.label = step
-        self.main.leads_on = step == DECIDE  # what was run is not to vanish because a key was pressed twice
+        self.main.leads_on = step == DECIDE  # a result must not vanish because a key was pressed twice
         self.other.label = OTHER if self.question.varies and step in (DECIDE, AGAIN) else ""
         field = self.field.widget if self.field else None
         parts = [self.text, field, self._buttons, self.running, self.status, self.feedback, self.checklist]
@@ -293,7 +293,7 @@ class Card:
         self.status.value = said(text, role)
 
     def _try(self, action: Callable[[], None]) -> None:
-        """What goes wrong is said in the card, and its buttons go on working."""
+        """Run an action; an error is shown in the card, and its buttons go on working."""
         problem = attempt(action)
         if isinstance(problem, ValueError):
             self._say(str(problem), "alert")
@@ -305,7 +305,7 @@ class Card:
 
 
 def stored(question: Question, poll: bool) -> dict[str, str]:
-    """What stays of a card where no widget runs: the question, how to answer it, and folded away the explanations."""
+    """The card where no widget runs: the question, how to answer it, and, folded away, the explanations."""
     numbers = f", {question.seed}" if question.seed else ""
     how = f'Card("{question.name}"{numbers}).question.answer("{question.form.example}")'
     text = [

@@ -15,15 +15,15 @@ from course_lib.classroom.widgets.answers import HERE, Labelled
 
 
 class Control(Labelled):
-    """moved: when somebody moved it last, in milliseconds on the browser's clock."""
+    """A control of an explorer. moved: when it was last moved, in milliseconds on the browser's clock."""
 
     moved = traitlets.Float().tag(sync=True)
 
 
 class Slider(Control):
-    """Chooses one of some options. Dragging changes `value` only once it is let go.
+    """A slider over some options. Dragging changes `value` only when it is released.
 
-    options: at least one value.  texts: how each is written; by default as `str` has it.
+    options: at least one value.  texts: how each is written; by default `str`.
 
     Raises ValueError for a value that is not an option.
     """
@@ -51,7 +51,7 @@ class Slider(Control):
 
 
 class Switch(Control):
-    """Something that is on or off. text: what it means to be on."""
+    """A switch that is on or off. text: the meaning of on."""
 
     _esm = HERE / "switch.js"
     text = traitlets.Unicode().tag(sync=True)

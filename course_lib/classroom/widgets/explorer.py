@@ -1,12 +1,12 @@
-"""What explorers share: controls, and beside them sentences and pictures that are redrawn in place.
+"""Explorers: controls, and beside them sentences and pictures that are redrawn in place.
 
     Explorer([slider, slider], look)     look(*values) runs or calculates something at the controls' values
 
-It gives a View, and where there is more to find out than that shows (the other points of a curve), one after another.
-A move of a control shows the first at once; the others follow, a piece at a time, when no move has followed for a
-moment, so that a new move never waits for long.
-All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser keeps back
-all but the last. What takes longer than a blink shows how long yet, and can be stopped.
+It yields a View, and where there is more to find out (the other points of a curve), further ones. A move of a control
+shows the first at once; the others follow, one at a time, when there was no further move for a moment, so that a new
+move never waits for long.
+All of it happens in the kernel's main thread, between its messages: of the moves made meanwhile, the browser holds back
+all but the last. Anything that takes longer than a blink shows the time left, and can be stopped.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from course_lib.figures.svg import scaled
 from course_lib.ranks import fenced
 from course_lib.timeline import Timeline
 
-PAUSE = 0.6  # seconds without a move before more is looked at
-BREATH = 0.05  # seconds in which a move can come between two pieces of it
+PAUSE = 0.6  # seconds without a move before further views are made
+BREATH = 0.05  # seconds in which a move can come between two views
 HALF = WIDTH // 2 - 5  # pixels
 EXACTLY = "exactly as predicted"
 AGAIN = "Move a control to go on."
 
 
 def compared(seconds: float, predicted: float) -> str:
-    """How long an emulated run took beside what was predicted, in words."""
+    """The time of an emulated run beside the prediction, in words."""
     if isclose(seconds, predicted):
         return EXACTLY
     off = abs(seconds - predicted)
@@ -49,7 +49,7 @@ def compared(seconds: float, predicted: float) -> str:
 
 
 def beside_pinned(seconds: float, pinned: float) -> str:
-    """How long a step takes beside the pinned one, in words."""
+    """The time of a step beside the pinned one, in words."""
     if isclose(seconds, pinned):
         return "It takes exactly as long as the pinned one"
     off, how = abs(seconds - pinned), "longer" if seconds > pinned else "shorter"
@@ -57,9 +57,9 @@ def beside_pinned(seconds: float, pinned: float) -> str:
 
 
 class View(NamedTuple):
-    """What there is to see at one setting: sentences under the controls, and pictures beside them and below.
+    """The view of one setting: sentences under the controls, and pictures beside them and below.
 
-    left: how many more views there are to come.
+    left: how many more views are to come.
     """
 
     sentences: str
@@ -73,14 +73,14 @@ class View(NamedTuple):
 
 
 class Runs(dict[Any, Any]):
-    """What came of each setting so far; one that is not there is run first."""
+    """The runs of all settings so far; a missing one is run first."""
 
     def __missing__(self, setting: Any) -> Any:
         self[setting] = setting.run()
         return self[setting]
 
     def one_by_one(self, settings: Sequence[Any]) -> Iterator[int]:
-        """Run those that are not there, each when asked for the next; how many are left."""
+        """Run the missing settings, each when the next is asked for; yields how many are left."""
         while missing := [setting for setting in settings if setting not in self]:
             yield len(missing)
             self[missing[0]] = missing[0].run()
@@ -88,31 +88,31 @@ class Runs(dict[Any, Any]):
 
 
 class Explorer:
-    """Shows itself in a notebook, with its controls; where widgets do not run, as the pictures it began with.
+    """An explorer as a widget, with its controls; where widgets do not run, as its first pictures.
 
     controls: each has a `label` and a `value`.
-    look: what there is to see at these values of theirs, in ever more complete views.
-    heights: pixels kept free for what is above, and for the picture below, so that nothing moves when they grow.
+    look: called with these values, yields ever more complete views.
+    heights: pixels reserved for the part above, and for the picture below, so that nothing moves when they grow.
 
-    What goes wrong is said in place of the sentences, and the next move works. Where a picture shows a timeline, a
-    button opens it to be played, until the next move, and another one pins it, to be compared with the next ones.
+    An error is shown in place of the sentences, and the next move works. Where a picture shows a timeline, a button
+    plays it, until the next move, and another one pins it, to be compared with later ones.
     """
 
     def __init__(
         self, controls: Sequence[Any], look: Callable[..., Iterable[View]], heights: tuple[int, int] = (0, 0)
     ) -> None:
         self.controls, self._look = list(controls), look
-        self._views: Iterator[View] = iter(())  # that are still to come
+        self._views: Iterator[View] = iter(())  # views that are still to come
         self.sentences, self.beside, self.below = (widgets.HTML(layout={"max_width": "100%"}) for _ in range(3))
         self._places = self.beside, self.below
         self.running, self._stage = Running(), widgets.VBox()
         self.play, self.pin = Button(self._open_player), Button(self._pin_or_unpin)
-        self._pinned: tuple[Timeline, str] | None = None  # and at which setting
+        self._pinned: tuple[Timeline, str] | None = None  # and their setting
         self._key = f"explorer-{secrets.token_hex(4)}"
         self._timer: asyncio.TimerHandle | None = None
-        self._seconds = {"first": 0.0, "next": 0.0}  # that the last such view took
+        self._seconds = {"first": 0.0, "next": 0.0}  # seconds that the last such view took
         self.view: View | None = None
-        self._shown: list[Any] = []  # the values of the controls in it
+        self._shown: list[Any] = []  # its setting
         self._is_back = False
         self._box = self._arrange(*heights)
         if self._try(self._look_anew):
@@ -123,7 +123,7 @@ class Explorer:
         self.running.observe(lambda _: self.stop(), "stopped")
 
     def move(self, when: float = 0.0) -> None:
-        """Look at what the controls say, and plan what more there is to see.
+        """Show the view at the controls' values, and plan the further ones.
 
         when: on the clock of `running.stopped`. A move that the browser kept back until after Stop is taken back.
         """
@@ -139,12 +139,12 @@ class Explorer:
             self._plan(PAUSE)
 
     def complete(self) -> None:
-        """Look at all that is missing."""
+        """Make all missing views."""
         while self._look_further():
             pass
 
     def stop(self) -> None:
-        """Look at nothing more until the next move. What has been seen stays, and the controls say what it is."""
+        """Stop until the next move. The last view stays, and the controls go back to its setting."""
         # The button also sends an interrupt, which may come only now and has nothing left to stop.
         with contextlib.suppress(KeyboardInterrupt), fenced(always=True):
             if self._timer is not None:
@@ -157,12 +157,12 @@ class Explorer:
             self._fail(f"{self.view.sentences if self.view else ''} Stopped. {AGAIN}".strip())
 
     def _open_player(self) -> None:
-        """For the first of the runs in the pictures, in place of the one below."""
+        """Open a player for the first run in the pictures, in place of the picture below."""
         self.below.layout.display = "none"
         self._stage.children = [Player(self._timelines[0])]
 
     def _pin_or_unpin(self) -> None:
-        """Keep the first of the runs in the pictures, to compare others with; or forget it."""
+        """Keep the first run in the pictures, to compare others with; or forget it."""
         setting = ", ".join(in_words(control) for control in self.controls)
         self._pinned = None if self._pinned else (self._timelines[0], setting)
         self._close_player()
@@ -187,11 +187,11 @@ class Explorer:
         self._look_further("first")
 
     def _all_views(self) -> Iterator[View]:
-        """What `look` gives, which runs when the first view is asked for."""
+        """The views of `look`, which runs when the first one is asked for."""
         yield from self._look(*[control.value for control in self.controls])
 
     def _look_further(self, which: str = "next") -> bool:
-        """Whether there was something to show."""
+        """Make the next view; returns whether there was one."""
         start = time.monotonic()
         view = next(self._views, None)
         if view:
@@ -208,12 +208,12 @@ class Explorer:
             self.running.end()
 
     def _announce(self) -> None:
-        """Say what is still to be looked at."""
+        """Announce the views that are still to come."""
         if self.view and self.view.left:
             self.running.begin(f"{self.view.left} more to run", self.view.left * self._seconds["next"])
 
     def _plan(self, seconds: float) -> None:
-        """Continue after so many seconds. Without an event loop, as in a plain script, nobody does."""
+        """Continue after some seconds, where there is an event loop; a plain script has none."""
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -223,7 +223,7 @@ class Explorer:
         self._timer = loop.call_later(seconds, self._try, self._continue)
 
     def _try(self, action: Callable[[], object]) -> bool:
-        """Whether it went well; if not, why it did not is there to read."""
+        """Run an action; returns whether it went well, and shows the error if not."""
         problem = attempt(action)
         if isinstance(problem, KeyboardInterrupt):
             self.stop()
@@ -248,7 +248,7 @@ class Explorer:
             place.value = f"<div style='line-height:1.4'>{picture.inline(f'{self._key}-{number}')}</div>"
 
     def _with_pinned(self, view: View, pinned: Timeline, setting: str) -> View:
-        """The same with the pinned run, and with how much longer or shorter this one is."""
+        """The view with the pinned run, and how much longer or shorter this one is."""
         difference = beside_pinned(self._timelines[0].makespan, pinned.makespan)
         beside, below = (one.beside(pinned) if one.beside else one for one in view.pictures)
         return View(f"{view.sentences} {difference} ({setting}).", beside, below)
@@ -266,7 +266,7 @@ class Explorer:
         return box.add_class("course-live")
 
     def _picture(self) -> dict[str, str]:
-        """What stays of the explorer where no widget runs."""
+        """The explorer where no widget runs."""
         if self.view is None:
             return {"text/plain": "", "text/html": self.sentences.value}
         names = ", ".join(control.label for control in self.controls)

@@ -1,4 +1,4 @@
-"""The instruments of a scenario: a button for each, with its price; what it says, and what all of it has cost so far.
+"""The instruments of a scenario: a button for each, with its price, the readings, and the cost so far.
 
 from course_lib.classroom.widgets.measuring import Measuring
 Measuring(scenarios.load("S02_night_call"))
@@ -21,7 +21,7 @@ from course_lib.figures.axis import counted
 
 
 class Measuring:
-    """Shows itself in a notebook; where widgets do not run, as the list of instruments and how to call one."""
+    """The instruments as a widget; where widgets do not run, as a list of them that says how to call one."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant, self._key = variant, f"measuring-{secrets.token_hex(4)}"

@@ -28,14 +28,17 @@ from course_lib.figures.svg import ROOMY
 from course_lib.figures.words import activity
 from course_lib.timeline import RECEIVING, Timeline
 
-WIDTH, BESIDE = 840, 130  # pixels: what fits a page of 1280 beside the list of files; for what the ranks hold
+WIDTH, BESIDE = (
+    840,
+    130,
+)  # pixels: fits a page of 1280 beside the list of files; room for what ranks hold
 STILL = "<p><i>Run this cell to play it.</i></p>"
 
 
 class Player(anywidget.AnyWidget):
-    """Shows itself in a notebook; where widgets do not run, as the still picture.
+    """A player as a widget; where widgets do not run, the still picture.
 
-    picture: what lies below, as HTML.  places: what the script lays over it, and where.
+    picture: the still picture below, as HTML.  places: the things that the script lays over it, with their positions.
     """
 
     _esm = KEYS + beside_this("player.js")
@@ -57,7 +60,7 @@ class Player(anywidget.AnyWidget):
 
 
 def places(picture: Picture) -> dict[str, Any]:
-    """Where the first timeline of a picture has its rows, its bars and its messages, in pixels, and what they are."""
+    """The rows, bars and messages of a picture's first timeline, with their positions in pixels."""
     (panel, *_) = picture.timelines
     timeline, scale = panel.timeline, panel.scale
     unit, name = unit_of(timeline.makespan, TIMES)
@@ -78,7 +81,7 @@ def _bar(bar: Bar) -> dict[str, Any]:
     span = bar.span
     place = {"x": bar.x, "y": bar.y, "width": bar.width, "height": bar.height}
     said = {"rank": span.rank, "does": activity(span), "kind": span.kind, "peer": span.peer, "bytes": span.bytes}
-    # A message is as its receiver saw it: a sender is done when it has left.
+    # A message is drawn as its receiver saw it: its sender is done once it has left.
     is_message = span.kind == "transfer" and span.peer is not None and span.name in RECEIVING
     part = {"microBatch": span.micro_batch, "stage": span.stage, "isMessage": is_message}
     return {**place, **said, **part, "isBackground": span.background}

@@ -1,4 +1,4 @@
-"""A line that says what is running and for how long yet, with a button that stops it.
+"""A line that says what is running and how much longer it takes, with a button that stops it.
 
     [=====------] 3 more to run, about 4 s left   [Stop]
 
@@ -23,7 +23,7 @@ from course_lib.ranks import RunError, fenced
 
 
 def beside_this(name: str) -> str:
-    """What is in a file of this folder."""
+    """The content of a file in this folder."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
@@ -31,7 +31,7 @@ KEYS = beside_this("keys.js")
 
 
 class Running(anywidget.AnyWidget):
-    """words: what is running; "" when nothing is.  seconds: how long it should take yet; 0 if nobody knows.
+    """A progress line. words: what is running; "" when nothing is.  seconds: time left; 0 if unknown.
 
     stopped: when Stop was pressed last, in milliseconds on the browser's clock.
     """
@@ -51,13 +51,13 @@ class Running(anywidget.AnyWidget):
 
 
 def shown(live: dict[str, Any], stored: Mapping[str, str]) -> dict[str, Any]:
-    """What a cell shows: the view of a widget, and what there is to see once its process has ended."""
+    """The output of a cell: the view of a widget, and the stored form for when its process has ended."""
     live["application/vnd.jupyter.widget-view+json"]["process"] = os.getpid()  # see jupyter_server_config.py
     return {**live, **stored}
 
 
 def attempt(action: Callable[[], object]) -> BaseException | None:
-    """What went wrong: an error, or that somebody stopped it, which kernels ignore between their cells."""
+    """Run an action; returns the error, or the interrupt of Stop, which kernels ignore between their cells."""
     try:
         with fenced(always=True) as interrupt, interrupt.open("Stopped."):
             action()
@@ -67,7 +67,7 @@ def attempt(action: Callable[[], object]) -> BaseException | None:
 
 
 def explained(problem: BaseException, again: str) -> str:
-    """What went wrong, in words. again: what to do to try again."""
+    """A problem in words. again: what to do to try again."""
     if isinstance(problem, KeyboardInterrupt):
         return f"Stopped. {again}"
     reason = problem.message if isinstance(problem, RunError) else f"{type(problem).__name__}: {problem}"
@@ -75,5 +75,5 @@ def explained(problem: BaseException, again: str) -> str:
 
 
 def said(text: str, role: str = "status") -> str:
-    """A sentence as HTML. role: "status" or "alert", so that screen readers speak up."""
+    """A sentence as HTML. role: "status" or "alert", for screen readers."""
     return f"<p role='{role}' style='line-height:1.4;margin:4px 0'>{inline(text)}</p>"
