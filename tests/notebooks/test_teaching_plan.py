@@ -22,6 +22,13 @@ def name_of(page: Path) -> str:
     return page.parent.name.removeprefix("L")
 
 
+def found(pattern: str, text: str, where: str) -> str:
+    """The only match of a pattern in a text that is called so."""
+    matches = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+    assert len(matches) == 1, f"{where} has {len(matches)} of what {pattern!r} finds, and needs one"
+    return str(matches[0])
+
+
 def sections(text: str) -> list[tuple[str, int]]:
     """The rows of a lesson's table: the section, and its minutes."""
     rows = re.findall(r"^\| \*?(\d+ .+?)\*? \| (\d+) \|", text, re.MULTILINE)
@@ -31,8 +38,8 @@ def sections(text: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
 def test_it_has_every_section_and_adds_up_to_the_lesson_s_minutes(lesson: Path) -> None:
     source = lesson.read_text(encoding="utf-8")
-    (part,) = re.findall(rf"^## {name_of(lesson)[:2]} (.*?)(?=^## )", PLAN, re.MULTILINE | re.DOTALL)
-    (minutes,) = re.findall(r"\*\*Time:\*\* (\d+) minutes", source)
+    part = found(rf"^## {name_of(lesson)[:2]} (.*?)(?=^## )", PLAN, "notebooks/README.md")
+    minutes = found(r"\*\*Time:\*\* (\d+) minutes", source, str(lesson))
     headings = re.findall(r"^# ## (\d+)\. (.+)$", source, re.MULTILINE)
     assert [name for name, _ in sections(part)] == [" ".join(heading) for heading in headings]
     assert sum(minutes for _, minutes in sections(part)) == int(minutes)
@@ -42,10 +49,10 @@ def test_it_has_every_section_and_adds_up_to_the_lesson_s_minutes(lesson: Path) 
 @pytest.mark.parametrize("lesson", NOTEBOOKS, ids=name_of)
 def test_the_main_page_the_plan_and_the_lesson_name_the_same_minutes(lesson: Path) -> None:
     source, number = lesson.read_text(encoding="utf-8"), name_of(lesson)[:2]
-    (said,) = re.findall(r"\*\*Time:\*\* (\d+) minutes|This page takes (\w+) minutes", source)
-    (listed,) = re.findall(rf"\(notebooks/{name_of(lesson)}\.ipynb\) \| (\d+) \|", README)
-    (planned,) = re.findall(rf"^## {number} .* \((\d+) minutes\)$", PLAN, re.MULTILINE)
-    assert int(listed) == int(planned) == (int(said[0]) if said[0] else IN_WORDS[said[1]])
+    said = found(r"(?:\*\*Time:\*\*|This page takes) (\w+) minutes", source, str(lesson))
+    listed = found(rf"\(notebooks/{name_of(lesson)}\.ipynb\) \| (\d+) \|", README, "README.md")
+    planned = found(rf"^## {number} [^\n]* \((\d+) minutes\)$", PLAN, "notebooks/README.md")
+    assert int(listed) == int(planned) == (IN_WORDS.get(said) or int(said))
 
 
 @pytest.mark.parametrize(("lesson", "following"), list(pairwise(NOTEBOOKS)), ids=name_of)
