@@ -22,8 +22,9 @@ each_part = pytest.mark.parametrize("part", checks.PARTS, ids=lambda part: part.
 def section(part: Exercise) -> str:
     """All that an exercise says of a part, from its heading to the next one."""
     cell = f'"grade_id": "{part.name}", "solution": true'
-    (found,) = (one for text in SOURCES.values() for one in re.split(r"^# (?=## )", text, flags=re.M) if cell in one)
-    return found
+    found = [one for text in SOURCES.values() for one in re.split(r"^# (?=## )", text, flags=re.M) if cell in one]
+    assert len(found) == 1, f"{len(found)} sections of all exercise.py have a cell with {cell}"
+    return found[0]
 
 
 @each_part
@@ -49,8 +50,10 @@ def test_after_the_check_a_part_says_what_pytorch_does_and_links_to_the_function
 
 @each_part
 def test_a_part_has_five_mistakes_and_four_solutions(part: Exercise) -> None:
-    assert len(part.mistakes) >= 5
-    assert len(set(RIGHT[part])) >= 4 and part.right not in RIGHT[part]
+    assert len(part.mistakes) >= 5, f"checks.py has only {len(part.mistakes)} mistakes of {part.name}"
+    right = RIGHT.get(part, [])
+    assert len(set(right)) >= 4, f"solutions.py has only {len(set(right))} right solutions of {part.name}"
+    assert part.right not in right
 
 
 def lines_of_code(text: str) -> int:
