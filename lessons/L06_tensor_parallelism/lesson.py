@@ -160,8 +160,8 @@ def explored(ranks, hidden):
 # process. The lower picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
 # blank. Above and below stand the collectives of the run, with the bytes that a rank sends for each in a ring. The
 # picture beside the controls shows what every rank did. It is **emulated**, with links of
-# {{PACE.link.bandwidth:data_size}} per second. (A thousandth or less of what real ones do; what counts is the ratio.)
-# The sentences add what the formula predicts.
+# {{PACE.link.bandwidth:data_size}} per second. (Real ones are far faster, and so are real devices; what counts
+# is the ratio.) The sentences add what the formula predicts.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? What grows

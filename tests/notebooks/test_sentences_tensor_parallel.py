@@ -16,7 +16,6 @@ from course_lib.classroom import questions
 from course_lib.classroom.runs import after_barrier
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import estimate, search
-from course_lib.planner.hardware import LINKS
 from lessons.L06_tensor_parallelism.explorer import PACE
 from lessons.L06_tensor_parallelism.questions import BATCH, CANDIDATES, LARGE, NODES
 from lessons.L06_tensor_parallelism.runs import POSITIONS, run_cut
@@ -36,12 +35,6 @@ def directions_of_the_widest(way: str) -> str:
     wide = 4 * POSITIONS * 64 * 4 * 3 // 2
     traffic = zip(("forward", "backward"), zip(*run_cut(way, 4).traffic, strict=True), strict=True)
     return " ".join(direction for direction, sent in traffic if wide in sent)
-
-
-def sequence_parallel_trades_two_all_reduces_for_the_same_bytes() -> bool:
-    plain, cut = (run_cut("columns, rows", 4, sequence_parallel=is_cut) for is_cut in (False, True))
-    pairs = {(one.forward, one.backward) for one in cut.operations if one.is_communication}
-    return pairs == {("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")} and plain.sent == cut.sent
 
 
 # PyTorch's own, on ranks
@@ -71,9 +64,6 @@ def all_reduces_in_pytorch() -> int:
 
 
 PROOFS: Proofs = {
-    "(A thousandth or less of what real ones do": lambda: all(
-        1000 * PACE.link.bandwidth <= link.bandwidth for link in LINKS.values()
-    ),
     "In *columns, columns* it is on the way back, and *rows, columns* has one in each direction.": lambda: (
         [directions_of_the_widest(way) for way in ("rows, rows", "columns, columns", "rows, columns")]
         == ["forward", "backward", "forward backward"]
@@ -84,9 +74,6 @@ PROOFS: Proofs = {
     "Yes, but not by much": lambda: explored(4, 64).makespan / 2 < explored(8, 64).makespan < explored(4, 64).makespan,
     "with a small hidden size there is little to compute for each byte, and more ranks can be slower than fewer": (
         lambda: explored(8, 32).makespan > explored(4, 32).makespan
-    ),
-    "a reduce-scatter and an all-gather, one of them forward and the other backward. It saves not a byte": (
-        sequence_parallel_trades_two_all_reduces_for_the_same_bytes
     ),
     "Query, key and value are cut by columns, into **whole heads**; out by rows.": lambda: lesson(NAME).shows(
         "def shapes(rank):", "attention.query.weight  [64, 64]     [32, 64]", "out.weight    [64, 64]     [64, 32]"
