@@ -42,6 +42,11 @@ upper, lower = A.chunk(2, dim=0)
 x_left, x_right = x.chunk(2, dim=1)
 compare("rows, added up", x_left @ upper + x_right @ lower, whole)
 
+# %% tags=["build-only"]
+from course_lib.model import GPTConfig
+
+wider = GPTConfig().ffn_width / GPTConfig().hidden
+
 # %% [markdown]
 # | cut | a rank needs | a rank gets | the whole is |
 # |---|---|---|---|
@@ -56,8 +61,8 @@ compare("rows, added up", x_left @ upper + x_right @ lower, whole)
 #
 # $$y = \mathrm{gelu}(u)\,B \qquad\text{with}\qquad u = xA$$
 #
-# $A$ makes $x$ four times as wide, $B$ makes it narrow again. Both are to be shared by all ranks. Each can be cut in
-# two ways, so there are four combinations.
+# $A$ makes $x$ {{wider:in_words}} times as wide, $B$ makes it narrow again. Both are to be shared by all ranks. Each
+# can be cut in two ways, so there are four combinations.
 #
 # ### Question: which cuts?
 #
@@ -98,8 +103,8 @@ compare("four ranks and one process", y, whole)
 print("of", [256, 64], "and", [64, 256], "each rank holds", shape_of_up, "and", shape_of_down)
 
 # %% [markdown]
-# A quarter of both matrices on each rank, and so a quarter of their gradients and of the optimizer's numbers: unlike a
-# replica, this does make a model fit. *Predict:* forward and backward, how often did the ranks have to talk?
+# Only a share of both matrices is on each rank, and so only a share of their gradients and of the optimizer's numbers:
+# unlike a replica, this does make a model fit. *Predict:* forward and backward, how often did the ranks have to talk?
 
 # %%
 def travels(timeline):
@@ -133,6 +138,13 @@ for way in WAYS:
     run = run_cut(way, ranks=4)
     print(f"{way:<36}{run.sent:8,} bytes  {'wrong: ' + ', '.join(run.wrong) if run.wrong else 'right'}")
 
+# %% tags=["build-only"]
+from lessons.L06_tensor_parallelism.explorer import PACE
+
+
+def explored(ranks, hidden):
+    return run_cut("columns, rows", ranks, hidden, pace=PACE).timeline
+
 # %% [markdown]
 # - All four cuts are right, but only one is cheap.
 # - **Without f**, the gradient of $x$ is wrong, and with it those of *all layers before*. The loss of this step is
@@ -147,8 +159,9 @@ for way in WAYS:
 # Every move of a control runs a forward and a backward pass on real ranks, and compares the numbers with those of one
 # process. The lower picture shows who holds what: each rank has a color and a pattern, and what all ranks hold is
 # blank. Above and below stand the collectives of the run, with the bytes that a rank sends for each in a ring. The
-# picture beside the controls shows what every rank did. It is **emulated**, with links of 1 MB per second. (A
-# thousandth or less of what real ones do; what counts is the ratio.) The sentences add what the formula predicts.
+# picture beside the controls shows what every rank did. It is **emulated**, with links of
+# {{PACE.link.bandwidth:data_size}} per second. (Real ones are far faster, and so are real devices; what counts
+# is the ratio.) The sentences add what the formula predicts.
 #
 # 1. Go through all cuts. Where is the all-reduce of four times the size, and why is it there?
 # 2. Take 8 ranks and the smallest hidden size, then the largest. Which one makes better use of the ranks? What grows
@@ -165,19 +178,21 @@ TensorParallelExplorer()
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. In *rows, rows* it comes before the GELU: addends have to be summed there, and there they are four times as wide.
-#    In *columns, columns* it is on the way back, and *rows, columns* has one in each direction.
-# 2. The largest. Eight ranks then compute for 58% of the time, with the smallest for 18%. Computing grows with the
-#    square of the hidden size, what travels with the hidden size itself.
-# 3. Yes, but not by much: 67 ms in place of 80.
+# 1. In *rows, rows* it comes before the GELU: addends have to be summed there, and there they are
+#    {{wider:in_words}} times as wide. In *columns, columns* it is on the way back, and *rows, columns* has one in each
+#    direction.
+# 2. The largest. Eight ranks then compute for {{1 - explored(8, 128).idle_fraction():percent}} of the time, with the
+#    smallest for {{1 - explored(8, 32).idle_fraction():percent}}. Computing grows with the square of the hidden size,
+#    what travels with the hidden size itself.
+# 3. Yes, but not by much: {{explored(8, 64).makespan:duration}} in place of {{explored(4, 64).makespan:duration}}.
 # 4. Each becomes a reduce-scatter and an all-gather, one of them forward and the other backward. It saves not a byte,
 #    and costs none.
 # </details>
 #
 # ## 5. Attention, by heads
 #
-# The other half of a transformer block has four matrices: query, key and value, then out. *Predict:* which of them are
-# cut by columns, and which by rows? And why not through the middle of a head?
+# Attention, the other part of a transformer block, has four matrices: query, key and value, then out. *Predict:* which
+# of them are cut by columns, and which by rows? And why not through the middle of a head?
 #
 # `parallelize` does it for a whole model. Here is what each of two ranks holds of a block:
 
@@ -249,16 +264,21 @@ for name, loss_of in (("all logits gathered", of_all_logits), ("what the loss ne
     run = launch(evaluate, world_size=4, args=(loss_of,))
     print(f"{name}: {after_barrier(run.timeline).bytes_sent(0):7,} bytes, loss {run.results[0]:.4f}")
 
+# %% tags=["build-only"]
+def sent(loss_of):
+    return after_barrier(launch(evaluate, world_size=4, args=(loss_of,)).timeline).bytes_sent(0)
+
 # %% [markdown]
-# More than a thousand times less. What travels are three numbers for each target: the largest logit (so that nothing
-# overflows), the sum of the exponentials, and the logit of the target itself, which only one rank has.
+# {{sent(of_all_logits) / sent(vocab_parallel_cross_entropy):,.0f}} times less. What travels are three numbers for each
+# target: the largest logit (so that nothing overflows), the sum of the exponentials, and the logit of the target
+# itself, which only one rank has.
 #
 # $$-\log\mathrm{softmax}(z)_t \;=\; \log \sum_{r}\;\sum_{v\,\in\,\text{share}\;r} e^{z_v - m} \;-\; (z_t - m)
 # \qquad\text{with}\qquad m = \max_v z_v$$
 #
 # ## 7. Is it the same training?
 #
-# All parts together: four ranks learn to add, each with a quarter of every matrix. They all read the *same* samples.
+# All parts together: four ranks learn to add, each with its share of every matrix. They all read the *same* samples.
 # *Predict:* there is no averaging of gradients in this loop. Is one missing?
 
 # %%
@@ -337,6 +357,9 @@ for is_cut in (False, True):
     print(f"sequence parallel: {is_cut!s:<6} {dict(Counter(travels(timeline)))}")
     print(f"    {run.results[0]:,} bytes of activations kept, {timeline.bytes_sent(0):,} bytes sent")
 
+# %% tags=["build-only"]
+all_reduces = travels(after_barrier(launch(step, world_size=4, args=(False,)).timeline))
+
 # %% [markdown]
 # Not a byte more: in a ring, an all-reduce *is* a reduce-scatter and an all-gather, one after the other. And less is
 # kept: the inputs of the norms are shared now. (The inputs of the matrices are still whole, since f has put them
@@ -349,9 +372,9 @@ for is_cut in (False, True):
 # ## 9. Inside a node, or across
 #
 # Data parallelism exchanges gradients once in a step, and hides most of it behind the backward pass. The all-reduces
-# of f and g come four times in *every layer*, and nobody can go on before they are done. So the speed of the link
-# decides. *Predict:* eight ranks in one node, or four in each of two nodes with a link between them that is ten times
-# slower. What becomes of the speed-up?
+# of f and g come {{len(all_reduces) / long.layers:in_words}} times in *every layer*, and nobody can go on before they
+# are done. So the speed of the link decides. *Predict:* eight ranks in one node, or four in each of two nodes with a
+# much slower link between them. What becomes of the speed-up?
 
 # %%
 from course_lib import Link, Pace
@@ -367,17 +390,27 @@ def timing(ranks, ranks_per_node):
 
 speed_up([timing(ranks, per_node) for per_node in (8, 4) for ranks in (1, 2, 4, 8)], title="Across nodes?")
 
+# %% tags=["build-only"]
+from lessons.L06_tensor_parallelism import questions as asked
+
+large, nodes = asked.LARGE, asked.NODES
+
+def faster(ranks, ranks_per_node):
+    return timing(1, ranks_per_node).seconds / timing(ranks, ranks_per_node).seconds
+
 # %% [markdown]
-# Up to four ranks the two lines are the same. With eight, the nodes of four have to use the slow link: that is less
-# than three times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden states
-# of $H$ bytes, each of $N$ ranks sends
+# Up to four ranks the two lines are the same. With eight, the nodes of four have to use a link that is
+# {{round(inside.bandwidth / between.bandwidth):in_words}} times slower: that is {{faster(8, 4):.1f}} times as fast as
+# one rank, and {{faster(8, 4) < faster(4, 4):slower|faster}} than four ranks were. For one step of $L$ layers, with
+# hidden states of $H$ bytes, each of $N$ ranks sends
 #
 # $$4L \cdot 2\,\frac{N-1}{N}\,H$$
 #
 # in $4L$ messages that nothing hides, while its share of the computing falls as $1/N$.
 #
-# Real machines? The planner knows the data sheets. A model of 65 billion parameters on 8 nodes of 8 A100s, with tensor
-# groups from 1 to 64, and the rest of the devices as pipeline stages:
+# Real machines? The planner knows the data sheets. A model of {{large.parameters / 1e9:.0f}} billion parameters on
+# {{nodes.nodes}} nodes of {{nodes.devices_per_node}} A100s, with tensor groups from a single device to all
+# {{nodes.devices}}, and the rest of the devices as pipeline stages:
 
 # %%
 from course_lib.planner import Plan, estimate
@@ -389,12 +422,12 @@ for tp in (1, 2, 4, 8, 16, 32, 64):
     print(f"tp {tp:2} x pp {64 // tp:2}, modelled: waits {waits:4.0%} for f and g, {e.mfu:4.0%} of peak")
 
 # %% [markdown]
-# Look at the step from 8 to 16, where the groups leave their nodes.
+# Look at the step from {{nodes.devices_per_node}} to {{2 * nodes.devices_per_node}}, where the groups leave their
+# nodes.
 #
 # ### Case: choosing a strategy
 #
-# Write a few sentences, then compare. The planner judges each of the proposals, and searches thousands of plans for the
-# best.
+# Write a few sentences, then compare. The planner judges each of the proposals, and searches all plans for the best.
 
 # %%
 Card("choose_strategy")
@@ -403,7 +436,7 @@ Card("choose_strategy")
 # ## 10. The same in PyTorch
 #
 # `parallelize_module` is PyTorch's tensor parallelism. You tell it which layers are cut, and how. Here it cuts the same
-# model on our ranks, for the same twenty steps as in section 7:
+# model on our ranks, for the same steps as in section 7:
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh

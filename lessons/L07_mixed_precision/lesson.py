@@ -23,8 +23,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     print(f"{dtype!s:16} 1.001 becomes {torch.tensor(1.001, dtype=dtype).item():.7f}")
 
 # %% [markdown]
-# In **bfloat16** the next number after 1 is 1.0078, and in **float16** it is 1.00098. A number has a few bits for its
-# digits and a few for its size, and the two formats spend them in different ways:
+# In **bfloat16** the next number after $1$ is {{1 + torch.finfo(torch.bfloat16).eps:.4f}}, and in **float16** it is
+# {{1 + torch.finfo(torch.float16).eps:.5f}}. A number has a few bits for its digits and a few for its size, and the two
+# formats spend them in different ways:
 
 # %%
 print("format      next after 1   smallest   largest")
@@ -34,9 +35,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     print(f"{str(dtype)[6:]:10} 1 + {info.eps:9.7f}    {smallest:7.0e}   {info.max:7.0e}")
 
 # %% [markdown]
-# bfloat16 reaches as far as float32, with two to three digits. float16 has one digit more and ends early: at 65504
-# above, and at $2^{-24}$ below. Keep both flaws in mind, *few digits* and *narrow range*. Everything that goes wrong in
-# this lesson comes from one or the other.
+# bfloat16 reaches as far as float32, with two to three digits. float16 has one digit more and ends early: at
+# {{torch.finfo(torch.float16).max:.0f}} above, and at $2^{-24}$ below. Keep both flaws in mind, *few digits* and
+# *narrow range*. Everything that goes wrong in this lesson comes from one or the other.
 #
 # How fast are 16 bits on your computer? *Predict* an order, from the fastest format to the slowest:
 
@@ -55,12 +56,17 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     seconds = min(step.timeit(1).mean for _ in range(3))
     print(f"{str(dtype)[6:]:10} {1000 * seconds:6.1f} ms forward and backward on this {device} (measured)")
 
+# %% tags=["build-only"]
+from lessons.L01_one_machine_is_not_enough import explorer as one_machine
+
+parameters = one_machine.FAMILY["1.3B"].parameters
+
 # %% [markdown]
 # On a CPU 16 bits can be faster or many times slower: it depends on whether it has circuits for a format, or must
 # imitate it. So these times say something about your CPU, and nothing about the GPUs on which large models are trained.
 # These have such circuits, the older ones for float16 alone. Here is what their data sheets say of matrix products, and
-# what the planner makes of that for one step of a model with 1.3 billion parameters (modelled, as we have no such
-# device):
+# what the planner makes of that for one step of a model with {{parameters / 1e9:.1f}} billion parameters (modelled, as
+# we have no such device):
 
 # %%
 from course_lib.planner import Cluster, Plan, estimate
@@ -73,14 +79,18 @@ for name in ("V100-32GB", "A100-80GB", "H100-80GB"):
     print(f"{name} {peak[0]:5.1f} TFLOP/s in float32, {peak[1]:5.1f} in float16;",
           f"a step: {step[0]:4.1f} s and {step[1]:4.1f} s (modelled)")
 
+# %% tags=["build-only"]
+peaks = [Cluster(name).spec.peak for name in ("V100-32GB", "A100-80GB", "H100-80GB")]
+faster = [round(peak["fp16"] / peak["fp32"]) for peak in peaks]
+
 # %% [markdown]
-# Eight to sixteen times the peak, and less than that in a step, since not everything is a matrix product. (A100 and
-# H100 can also multiply numbers of 32 bits with the digits of float16, a format called TF32, half as fast as in 16
-# bits. Nothing becomes smaller by that.)
+# That is {{min(faster):in_words}} to {{max(faster):in_words}} times the peak, and less than that in a step, since not
+# everything is a matrix product. (A100 and H100 can also multiply numbers of 32 bits with the digits of float16, a
+# format called TF32, half as fast as in 16 bits. Nothing becomes smaller by that.)
 #
 # ## 2. Long sums
 #
-# Begin at 0 and add 1, a thousand times, in bfloat16. *Predict:* where do you end?
+# Begin at zero and add one, again and again, in bfloat16. *Predict:* where are you after a thousand times?
 
 # %%
 from lessons.L07_mixed_precision.runs import running_sum
@@ -88,10 +98,15 @@ from lessons.L07_mixed_precision.runs import running_sum
 for dtype, ones in ((torch.bfloat16, 1000), (torch.float16, 5000), (torch.float32, 5000)):
     print(f"{str(dtype)[6:]:10} {ones} ones add up to {running_sum(0, 1, ones, dtype)[-1]:g}")
 
+# %% tags=["build-only"]
+def limit(dtype):
+    return 2 / torch.finfo(dtype).eps  # from here on its numbers are 2 apart
+
 # %% [markdown]
-# From 256 on, bfloat16 has only every second number. $256 + 1$ lies halfway between two of them and is rounded to the
-# even one, which is 256 again: the sum **stalls**. In float16 the same happens at 2048. (And in float32 at
-# 16,777,216.)
+# From {{limit(torch.bfloat16):g}} on, bfloat16 has only every second number. ${{limit(torch.bfloat16):g}} + 1$ lies
+# halfway between two of them and is rounded to the even one, which is {{limit(torch.bfloat16):g}} again: the sum
+# **stalls**. In float16 the same happens at {{limit(torch.float16):g}}. (And in float32 at
+# {{limit(torch.float32):thousands}}.)
 #
 # Training is full of long sums. Gradients are one: a large minibatch is often cut into **micro-batches**, one after
 # the other, whose gradients are added up before one update. `backward()` adds to `.grad`, in the dtype of the weight.
@@ -116,10 +131,11 @@ print("added up in 16 bits:", accumulate(in_32_bits=False))
 print("added up in 32 bits:", accumulate(in_32_bits=True))
 
 # %% [markdown]
-# Three quarters of the micro-batches were computed for nothing, and no error said so.
+# {{1 - accumulate(in_32_bits=False) / 1000:percent}} of the micro-batches were computed for nothing, and no error said
+# so.
 #
-# Across ranks there is another sum: the all-reduce. Five ranks add up five copies of the same sum, 256 + 1 + 1 + 1 +
-# 1, where rank 0 has the 256. *Predict:* is it 256, 260, or something else?
+# Across ranks there is another sum: the all-reduce. Five ranks add up five copies of the same sum,
+# $256 + 1 + 1 + 1 + 1$, where rank 0 has the large number. *Predict:* is it 256, 260, or something else?
 
 # %%
 from course_lib import launch
@@ -139,8 +155,8 @@ for accumulate_in in (torch.bfloat16, torch.float32):
 # one sum, last in another, and the same sum comes out differently. Where the 256 comes first or second, all ones after
 # it are lost. Where it comes last, the ones have added up to 4, and 256 + 4 is 260. (The other two get to 260 by luck:
 # on their way they come to 259, which lies halfway between 258 and 260, and 260 is the even one.) In the second line
-# the numbers *travel* in 16 bits all the same, and are *added* in 32 by one rank, which rounds once. That costs not a
-# byte more.
+# the numbers *travel* in 16 bits all the same, and are *added* in 32 bits by one rank, which rounds once. That costs
+# not a byte more.
 #
 # ## 3. From step to step
 #
@@ -252,18 +268,25 @@ for dtype in (torch.float32, torch.bfloat16):
         data.answer_loss(model(inputs).float(), targets).backward()
     print(f"{str(dtype)[6:]:9} {max(sample.held.activations for sample in ledger.samples):9,} bytes of activations")
 
+# %% tags=["build-only"]
+from course_lib.planner import memory
+
+of_16_bits, of_32_bits = memory.recipe(Plan()), memory.recipe(Plan(fp32_gradients=True))
+
 # %% [markdown]
 # Half, but for the few that are in 32 bits in both: the logits and their loss. (The masters need not be whole on each
 # rank: that is one of the things that sharded data parallelism cuts up.)
 #
-# For what is kept for each weight, you will read of 16, 18 and 20 bytes. They differ in the gradients: 2 bytes in 16
-# bits make **16**; 4 bytes in 32 bits, in which micro-batches are added up, make **18**; and both side by side, as here
-# while micro-batches are being collected, make **20**. This course says 16 unless it says more.
+# For what is kept for each weight, you will read three different numbers. They differ in the gradients:
+# {{of_16_bits.gradient}} bytes in 16 bits make **{{sum(of_16_bits)}}**; {{of_32_bits.gradient}} bytes in 32 bits, in
+# which micro-batches are added up, make **{{sum(of_32_bits)}}**; and both side by side, as here while micro-batches are
+# being collected, make **{{sum(of_16_bits) + of_32_bits.gradient}}**. This course says {{sum(of_16_bits)}} unless it
+# says more.
 #
 # ## 4. Small gradients
 #
 # In a large training run, the loss is the mean over a minibatch of millions of tokens, so each token's part in the
-# gradient is divided by millions. Ours has few tokens; but let us say that it is one of 65,536 micro-batches of a
+# gradient is divided by millions. Ours has few tokens; but let us say that it is one of $2^{16}$ micro-batches of a
 # large minibatch, and divide its loss accordingly. In float32, that changes nothing. In float16 everything below
 # $2^{-25}$ is zero. *Predict:* how much of the gradient is lost?
 
@@ -300,8 +323,8 @@ number_range(exponents(exact), float16, title="How large are the gradients?")
 
 # %% [markdown]
 # The gradients are not too different from each other for float16. They just lie too low, and above them is a lot of
-# room: it ends at $2^{16}$. *Predict:* what happens if you multiply the loss by 65,536, and divide the gradients by it
-# once they are in float32?
+# room: it ends at $2^{16}$. *Predict:* what happens if you multiply the loss by {{MICRO_BATCHES:,}}, and divide the
+# gradients by it once they are in float32?
 
 # %% tags=["nbval-ignore-output"]
 scaled = gradients(torch.float32, scale=2**16)
@@ -310,7 +333,7 @@ number_range(exponents(scaled), float16, title="With the loss multiplied by 65,5
 
 # %% [markdown]
 # This is **loss scaling**. Every gradient is proportional to the loss, so one multiplication moves them all, and a
-# power of two changes no digit of them. Does it matter for learning? The same training four times: in float32, and in
+# power of two changes no digit of them. Does it matter for learning? Here is the same training in float32, and in
 # float16 without and with what you now know.
 
 # %%
@@ -348,15 +371,15 @@ print("master weights and scaling: like float32:", abs(progress[everything] / pr
 
 # %% [markdown]
 # float16 alone ends at once: AdamW divides by the root of a mean of squares of gradients, and squares vanish first. Its
-# first step is 0 / 0. With master weights the squares are taken in 32 bits, but of gradients most of which are zero.
+# first step is $0 / 0$. With master weights the squares are taken in 32 bits, but of gradients most of which are zero.
 # It takes both. (Then the line lies on that of float32 again.)
 #
 # ## 5. How large a scale?
 #
-# Too small, and gradients vanish. Too large, and they overflow: above 65504 there is only `inf`, and one `inf` in a
-# weight is the end. A **dynamic** scale looks for the edge by itself. If any gradient is `inf` or `nan`, this step is
-# skipped and the scale halved; after so many good steps in a row it is doubled. *Predict:* the scale begins at
-# $2^{30}$. How does it go on?
+# Too small, and gradients vanish. Too large, and they overflow: above {{torch.finfo(torch.float16).max:.0f}} there is
+# only `inf`, and one `inf` in a weight is the end. A **dynamic** scale looks for the edge by itself. If any gradient is
+# `inf` or `nan`, this step is skipped and the scale halved; after so many good steps in a row it is doubled. *Predict:*
+# the scale begins at $2^{30}$. How does it go on?
 
 # %%
 def trajectory(scale, steps):
@@ -378,8 +401,8 @@ for used, is_taken in trajectory(scale=2.0**30, steps=40):
 
 # %% [markdown]
 # It falls until nothing overflows. After five good steps in a row it is doubled again; where that goes over the edge,
-# a step is skipped, and it is halved. (Real runs wait for 2000 steps before they try.) On one rank,
-# `torch.amp.GradScaler` does exactly the same, number for number.
+# a step is skipped, and it is halved. (Real runs wait for {{torch.amp.GradScaler("cpu").get_growth_interval()}} steps
+# before they try.) On one rank, `torch.amp.GradScaler` does exactly the same, number for number.
 #
 # ### Question: an overflow on one rank
 #
@@ -478,8 +501,8 @@ Card("optimize_training")
 #
 # `torch.autocast` computes in 16 bits what is safe there, while the model keeps its weights in 32 bits: they are their
 # own masters. `torch.amp.GradScaler` is the dynamic loss scale. Here each of four ranks trains an MLP of its own, first
-# with what you know from this lesson. Rank 3 has inputs that are eight times as large, so that its gradients overflow
-# earlier than those of the others:
+# with what you know from this lesson. Rank 3 has much larger inputs, so that its gradients overflow earlier than those
+# of the others:
 
 # %%
 import torch.nn.functional as F
@@ -542,7 +565,7 @@ for scaler in (torch.amp.GradScaler, ShardedGradScaler):
 #   rounds once after each step. With autocast there is no model in 16 bits, so gradients have 32 bits in the end, and
 #   these are what DistributedDataParallel sends.
 # - Autocast chooses by operation. Matrix products take 16 bits, and a sum of numbers of 16 and of 32 bits takes 32. So
-#   in a whole model what goes from block to block has 32 bits, where ours has 16 everywhere.
+#   in a whole model what goes from block to block has 32 bits, where ours has 16 bits everywhere.
 # - On a CPU autocast takes bfloat16, on a GPU float16, unless you name another format.
 #
 # The files to read are `torch/amp/autocast_mode.py` and `torch/amp/grad_scaler.py`, from `unscale_` to `update`; and
@@ -558,7 +581,7 @@ for scaler in (torch.amp.GradScaler, ShardedGradScaler):
 #
 # ### When it stops being true
 #
-# - **On hardware without 16-bit circuits** nothing is faster; messages and activations are still half as large.
+# - **On hardware without 16-bit circuits** nothing is faster; messages and activations still become smaller.
 # - **Where a layer needs its digits** (norms, softmax, the loss), the layer itself adds up in 32 bits inside, or should
 #   be left in 32 bits altogether. `torch.autocast` keeps a list of such layers.
 # - **Below 16 bits** one scale for all is not enough: with 8 bits, every tensor or block of one gets its own.

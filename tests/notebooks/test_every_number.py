@@ -62,8 +62,8 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "Play the ring all-reduce, and stop half way.": "a task",
     },
     "mixed_precision": {
-        "in 16 bits, remember and add up in 32.": FORMATS,
-        "in 16 bits; remember and add up in 32.": FORMATS,
+        "With 16, twice as many fit into the same memory and through the same cable": FORMATS,
+        "remember and add up in 32.": FORMATS,
     },
     "combining_mechanisms": {
         "Pipelines are a third axis": "the third after two that the cell shows",
