@@ -99,9 +99,6 @@ PROOFS: Proofs = {
         (across((2, 1, 4)), across((1, 2, 4))) == ({"dp"}, {"pp"})
     ),
     "Replicas wait for nobody until the end": replicas_wait_at_the_end,
-    "Whatever you choose, the updated weights are those of one process.": lambda: shows(
-        "MeshExplorer()", "The updated weights are those of one process."
-    ),
     "All skip, and all halve their scale.": lambda: shows(
         "results = launch(train_with_an_overflow", "step 3: loss 2.2, skipped", str([2.0**9] * 8)
     ),

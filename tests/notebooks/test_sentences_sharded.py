@@ -84,11 +84,10 @@ PROOFS: Proofs = {
     "It averages over ranks as if all shares had the same size.": lambda: (
         {gradient for _, _, gradient in pytorch()} == {0.75}
     ),
-    "`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, from `unshard` to `post_backward`": lambda: all(
-        hasattr(_fully_shard._fsdp_param_group.FSDPParamGroup, name) for name in ("unshard", "post_backward")
-    ),
-    "`torch.distributed.optim.ZeroRedundancyOptimizer`": lambda: issubclass(
-        ZeroRedundancyOptimizer, torch.optim.Optimizer
+    "`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, from `unshard` to `post_backward`. For ZeRO-1 there "
+    "is `torch.distributed.optim.ZeroRedundancyOptimizer`.": lambda: (
+        all(hasattr(_fully_shard._fsdp_param_group.FSDPParamGroup, name) for name in ("unshard", "post_backward"))
+        and issubclass(ZeroRedundancyOptimizer, torch.optim.Optimizer)
     ),
 }
 
