@@ -367,12 +367,18 @@ old, new = refreshed.values()
 # %%
 Card("which_offer")
 
+# %% tags=["build-only"]
+from lessons.L09_planning import explorer as refresh
+
+tried = list(refresh.worth_a_try(refresh.OLD))
+
 # %% [markdown]
 # ## 7. What if
 #
 # Now you choose. The old cluster is the one above, with its best plan. (To answer at once, the explorer tries some
-# plans only: two schedules, and micro-batches of up to four samples. A whole search may find one that is a little
-# faster.) Try these:
+# plans only: {{len({plan.schedule for plan in tried}):in_words}} schedules, and micro-batches of up to
+# {{max(plan.micro_batch for plan in tried):in_words}} samples. A whole search may find one that is a little faster.)
+# Try these:
 #
 # 1. Take 8 nodes of H200 and the fastest network. What has become of the pipeline, and what is the memory used for?
 # 2. From there, make the network slower, step by step. When does the best plan change, and what does it turn to?
@@ -385,9 +391,6 @@ from lessons.L09_planning.explorer import explorer
 explorer()
 
 # %% tags=["build-only"]
-from lessons.L09_planning import explorer as refresh
-
-
 def on_networks(device, nodes, planned=refresh.best):
     return [planned(refresh.cluster(device, network, nodes)) for network in refresh.NETWORKS]
 

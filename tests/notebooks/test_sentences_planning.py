@@ -78,10 +78,6 @@ PROOFS: Proofs = {
     "An `H200-141GB` computes exactly as fast as an `H100-80GB`, but has more memory, and faster.": lambda: (
         H200.spec.peak == H100.spec.peak and H200.spec.bandwidth > H100.spec.bandwidth
     ),
-    "two schedules, and micro-batches of up to four samples": lambda: (
-        {plan.schedule for plan in refresh.worth_a_try(refresh.OLD)} == {"1f1b", "zb_h1"}
-        and max(plan.micro_batch for plan in refresh.worth_a_try(refresh.OLD)) == 4
-    ),
     "Only on the slowest network.": lambda: (
         len({refresh.best(refresh.cluster("H200-141GB", network, 8)).plan for network in refresh.NETWORKS[1:]}) == 1
     ),
