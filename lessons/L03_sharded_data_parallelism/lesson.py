@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Sharded data parallelism
 #
-# **What you do:** take away from four replicas what each of them holds only as a copy, step by step, until nothing is
-# held twice. Count what that saves and what it sends. Then save activations as well, by computing them again.<br>
+# **What you do:** take away from four replicas what each of them holds only as a copy, step by step, until no copies
+# are left. Count what that saves and what it sends. Then save activations as well, by computing them again.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** [One machine is not enough](01_one_machine_is_not_enough.ipynb) and
 # [Data parallelism](02_data_parallelism.ipynb).
@@ -29,8 +29,8 @@ print(f"for each parameter, one rank holds {one / parameters:.0f} bytes, and all
 print(f"of that, mere copies: {1 - one / four:.0%}")
 
 # %% [markdown]
-# After the gradients are averaged, all four hold the same parameters, the same gradients and the same state. Three
-# quarters are copies, and with a thousand ranks it would be nearly everything.
+# After the gradients are averaged, all four hold the same parameters, the same gradients and the same state. So
+# {{1 - one / four:percent}} of all that is copies, and with a thousand ranks it would be nearly everything.
 #
 # So cut what is there into four parts and let each rank keep one of them, its **shard**. The trouble is that somebody
 # may need the rest. *Predict:* parameters, gradients, optimizer state: which of these can you cut without sending a
@@ -41,8 +41,8 @@ print(f"of that, mere copies: {1 - one / four:.0%}")
 # ## 2. Inside an all-reduce
 #
 # An all-reduce is one of the **collectives**: operations that all ranks call together. Here are four of them. Each
-# rank has a tensor of four numbers, and rank $r$ fills it with $2^r$. So you can tell from any sum who is in it: 5 is
-# 1 + 4, from ranks 0 and 2.
+# rank has a tensor of four numbers, and rank $r$ fills it with $2^r$. So you can tell from any sum who is in it:
+# $2^0 + 2^2 = 5$ is from ranks 0 and 2.
 
 # %%
 import torch
@@ -84,7 +84,8 @@ collective_explorer("ring reduce-scatter", ranks=4)
 # - An **all-gather** gives everyone the pieces of all.
 # - An **all-reduce** adds up, and leaves everyone the whole sum. It is a reduce-scatter and an all-gather.
 #
-# The ring of the last lesson was built that way: once around to add up, once more to hand out. Each half costs half:
+# The ring of the last lesson was built that way: once around to add up, once more to hand out. What does each half
+# cost?
 
 # %%
 from course_lib.mechanisms.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -106,7 +107,7 @@ for ring in (ring_reduce_scatter, ring_all_gather, ring_all_reduce):
 # node (a machine with several devices), then rings across the nodes, each with a part of the tensor, then a ring in
 # each node again. *Predict:* which is fastest for a small tensor, and which for a large one?
 #
-# Eight ranks in two nodes of four, on the **emulated** links of the last lesson: 1 ms for each message, 2.5 MB/s.
+# Eight ranks in two nodes of four, on **emulated** links:
 
 # %%
 from math import log2
@@ -126,7 +127,8 @@ def add_up(rank, way, size):
     return hierarchical_all_reduce(tensor, inside, across)
 
 # %% [markdown]
-# And by the formula, which is the number of steps, times how long each of them takes:
+# A message takes {{latency:duration}}, and its bytes come on top, at {{bandwidth:data_size}} per second. So the formula
+# is the number of steps, times how long each of them takes:
 
 # %%
 formulas = {
@@ -158,8 +160,9 @@ collective_times(times, title="Left: latency counts. Right: bytes count.")
 
 # %% [markdown]
 # On the left, where latency counts, the ring's line climbs fastest and the tree wins in the end. On the right, where
-# bytes count, the tree is last from the start. The hierarchy sends no more bytes than the ring, in far fewer steps; and
-# in a real cluster about seven eighths of its bytes stay on the fast links inside a node, which this picture does not
+# bytes count, the tree is last from the start. The hierarchy sends no more bytes than the ring, in far fewer steps:
+# {{2 * (8 - 1) + 2 * (counts[-1] // 8 - 1)}} in place of {{2 * (counts[-1] - 1):,}} for {{counts[-1]:,}} ranks. And in
+# a real cluster about {{7 / 8:percent}} of its bytes stay on the fast links inside a node, which this picture does not
 # even count. Libraries such as NCCL choose among such ways by the size of the message and the number of ranks (its
 # documentation names them under `NCCL_ALGO`). In what follows, as in most of this course, a collective counts as its
 # ring.
@@ -206,7 +209,7 @@ print("the same as one process, up to rounding:", bool((shared[0] - alone).abs()
 # With the sum of one piece, a rank can update that piece of the parameters. For that it needs the optimizer state of
 # this piece alone. Then the all-gather hands out updated parameters, in place of gradients.
 #
-# The same training, the same bytes, and a quarter of the optimizer state on each rank. So that is the answer to
+# The same training, the same bytes, and only a shard of the optimizer state on each rank. So that is the answer to
 # section 1: the optimizer state can be cut for free, and the gradients too, since nobody needs more of their sum than
 # its own piece.
 #
@@ -222,8 +225,9 @@ print("the same as one process, up to rounding:", bool((shared[0] - alone).abs()
 #
 # ## 4. Three stages, counted
 #
-# Data parallelism holds 16 bytes for each parameter on each rank. In a step of four ranks each sends 6, which is 1.5
-# times the 4 bytes of a gradient. *Predict* both numbers for each stage.
+# Data parallelism holds {{one / parameters:.0f}} bytes for each parameter on each rank. In a step of four ranks each
+# sends {{replicas.timeline.bytes_sent(0) / parameters:.0f}}, which is {{sent / (4 * parameters):.1f}} times its
+# gradients. *Predict* both numbers for each stage.
 
 # %%
 columns = ("parameters", "gradients", "optimizer", "together", "sent")
@@ -235,15 +239,19 @@ for name, step in steps.items():
     sizes = (held.parameters, held.gradients, held.optimizer, held.total, step.timeline.bytes_sent(0))
     print(f"{name:16}", *(f"{size / parameters:11.2f}" for size in sizes))
 
+# %% tags=["build-only"]
+sends = {name: step.timeline.bytes_sent(0) for name, step in steps.items()}
+
 # %%
 from course_lib.figures import memory_by_part
 
 memory_by_part({name: step.held[0] for name, step in steps.items()}, title="What each of four ranks holds")
 
 # %% [markdown]
-# With four ranks, ZeRO-3 holds a quarter. Stages 1 and 2 send what data parallelism sends, and stage 3 half as much
-# again. (Why are there 5 bytes of gradients in ZeRO-1? A rank has its own gradients, 4 bytes, and its shard of their
-# mean. ZeRO-2 gives up the first during the backward pass.)
+# With four ranks, ZeRO-3 holds {{steps["ZeRO-3"].held[0].total / one:percent}} of what data parallelism holds. Stages 1
+# and 2 send what data parallelism sends, and stage 3 sends {{sends["ZeRO-3"] / sends["ZeRO-1"]:.1f}} times as much.
+# (Why are there {{steps["ZeRO-1"].held[0].gradients / parameters:.0f}} bytes of gradients in ZeRO-1? A rank has all of
+# its own gradients, and its shard of their mean. ZeRO-2 gives up the first during the backward pass.)
 #
 # With $N$ ranks and $\Psi$ parameters in 32 bits, by the formulas of the paper:
 #
@@ -275,13 +283,11 @@ Card("enough_stage")
 # %% [markdown]
 # ## 5. Parameters that come and go
 #
-# In ZeRO-3 a rank holds a quarter of each layer, and nobody can compute with that. So before a layer computes, an
-# all-gather makes it whole, and after it the rank keeps its shard and gives up the rest. That happens twice, in the
-# forward and in the backward pass. *Predict:* does a rank have to wait for each layer?
+# In ZeRO-3 a rank holds a shard of each layer, and nobody can compute with that. So before a layer computes, an
+# all-gather makes it whole, and after it the rank keeps its shard and gives up the rest. That happens in the forward
+# pass, and again in the backward pass. *Predict:* does a rank have to wait for each layer?
 #
-# Here is one step, and below it the same with `prefetch=False`. Devices and links are emulated: a device needs 80 ms
-# for the forward pass of the whole minibatch and twice as long for the backward pass, and links carry 80 MB per second.
-# (A rank has only its share of the minibatch to compute.)
+# Here is one step, and below it the same with `prefetch=False`. Devices and links are emulated:
 
 # %%
 from course_lib.figures import gantt
@@ -297,7 +303,9 @@ gantt(ahead, waiting, 850, "One step of ZeRO-3, twice")
 # back at once, and after the last gradient. (Point at a bar to read what it is. `all_to_all` is a
 # reduce-scatter: everyone sends each piece to its owner, who adds up.)
 #
-# How does that compare with the other stages?
+# How does that compare with the other stages? (A device needs {{pace.device["forward"]:duration}} for the forward pass
+# of the whole minibatch and {{pace.device["backward"]:duration}} for the backward pass, but a rank has only its share
+# to compute. Links carry {{pace.link.bandwidth:data_size}} per second.)
 
 # %%
 for stage, name in STAGES.items():
@@ -306,9 +314,9 @@ for stage, name in STAGES.items():
 print(f"{'without prefetch':16} {1000 * waiting.makespan:5.1f} ms")
 
 # %% [markdown]
-# ZeRO-3 sends half as much again, and is still faster than stages 1 and 2 here. These gather all updated parameters at
-# the end of a step, and nothing is left there to hide that behind. (They could gather in the next forward pass;
-# Megatron-LM does, with `--overlap-param-gather`.)
+# ZeRO-3 sends the most, and is still faster than stages 1 and 2 here. These gather all updated parameters at the end of
+# a step, and nothing is left there to hide that behind. (They could gather in the next forward pass; Megatron-LM does,
+# with `--overlap-param-gather`.)
 #
 # When can all of it hide? A layer of $P$ parameters takes $2PT$ FLOPs for $T$ tokens, and $2P$ bytes to gather in 16
 # bits. With $F$ FLOPs per second and a link of $\beta$ bytes per second, computing takes longer than gathering if
@@ -363,9 +371,11 @@ for recompute in (False, True):
 print("the same weights, to the last bit:", torch.equal(again[False].weights, again[True].weights))
 
 # %% [markdown]
-# Less than a third of the activations, for a third more computing. A step is one forward pass, and a backward pass that
-# takes twice as long; with a second forward pass that makes 4 in place of 3. Nothing more is sent: a layer is gathered
-# for its backward pass anyway. The numbers are the same to the last bit, since it is the same arithmetic.
+# Only {{again[True].activations[0] / again[False].activations[0]:percent}} of the activations, for
+# {{again[True].timeline.busy(0) / again[False].timeline.busy(0) - 1:percent}} more computing: a backward pass takes as
+# long as two forward passes, so with a second forward pass there are four where there were three. Nothing more is sent,
+# since a layer is gathered for its backward pass anyway. The numbers are the same to the last bit, since it is the same
+# arithmetic.
 #
 # Count the FLOPs, on one process, to see that this is not only a matter of our emulated clock:
 
@@ -391,15 +401,24 @@ print(f"keep: {flops(keeping, backward=True) / forward:.3f} forward passes, "
       f"compute again: {flops(computing, backward=True) / forward:.3f}")
 
 # %% [markdown]
-# (Not quite 4, because the last block, which makes the model's answer, is not computed again.) Of each layer its input
-# is kept, and nothing else. Chen et al. (2016) proposed this for deep models; Korthikanti et al. (2022) compute again
-# only what takes much memory and little time.
-#
+# (Not quite four, because the last block, which makes the model's answer, is not computed again.) Of each layer its
+# input is kept, and nothing else. Chen et al. (2016) proposed this for deep models; Korthikanti et al. (2022) compute
+# again only what takes much memory and little time.
+
+# %% tags=["build-only"]
+from course_lib.planner.memory import RECIPES
+from lessons.L03_sharded_data_parallelism.explorer import DEVICES, planned
+
+recipe, first = RECIPES["bf16"], planned("6.7B", 8, 1)
+
+# %% [markdown]
 # ## 7. Turn the knobs
 #
-# Now for models that you could not run here. Everything is **modelled**, on A100 with 80 GiB in nodes of eight, two
-# samples of 2,048 tokens for each device, in mixed precision. (It also has 16 bytes for each parameter: 2 for the
-# parameter, 2 for its gradient, and 12 that the optimizer keeps. So ZeRO-1 can cut away 12 of 16.) Try these:
+# Now for models that you could not run here. Everything is **modelled**, on A100 with {{first.capacity:memory_size}} in
+# nodes of eight, {{first.plan.micro_batch:in_words}} samples of {{first.model.sequence:,}} tokens for each device, in
+# mixed precision. (It also has {{sum(recipe)}} bytes for each parameter: {{recipe.parameter}} for the parameter,
+# {{recipe.gradient}} for its gradient, and {{recipe.optimizer}} that the optimizer keeps. So ZeRO-1 can cut away
+# {{recipe.optimizer}} of {{sum(recipe)}}.) Try these:
 #
 # 1. Take 6.7B on 8 devices. Which is the first stage that fits? Is its step longer than that of data parallelism?
 # 2. Take 13B on 8 devices. There are two ways to make it fit: a higher stage, or recomputing. Which one is faster?
@@ -411,14 +430,29 @@ from lessons.L03_sharded_data_parallelism.explorer import sharding_explorer
 
 sharding_explorer()
 
+# %% tags=["build-only"]
+def first_stage(model, devices, recompute="none"):
+    stages = {name: planned(model, devices, stage, recompute) for stage, name in STAGES.items()}
+    return next((name, one.step_time.total) for name, one in stages.items() if one.fits)
+
+(zero, shorter), (keeping, faster), (again, slower) = (
+    first_stage("6.7B", 8), first_stage("13B", 8), first_stage("13B", 8, "full")
+)
+enough = next(n for n in DEVICES if planned("175B", n, 3, "full").fits)
+never, most = planned("13B", DEVICES[-1], 1), planned("175B", DEVICES[-1], 3, "full").step_time
+
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. ZeRO-1 is the first, and its step is shorter: each rank updates an eighth of the parameters.
-# 2. ZeRO-3 while keeping the activations takes 1.82 s a step. ZeRO-1 with recomputing fits as well, and takes 2.28 s.
-# 3. What ZeRO-1 does not cut stays: 4 bytes for each parameter, the activations, and a margin for what no tensor
-#    is in. That is more than 80 GiB, however many devices there are.
-# 4. 64 devices are enough, with ZeRO-3 and recomputing. On 512 devices about a third of the step goes into traffic.
+# 1. {{zero}} is the first, and its step is shorter, {{shorter:duration}} in place of
+#    {{planned("6.7B", 8, 0).step_time.total:duration}}: each rank updates only its share of the parameters.
+# 2. {{keeping}} while keeping the activations takes {{faster:duration}} a step. {{again}} with recomputing fits as
+#    well, and takes {{slower:duration}}.
+# 3. What ZeRO-1 does not cut stays: the parameters, their gradients, the activations, and a margin for what no tensor
+#    is in. With {{DEVICES[-1]}} devices that is still {{never.memory.total:memory_size}}, and a device has
+#    {{never.capacity:memory_size}}.
+# 4. {{enough}} devices are enough, with ZeRO-3 and recomputing. On {{DEVICES[-1]}} devices
+#    {{most.data / most.total:percent}} of the step goes into traffic.
 # </details>
 #
 # ## 8. The same in PyTorch
@@ -464,10 +498,10 @@ print("the same as ours, up to rounding:", bool((theirs - weights).abs().max() <
 #
 # - An all-reduce is a reduce-scatter and an all-gather. An update fits between the two.
 # - ZeRO-1 cuts the optimizer state and ZeRO-2 the gradients, and both send what data parallelism sends. ZeRO-3 cuts the
-#   parameters, too, and sends half as much again.
+#   parameters, too, and sends {{sends["ZeRO-3"] / sends["ZeRO-1"]:.1f}} times as much.
 # - It is the training of one process, up to rounding, in every stage.
 # - Parameters of ZeRO-3 can travel while the layer before computes, if a rank has enough tokens at a time.
-# - Recomputing saves activations, which no stage does, for about a third more computing.
+# - Recomputing saves activations, which no stage does, for one more forward pass.
 #
 # ### When it stops being true
 #

@@ -10,9 +10,9 @@
 #
 # ## 1. Cut between two layers
 #
-# A model needs twice the memory of your device, and you have four devices. Data parallelism is no help: it puts a whole
-# copy on each of them. But a model is a list of layers, and what goes on inside one of them needs none of the others.
-# So give each device a few layers in a row, a **stage**. (The stages of ZeRO are something else.)
+# A model needs more memory than your device has, and you have four devices. Data parallelism is no help: it puts a
+# whole copy on each of them. But a model is a list of layers, and what goes on inside one of them needs none of the
+# others. So give each device a few layers in a row, a **stage**. (The stages of ZeRO are something else.)
 #
 # *Predict:* our model is a list of ten blocks, an embedding, eight layers and a head. How would you deal them out to
 # four ranks? Here is the list, and what `split_layers` does with it:
@@ -86,9 +86,10 @@ for rank, own in enumerate(parts):
 print("together what one holds:", sum(parts) == alone)
 
 # %% [markdown]
-# A quarter on average, and together exactly what one process holds. With more devices the average falls, and a model
-# may be far larger than any one of them. But the four are not equal, because embedding and head are far smaller than a
-# layer here: the fullest rank holds more than a third. We come back to that.
+# It is {{sum(parts) / len(parts) / alone:percent}} on average, and together exactly what one process holds. With more
+# devices the average falls, and a model may be far larger than any one of them. But the four are not equal, because
+# embedding and head are far smaller than a layer here: the fullest rank holds {{max(parts) / alone:percent}}. We come
+# back to that.
 #
 # ### Question: layers in order, and memory
 #
@@ -137,7 +138,7 @@ print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 #
 # ## 3. Who is busy?
 #
-# A quarter of the memory. *Predict:* with four devices, how much faster is a step than with one?
+# So much for the memory. *Predict:* with four devices, how much faster is a step than with one?
 
 # %%
 from course_lib import Pace
@@ -150,8 +151,8 @@ gantt(four, compare=alone, title="A training step", names=("on four ranks", "on 
 
 # %% [markdown]
 # Not at all, it takes exactly as long. The first rank computes and hands over, then the second, and so on to the last
-# and all the way back. Of four devices three wait. (This is **emulated**, as in the last lesson: a device takes 20 ms
-# for a block forward, and 40 ms backward.)
+# and all the way back. Of four devices three wait. (This is **emulated**, as in the last lesson: a device takes
+# {{pace.device["forward"]:duration}} for a block forward, and {{pace.device["backward"]:duration}} backward.)
 
 # %%
 print(f"one rank {1000 * alone.makespan:.1f} ms, four ranks {1000 * four.makespan:.1f} ms")
@@ -189,8 +190,9 @@ for block, size in zip(blocks, sizes, strict=True):
     print(f"{type(block).__name__:<12} {size:9,} bytes of weights")
 
 # %% [markdown]
-# Head and embedding are five times as large as a layer. A cut by number does not look at that. But `split_layers` also
-# takes `costs`, of any kind, and makes the most expensive stage as cheap as can be:
+# Head and embedding are {{round(sizes[0] / sizes[1]):in_words}} times as large as a layer. A cut by number does not
+# look at that. But `split_layers` also takes `costs`, of any kind, and makes the most expensive stage as cheap as can
+# be:
 
 # %%
 for name, costs in {"by number": None, "by bytes": sizes}.items():
@@ -201,12 +203,21 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 # The fullest rank decides whether the model fits. The slowest one, as soon as all work at the same time, decides how
 # fast it is, so costs can also be seconds (`measure_costs` measures them). The two need not ask for the same cut: an
 # embedding is large and computes next to nothing.
-#
+
+# %% tags=["build-only"]
+from lessons.L04_layerwise_model_parallelism import explorer
+
+
+def fullest(units, vocabulary=1000, cut="number"):
+    step = explorer.LayerWiseSetting(units, samples=32, vocabulary=vocabulary, cut=cut).run()
+    return max(own.total for own in step.held)
+
+# %% [markdown]
 # ### Turn the knobs
 #
-# Every move trains a model with 6 layers on real ranks. (A unit is a device, and every unit is a rank.) Memory is
-# measured at its fullest, which on most ranks is before there are any gradients. Time is emulated, and compared with
-# what a simulator predicted. Try these:
+# Every move trains a model with {{explorer.LAYERS:in_words}} layers on real ranks. (A unit is a device, and every unit
+# is a rank.) Memory is measured at its fullest, which on most ranks is before there are any gradients. Time is
+# emulated, and compared with what a simulator predicted. Try these:
 #
 # 1. From one unit to eight: what happens to memory, and what to time?
 # 2. Take 64 samples. Which part of memory grows, and is it shared out like the rest?
@@ -222,12 +233,13 @@ LayerWiseExplorer()
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. The fullest unit holds 5.7 MiB alone and 1.41 MiB of eight, but eight units are no better than six. The time is
-#    the same with any number of them.
+# 1. The fullest unit holds {{fullest(1):memory_size}} alone, {{fullest(6):memory_size}} of six, and with eight still
+#    {{fullest(8):memory_size}}. The time is the same with any number of them.
 # 2. The activations. They are shared out too: together the units hold those that one would hold.
-# 3. With four units and 32 samples, the last one, which has the head, with 6.09 MiB. A cut by bytes gives the head a
-#    unit of its own, and 5.44 MiB are left.
-# 4. No. The head alone makes half of all there is. It would have to be cut inside.
+# 3. With four units and 32 samples, the last one, which has the head, with {{fullest(4, 4000):memory_size}}. A cut by
+#    bytes gives the head a unit of its own, and {{fullest(4, 4000, "bytes"):memory_size}} are left.
+# 4. No. The head alone makes {{fullest(8, 4000, "bytes") / fullest(1, 4000):percent}} of all there is. It would have to
+#    be cut inside.
 # </details>
 #
 # A cut between layers cannot make a stage smaller than its largest block. To go on you have to cut *inside* a layer,
@@ -245,7 +257,7 @@ Card("why_partition")
 # ## 6. The same in PyTorch
 #
 # PyTorch's package for this is `torch.distributed.pipelining`. It can cut a minibatch as well, which is what the next
-# lesson is about; with `n_microbatches=1` it leaves it whole. Here it trains for the same 20 steps as in section 2:
+# lesson is about; with `n_microbatches=1` it leaves it whole. Here it trains for the same steps as in section 2:
 
 # %%
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe

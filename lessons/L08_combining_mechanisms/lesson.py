@@ -2,7 +2,7 @@
 # # Combining mechanisms
 #
 # **What you do:** train one model on eight ranks that share the samples, the layers *and* each layer, in 16 bits if
-# you like, arrange the ranks in nine ways, and find out who has to talk to whom, about what, and how much.<br>
+# you like, arrange the ranks in many ways, and find out who has to talk to whom, about what, and how much.<br>
 # **Time:** 45 minutes.<br>
 # **You need:** the lessons on data, sharded, pipeline and tensor parallelism and on [mixed
 # precision](07_mixed_precision.ipynb).
@@ -14,7 +14,7 @@
 #
 # You know three ways to share work. They cut three different things: data parallelism the minibatch, pipeline
 # parallelism the list of layers, tensor parallelism every layer. So they can be used together. Think of eight ranks as
-# a block, 2 x 2 x 2: two **replicas**, each a pipeline of two **stages**, each stage on two **tensor ranks**.
+# a block: two **replicas**, each a pipeline of two **stages**, each stage on two **tensor ranks**.
 #
 #                     replica 0                      replica 1
 #     stage 0     rank 0 ===== rank 1            rank 4 ===== rank 5
@@ -198,8 +198,8 @@ for samples in (64, 256):
     print(f"{samples:3} samples:", "   ".join(f"{axis} {number:9,} bytes" for axis, number in counts.items()))
 
 # %% [markdown]
-# Tensor parallelism sends by far the most: twice forward and twice backward in every layer, for every micro-batch, and
-# nobody can go on without the result. The pipeline sends the same hidden states, but only where two stages meet.
+# Tensor parallelism sends by far the most: forward and backward in every layer, for every micro-batch, and nobody can
+# go on without the result. The pipeline sends the same hidden states, but only where two stages meet.
 # Replicas send as many bytes as there are gradients and parameters, once in a step, *however many samples there are*:
 # with more samples, the other two grow, and this one does not.
 #
@@ -230,17 +230,35 @@ from lessons.L08_combining_mechanisms.explorer import MeshExplorer
 
 MeshExplorer()
 
+# %% tags=["build-only"]
+from lessons.L08_combining_mechanisms.explorer import MESHES
+from lessons.L08_combining_mechanisms.figure import total
+
+
+def step_of(sizes, *setting):
+    return HybridExperiment(sizes, *setting).run()
+
+steps = {" x ".join(map(str, sizes)): step_of(sizes) for sizes in MESHES}
+n_bytes = {name: sum(total(one.sent, axis) for axis in AXES) for name, one in steps.items()}
+fewest, *_, most = sorted(steps, key=n_bytes.get)
+shortest = min(steps, key=lambda name: steps[name].timeline.makespan)
+across, halved = steps["1 x 1 x 8"].timeline, step_of((2, 2, 2), 4, "1f1b", torch.bfloat16)
+keeps = {axis: total(halved.sent, axis) / total(steps["2 x 2 x 2"].sent, axis) for axis in AXES}
+
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. 1 x 1 x 8 sends the most, 17 MB, and 2 x 4 x 1 the fewest, 0.8 MB. But 4 x 1 x 2 makes the shortest step, and sends
-#    more than four times as much as 2 x 4 x 1.
-# 2. They wait for the slow link, and compute for 27% of the time. In 2 x 1 x 4 only the replicas' lines cross, in
-#    1 x 2 x 4 only those of the pipeline.
-# 3. Stages wait for each other while the pipeline fills and drains: they are idle for 45% of the time. With eight
-#    micro-batches and `zb_h1` it is 16%.
-# 4. All of them. Only those of the replicas keep more than half of their bytes, since gradients are added up in 32
-#    bits. The weights are those of one process, up to the rounding of 16 bits.
+# 1. {{most}} sends the most, {{n_bytes[most]:data_size}}, and {{fewest}} the fewest, {{n_bytes[fewest]:data_size}}. But
+#    {{shortest}} makes the shortest step, and sends {{n_bytes[shortest] / n_bytes[fewest]:.1f}} times as much as
+#    {{fewest}}.
+# 2. They wait for the slow link, and compute for {{across.busy(0) / across.makespan:percent}} of the time. In 2 x 1 x 4
+#    only the replicas' lines cross, in 1 x 2 x 4 only those of the pipeline.
+# 3. Stages wait for each other while the pipeline fills and drains: they are idle for
+#    {{steps["2 x 4 x 1"].timeline.idle_fraction():percent}} of the time. With eight micro-batches and `zb_h1` it is
+#    {{step_of((2, 4, 1), 8, "zb_h1").timeline.idle_fraction():percent}}.
+# 4. All of them. Those of tensor ranks keep {{keeps["tp"]:percent}} of their bytes, those of stages
+#    {{keeps["pp"]:percent}}, and those of replicas {{keeps["dp"]:percent}}, since gradients are added up in 32 bits.
+#    The weights are those of one process, up to the rounding of 16 bits.
 # </details>
 #
 # No axis is best. Tensor ranks wait for links, stages wait for each other while the pipeline fills and drains. Replicas
@@ -346,8 +364,8 @@ print("losses of five steps, the same as ours up to rounding:", bool(off < 1e-9)
 #   optimizer's state alone (ZeRO-1).
 # - `clip_grad_norm_` does not work here: some parameters are on both axes, others on "dp" alone, and it refuses to put
 #   their norms together. You would add up the squares by yourself, as in section 3, or put every parameter on both.
-# - Pipelines are a third axis, with `torch.distributed.pipelining`. You cut the model into stages by hand and give each
-#   of them its place.
+# - Pipelines are one more axis, with `torch.distributed.pipelining`. You cut the model into stages by hand and give
+#   each of them its place.
 #
 # The file to read is `torch/distributed/device_mesh.py`, at `init_device_mesh` and `DeviceMesh`.
 #

@@ -81,14 +81,15 @@ step_time_by_part(variants, title="And what does it cost in time?")
 # every tensor rank did on its own. (The last line, **a** and **b** together, saves even more, and costs
 # nothing.) Often memory is paid for with time, but the price differs from one trade to the next.
 #
-# The bracket below the end of each bar says where 90% of such steps would end. Groups with the same devices have better
-# or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know moves all
-# the bars together, so their order is known better than their lengths.
+# The bracket below the end of each bar says where nine in ten such steps would end. Groups with the same devices have
+# better or worse kernels and libraries, and the planner cannot know yours (section 4). Most of what it does not know
+# moves all the bars together, so their order is known better than their lengths.
 #
 # ## 2. Who talks to whom, and over which link
 #
-# Inside a node, A100s are joined by NVLink; between nodes there is a network, a twelfth as fast. Therefore it matters
-# **which** traffic crosses it:
+# Inside a node, A100s are joined by NVLink, and it is
+# {{cluster.inside_link.bandwidth / cluster.between_link.bandwidth:in_words}} times as fast as the network between
+# nodes. Therefore it matters **which** traffic crosses the network:
 
 # %%
 plan_ab = variants["a and b"]
@@ -98,15 +99,19 @@ for kind, flow in plan_ab.flows.items():
     takes = f"takes {flow.seconds:5.2f} s, of which a device waits for {flow.exposed:5.2f} s"
     print(f"{kind:9} {flow.bytes / 1e9:6.0f} GB over {flow.link:14} {takes}")
 
+# %% tags=["build-only"]
+n_bytes = {kind: flow.bytes for kind, flow in plan_ab.flows.items()}
+
 # %% [markdown]
 # Compare the last two columns. For tensor traffic a device waits as long as it takes: nobody can go on without the sum.
 # Gradients travel while the backward pass goes on, so a part of their time is hidden: that is **overlap**. It decides
 # between the two. What can overlap may take a slow link as long as there is enough to compute meanwhile; what cannot is
 # paid for in full, however fast the devices are.
 #
-# Nearly all bytes are those of tensor parallelism, and here they stay inside a node. *Predict:* what becomes of a step
-# if you spread the tensor ranks over two nodes, `tp=16`? (The model allows 16. It has 64 heads, but only 8 of keys and
-# values, so two tensor ranks hold the same ones.)
+# Of all bytes, {{n_bytes["tensor"] / sum(n_bytes.values()):percent}} are those of tensor parallelism, and here they
+# stay inside a node. *Predict:* what becomes of a step if you spread the tensor ranks over two nodes, `tp=16`? (The
+# model allows that. It has {{MODEL.heads}} heads, but only {{MODEL.kv_heads}} of keys and values, so
+# {{16 // MODEL.kv_heads:in_words}} tensor ranks hold the same ones.)
 
 # %%
 wide = estimate(MODEL, cluster, replace(plan_ab.plan, tp=16, pp=2), BATCH)
@@ -251,9 +256,10 @@ for layers, plan, seconds in trials:
 print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
 
 # %% [markdown]
-# 105.22 s were published. All four say that this machine is slower than the catalogue's. The first one, which is the
-# most like the final plan, comes closest, and together they give a narrower interval. **Calibrating is the first thing
-# to do with a cluster of your own**, with a step as similar as you can make it to those that you want to know about.
+# {{published["BLOOM"][-1]}} s were published. All four say that this machine is slower than the catalogue's. The first
+# one, which is the most like the final plan, comes closest, and together they give a narrower interval. **Calibrating
+# is the first thing to do with a cluster of your own**, with a step as similar as you can make it to those that you
+# want to know about.
 # From the second step on, the network's share of its peak is fitted as well, if the steps agree much better with
 # another than the catalogue's; these four do not. A run of `course_lib.scale_out.train`, by torchrun or by `launch`,
 # prints at its end the call of `calibrate` with its own step, ready to be pasted.
@@ -268,7 +274,7 @@ print("all four:", estimate(bloom, all_four, bloom_plan, 2048).interval)
 #
 # *Predict:* how many ways are there to share this model among 1,024 GPUs? (`tp` up to two nodes, any `pp`,
 # micro-batch, ZeRO and recomputation, three schedules, and so on. Recomputation may be selective: only what takes much
-# memory and little time is computed again. A minibatch now has 2,048 samples: 256 would be too few for so many
+# memory and little time is computed again. A minibatch now has more samples: {{BATCH}} would be too few for so many
 # devices.)
 
 # %%
@@ -333,9 +339,9 @@ print("What the time of a step goes into, on the old cluster and on the new one:
 step_time_by_part({"A100": before, "H100, the same plan": carried, "H100, planned anew": anew}, title="A refresh")
 
 # %% [markdown]
-# On this cluster planning anew finds hardly anything better: one percent, which nobody could tell apart. Is that always
-# so? An H200 computes exactly as fast as an H100, but has more memory, and faster: 141 GB in place of 80. *Predict:* is
-# the old plan nearly the best there, too?
+# On this cluster planning anew saves hardly anything: {{1 - anew.step_time.total / carried.step_time.total:percent}},
+# which nobody could tell apart. Is that always so? An `H200-141GB` computes exactly as fast as an `H100-80GB`, but has
+# more memory, and faster. *Predict:* is the old plan nearly the best there, too?
 
 # %%
 h200 = Cluster("H200-141GB", nodes=8, between="InfiniBand HDR")
@@ -344,10 +350,14 @@ for name, one in refreshed.items():
     shape = f"dp {one.plan.dp} x tp {one.plan.tp} x pp {one.plan.pp}"
     print(f"H200, {name:12} {shape}: {one.step_time.total:.1f} s, {one.memory.total / 2**30:3.0f} GiB")
 
+# %% tags=["build-only"]
+old, new = refreshed.values()
+
 # %% [markdown]
-# No. With room for twice as much of each layer on a device, half as many tensor ranks are enough, and twice as many
-# replicas share the samples: that saves a tenth of each step. The device computes no faster; the *plan* does. Where
-# memory grows, ask first whether the model still has to be cut so finely.
+# No. With room for more of each layer on a device, {{new.plan.tp:in_words}} tensor ranks are enough, and
+# {{new.plan.dp:in_words}} replicas share the samples in place of {{old.plan.dp:in_words}}: that saves
+# {{1 - new.step_time.total / old.step_time.total:percent}} of each step. The device computes no faster; the *plan*
+# does. Where memory grows, ask first whether the model still has to be cut so finely.
 #
 # ### Question: where does the money go?
 #
@@ -357,12 +367,18 @@ for name, one in refreshed.items():
 # %%
 Card("which_offer")
 
+# %% tags=["build-only"]
+from lessons.L09_planning import explorer as refresh
+
+tried = list(refresh.worth_a_try(refresh.OLD))
+
 # %% [markdown]
 # ## 7. What if
 #
 # Now you choose. The old cluster is the one above, with its best plan. (To answer at once, the explorer tries some
-# plans only: two schedules, and micro-batches of up to four samples. A whole search may find one that is a few percent
-# faster.) Try these:
+# plans only: {{len({plan.schedule for plan in tried}):in_words}} schedules, and micro-batches of up to
+# {{max(plan.micro_batch for plan in tried):in_words}} samples. A whole search may find one that is a little faster.)
+# Try these:
 #
 # 1. Take 8 nodes of H200 and the fastest network. What has become of the pipeline, and what is the memory used for?
 # 2. From there, make the network slower, step by step. When does the best plan change, and what does it turn to?
@@ -374,17 +390,32 @@ from lessons.L09_planning.explorer import refresh_explorer
 
 refresh_explorer()
 
+# %% tags=["build-only"]
+def on_networks(device, nodes, planned=refresh.best):
+    return [planned(refresh.cluster(device, network, nodes)) for network in refresh.NETWORKS]
+
+def longer(one, other):
+    return one.step_time.total / other.step_time.total - 1
+
+old, (slow, *_, fast) = refresh.best(refresh.OLD), on_networks("H200-141GB", 8)
+lost = {device: longer(*on_networks(device, 8)[::3]) for device in refresh.DEVICES}
+least, *_, most = sorted(lost, key=lost.get)
+small = [name for name in refresh.DEVICES if not any(one.fits for one in on_networks(name, 4, refresh.old_plan))]
+
 # %% [markdown]
 # <details><summary>What you should see</summary>
 #
-# 1. It still has four stages, but half as many tensor ranks are enough, and there are twice as many replicas. So each
-#    device holds twice as much of every layer: 120 GiB in place of 68.
-# 2. Only on the slowest network. There it turns to eight stages and half as many replicas, so that each device has half
-#    as many gradients to send.
-# 3. A100: a step takes 4% longer than on the fastest network, with B200 19%. The longer a device computes, the more can
-#    travel meanwhile.
-# 4. On four nodes of A100 or H100 the old plan does not fit. On eight nodes of H200 with InfiniBand it gives away a
-#    tenth.
+# 1. It still has {{fast.plan.pp:in_words}} stages, but {{fast.plan.tp:in_words}} tensor ranks are enough in place of
+#    {{old.plan.tp:in_words}}, and there are {{fast.plan.dp:in_words}} replicas in place of {{old.plan.dp:in_words}}. So
+#    each device holds more of every layer: {{fast.memory.total:memory_size}} in place of
+#    {{old.memory.total:memory_size}}.
+# 2. Only on the slowest network. There it turns to {{slow.plan.pp:in_words}} stages and {{slow.plan.dp:in_words}}
+#    replicas, so that each device has fewer gradients to send.
+# 3. {{least}}: a step takes {{lost[least]:percent}} longer than on the fastest network, with {{most}}
+#    {{lost[most]:percent}}. The longer a device computes, the more can travel meanwhile.
+# 4. On four nodes of {{" or ".join(small)}} the old plan does not fit. On eight nodes of H200 with the fastest network
+#    a step takes {{longer(on_networks("H200-141GB", 8, refresh.old_plan)[-1], fast):percent}} longer with it than with
+#    a new one.
 # </details>
 #
 # ### Case: three managers, three offers
@@ -398,8 +429,8 @@ Card("infrastructure")
 # ## 8. The same in PyTorch
 #
 # Nothing in PyTorch plans for you, but two of its tools count what a planner has to know. `FlopCounterMode` counts the
-# FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the 39 billion
-# parameters of section 4 run on your computer:
+# FLOPs of a model as it runs. On the device "meta" tensors have a shape and no numbers, so that even the
+# {{narayanan.parameters / 1e9:.0f}} billion parameters of section 4 run on your computer:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -433,12 +464,13 @@ def tracked(rank):
 
 # %%
 ours = estimate(tiny, Cluster(nodes=1, devices_per_node=4), Plan(dp=4, zero=3, precision="fp32"), 4).memory
-print("tracked:", launch(tracked, world_size=4).results[0])
+theirs = launch(tracked, world_size=4).results[0]
+print("tracked:", theirs)
 print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, optimizer {ours.optimizer:,}")
 
 # %% [markdown]
-# To the last parameter, FLOP and byte, but for Adam's 37 counters of steps, one for each parameter, with 4 bytes each.
-# What these tools do differently:
+# To the last parameter, FLOP and byte, but for Adam's {{(theirs["OptState"] - ours.optimizer) / 4:.0f}} counters of
+# steps, one for each parameter, in 32 bits. What these tools do differently:
 #
 # - They count what is run, so somebody has to write the model first. The planner begins with five numbers: layers,
 #   hidden size, heads, sequence and vocabulary. And they say nothing of time, links, or other plans.
@@ -453,7 +485,7 @@ print(f"planner: parameters {ours.parameters:,}, gradients {ours.gradients:,}, o
 #
 # - A plan fits if its fullest device does. Who talks most sits closest: tensor ranks inside a node, pipelines and
 #   replicas across.
-# - Of thousands of legal plans, less than one in a hundred is worth choosing from: the Pareto front of memory and time.
+# - Of {{len(found):,}} legal plans, {{len(found.pareto)}} are worth choosing from: the Pareto front of memory and time.
 # - The best plan depends on the number of devices and on what they are. New hardware may want a new plan.
 # - Faster devices gain less than their peak, unless memory and links keep up.
 #

@@ -65,9 +65,6 @@ NO_PROOF: dict[str, dict[str, str]] = {  # a part of a sentence, and why it need
         "With 16, twice as many fit into the same memory and through the same cable": FORMATS,
         "remember and add up in 32.": FORMATS,
     },
-    "combining_mechanisms": {
-        "Pipelines are a third axis": "the third after two that the cell shows",
-    },
     "planning": {
         "So half-way through we ask whether you should believe it.": "half of the page",
         "Not with plans that are a few percent apart": "how much is said, and proved, where intervals are shown",
