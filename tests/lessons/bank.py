@@ -3,16 +3,13 @@
 RIGHT: in many ways.  WRONG: with what has to be said.  ACCIDENTS: wrong ones whose runs do not come to their end.
 """
 
-from tests.lessons.L02_data_parallelism import solutions as data_parallelism
-from tests.lessons.L03_sharded_data_parallelism import solutions as sharding
-from tests.lessons.L04_layerwise_model_parallelism import solutions as layerwise
-from tests.lessons.L05_pipeline_parallelism import solutions as pipeline
-from tests.lessons.L06_tensor_parallelism import solutions as tensor_parallelism
-from tests.lessons.L07_mixed_precision import solutions as mixed_precision
-from tests.lessons.L08_combining_mechanisms import solutions as combining
-from tests.lessons.L09_planning import solutions as planning
+import importlib
+from pathlib import Path
 
-EXERCISES = (data_parallelism, sharding, layerwise, pipeline, tensor_parallelism, mixed_precision, combining, planning)
+EXERCISES = [
+    importlib.import_module(f"tests.lessons.{file.parent.name}.solutions")
+    for file in sorted(Path(__file__).parent.glob("L*/solutions.py"))
+]
 RIGHT = {part: programs for exercise in EXERCISES for part, programs in exercise.RIGHT.items()}
 WRONG = {part: programs for exercise in EXERCISES for part, programs in exercise.WRONG.items()}
 ACCIDENTS = {part: some for exercise in EXERCISES for part, some in getattr(exercise, "ACCIDENTS", {}).items()}

@@ -6,35 +6,19 @@ A number is as in `numbers`. Questions and tasks are not looked at: they claim n
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.notebooks import (
-    test_sentences_combining,
-    test_sentences_data_parallelism,
-    test_sentences_layerwise,
-    test_sentences_mixed_precision,
-    test_sentences_one_machine,
-    test_sentences_pipeline,
-    test_sentences_planning,
-    test_sentences_sharded,
-    test_sentences_tensor_parallel,
-)
 from tests.notebooks.lesson import NOTEBOOKS, Proofs, lesson
 from tests.notebooks.numbers import NOT_PROSE, NUMBER, SENTENCE, SOURCE, dots
 
 MODULES = [
-    test_sentences_one_machine,
-    test_sentences_data_parallelism,
-    test_sentences_sharded,
-    test_sentences_layerwise,
-    test_sentences_pipeline,
-    test_sentences_tensor_parallel,
-    test_sentences_mixed_precision,
-    test_sentences_combining,
-    test_sentences_planning,
+    importlib.import_module(f"tests.lessons.{file.parent.name}.test_sentences")
+    for file in sorted(Path(__file__).parents[1].glob("lessons/*/test_sentences.py"))
 ]
 LESSONS = [path.stem[3:] for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
 PROOFS: dict[str, Proofs] = {**{name: {} for name in LESSONS}, **{module.NAME: module.PROOFS for module in MODULES}}
