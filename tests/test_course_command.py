@@ -126,23 +126,23 @@ def test_extras_come_when_they_are_wanted_and_stay(course: Any) -> None:
 # Real environments, of the smallest packages there are
 
 
-def wheel(folder: Path, name: str, version: str, *requires: str) -> str:
-    file = f"{name}-{version}-py3-none-any.whl"
-    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    with zipfile.ZipFile(Path(folder) / file, "w") as archive:
+def wheel(folder: str | Path, name: str, version: str, more: str = "") -> str:
+    """A package that says who it is. more: of its metadata."""
+    file = Path(folder) / f"{name}-{version}-py3-none-any.whl"
+    about = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(f"{name}.py", f"print('This is {name} {version}')")
-        archive.writestr(
-            f"{name}-{version}.dist-info/METADATA",
-            "\n".join([*metadata, *(f"Requires-Dist: {one}" for one in requires)]),
-        )
-        archive.writestr(
-            f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any"
-        )
-        archive.writestr(f"{name}-{version}.dist-info/RECORD", "")
-    return file
+        for part, text in about.items():
+            archive.writestr(f"{name}-{version}.dist-info/{part}", text)
+    return file.name
 
 
 BACKEND = f"""
+from __future__ import annotations
 import time, zipfile
 from pathlib import Path
 
@@ -152,7 +152,13 @@ def build_editable(folder, *_):
     while Path("wait").exists():
         Path("waiting").touch()
         time.sleep(0.05)
-    return wheel(folder, "course_lib", "1.0", "jupyterlab")
+    return wheel(folder, "course_lib", "1.0", "Requires-Dist: jupyterlab")
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
 """
 
 
@@ -164,8 +170,7 @@ class Small:
         self.folder, self.wait = folder, folder / "wait"
         self.lock("1.0")
         (folder / "backend.py").write_text(BACKEND, encoding="utf-8")
-        backend = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
-        (folder / "pyproject.toml").write_text(f"[build-system]\n{backend}", encoding="utf-8")
+        (folder / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
         for name, version in (("setuptools", "84.0"), ("jupyterlab", "1.0"), ("jupyterlab", "2.0")):
             wheel(folder, name, version)
 
@@ -175,18 +180,12 @@ class Small:
     def begin(self, *command: str) -> subprocess.Popen[str]:
         others = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
         pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.folder), "PIP_CONFIG_FILE": os.devnull}
-        return subprocess.Popen(
-            command or [sys.executable, "course.py", "lab"],
-            cwd=self.folder,
-            env={**others, **pip},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        words = command or (sys.executable, "course.py", "lab")
+        return subprocess.Popen(words, cwd=self.folder, env={**others, **pip}, **out)
 
     def lab(self) -> str:
-        said, _ = self.begin().communicate()
-        return said
+        return self.begin().communicate()[0]
 
 
 @pytest.fixture
@@ -215,13 +214,15 @@ def test_after_a_kill_two_starts_at_once_wait_for_what_still_runs_and_one_makes_
         time.sleep(0.05)
     killed.kill()
     killed.wait()
+    left = small.folder / ".venv" / "left"
+    left.touch()
     both = [small.begin(), small.begin()]
     for start in both:
         assert start.stdout and "waiting for it" in start.stdout.readline()  # pip lives on
     small.wait.unlink()
     said = [start.communicate()[0] for start in both]
     assert all("This is jupyterlab 1.0" in one for one in said), said
-    assert sum("Making .venv" in one for one in said) == 1
+    assert sum("Making .venv" in one for one in said) == 1 and not left.exists()
 
 
 def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
