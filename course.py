@@ -425,7 +425,7 @@ def attempt(*command: str) -> str | None:
     with subprocess.Popen(command, cwd=ROOT, env=environment(), close_fds=False, **options) as process:
         for line in process.stdout or ():
             log += line
-            if step := re.search(r"Downloading \S+ \([\d.]+ MB\)|Installing collected", line):
+            if step := re.search(r"Downloading \S+ \([\d.]+ MB\)|Installing collected packages", line):
                 print(f"  {step[0]}", flush=True)
     if process.returncode == 0:
         return None
