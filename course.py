@@ -140,13 +140,10 @@ def jupyterlab(*words: str) -> int:
 
 def test(arguments: argparse.Namespace) -> int:
     """Run every check, or only the steps you name, and sum up what passed and what failed."""
-    steps = test_steps()
-    if unknown := [name for name in arguments.names if name not in steps]:
-        stop(f"There is no step {unknown[0]!r}; choose from {', '.join(steps)}.")
+    steps = only("step", test_steps(), arguments.names)
     prepare("authors")
     os.environ["COURSE_STATE"] = str(STATE / "tests")  # what is solved there, nobody has solved
-    wanted = {name: step for name, step in steps.items() if name in (arguments.names or steps)}
-    return in_turn(wanted, beside={"mypy": "tests", "faults": "tests"})  # after a fault, ranks mostly wait
+    return in_turn(steps, beside={"mypy": "tests", "faults": "tests"})  # after a fault, ranks mostly wait
 
 
 def test_steps() -> dict[str, list[str]]:
@@ -212,10 +209,9 @@ def build(arguments: argparse.Namespace) -> int:
 def bench(arguments: argparse.Namespace) -> int:
     """Run the benchmarks, or only those you name; each one prints a table."""
     scripts = {path.stem: [str(path)] for path in sorted((ROOT / "benchmarks").glob("[!_]*.py"))}
-    if unknown := [name for name in arguments.names if name not in scripts]:
-        stop(f"There is no benchmark {unknown[0]!r}; choose from {', '.join(scripts)}.")
+    wanted = only("benchmark", scripts, arguments.names)
     prepare("authors", "bench")
-    return in_turn({name: script for name, script in scripts.items() if name in (arguments.names or scripts)})
+    return in_turn(wanted)
 
 
 HANDED_OUT = [
@@ -236,7 +232,7 @@ COMMANDS = {
 }
 
 
-# Pages: to be projected, and of one's own
+# Which page, and the student's own copy of it
 
 
 def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> Path:
@@ -262,6 +258,16 @@ def own_copy(exercise: Path) -> Path:
     shutil.copy(exercise, copy)
     print(f"Your own copy is {copy.relative_to(ROOT)}.")
     return copy
+
+
+# Running steps
+
+
+def only(kind: str, known: dict[str, list[str]], names: list[str]) -> dict[str, list[str]]:
+    """Those that are named, or else all."""
+    if unknown := [name for name in names if name not in known]:
+        stop(f"There is no {kind} {unknown[0]!r}; choose from {', '.join(known)}.")
+    return {name: words for name, words in known.items() if name in (names or known)}
 
 
 def in_turn(steps: dict[str, list[str]], beside: dict[str, str] | None = None) -> int:
