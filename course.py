@@ -11,14 +11,13 @@
     python3 course.py bench [NAME ...]  compare with what you would use instead, and print the tables
 
 The first time it makes .venv beside this file and installs the exact versions of requirements.lock
-into it. Later it looks whether .venv is still whole, which takes a fraction of a second.
+into it. Later it looks whether that still fits, which takes a fraction of a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import hashlib
 import importlib
 import importlib.util
@@ -34,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -46,6 +45,7 @@ STATE = ROOT / ".course"
 SETTINGS = ROOT / "lessons" / "jupyterlab"
 
 OLDEST, NEWEST = (3, 10), (3, 13)
+VERSION = "{}.{}".format(*sys.version_info)
 TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
 INTERRUPTED = 130
 
@@ -126,7 +126,7 @@ def present(arguments: argparse.Namespace) -> int:
     print("To end it, press Ctrl-C here.", flush=True)
     os.environ["COURSE_POLL"] = "1"
     with tempfile.TemporaryDirectory(prefix="course-") as folder:
-        return jupyterlab(*stage(Path(folder), page))
+        return jupyterlab(*importlib.import_module("lessons.present").stage(Path(folder), page))
 
 
 def jupyterlab(*words: str) -> int:
@@ -140,13 +140,10 @@ def jupyterlab(*words: str) -> int:
 
 def test(arguments: argparse.Namespace) -> int:
     """Run every check, or only the steps you name, and sum up what passed and what failed."""
-    steps = test_steps()
-    if unknown := [name for name in arguments.names if name not in steps]:
-        stop(f"There is no step {unknown[0]!r}; choose from {', '.join(steps)}.")
+    steps = only("step", test_steps(), arguments.names)
     prepare("authors")
     os.environ["COURSE_STATE"] = str(STATE / "tests")  # what is solved there, nobody has solved
-    wanted = {name: step for name, step in steps.items() if name in (arguments.names or steps)}
-    return in_turn(wanted, beside={"mypy": "tests", "faults": "tests"})  # after a fault, ranks mostly wait
+    return in_turn(steps, beside={"mypy": "tests", "faults": "tests"})  # after a fault, ranks mostly wait
 
 
 def test_steps() -> dict[str, list[str]]:
@@ -212,10 +209,9 @@ def build(arguments: argparse.Namespace) -> int:
 def bench(arguments: argparse.Namespace) -> int:
     """Run the benchmarks, or only those you name; each one prints a table."""
     scripts = {path.stem: [str(path)] for path in sorted((ROOT / "benchmarks").glob("[!_]*.py"))}
-    if unknown := [name for name in arguments.names if name not in scripts]:
-        stop(f"There is no benchmark {unknown[0]!r}; choose from {', '.join(scripts)}.")
+    wanted = only("benchmark", scripts, arguments.names)
     prepare("authors", "bench")
-    return in_turn({name: script for name, script in scripts.items() if name in (arguments.names or scripts)})
+    return in_turn(wanted)
 
 
 HANDED_OUT = [
@@ -236,7 +232,7 @@ COMMANDS = {
 }
 
 
-# Pages: to be projected, and of one's own
+# Which page, and the student's own copy of it
 
 
 def chosen(kind: str, pages: Iterable[Path], names: list[str]) -> Path:
@@ -264,48 +260,14 @@ def own_copy(exercise: Path) -> Path:
     return copy
 
 
-AFTER_A_RUN = '<i class="course-after-a-run"></i>'
+# Running steps
 
 
-def stage(folder: Path, shown: Path) -> list[str]:
-    """Put a copy of the lessons in this folder, ready to be projected. Returns JupyterLab's options to show one."""
-    for name in ("notebooks", "exercises"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
-    for file in (folder / "notebooks").rglob("*.ipynb"):
-        page = json.loads(file.read_text(encoding="utf-8"))
-        pairs = zip(page["cells"], [None, *page["cells"]], strict=False)
-        page["cells"] = [part for pair in pairs for part in projected(*pair)]
-        file.write_text(json.dumps(page), encoding="utf-8")
-    shutil.copytree(SETTINGS / "present", folder / "lab")
-    shutil.copy(SETTINGS / "overrides.json", folder / "lab")
-    shutil.copy(SETTINGS / "custom.css", folder / "lab" / "lab.css")
-    return [
-        f"--ServerApp.root_dir={folder}",
-        f"--LabApp.default_url=/doc/tree/{shown.relative_to(ROOT).as_posix()}",
-        f"--LabApp.app_settings_dir={folder / 'lab'}",
-        f"--LabApp.user_settings_dir={folder / 'lab'}",
-        f"--LabApp.workspaces_dir={folder / 'lab'}",
-        "--LabApp.custom_css=True",
-        f"--ServerApp.tornado_settings=static_custom_path={folder / 'lab'}",
-    ]
-
-
-def projected(cell: dict[str, Any], above: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A cell as a room should see it: code without its results, and each heading in a cell of its own, folded.
-
-    Text right below code that has results speaks of them; it is marked, and seen once the code has run (custom.css).
-    """
-    if cell["cell_type"] == "code":
-        folds = {**cell["metadata"].get("jupyter", {}), "outputs_hidden": False}  # there are none before it is run
-        return [{**cell, "metadata": {**cell["metadata"], "jupyter": folds}, "outputs": [], "execution_count": None}]
-    parts = []
-    for number, text in enumerate(re.split(r"^(##+ .*)$", "".join(cell["source"]), flags=re.MULTILINE)):
-        if number == 0 and text.strip() and above and above.get("outputs"):
-            text += f"\n\n{AFTER_A_RUN}"
-        folded = {"jp-MarkdownHeadingCollapsed": text.startswith("##")}
-        part = {"id": f"{cell['id']}-{number}", "source": text.strip(), "metadata": {**cell["metadata"], **folded}}
-        parts.append({**cell, **part})
-    return [part for part in parts if part["source"]]
+def only(kind: str, known: dict[str, list[str]], names: list[str]) -> dict[str, list[str]]:
+    """Those that are named, or else all."""
+    if unknown := [name for name in names if name not in known]:
+        stop(f"There is no {kind} {unknown[0]!r}; choose from {', '.join(known)}.")
+    return {name: words for name, words in known.items() if name in (names or known)}
 
 
 def in_turn(steps: dict[str, list[str]], beside: dict[str, str] | None = None) -> int:
@@ -389,109 +351,61 @@ def run(*words: str) -> int:
 def prepare(*extras: str) -> None:
     """Make .venv, or bring it up to date with requirements.lock, or find that it is.
 
-    extras: of pyproject.toml. Lessons and exercises need none of them.
+    extras: of pyproject.toml, beside those that are there. Lessons and exercises need none of them.
 
-    Half-made, damaged, moved, or of another Python: made anew. Other versions than locked: put right in place.
+    Half-made, moved, or of another Python: made anew. Other versions, or another course: put right in place.
     """
-    with alone() as lock:
-        if reason := why_make():
-            make(reason)
-        stamp = read_stamp()
-        wanted = {*extras, *stamp["extras"]}
-        if (stamp["fingerprint"], stamp["packages"], set(stamp["extras"])) != (fingerprint(), packages(), wanted):
-            install(wanted, lock)
+    with alone():
+        left: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            left = json.loads(STAMP.read_text(encoding="utf-8"))
+        wanted = sorted({*extras, *left.get("extras", [])})
+        if left == (found := state(wanted)):
+            return
+        STAMP.unlink(missing_ok=True)
+        if left.get("place") != found["place"]:
+            make()
+        install(wanted)
+        STAMP.write_text(json.dumps(state(wanted)), encoding="utf-8")
 
 
-def why_make() -> str | None:
-    """Why .venv must be made anew, or None if it is whole."""
-    if not VENV.exists():
-        return "there is none yet"
-    if not STAMP.exists():
-        return "the one there is half-made"
-    if not PYTHON.exists() or read_stamp()["made_by"] != made_by():
-        return "the one there belongs to another Python or another folder"
-    if file := damaged_file():
-        return f"in the one there {file} is missing or cut short"
-    return None
-
-
-def read_stamp() -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(STAMP.read_text(encoding="utf-8"))
-    return {"made_by": None, "fingerprint": None, "packages": [], "extras": []}
-
-
-def made_by() -> list[str]:
-    """What a virtual environment does not survive: another Python, another place."""
-    return [f"{sys.version_info[0]}.{sys.version_info[1]}", sys.base_prefix, str(ROOT)]
-
-
-def fingerprint() -> str:
+def state(extras: list[str]) -> dict[str, Any]:
+    """What .venv depends on. It is whole while this is what it was when the last installation ended."""
     files = [LOCK, ROOT / "pyproject.toml", *sorted(SETTINGS.glob("*.*"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    packages = [path.name for lib in ("lib/python*", "Lib") for path in VENV.glob(f"{lib}/site-packages/*.dist-info")]
+    return {
+        "place": [VERSION, sys.base_prefix, str(VENV), PYTHON.exists()],
+        "files": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),
+        "packages": sorted(packages),
+        "extras": extras,
+    }
 
 
-def site_packages() -> Path:
-    return next(iter(VENV.glob("lib/python*/site-packages")), VENV / "Lib" / "site-packages")
-
-
-def packages() -> list[str]:
-    """Name and version of everything installed, as pip names its folders."""
-    return sorted(path.name for path in site_packages().glob("*.dist-info"))
-
-
-def damaged_file() -> str | None:
-    """The first file that pip installed and that is now missing or cut short."""
-    folder = str(site_packages())
-    for package in packages():
-        try:
-            with open(os.path.join(folder, package, "RECORD"), encoding="utf-8", newline="") as record:
-                for name, _, size in csv.reader(record):
-                    if size and os.stat(os.path.join(folder, name)).st_size < int(size):
-                        return name
-        except OSError as error:
-            return str(error.filename)
-    return None
-
-
-def make(reason: str) -> None:
+def make() -> None:
     """Make an empty .venv in place of whatever is there."""
-    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
-        name = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+    if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
         stop(
             "This Python cannot make virtual environments. On Debian and Ubuntu: sudo apt install "
-            f"{name}; elsewhere install Python from python.org. Then run the same command again."
+            f"python{VERSION}-venv; elsewhere install Python from python.org. Then run the same command again."
         )
-    print(f"Making .venv with Python {platform.python_version()}: {reason}.", flush=True)
-    try:
-        if VENV.exists():
-            STAMP.unlink(missing_ok=True)
-            shutil.rmtree(VENV)
-        subprocess.run([base_python(), "-m", "venv", str(VENV)], check=True, env=environment())
-    except (OSError, subprocess.CalledProcessError) as error:
-        stop(f"{VENV} could not be made ({error}). Close what uses it, delete it, and run the same command again.")
+    print(f"Making .venv with Python {platform.python_version()}.", flush=True)
+    python = getattr(sys, "_base_executable", None) or sys.executable  # .venv's own may have started course.py
+    carry_out(python, "-m", "venv", "--clear", str(VENV))
 
 
-def base_python() -> str:
-    """The Python to build on, also when course.py itself was started with .venv's."""
-    return getattr(sys, "_base_executable", None) or sys.executable
-
-
-def install(extras: set[str], lock: IO[str]) -> None:
+def install(extras: list[str]) -> None:
     """Install this project, in place, with these extras of pyproject.toml, all in the versions of requirements.lock."""
     print("Installing what requirements.lock names. The first time, this takes some minutes.", flush=True)
-    STAMP.unlink(missing_ok=True)
-    if prefers_cpu_wheels():
-        torch = re.search(r"^torch==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    # Python compiles what is imported when it is imported, a fifth of what there is: the first start comes sooner.
+    pip = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
+    torch = re.search(r"^torch==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    if torch and prefers_cpu_wheels():
         quickly = ["--no-deps", "--index-url", TORCH_FOR_CPU, "--timeout", "10", "--retries", "1"]
-        if torch and pip(lock, *quickly, torch[0]):
+        if attempt(*pip, *quickly, torch[0]):
             print("PyTorch's own server cannot be reached: taking its large build, with CUDA, from PyPI.")
-    here = f".[{','.join(sorted(extras))}]" if extras else "."
+    here = f".[{','.join(extras)}]" if extras else "."
     for what in (["setuptools"], ["--no-build-isolation", "-e", here]):
-        if problem := pip(lock, "--constraint", LOCK.name, *what):
-            stop(problem)
-    stamp = {"made_by": made_by(), "fingerprint": fingerprint(), "packages": packages(), "extras": sorted(extras)}
-    STAMP.write_text(json.dumps(stamp), encoding="utf-8")
+        carry_out(*pip, "--constraint", LOCK.name, *what)
 
 
 def prefers_cpu_wheels() -> bool:
@@ -503,31 +417,40 @@ def prefers_cpu_wheels() -> bool:
     return not re.search(r"(index-url|find-links|no-index)=", settings)
 
 
-def pip(lock: IO[str], *words: str) -> str | None:
-    """Let pip install these words, naming the large downloads. Returns None, or in a sentence why it failed.
+def carry_out(*command: str) -> None:
+    """Run a command, or stop with a sentence that says why it failed."""
+    if problem := attempt(*command):
+        stop(problem)
 
-    pip inherits the lock: should course.py be killed, the next one waits until this pip has ended too.
-    """
-    # Python compiles what is imported when it is imported, a fifth of what there is: the first start comes sooner.
-    command = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off", *words]
-    inherit: dict[str, Any] = {} if os.name == "nt" else {"pass_fds": [lock.fileno()]}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **inherit
-    )
+
+def attempt(*command: str) -> str | None:
+    """Run a command, naming its large downloads. Returns None, or in a sentence why it failed."""
     log = ""
-    assert process.stdout
-    for line in process.stdout:
-        log += (text := line.decode("utf-8", "replace"))
-        if large := re.search(r"Downloading (?:\S*/)?([^-\s]+)\S* (\([\d.]+ MB\))", text):
-            print(f"  downloading {large[1]} {large[2]}", flush=True)
-        if "Installing collected" in text:
-            print("  unpacking", flush=True)
-    if process.wait() == 0:
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+    # It shares the lock of alone(), so that, if course.py is killed, the next one waits until this too has ended.
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), close_fds=False, **options) as process:
+        for line in process.stdout or ():
+            log += line
+            if step := re.search(r"Downloading \S+ \([\d.]+ MB\)|Installing collected packages", line):
+                print(f"  {step[0]}", flush=True)
+    if process.returncode == 0:
         return None
-    for pattern, sentence in WHAT_TO_DO.items():
-        if re.search(pattern, log):
-            return sentence
-    return f"pip could not install the course. Its last words:\n{log[-2000:]}"
+    known = (sentence for pattern, sentence in WHAT_TO_DO.items() if re.search(pattern, log))
+    return next(known, f"The course could not be installed. The last words were:\n{log[-2000:]}")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the lock that keeps two course.py from working on .venv at once. The system frees it if we are killed."""
+    STATE.mkdir(exist_ok=True)
+    journal = importlib.import_module("course_lib.classroom.journal")  # it needs nothing of .venv
+    with open(STATE / "lock", "a", encoding="utf-8") as file:
+        os.set_inheritable(file.fileno(), True)
+        if not journal.try_lock(file):
+            print("Another course.py is setting up .venv; waiting for it.", flush=True)
+            while not journal.try_lock(file):
+                time.sleep(0.2)
+        yield
 
 
 def environment() -> dict[str, str]:
@@ -547,21 +470,6 @@ def environment() -> dict[str, str]:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "JUPYTER_PREFER_ENV_PATH": "1",
     }
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[IO[str]]:
-    """Hold the lock that keeps two course.py from working on .venv at once. The system frees it if we are killed."""
-    STATE.mkdir(exist_ok=True)
-    journal = importlib.import_module(
-        "course_lib.classroom.journal"
-    )  # standard library only, and found before .venv is made
-    with open(STATE / "lock", "a", encoding="utf-8") as file:
-        if not journal.try_lock(file):
-            print("Another course.py is setting up .venv; waiting for it.", flush=True)
-            while not journal.try_lock(file):
-                time.sleep(0.2)
-        yield file
 
 
 def unsupported(version: tuple[int, ...]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
+import inspect
 import os
 import re
 import shutil
@@ -12,63 +12,20 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from course_lib.classroom.journal import try_lock
-
 ROOT = Path(__file__).parents[1]
+WHOLE: list[str] = []
+IN_PLACE, ANEW = ["installed authors"], ["made", "installed authors"]
 
 
-class Course:
-    """course.py in a folder of its own, with a .venv of empty files and a pip that only takes notes."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self.module: Any = module
-        self.made: list[str] = []
-        self.installed: list[tuple[str, ...]] = []
-        self.versions = {"torch": "2.13.0", "numpy": "2.2.6"}
-
-    @property
-    def packages(self) -> Path:
-        return self.module.VENV / "lib" / "python3.0" / "site-packages"
-
-    def make(self, reason: str) -> None:
-        self.made.append(reason)
-        for file in (self.module.STAMP, self.module.PYTHON):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        self.module.STAMP.unlink(missing_ok=True)
-        self.module.PYTHON.touch()
-
-    def pip(self, lock: Any, *words: str) -> str | None:
-        self.installed.append(words)
-        for name, version in self.versions.items():
-            for old in self.packages.glob(f"{name}-*"):
-                self.remove(old)
-            record = self.packages / f"{name}-{version}.dist-info" / "RECORD"
-            record.parent.mkdir(parents=True)
-            record.write_text(f"{name}.py,sha256=x,5\n{name}.pyc,,\n", encoding="utf-8")
-            (self.packages / f"{name}.py").write_text("12345", encoding="utf-8")
-        return None
-
-    def remove(self, folder: Path) -> None:
-        (folder / "RECORD").unlink()
-        folder.rmdir()
-
-    def did(self) -> tuple[list[str], int]:
-        """Why .venv was made, and how often pip was called, since the last question."""
-        made, calls = self.made, len(self.installed)
-        self.made, self.installed = [], []
-        return made, calls
-
-
-def load(folder: Path) -> ModuleType:
+def load(folder: Path) -> Any:
     """course.py as it would run in this folder."""
     library = ("__init__.py", "preloading.py", "classroom/__init__.py", "classroom/journal.py")
     for name in ("course.py", *(f"course_lib/{file}" for file in library)):
@@ -81,107 +38,194 @@ def load(folder: Path) -> ModuleType:
     return module
 
 
-@pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    (tmp_path / "requirements.lock").write_text("numpy==2.2.6\ntorch==2.13.0\n", encoding="utf-8")
-    (tmp_path / "pyproject.toml").touch()
-    made = Course(load(tmp_path))
-    monkeypatch.setattr(made.module, "make", made.make)
-    monkeypatch.setattr(made.module, "pip", made.pip)
-    monkeypatch.setattr(made.module, "prefers_cpu_wheels", lambda: False)
-    return made
+# When it makes .venv anew, and when it puts it right in place
 
 
 @pytest.fixture
-def ready(course: Course) -> Course:
-    course.module.prepare("authors")
-    assert course.did() == (["there is none yet"], 2)
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """course.py in a folder of its own, with a .venv of empty files. `did` notes what it makes and installs."""
+    for name in ("requirements.lock", "pyproject.toml", "lessons/jupyterlab/overrides.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    module = load(tmp_path)
+    module.did = []
+
+    def make() -> None:
+        module.did.append("made")
+        module.PYTHON.parent.mkdir(parents=True, exist_ok=True)
+        module.PYTHON.touch()
+
+    def install(extras: list[str]) -> None:
+        module.did.append(f"installed {' '.join(extras)}")
+        packages = module.VENV / "lib" / "python3.0" / "site-packages"
+        shutil.rmtree(packages, ignore_errors=True)
+        (packages / "numpy-2.2.6.dist-info").mkdir(parents=True)
+
+    monkeypatch.setattr(module, "make", make)
+    monkeypatch.setattr(module, "install", install)
+    return module
+
+
+@pytest.fixture
+def ready(course: Any) -> Any:
+    course.prepare("authors")
+    assert course.did == ANEW
+    course.did.clear()
     return course
 
 
-def test_a_whole_environment_is_left_alone(ready: Course) -> None:
-    ready.module.prepare("authors")
-    assert ready.did() == ([], 0)
+def numpy(course: Any) -> Path:
+    return next(course.VENV.glob("**/numpy-2.2.6.dist-info"))
 
 
-def test_a_half_made_environment_is_made_anew(ready: Course) -> None:
-    ready.module.STAMP.unlink()
-    ready.module.prepare("authors")
-    assert ready.did() == (["the one there is half-made"], 2)
+def interrupted(course: Any) -> None:
+    """An installation in place that Ctrl-C ends."""
+
+    def install(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    course.LOCK.write_text("numpy==2.2.7", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(course, "install", install)
+        course.prepare("authors")
 
 
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
-def test_an_interrupted_installation_counts_as_half_made(
-    ready: Course, monkeypatch: pytest.MonkeyPatch, ending: type[BaseException]
+CHANGES: dict[str, tuple[Callable[[Any], object], list[str]]] = {
+    "nothing": (lambda course: None, WHOLE),
+    "interrupted": (interrupted, ANEW),
+    "stamp cut short": (lambda course: course.STAMP.write_text('{"place": ['), ANEW),
+    "another Python": (lambda course: setattr(course, "VERSION", "3.99"), ANEW),
+    "another place": (lambda course: setattr(course, "VENV", course.VENV / ".." / ".venv"), ANEW),
+    "Python is gone": (lambda course: course.PYTHON.unlink(), ANEW),
+    "lock changed": (lambda course: course.LOCK.write_text("numpy==2.2.7"), IN_PLACE),
+    "requirements changed": (lambda course: (course.ROOT / "pyproject.toml").write_text("#"), IN_PLACE),
+    "settings changed": (lambda course: (course.SETTINGS / "overrides.json").write_text("{}"), IN_PLACE),
+    "settings added": (lambda course: (course.SETTINGS / "custom.css").write_text("a {}"), IN_PLACE),
+    "version changed by hand": (lambda course: numpy(course).rename(numpy(course).parent / "n-1.dist-info"), IN_PLACE),
+    "package deleted": (lambda course: numpy(course).rmdir(), IN_PLACE),
+}
+
+
+@pytest.mark.parametrize(("change", "wanted"), CHANGES.values(), ids=CHANGES)
+def test_a_later_start_does_what_the_state_of_the_environment_asks_for(
+    ready: Any, change: Callable[[Any], object], wanted: list[str]
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise ending
-
-    ready.module.LOCK.write_text("numpy==2.2.7\n", encoding="utf-8")
-    with monkeypatch.context() as patch, pytest.raises(ending):
-        patch.setattr(ready.module, "pip", interrupted)
-        ready.module.prepare("authors")
-    ready.module.prepare("authors")
-    assert ready.did() == (["the one there is half-made"], 2)
+    change(ready)
+    ready.prepare("authors")
+    assert ready.did == wanted
+    ready.prepare("authors")
+    assert ready.did == wanted  # and now it is whole
 
 
-@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("123")])
-def test_a_damaged_environment_is_made_anew(ready: Course, damage: Any) -> None:
-    damage(ready.packages / "numpy.py")
-    ready.module.prepare("authors")
-    made, calls = ready.did()
-    assert calls == 2 and len(made) == 1 and "numpy.py is missing or cut short" in made[0]
+def test_extras_come_when_they_are_wanted_and_stay(course: Any) -> None:
+    for extras in ([], [], ["authors"], ["bench"], [], ["authors"]):
+        course.prepare(*extras)
+    assert course.did == ["made", "installed ", "installed authors", "installed authors bench"]
 
 
-def test_a_file_that_somebody_added_to_is_not_damage(ready: Course) -> None:
-    (ready.packages / "numpy.py").write_text("12345  # print('here')", encoding="utf-8")
-    ready.module.prepare("authors")
-    assert ready.did() == ([], 0)
+# Real environments, of the smallest packages there are
 
 
-def test_an_environment_of_another_python_is_made_anew(ready: Course, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready.module, "made_by", lambda: ["3.99", "/elsewhere", "/here"])
-    ready.module.prepare("authors")
-    assert ready.did() == (["the one there belongs to another Python or another folder"], 2)
+def wheel(folder: str | Path, name: str, version: str, more: str = "") -> str:
+    """A package that says who it is. more: of its metadata."""
+    file = Path(folder) / f"{name}-{version}-py3-none-any.whl"
+    about = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{name}.py", f"print('This is {name} {version}')")
+        for part, text in about.items():
+            archive.writestr(f"{name}-{version}.dist-info/{part}", text)
+    return file.name
 
 
-def test_a_python_that_is_gone_is_noticed(ready: Course) -> None:
-    ready.module.PYTHON.unlink()
-    ready.module.prepare("authors")
-    assert ready.did()[0] == ["the one there belongs to another Python or another folder"]
+BACKEND = f"""
+from __future__ import annotations
+import time, zipfile
+from pathlib import Path
+
+{inspect.getsource(wheel)}
+
+def build_editable(folder, *_):
+    end = time.monotonic() + 300  # no test that fails leaves it for ever
+    while Path("wait").exists() and time.monotonic() < end:
+        Path("waiting").touch()
+        time.sleep(0.05)
+    return wheel(folder, "course_lib", "1.0", "Requires-Dist: jupyterlab")
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
 
 
-@pytest.mark.parametrize("file", ["requirements.lock", "pyproject.toml"])
-def test_new_requirements_are_installed_in_place(ready: Course, file: str) -> None:
-    (ready.module.ROOT / file).write_text("# changed", encoding="utf-8")
-    ready.module.prepare("authors")
-    assert ready.did() == ([], 2)
+class Small:
+    """A course that needs one package, in two versions. While it has a file `wait`, its installation does not end."""
+
+    def __init__(self, folder: Path) -> None:
+        load(folder)
+        self.folder, self.wait = folder, folder / "wait"
+        self.lock("1.0")
+        (folder / "backend.py").write_text(BACKEND, encoding="utf-8")
+        (folder / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
+        for name, version in (("setuptools", "84.0"), ("jupyterlab", "1.0"), ("jupyterlab", "2.0")):
+            wheel(folder, name, version)
+
+    def lock(self, version: str) -> None:
+        (self.folder / "requirements.lock").write_text(f"jupyterlab=={version}\nsetuptools==84.0", encoding="utf-8")
+
+    def begin(self, *command: str) -> subprocess.Popen[str]:
+        others = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.folder), "PIP_CONFIG_FILE": os.devnull}
+        out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        words = command or (sys.executable, "course.py", "lab")
+        return subprocess.Popen(words, cwd=self.folder, env={**others, **pip}, **out)
+
+    def lab(self) -> str:
+        return self.begin().communicate()[0]
 
 
-def test_a_version_changed_by_hand_is_put_right_in_place(ready: Course) -> None:
-    (ready.packages / "numpy-2.2.6.dist-info").rename(ready.packages / "numpy-1.0.dist-info")
-    ready.module.prepare("authors")
-    assert ready.did() == ([], 2)
-    assert ready.module.packages() == ["numpy-2.2.6.dist-info", "torch-2.13.0.dist-info"]
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """One for all tests: to make an environment takes seconds."""
+    return Small(tmp_path_factory.mktemp("small"))
 
 
-def test_the_benchmark_peers_come_once_and_stay(ready: Course) -> None:
-    ready.module.prepare("bench")
-    assert ready.installed[-1][-1] == ".[authors,bench]"
-    assert ready.did() == ([], 2)
-    ready.module.prepare("authors")
-    ready.module.prepare("bench")
-    assert ready.did() == ([], 0)
+@pytest.mark.skipif(os.name == "nt", reason="there, pip cannot share the lock")
+def test_after_a_kill_two_starts_at_once_wait_for_what_still_runs_and_one_makes_it_anew(small: Small) -> None:
+    shutil.rmtree(small.folder / ".venv", ignore_errors=True)
+    small.wait.touch()
+    killed = small.begin()
+    while not (small.folder / "waiting").exists():
+        assert killed.poll() is None
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    left = small.folder / ".venv" / "left"
+    left.touch()
+    both = [small.begin(), small.begin()]
+    for start in both:
+        assert start.stdout and "waiting for it" in start.stdout.readline()  # pip lives on
+    small.wait.unlink()
+    said = [start.communicate()[0] for start in both]
+    assert all("This is jupyterlab 1.0" in one for one in said), said
+    assert sum("Making .venv" in one for one in said) == 1 and not left.exists()
 
 
-def test_lessons_need_no_extras_and_take_none_away(course: Course) -> None:
-    course.module.prepare()
-    assert course.installed[-1][-1] == "."
-    course.module.prepare("authors")
-    assert course.installed[-1][-1] == ".[authors]"
-    course.did()
-    course.module.prepare()
-    assert course.did() == ([], 0)
+def test_later_starts_find_the_environment_or_put_it_right_in_place(small: Small) -> None:
+    assert "This is jupyterlab 1.0" in small.lab()
+    later = small.lab()
+    assert "This is jupyterlab 1.0" in later and "Making" not in later and "Installing" not in later
+    small.lock("2.0")
+    updated = small.lab()
+    assert "This is jupyterlab 2.0" in updated and "Making" not in updated
+    small.begin(str(load(small.folder).PYTHON), "-m", "pip", "install", "jupyterlab==1.0").wait()
+    put_right = small.lab()
+    assert "This is jupyterlab 2.0" in put_right and "Making" not in put_right
 
 
 def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
@@ -195,54 +239,13 @@ def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
         assert [place for place in places if place.endswith(file)]
 
 
-def test_changed_settings_are_installed_anew(ready: Course) -> None:
-    (ready.module.SETTINGS).mkdir(parents=True)
-    (ready.module.SETTINGS / "overrides.json").write_text("{}", encoding="utf-8")
-    ready.module.prepare("authors")
-    assert ready.did() == ([], 2)
-
-
-def test_everything_is_held_to_the_locked_versions(course: Course) -> None:
-    course.module.prepare("authors")
-    assert all(words[:2] == ("--constraint", "requirements.lock") for words in course.installed)
-
-
-def test_a_failed_installation_says_why_and_is_not_taken_for_whole(
-    course: Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(course.module, "pip", lambda *_: "The disk is full.")
-    with pytest.raises(SystemExit, match="The disk is full"):
-        course.module.prepare("authors")
-    assert not course.module.STAMP.exists()
-
-
-def test_on_linux_without_a_gpu_torch_comes_first_and_alone_from_its_own_server(
-    course: Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(course.module, "prefers_cpu_wheels", lambda: True)
-    course.module.prepare("authors")
-    first, *rest = course.installed
-    assert first[-1] == "torch==2.13.0" and "--no-deps" in first
-    assert course.module.TORCH_FOR_CPU in first and not any(course.module.TORCH_FOR_CPU in words for words in rest)
-
-
-def test_when_torchs_server_is_away_the_ordinary_torch_is_installed(
-    course: Course, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def without_that_server(lock: Any, *words: str) -> str | None:
-        return "no connection" if course.module.TORCH_FOR_CPU in words else course.pip(lock, *words)
-
-    monkeypatch.setattr(course.module, "prefers_cpu_wheels", lambda: True)
-    monkeypatch.setattr(course.module, "pip", without_that_server)
-    course.module.prepare("authors")
-    assert course.module.STAMP.exists()
-    assert "cannot be reached" in capsys.readouterr().out
+# Which PyTorch it takes
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """course.py in a folder of its own, with this Python in the place of .venv's."""
-    loaded: Any = load(tmp_path)
+    loaded = load(tmp_path)
     monkeypatch.setattr(loaded, "PYTHON", Path(sys.executable))
     return loaded
 
@@ -258,10 +261,9 @@ def plain_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("system", "gpu", "setting", "wanted"),
     [
-        ("Linux", None, None, True),
-        ("Linux", "/usr/bin/nvidia-smi", None, False),
-        ("Darwin", None, None, False),
-        ("Windows", None, None, False),
+        ("Linux", None, "PIP_TIMEOUT", True),
+        ("Linux", "/usr/bin/nvidia-smi", "PIP_TIMEOUT", False),
+        ("Darwin", None, "PIP_TIMEOUT", False),
         ("Linux", None, "PIP_INDEX_URL", False),
         ("Linux", None, "PIP_EXTRA_INDEX_URL", False),
         ("Linux", None, "PIP_FIND_LINKS", False),
@@ -269,61 +271,99 @@ def plain_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_cpu_build_is_for_linux_without_a_gpu_unless_pip_was_told_where_to_look(
-    module: Any, monkeypatch: pytest.MonkeyPatch, system: str, gpu: str | None, setting: str | None, wanted: bool
+    module: Any, monkeypatch: pytest.MonkeyPatch, system: str, gpu: str | None, setting: str, wanted: bool
 ) -> None:
     monkeypatch.setattr(module.platform, "system", lambda: system)
     monkeypatch.setattr(module.shutil, "which", lambda _: gpu)
     monkeypatch.setattr(module.Path, "exists", lambda _: False)
-    if setting:
-        monkeypatch.setenv(setting, "1")
+    monkeypatch.setenv(setting, "1")
     assert module.prefers_cpu_wheels() is wanted
 
 
-@pytest.mark.usefixtures("plain_pip")
-@pytest.mark.parametrize("package", ["nothing-that-is-installed", "torch==0.0"])
-def test_without_a_network_one_sentence_says_what_to_do(
-    module: Any, monkeypatch: pytest.MonkeyPatch, package: str
+@pytest.mark.parametrize("answer", [None, "no connection"])
+def test_the_cpu_build_comes_first_and_alone_from_its_own_server_or_else_from_where_the_rest_does(
+    module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str | None
 ) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
-    monkeypatch.setenv("PIP_RETRIES", "1")
-    with module.alone() as lock:
-        problem = module.pip(lock, "--dry-run", package)
-    assert "could not be downloaded. Connect to the internet" in problem
-    assert "\n" not in problem
+    commands: list[tuple[str, ...]] = []
+
+    def attempt(*command: str) -> str | None:
+        commands.append(command)
+        return answer if module.TORCH_FOR_CPU in command else None
+
+    monkeypatch.setattr(module, "attempt", attempt)
+    monkeypatch.setattr(module, "prefers_cpu_wheels", lambda: True)
+    module.LOCK.write_text("numpy==2.2.6\ntorch==2.13.0\n", encoding="utf-8")
+    module.install(["authors"])
+    first, *rest = commands
+    assert first[-1] == "torch==2.13.0" and "--no-deps" in first and module.TORCH_FOR_CPU in first
+    assert [command[-1] for command in rest] == ["setuptools", ".[authors]"]
+    for command in rest:
+        assert "--constraint requirements.lock" in " ".join(command) and module.TORCH_FOR_CPU not in command
+    assert ("cannot be reached" in capsys.readouterr().out) is bool(answer)
+
+
+# What it says when something is missing
+
+
+def pip_says(module: Any, *words: str) -> str:
+    said = module.attempt(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", *words)
+    assert "\n" not in said
+    return said
 
 
 @pytest.mark.usefixtures("plain_pip")
-def test_a_missing_build_of_torch_is_not_taken_for_a_missing_network(module: Any, tmp_path: Path) -> None:
-    with module.alone() as lock:
-        problem = module.pip(lock, "--no-index", "--find-links", str(tmp_path), "--ignore-installed", "torch==0.0")
-    assert "PyTorch has no build for this Python" in problem
+def test_without_a_network_one_sentence_says_what_to_do(module: Any) -> None:
+    said = pip_says(module, "--index-url", "http://127.0.0.1:9/", "--retries", "1", "torch==0.0")
+    assert "could not be downloaded. Connect to the internet" in said
+
+
+@pytest.mark.usefixtures("plain_pip")
+def test_a_missing_build_of_torch_is_not_taken_for_a_missing_network(module: Any) -> None:
+    assert "PyTorch has no build for this Python" in pip_says(module, "--no-index", "torch==0.0")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.usefixtures("plain_pip")
+def test_on_a_full_disk_one_sentence_says_how_much_it_needs(module: Any, tmp_path: Path) -> None:
+    wheel(tmp_path, "tiny", "1.0")
+    said = pip_says(module, "--no-index", "--find-links", str(tmp_path), "--report", "/dev/full", "tiny")
+    assert "The disk is full. Free about 3 GB" in said
+
+
+def test_another_failure_shows_the_last_words_and_stops(module: Any) -> None:
+    with pytest.raises(SystemExit, match="The last words were:\nnobody knows"):
+        module.carry_out(sys.executable, "-c", "import sys; sys.exit('nobody knows')")
 
 
 def test_without_ensurepip_one_sentence_says_what_to_install(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else True)
     with pytest.raises(SystemExit, match=r"sudo apt install python3\.\d+-venv"):
-        module.make("there is none yet")
+        module.make()
 
 
-def test_a_second_course_py_waits_for_the_first(module: Any) -> None:
-    program = "import course; lock = course.alone(); lock.__enter__(); print('mine', flush=True)"
-    with module.alone():
-        second = subprocess.Popen([sys.executable, "-c", program], cwd=module.ROOT, stdout=subprocess.PIPE, text=True)
-        assert second.stdout and "waiting for it" in second.stdout.readline()
-        time.sleep(0.5)
-        assert second.poll() is None
-    assert second.stdout.readline() == "mine\n"
-    assert second.wait(20) == 0
+def test_another_python_is_told_what_will(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [(3, 8), (3, 9), (3, 14), (4, 0)]
+    assert [module.unsupported((3, minor)) for minor in (10, 11, 12, 13)] == [None] * 4
+    monkeypatch.setattr(module.shutil, "which", lambda name: name if name == "python3.12" else None)
+    for version in others:
+        assert f"this is {version[0]}.{version[1]}. Run it with python3.12" in module.unsupported(version)
+    monkeypatch.setattr(module.shutil, "which", lambda _: None)
+    assert all("Install Python 3.12 from python.org" in module.unsupported(version) for version in others)
 
 
-def test_a_killed_course_py_leaves_no_lock(module: Any) -> None:
-    program = "import course, time; lock = course.alone(); lock.__enter__(); print('mine', flush=True); time.sleep(60)"
-    first = subprocess.Popen([sys.executable, "-c", program], cwd=module.ROOT, stdout=subprocess.PIPE, text=True)
-    assert first.stdout and first.stdout.readline() == "mine\n"
-    first.kill()
-    first.wait(20)
-    with open(module.STATE / "lock", "a", encoding="utf-8") as file:
-        assert try_lock(file)
+def test_an_old_python_can_read_course_py_far_enough_to_say_so() -> None:
+    ast.parse((ROOT / "course.py").read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+def test_other_installations_stay_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    variables = module.environment()
+    assert {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(variables)
+    assert variables["PATH"].split(os.pathsep)[0] == str(module.BIN)
+
+
+# What it runs
 
 
 def test_every_step_is_run_and_any_failure_counts(module: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -413,25 +453,6 @@ sys.exit(course.run("-c", "import time; time.sleep(60)"))
         os.kill(int(said.stdout), 0)
 
 
-@pytest.mark.parametrize("version", [(3, 10), (3, 11), (3, 12), (3, 13)])
-def test_four_pythons_will_do(module: Any, version: tuple[int, int]) -> None:
-    assert module.unsupported(version) is None
-
-
-@pytest.mark.parametrize("version", [(3, 8), (3, 9), (3, 14), (4, 0)])
-def test_another_python_is_told_what_will(
-    module: Any, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
-) -> None:
-    monkeypatch.setattr(module.shutil, "which", lambda name: name if name == "python3.12" else None)
-    assert f"this is {version[0]}.{version[1]}. Run it with python3.12" in module.unsupported(version)
-    monkeypatch.setattr(module.shutil, "which", lambda _: None)
-    assert "Install Python 3.12 from python.org" in module.unsupported(version)
-
-
-def test_an_old_python_can_read_course_py_far_enough_to_say_so() -> None:
-    ast.parse((ROOT / "course.py").read_text(encoding="utf-8"), feature_version=(3, 8))
-
-
 @pytest.mark.parametrize(
     ("system", "variables", "shows"),
     [
@@ -454,91 +475,22 @@ def test_a_browser_is_opened_only_where_somebody_sees_it(
     assert module.has_display() is shows
 
 
-def test_other_installations_stay_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    variables = module.environment()
-    assert {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(variables)
-    assert variables["PATH"].split(os.pathsep)[0] == str(module.BIN)
+# What it is told to do
 
 
-@pytest.fixture
-def lessons(module: Any) -> Any:
-    """course.py in a folder with two lessons, one of which has run."""
-    text = ["# Title\n", "## 1. One\n", "text\n", "### Question"]
-    prose = {"id": "a", "cell_type": "markdown", "metadata": {}, "source": text}
-    code = {"id": "b", "cell_type": "code", "metadata": {}, "source": "1", "outputs": ["seen"], "execution_count": 1}
-    for name in ("02_data_parallelism", "05_pipeline_parallelism"):
-        file = module.ROOT / "notebooks" / f"{name}.ipynb"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"cells": [prose, code], "metadata": {}}), encoding="utf-8")
-    (module.ROOT / "exercises").mkdir()
-    shutil.copytree(ROOT / "lessons" / "jupyterlab", module.SETTINGS)
-    return module
+def test_a_lesson_to_project_is_named_by_its_number(module: Any) -> None:
+    names = ("S02_night_call", "S10_memory_bound", "02_data_parallelism", "05_pipeline_parallelism")
+    pages = [Path(".ipynb_checkpoints/S02_night_call-checkpoint.ipynb"), *(Path(f"{name}.ipynb") for name in names)]
 
+    def chosen(*words: str) -> str:
+        return module.chosen("lesson", pages, list(words)).stem
 
-def test_a_lesson_to_project_is_named_by_its_number(lessons: Any) -> None:
-    def chosen(words: list[str]) -> str:
-        return lessons.chosen("lesson", lessons.ROOT.glob("notebooks/*.ipynb"), words).stem
-
-    for words in (["5"], ["05"], ["05_pipe"]):
-        assert chosen(words) == "05_pipeline_parallelism"
-    pages = [Path("S02_night_call.ipynb"), Path("S10_memory_bound.ipynb"), Path("02_data_parallelism.ipynb")]
-    saved_by_jupyterlab = Path(".ipynb_checkpoints/S02_night_call-checkpoint.ipynb")
-    assert [lessons.chosen("lesson", [saved_by_jupyterlab, *pages], [word]) for word in ("S2", "S10", "2")] == pages
-    assert chosen([]) == "02_data_parallelism"
+    assert [chosen(word) for word in ("S2", "S10", "2", "05_pipe")] == list(names)
+    assert chosen("5") == chosen("05") == "05_pipeline_parallelism"
+    assert chosen() == "02_data_parallelism"
     for words in (["9"], ["0"], ["2", "5"], ["pipelines"]):
-        with pytest.raises(SystemExit, match=r"choose one of 02_data_parallelism, 05_pipeline_parallelism, or"):
-            chosen(words)
-
-
-def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(lessons: Any, tmp_path: Path) -> None:
-    before = (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes()
-    lessons.stage(tmp_path / "stage", lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb")
-    cells = json.loads((tmp_path / "stage" / "notebooks" / "02_data_parallelism.ipynb").read_bytes())["cells"]
-    assert [cell["source"] for cell in cells] == ["# Title", "## 1. One", "text", "### Question", "1"]
-    folded = [cell["metadata"].get("jp-MarkdownHeadingCollapsed", False) for cell in cells]
-    assert folded == [False, True, False, True, False]
-    assert len({cell["id"] for cell in cells}) == 5
-    assert cells[-1]["outputs"] == [] and cells[-1]["execution_count"] is None
-    assert (lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb").read_bytes() == before
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")), ids=lambda file: file.stem)
-def test_what_answers_a_prediction_waits_in_a_room_until_its_code_has_run(module: Any, file: Path) -> None:
-    cells = json.loads(file.read_bytes())["cells"]
-    predictions = [number for number, cell in enumerate(cells) if "*Predict" in "".join(cell["source"])]
-    for number in predictions:
-        code = next(place for place, cell in enumerate(cells) if place > number and cell.get("outputs"))
-        text = next(place for place in range(code, len(cells)) if cells[place]["cell_type"] == "markdown")
-        (answer, *others) = module.projected(cells[text], cells[text - 1])
-        assert answer["source"].endswith(module.AFTER_A_RUN) or answer["source"].startswith("##")
-        assert not any(module.AFTER_A_RUN in other["source"] for other in others)
-    assert predictions
-
-
-def test_what_a_lesson_has_folded_is_in_sight_in_a_room_once_it_has_run_but_its_code_is_not(module: Any) -> None:
-    folds = {"outputs_hidden": True, "source_hidden": True}
-    code = {"id": "a", "cell_type": "code", "metadata": {"jupyter": folds}, "source": "1", "outputs": ["seen"]}
-    (shown,) = module.projected(code, None)
-    assert shown["metadata"]["jupyter"] == {"outputs_hidden": False, "source_hidden": True}
-
-
-def test_only_text_below_results_waits_for_them(module: Any) -> None:
-    text = {"id": "a", "cell_type": "markdown", "metadata": {}, "source": "So it is.\n## 2. Two\nNext"}
-    for outputs, first in ((["seen"], f"So it is.\n\n\n{module.AFTER_A_RUN}"), ([], "So it is.")):
-        code = {"id": "b", "cell_type": "code", "metadata": {}, "source": "1", "outputs": outputs}
-        assert [part["source"] for part in module.projected(text, code)] == [first, "## 2. Two", "Next"]
-
-
-def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any, tmp_path: Path) -> None:
-    options = lessons.stage(tmp_path / "stage", lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb")
-    assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
-    lab = tmp_path / "stage" / "lab"
-    for file, source in {"overrides.json": "overrides.json", "lab.css": "custom.css"}.items():
-        assert (lab / file).read_bytes() == (lessons.SETTINGS / source).read_bytes()
-    themes = json.loads((lab / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").read_bytes())
-    assert themes["overrides"]["content-font-size1"] == "20px"
+        with pytest.raises(SystemExit, match=r"choose one of 02_data_parallelism, 05_pipeline_parallelism, S02"):
+            chosen(*words)
 
 
 def test_a_students_copy_of_an_exercise_is_made_once_and_never_overwritten(
@@ -563,12 +515,15 @@ def test_a_slip_of_the_pen_explains_the_commands(module: Any, words: list[str]) 
         module.parse(words)
 
 
-def test_an_unknown_name_is_refused_before_anything_is_installed(course: Course) -> None:
+def test_an_unknown_name_is_refused_before_anything_is_installed(course: Any) -> None:
     with pytest.raises(SystemExit, match="There is no step 'nbvla'; choose from ruff, format, mypy,"):
-        course.module.test(course.module.parse(["test", "nbvla"]))
+        course.test(course.parse(["test", "nbvla"]))
     with pytest.raises(SystemExit, match="There is no benchmark 'speed'"):
-        course.module.bench(course.module.parse(["bench", "speed"]))
-    assert course.did() == ([], 0)
+        course.bench(course.parse(["bench", "speed"]))
+    assert course.did == []
+
+
+# What requirements.lock holds
 
 
 def locked() -> Iterator[Requirement]:

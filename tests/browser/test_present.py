@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
+from lessons import present
 from tests.browser.conftest import PATIENCE, ROOT, Server, photographed_if_it_fails, running
 from tests.browser.hands import MOVE, OURS, cell, smallest_label
 
@@ -27,19 +26,10 @@ QUESTION = "Question: what does each worker get?"
 @pytest.fixture
 def stage(chromium: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """JupyterLab with the options that course.py gives it for lesson 02, or for the page that the test names."""
-    course = load_course()
     shown = getattr(request, "param", "02_data_parallelism.ipynb")
-    options = course.stage(tmp_path / "stage", course.ROOT / "notebooks" / shown)
+    options = present.stage(tmp_path / "stage", ROOT / "notebooks" / shown)
     with running(tmp_path, tmp_path / "stage", options, COURSE_POLL="1") as started:
         yield started
-
-
-def load_course() -> Any:
-    spec = importlib.util.spec_from_file_location("course", ROOT / "course.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
