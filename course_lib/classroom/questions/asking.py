@@ -17,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from string import Formatter
 from typing import Any
 
 from course_lib.classroom.questions.fields import say
 from course_lib.classroom.questions.forms import Choice, Form, FreeText, Number, Option, Ordering, PlanForm
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.prose import Page, items
+from course_lib.classroom.questions.prose import Expressions, Page, items
 from course_lib.classroom.questions.units import Quantity, Slip
 from course_lib.planner import Plan
 
@@ -121,7 +120,7 @@ def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
-class _Words(Formatter):
+class _Words(Expressions):
     def format_field(self, value: Any, spec: str) -> str:
         return say(value, spec)
 
