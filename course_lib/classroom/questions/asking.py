@@ -115,7 +115,9 @@ def _told(page: Page, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     def told(*answer: Any) -> Any:
         one = run(*answer)
         own = page.found.get(f"found: {name or one.why}", page.found.get("found"))
-        return one if one.happened or own is None else replace(one, happened=_WORDS.vformat(own.text, (), one.found))
+        if one.happened or own is None:
+            return one
+        return replace(one, happened=_WORDS.vformat(own.text, (), {**page.names, **one.found}))
 
     return told
 

@@ -18,9 +18,10 @@ case, and asks nothing; nor does one with nothing below its title, a task that t
 
 Other sections: `why`; `slip: NAME`, a way to miss a number; `events` of an order; `answer` and `checklist` of an open
 case, or `levels` and `checklist` of a section of a longer text.
-{samples} is a field, a Python expression that is filled with the numbers of the question and the names of its module:
-{samples // workers}, {machine("one H100").mfu:.0%}. A brace of the text itself is written twice. Lines are joined,
-blank lines separate paragraphs, a list begins with "- ", and code stands between lines of ```.
+{samples} is a field, a Python expression that is filled with the numbers of the question, the names of its module, and
+the words of `figures.axis`: {samples // workers}, {best.mfu:.0%}, {in_words(workers)}. A brace of the text itself is
+written twice. Lines are joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines
+of ```.
 (Standard library only; see `progress`.)
 """
 
@@ -58,6 +59,7 @@ class Page:
     """What one question says. file: where that stands; place: the file and the line of its heading, in words.
 
     sections: by heading; that of the situation is "".  found: those that say what a run showed.
+    names: what their fields may use beside what was found.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Page:
     place: str
     sections: dict[str, Section]
     found: dict[str, Section] = field(default_factory=dict)
+    names: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -80,12 +83,12 @@ class Page:
         """Whether it is a question."""
         return bool(self.text)
 
-    def fill(self, fields: Mapping[str, object], names: Mapping[str, object] | None = None) -> Page:
+    def fill(self, fields: Mapping[str, object], **names: object) -> Page:
         """The page with numbers in it. names: what else its fields may use.
 
         Raises ValueError for a field without a number and a number without a field.
         """
-        known: dict[str, Any] = {**(names or {}), **fields}
+        known = {**names, **fields}
         sections = {}
         for heading, (place, text) in self.sections.items():
             try:
@@ -99,7 +102,7 @@ class Page:
             raise ValueError(
                 f"{self.place}: {self.name} never says {{{min(unused)}}}; write it, or drop it in the code"
             )
-        return replace(self, sections=sections)
+        return replace(self, sections=sections, names=names)
 
     def only(self, *headings: str) -> dict[str, str]:
         """The texts of these sections, in the order of the page. Raises ValueError if one is missing or left over."""
@@ -145,8 +148,8 @@ def _pages(file: Path) -> list[Page]:
 
 def _names(text: str) -> Iterator[str]:
     """Those that its fields use."""
-    for _, field, _, _ in Formatter().parse(text):
-        yield from compile(field, "<field>", "eval").co_names if field else ()
+    for _, expression, _, _ in Formatter().parse(text):
+        yield from compile(expression, "<field>", "eval").co_names if expression else ()
 
 
 def _choose(names: Mapping[str, object] | tuple[str, ...]) -> str:

@@ -20,6 +20,7 @@ from course_lib.classroom.questions.catalog import pages
 from course_lib.classroom.questions.forms import Form
 from course_lib.classroom.questions.outcome import Feedback
 from course_lib.classroom.questions.prose import Page
+from course_lib.figures import axis
 
 POLL = "COURSE_POLL"  # an environment variable: if it is set, all questions are for a room
 
@@ -122,5 +123,6 @@ class Family:
             raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
         case = self.case(seed)
         page = pages()[name]
-        page = page.fill(self.fields(case), vars(importlib.import_module(rooms.module_of(page.file))))
+        own = importlib.import_module(rooms.module_of(page.file))
+        page = page.fill(self.fields(case), **{**vars(axis), **vars(own)})
         return Question(name, seed, page.text, self.ask(page, case), varies=bool(self.others))
