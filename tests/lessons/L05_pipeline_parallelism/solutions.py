@@ -18,10 +18,6 @@ from tests.lessons.changes import told, ways
 # pipeline_actions
 
 
-def as_in_the_course(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Action]:
-    return SCHEDULES[name](n_stages, n_micro_batches).actions[stage]
-
-
 def with_a_limit(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Any]:
     """Forward while there is room, backward when there is none: plain tuples."""
     limit = n_micro_batches if name == "gpipe" else n_stages - stage
@@ -35,16 +31,6 @@ def with_a_limit(name: str, stage: int, n_stages: int, n_micro_batches: int) -> 
             actions.append(("B", stage, backward))
             backward += 1
     return actions
-
-
-def sorted_by_time(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Action]:
-    """If F and B take equally long, the F of stage s begins at turn 2 k + s, up to the first that have no gap."""
-    if name == "gpipe":
-        return listed(name, stage, n_stages, n_micro_batches)
-    ahead = n_stages - 1 - stage
-    turns = [(2 * (k - ahead), Action("F", stage, k)) for k in range(n_micro_batches)]
-    turns += [(2 * k + 1, Action("B", stage, k)) for k in range(n_micro_batches)]
-    return [action for _, action in sorted(turns)]
 
 
 pair = '[Action("F", stage, k), Action("B", stage, k - ahead)]'
@@ -77,10 +63,6 @@ def of_pytorch(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: i
     found = schedule._calculate_single_rank_operations(rank)
     ops = [(one, "F" if one.computation_type.name == "FORWARD" else "B") for one in found if one]
     return [Action(op, one.stage_index, one.microbatch_index or 0) for one, op in ops]
-
-
-def of_the_course(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
-    return SCHEDULES["interleaved_1f1b"](n_ranks * stages_per_rank, n_micro_batches, stages_per_rank).actions[rank]
 
 
 lists = "actions + backwards[len(forwards) - ahead :]"
@@ -132,19 +114,6 @@ def simulated(forward: list[float], backward: list[float], n_micro_batches: int)
     return simulate(SCHEDULES["gpipe"](len(forward), n_micro_batches), forward, backward).idle_fraction()
 
 
-def turn_by_turn(forward: list[float], backward: list[float], n_micro_batches: int) -> float:
-    """When each stage is done with each micro-batch, as in a table."""
-    p, ends, start = len(forward), 0.0, 0.0
-    for each in (forward, backward[::-1]):
-        free = [start] * p
-        for _ in range(n_micro_batches):
-            arrives = start
-            for stage in range(p):
-                free[stage] = arrives = max(free[stage], arrives) + each[stage]
-        ends = start = free[-1]
-    return 1 - n_micro_batches * sum(f + b for f, b in zip(forward, backward, strict=True)) / (p * ends)
-
-
 share = "1 - busy / (n * step)"
 
 # best_micro_batches
@@ -156,29 +125,17 @@ def by_size(samples: int, n_stages: int, overhead: float, per_sample: float, roo
     return samples // min(fitting, key=lambda size: (samples / size + n_stages - 1) * (overhead + per_sample * size))
 
 
-def by_simulating(samples: int, n_stages: int, overhead: float, per_sample: float, room: float) -> int:
-    def step(m: int) -> float:
-        seconds = overhead + per_sample * samples / m
-        return simulate(SCHEDULES["1f1b"](n_stages, m), seconds, seconds).makespan
-
-    divisors = [m for m in range(1, samples + 1) if samples % m == 0]
-    return min((m for m in divisors if min(m, n_stages) * samples // m <= room), key=step)
-
-
 found = "min(fitting, key=seconds)"
 formula = "round(samples / (samples * overhead / ((n_stages - 1) * per_sample)) ** 0.5)"
 
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.pipeline_actions: [
-        as_in_the_course,
         with_a_limit,
-        sorted_by_time,
         *ways(listed, plain_tuples=("return actions", "actions = [tuple(one) for one in actions]; return actions")),
     ],
     checks.interleaved_actions: [
         by_step_numbers,
         of_pytorch,
-        of_the_course,
         *ways(interleaved, plain_tuples=(lists, f"[tuple(one) for one in {lists}]")),
     ],
     checks.run_actions: [
@@ -192,7 +149,6 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     ],
     checks.bubble: [
         simulated,
-        turn_by_turn,
         *ways(
             idle_share,
             as_a_tensor=(share, f"torch.tensor({share})"),
@@ -201,7 +157,6 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     ],
     checks.best_micro_batches: [
         by_size,
-        by_simulating,
         *ways(best, as_a_float=(found, f"float({found})"), as_a_tensor=(found, f"torch.tensor({found})")),
     ],
 }
