@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.classroom import questions
 from course_lib.classroom.runs.training import RoundedWeights
 from course_lib.mechanisms.mixed_precision import MasterWeights
 from course_lib.planner import Cluster, Estimate, ModelSpec, estimate, simulate
-from course_lib.ranks.parent import run as ranks_run
 from course_lib.schedules import SCHEDULES, messages_from, peak_in_flight
 from lessons.L01_one_machine_is_not_enough import questions as one_machine
 from lessons.L02_data_parallelism import questions as scaling
@@ -407,30 +405,3 @@ def test_it_is_so(name: str, quote: str) -> None:
 @pytest.mark.parametrize(("name", "quote"), [(name, quote) for name in NO_PROOF for quote in NO_PROOF[name]])
 def test_what_needs_no_proof_is_still_said(name: str, quote: str) -> None:
     assert any(quote in text for text in texts(name))
-
-
-def answers(name: str) -> list[str]:
-    form: Any = questions.load(name).form
-    return list(getattr(form, "letters", "")) or [form.example]
-
-
-REPORTS = [
-    (name, answer)
-    for name in NAMES
-    if any(RANKS.search(text) for _, text in ASKED[name].found.values())
-    for answer in answers(name)
-]
-
-
-@pytest.mark.parametrize(("name", "answer"), REPORTS)
-def test_a_report_says_on_how_many_ranks_it_was_run(name: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_on, ran = ranks_run.run_on, set()
-
-    def watched(purpose: str, fn: Any, world_size: int, *how: Any) -> Any:
-        ran.add(world_size)
-        return run_on(purpose, fn, world_size, *how)
-
-    monkeypatch.setattr(ranks_run, "run_on", watched)
-    form: Any = questions.load(name).form
-    said = RANKS.findall(form.run(form.read(answer)).happened)[0]
-    assert ran | {1} == {1, *map(int, re.findall(r"\d+", said))}  # one process may run beside them
