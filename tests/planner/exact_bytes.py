@@ -10,8 +10,6 @@ of a message. So here is the same arithmetic in whole numbers, to be held agains
     ZeRO-3      two all-gathers and a reduce-scatter of a block  3 (n - 1) shard
     tensor      all-reduces of hidden states                     2 (n - 1) / n (4 layers + 2) b s h, and the loss
     pipeline    messages over each boundary, there and back      b s h
-
-A combination sends the sum: what its data groups, its tensor groups and its pipelines send.
 """
 
 from __future__ import annotations

@@ -209,33 +209,6 @@ def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_
     assert sent_in_a_step(pipeline_step, world_size, config, name, n_stages) == expected
 
 
-def combined_step(rank: int, config: GPTConfig, tp: int) -> None:
-    """Data parallelism over tensor parallelism: groups of tp neighbors, and across them those of the same place."""
-    from course_lib.mechanisms import tensor_parallel
-
-    n = dist.get_world_size()
-    tensors = [dist.new_group(list(range(first, first + tp))) for first in range(0, n, tp)]
-    replicas = [dist.new_group(list(range(first, n, tp))) for first in range(tp)]
-    tensor, data = tensors[rank // tp], replicas[rank % tp]
-    model = tensor_parallel.parallelize(TinyGPT(config), tensor)
-    replica = data_parallel.DataParallel(model, data, bucket_mb=BUCKET_MB)
-    inputs, targets = batch(config, 2)
-    for _ in steps():
-        tensor_parallel.vocab_parallel_cross_entropy(replica(inputs), targets, config.vocab, tensor).backward()
-        replica.finish()
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 2)])
-def test_a_combination_sends_the_sum(dp: int, tp: int) -> None:
-    model, blocks = spec(CONFIG), range(CONFIG.layers + 2)
-    expected = [
-        exact_bytes.tensor_parallel(model, blocks, 2, tp)
-        + exact_bytes.data_parallel(exact_bytes.all_parameter_sizes(model, tp, rank % tp), dp, BUCKET_MB)
-        for rank in range(dp * tp)
-    ]
-    assert sent_in_a_step(combined_step, dp * tp, CONFIG, tp) == expected
-
-
 def sent_between_barriers(timeline: Timeline, rank: int, number: int) -> int:
     """Bytes that a rank sent after its barrier of this number (from 0) and before the next one, if there is one."""
     ends = [span.end for span in timeline.of(rank) if span.name == "barrier" and span.kind == "transfer"] + [math.inf]
