@@ -200,6 +200,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.train_sharded: [
         with_padding,
         a_piece_of_each_parameter,
+        *ways(trained, cut_from_the_sum=(mean, "(dist.all_reduce(gradient) or gradient).tensor_split(n)[rank] / n")),
         *ways(trained, updates_a_view=(".clone()", "", f"whole = {whole}", f"whole = weights.copy_({whole})")),
     ],
     checks.sharded_linear: [

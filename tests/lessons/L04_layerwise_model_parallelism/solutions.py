@@ -113,6 +113,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.split_layers: [
         by_the_course,
         by_a_limit,
+        *ways(split, last_of_the_best=(best, "min(reversed(splits), key=price)")),
         *ways(split, lists_in_a_tuple=("return min(splits, key=price)", f"return tuple(map(list, {best}))")),
     ],
     checks.forward_and_backward: [

@@ -18,6 +18,10 @@ from tests.lessons.changes import told, ways
 # pipeline_actions
 
 
+def as_in_the_course(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Action]:
+    return SCHEDULES[name](n_stages, n_micro_batches).actions[stage]
+
+
 def with_a_limit(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Any]:
     """Forward while there is room, backward when there is none: plain tuples."""
     limit = n_micro_batches if name == "gpipe" else n_stages - stage
@@ -63,6 +67,10 @@ def of_pytorch(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: i
     found = schedule._calculate_single_rank_operations(rank)
     ops = [(one, "F" if one.computation_type.name == "FORWARD" else "B") for one in found if one]
     return [Action(op, one.stage_index, one.microbatch_index or 0) for one, op in ops]
+
+
+def of_the_course(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
+    return SCHEDULES["interleaved_1f1b"](n_ranks * stages_per_rank, n_micro_batches, stages_per_rank).actions[rank]
 
 
 lists = "actions + backwards[len(forwards) - ahead :]"
@@ -130,12 +138,15 @@ formula = "round(samples / (samples * overhead / ((n_stages - 1) * per_sample)) 
 
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.pipeline_actions: [
+        as_in_the_course,
         with_a_limit,
+        *ways(listed, by_operation=(pair, '[Action(op, stage, k - ahead * (op == "B")) for op in "FB"]')),
         *ways(listed, plain_tuples=("return actions", "actions = [tuple(one) for one in actions]; return actions")),
     ],
     checks.interleaved_actions: [
         by_step_numbers,
         of_pytorch,
+        of_the_course,
         *ways(interleaved, plain_tuples=(lists, f"[tuple(one) for one in {lists}]")),
     ],
     checks.run_actions: [
@@ -152,12 +163,18 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
         *ways(
             idle_share,
             as_a_tensor=(share, f"torch.tensor({share})"),
+            with_the_slowest_apart=("sum(each) + (m - 1) * max(each)", "sum(each) - max(each) + m * max(each)"),
             idle_over_all=(share, "(n * step - busy) / (n * step)"),
         ),
     ],
     checks.best_micro_batches: [
         by_size,
-        *ways(best, as_a_float=(found, f"float({found})"), as_a_tensor=(found, f"torch.tensor({found})")),
+        *ways(
+            best,
+            sorted_first=(found, "sorted(fitting, key=seconds)[0]"),
+            as_a_float=(found, f"float({found})"),
+            as_a_tensor=(found, f"torch.tensor({found})"),
+        ),
     ],
 }
 

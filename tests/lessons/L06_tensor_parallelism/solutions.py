@@ -85,6 +85,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
         *ways(
             column,
             with_einsum=einsum,
+            by_a_product=(y, "x @ weight.T + bias"),
             with_a_hook=(f, "x.view_as(x); x.register_hook(summed)"),
             by_gathering=("summed", f"lambda one: {gathered}"),
         ),
@@ -111,7 +112,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.cross_entropy: [
         loss_by_logsumexp,
         loss_in_three_operations,
-        *ways(entropy, with_a_mask=mask),
+        *ways(entropy, with_a_mask=mask, mean_by_mean=(mean, "total.log().mean() - logit.mean()")),
     ],
 }
 
