@@ -67,7 +67,7 @@ def held(name: str, micro_batches: int, stages_each: int = 1) -> float:
 
 
 def messages(name: str, stages: int) -> int:
-    schedule = SCHEDULES[name](stages, 32)
+    schedule = SCHEDULES[name](stages, pipelines.AFTER.micro_batches)
     return sum(len(list(messages_from(schedule, rank))) for rank in range(schedule.n_ranks))
 
 
@@ -199,9 +199,12 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
         ),
         "micro-batches however many there are": lambda: held("1f1b", 64) == 8 == held("1f1b", 8) == held("gpipe", 8),
         "the bubble halves again, to about 10%, for more than twice as many messages": lambda: (
-            round(3.5 / (32 + 3.5), 2) == 0.1 and messages("interleaved_1f1b", 16) > 2 * messages("1f1b", 8)
+            round(3.5 / (pipelines.AFTER.micro_batches + 3.5), 2) == 0.1
+            and messages("interleaved_1f1b", 16) > 2 * messages("1f1b", 8)
         ),
-        "the fullest device holds 23 samples": lambda: 2 * held("interleaved_1f1b", 32, stages_each=2) == 23,
+        "the fullest device holds 23 samples": lambda: (
+            pipelines.SAMPLES / (m := pipelines.AFTER.micro_batches) * held("interleaved_1f1b", m, stages_each=2) == 23
+        ),
     },
     "optimize_stages": {
         "A batch of twice the size takes twice as long.": lambda: (
