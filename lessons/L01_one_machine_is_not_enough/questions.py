@@ -48,15 +48,18 @@ def _try(remedy: str, case: TooLarge) -> Outcome:
 
 SEVEN = ModelSpec(layers=32, hidden=4096, heads=32, sequence=2048, vocab=50257, flash_attention=True)
 TOKENS = 140e9  # twenty for each parameter
+FLOPS = 6 * SEVEN.parameters * TOKENS  # Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1
+LAYERS = 8  # of a small model
 MACHINES = {
     "one H100": (Cluster("H100-80GB", 1, 1), Plan()),
     "one H200": (Cluster("H200-141GB", 1, 1), Plan()),
     "each of eight H100": (Cluster("H100-80GB", 1, 8), Plan(dp=8, zero=3)),
 }
+H200 = MACHINES["one H200"][0].spec
 
 
 def _two_limits() -> Outcome:
-    ((small, _),) = train_layers(1, 8, 4, False)
+    ((small, _),) = train_layers(1, LAYERS, 4, False)
     planned = {name: estimate(SEVEN, cluster, plan, 256) for name, (cluster, plan) in MACHINES.items()}
     one, larger, eight = planned.values()
     lines = (

@@ -23,6 +23,7 @@ ROUNDING = 1e-9  # of sums of times
 # Rationale for model partitioning
 
 TWENTY = ModelSpec(layers=44, hidden=6144, heads=48, sequence=2048, vocab=50257, flash_attention=True)
+BILLIONS = round(TWENTY.parameters / 1e9)
 CUT, SHARDED = Plan(4, pp=8, schedule="naive", precision="fp32"), Plan(32, zero=3, precision="fp32")
 
 

@@ -119,15 +119,23 @@ class Grid(NamedTuple):
     micro_batches: int
 
     @property
+    def turns(self) -> int:
+        return self.micro_batches + self.devices - 1
+
+    @property
     def least_idle(self) -> float:
         """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
-        return (self.devices - 1) / (self.micro_batches + self.devices - 1)
+        return (self.devices - 1) / self.turns
+
+    @property
+    def most_busy(self) -> float:
+        return self.micro_batches / self.turns
 
 
 def _fields_of_grid(case: Grid) -> dict[str, object]:
     events = fill_and_drain(case.devices, case.micro_batches)
     Random(case.devices * 10 + case.micro_batches).shuffle(events)
-    turns = {"idle": case.devices - 1, "turns": case.micro_batches + case.devices - 1}
+    turns = {"idle": case.devices - 1, "turns": case.turns}
     way = {"F": "forward", "B": "backward"}
     lines = (f"{name_of(one)}: {way[one.op]} of micro-batch {one.micro_batch} on device {one.stage}" for one in events)
     shown = {"share": percent(case.least_idle), "events": bullets(lines)}
@@ -154,17 +162,20 @@ def _measure_idle(case: Grid, names: tuple[str, ...]) -> Outcome:
 
 # Pipeline efficiency
 
+FEW, MANY = Grid(4, 2), Grid(4, 8)
+
 
 def _pipelines() -> Outcome:
-    few, many = run_events(fill_and_drain(4, 2), 4, 0.5), run_events(fill_and_drain(4, 8), 4, 0.25)
+    few, many = (run_events(fill_and_drain(*one), one.devices, 1 / one.micro_batches) for one in (FEW, MANY))
     idle = [timeline.idle_fraction() for timeline in (few, many)]
-    right = all(map(isclose, idle, [3 / (2 + 3), 3 / (8 + 3)]))
-    pictures = (gantt(few, title="4 stages, 2 micro-batches"), gantt(many, title="4 stages, 8 micro-batches"))
+    right = all(map(isclose, idle, [FEW.least_idle, MANY.least_idle]))
+    pictures = (gantt(few, title="Few micro-batches"), gantt(many, title="More micro-batches"))
     return Outcome(None, found={"idle": idle}, shown=right, pictures=pictures)
 
 
 # How pipelining improves utilization
 
+CUT = Grid(4, 8)
 DEVICE = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on one device
 
 
@@ -175,14 +186,18 @@ def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> T
 
 
 def _gain() -> Outcome:
-    whole, cut = flow("naive", 4, 1), flow("gpipe", 4, 8)
+    whole, cut = flow("naive", CUT.devices, 1), flow("gpipe", *CUT)
     busy = [1 - timeline.idle_fraction() for timeline in (whole, cut)]
+    right = all(map(isclose, busy, [1 / CUT.devices, CUT.most_busy]))
     found = {"busy": busy, "times": whole.makespan / cut.makespan}
     picture = gantt(cut, whole, title="In 8 micro-batches, and below it the whole batch")
-    return Outcome(None, found=found, shown=all(map(isclose, busy, [1 / 4, 8 / 11])), pictures=(picture,))
+    return Outcome(None, found=found, shown=right, pictures=(picture,))
 
 
 # Optimizing a large model's training pipeline
+
+LAYERS, SAMPLES = 48, 64
+BEFORE, AFTER, FEWER = Grid(8, 8), Grid(8, 32), Grid(8, 16)
 
 
 def _tuned() -> Outcome:

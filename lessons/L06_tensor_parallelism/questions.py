@@ -63,8 +63,12 @@ CANDIDATES = {
 }
 
 
+def _tried() -> dict[str, Estimate]:
+    return {name: estimate(LARGE, NODES, plan, BATCH) for name, plan in CANDIDATES.items()}
+
+
 def _strategy() -> Outcome:
-    tried = {name: estimate(LARGE, NODES, plan, BATCH) for name, plan in CANDIDATES.items()}
+    tried = _tried()
     best = search(LARGE, NODES, BATCH).best
     plan = best.plan
     found = f"{plan.tp} tensor ranks, {plan.pp} stages, {plan.dp} replicas"
@@ -92,5 +96,5 @@ QUESTIONS: dict[str, Family] = {
         (12, 32, 40),
         lambda layers: {"layers": layers},
     ),
-    "choose_strategy": Family(None, open_case(_strategy)),
+    "choose_strategy": Family(None, open_case(_strategy), fields=lambda _: {"tried": [*_tried().values()]}),
 }

@@ -39,7 +39,7 @@ from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import Timeline, compute
-from lessons.L05_pipeline_parallelism.questions import flow
+from lessons.L05_pipeline_parallelism.questions import CUT, Grid, flow
 from lessons.L07_mixed_precision.runs import share_moved
 
 STEPS, BATCH = 150, 64
@@ -215,8 +215,10 @@ def _recipes() -> Outcome:
 
 # Diagnosing and improving training efficiency
 
+FEW, MANY = Grid(4, 16), Grid(4, 64)
 
-def added_up(dtype: torch.dtype, micro_batches: int = 64) -> float:
+
+def added_up(dtype: torch.dtype, micro_batches: int = MANY.micro_batches) -> float:
     """How far a gradient in bfloat16 is off that was added up in dtype, as a share of its length."""
     model = TinyGPT(SMALL, dtype=torch.bfloat16)
     whole = data.examples([(10 + sample, 90 - sample) for sample in range(micro_batches)])
@@ -238,11 +240,11 @@ def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float
 
 
 def _two_faults() -> Outcome:
-    whole, cut = flow("naive", 4, 1), flow("1f1b", 4, 16)
+    whole, cut = flow("naive", FEW.devices, 1), flow("1f1b", *FEW)
     rounded, master = (launch(_move, 1, (keeps,)).results[0] for keeps in (RoundedWeights, MasterWeights))
     off = [added_up(dtype) for dtype in (torch.bfloat16, torch.float32)]
     idle = [whole.idle_fraction(), cut.idle_fraction()]
-    is_better = all(map(math.isclose, idle, [3 / 4, 3 / (16 + 3)]))
+    is_better = all(map(math.isclose, idle, [1 - 1 / FEW.devices, FEW.least_idle]))
     is_rescued = rounded < 0.2 < 0.9 < master
     right = is_better and is_rescued and off[0] > 100 * off[1]
     found = {"is_better": is_better, "is_rescued": is_rescued, "idle": idle, "moved": (rounded, master), "off": off}
@@ -252,7 +254,9 @@ def _two_faults() -> Outcome:
 
 # Optimizing language-model training efficiency
 
-MICRO_BATCHES = 8
+MICRO_BATCHES = CUT.micro_batches
+GPUS, ROOM = 8, 4  # sequences that a GPU has room for
+COMPUTING, EXCHANGING = 1.2, 0.8  # seconds of a step
 
 
 class Way(NamedTuple):

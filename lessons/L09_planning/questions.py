@@ -30,8 +30,12 @@ LADDER = {
 }
 
 
+def _rungs() -> dict[str, Estimate]:
+    return {name: estimate(MODEL, NODES, plan, BATCH) for name, plan in LADDER.items()}
+
+
 def _ladder() -> Outcome:
-    steps = {name: estimate(MODEL, NODES, plan, BATCH) for name, plan in LADDER.items()} | {"a search": best(NODES)}
+    steps = _rungs() | {"a search": best(NODES)}
     times = [one.step_time.total for one in steps.values()]
     lines = "; ".join(
         f"{name}: {duration(one.step_time.total)}, {one.mfu:.0%} MFU, {one.memory.total / 2**30:.0f} GiB"
@@ -51,6 +55,7 @@ def best(cluster: Cluster, model: ModelSpec = MODEL) -> Estimate:
 # From 64 devices to 1,024
 
 NUMBERS_OF_NODES = (8, 16, 32, 64, 128)
+GPUS = NUMBERS_OF_NODES[-1] * NODES.devices_per_node
 
 
 def _more_replicas(option: str) -> Outcome:
@@ -153,9 +158,9 @@ def _has_room(site: Cluster, model: ModelSpec) -> bool:
 
 
 QUESTIONS: dict[str, Family] = {
-    "optimize_efficiency": Family(None, open_case(_ladder)),
+    "optimize_efficiency": Family(None, open_case(_ladder), fields=lambda _: {"rungs": [*_rungs().values()]}),
     "more_replicas": Family(None, choice(each(_more_replicas, ("ideal", "gradients", "bubble", "falls")))),
     "same_plan": Family(None, number(TIMES, _same_plan, _slips, tolerance=0.15), fields=lambda _: {**_ratios()}),
     "which_offer": Family(None, choice(each(_buy, OFFERS))),
-    "infrastructure": Family(None, open_case(_sites)),
+    "infrastructure": Family(None, open_case(_sites), fields=lambda _: {"sites": [*SITES.values()]}),
 }

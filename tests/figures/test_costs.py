@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 
@@ -15,18 +14,14 @@ from course_lib.figures.costs import MEMORY_PARTS
 from course_lib.figures.palette import LIKELY
 from course_lib.figures.words import plan_in_words
 from course_lib.instruments.ledger import Bytes
-from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
-from course_lib.planner.search import Found
+from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from lessons.L01_one_machine_is_not_enough.figure import limits
 from lessons.L09_planning.figure import roofline
+from tests.figures.charts import FOUND, GPT, NODES, PLANS
 from tests.figures.drawn import boxes, parsed, places, texts, written
 
-GPT = ModelSpec(layers=24, hidden=2048, heads=16, sequence=2048, vocab=51200, flash_attention=True)
-NODE = Cluster("A100-80GB", nodes=2)
-FAST = estimate(GPT, NODE, Plan(dp=16, zero=1), 64)
-DEEP = estimate(GPT, NODE, Plan(dp=2, tp=2, pp=4), 64)
-LARGE = estimate(GPT, NODE, Plan(dp=16, micro_batch=32), 512)
-PLANS = {"wide": FAST, "deep": DEEP}
+FAST, DEEP = PLANS.values()
+LARGE = estimate(GPT, NODES, Plan(dp=16, micro_batch=32), 512)
 GiB = 2**30
 
 
@@ -113,30 +108,25 @@ def test_a_whisker_reaches_from_where_to_where_nine_in_ten_steps_end() -> None:
     assert picture.summary.endswith(FAST.interval)
 
 
-@functools.cache
-def found() -> Found:
-    return search(GPT, Cluster("A100-80GB", 1), 64)
-
-
 def test_every_plan_of_the_front_has_its_place_and_its_tooltip() -> None:
-    svg = plan_map(found()).svg
+    svg = plan_map(FOUND).svg
     where = places(svg)
     numbers = {float(text): place for text, place in where.items() if re.fullmatch(r"[\d.]+", text)}
     below = max(y for _, y in numbers.values())
     across = {number: x for number, (x, y) in numbers.items() if y == below}
     (low, x0), (high, x1) = min(across.items()), max(across.items())
     tips = {box.tip: box for box in boxes(svg) if box.width == 16}
-    assert len(tips) == len(found().pareto)
-    for one in found().pareto:
+    assert len(tips) == len(FOUND.pareto)
+    for one in FOUND.pareto:
         (box,) = [box for tip, box in tips.items() if tip.startswith(f"{plan_in_words(one.plan)}: ")]
         share = math.log(one.memory.total / GiB / low) / math.log(high / low)
         assert box.x + 8 == pytest.approx(x0 + share * (x1 - x0), abs=0.1)
 
 
 def test_the_map_says_how_many_plans_fit_and_which_is_the_fastest() -> None:
-    summary = plan_map(found()).summary
-    assert summary.startswith(f"{sum(one.fits for one in found()):,} of {len(found()):,} plans fit into 80 GiB")
-    assert f"the fastest of them is {plan_in_words(found().best.plan)}" in summary
+    summary = plan_map(FOUND).summary
+    assert summary.startswith(f"{sum(one.fits for one in FOUND):,} of {len(FOUND):,} plans fit into 80 GiB")
+    assert f"the fastest of them is {plan_in_words(FOUND.best.plan)}" in summary
 
 
 def test_a_point_of_the_roofline_is_its_flops_by_its_bytes() -> None:
@@ -151,8 +141,8 @@ def test_a_point_of_the_roofline_is_its_flops_by_its_bytes() -> None:
 
 def test_no_plan_is_faster_than_its_roof() -> None:
     over_nodes = {
-        "tensor": estimate(GPT, NODE, Plan(tp=16), 64),
-        "ZeRO-3": estimate(GPT, NODE, Plan(dp=16, zero=3), 64),
+        "tensor": estimate(GPT, NODES, Plan(tp=16), 64),
+        "ZeRO-3": estimate(GPT, NODES, Plan(dp=16, zero=3), 64),
     }
     rows = roofline({**PLANS, **over_nodes}).rows
     assert len(rows) == 8

@@ -1,4 +1,4 @@
-"""Q7, Q11, Q10 and Q8, on real ranks at the pace of emulated devices."""
+"""Q11 and Q8, on real ranks at the pace of emulated devices."""
 
 from __future__ import annotations
 
@@ -20,29 +20,6 @@ def run(name: str, answer: str, seed: int = 0) -> Outcome:
     return form.run(form.read(answer))
 
 
-@pytest.mark.parametrize(
-    ("answer", "right", "happened"),
-    [
-        # 4 turns of 30 and 60 ms, and 3 messages of 2 ms each way.
-        ("a", False, f"links that cost nothing: that saves {12 / (4 * 90 + 12):.0%} of the time"),
-        ("b", False, "the whole model has"),
-        ("c", True, f"no more than one of 4 devices was working: they were idle for {1 - 90 / (4 * 90 + 12):.0%}"),
-        ("d", False, "as long as the others. Milliseconds of computing, by device: 90, 90, 90, 90."),
-    ],
-)
-def test_q7(answer: str, right: bool, happened: str) -> None:
-    outcome = run("Q7", answer)
-    assert (outcome.right, outcome.shown) == (right, True)
-    assert happened in outcome.happened
-
-
-@pytest.mark.parametrize(("answer", "right"), [("a", False), ("b", False), ("c", False), ("d", True)])
-def test_q11(answer: str, right: bool) -> None:
-    outcome = run("Q11", answer, seed=1)
-    assert (outcome.right, outcome.shown) == (right, True)
-    assert ("more than one unit is" if right else "still no more than one unit is") in outcome.happened
-
-
 def test_what_micro_batches_gain_is_what_the_formula_says() -> None:
     # 8 units, 32 micro-batches: 32 of 32 + 7 turns. A turn is 90 ms / 16, and 7 messages of 2 ms each way come on top.
     turns, messages = (32 + 7) * 0.09 / 16, 2 * 7 * 0.002
@@ -50,27 +27,6 @@ def test_what_micro_batches_gain_is_what_the_formula_says() -> None:
     active = 8 * 32 * 0.09 / 16 / (turns + messages)
     assert f"and {active:.2f} with it" in run("Q11", "d").happened
     assert active > 5  # "most units are active most of the time"
-
-
-@pytest.mark.parametrize(
-    ("answer", "right", "when"),
-    [
-        ("a", False, "later"),
-        ("b", False, "earlier"),
-        ("c", True, "just then"),
-        ("d", False, "later"),
-        ("e", False, "earlier"),  # the classic one
-    ],
-)
-def test_q10_is_read_off_a_trace(answer: str, right: bool, when: str) -> None:
-    outcome = run("Q10", answer)
-    assert (outcome.right, outcome.shown) == (right, True)
-    assert "when S3 has finished MB1, S1 is busy with the forward pass of MB4" in outcome.happened
-    assert outcome.happened.endswith(f"What you said, it does {when}.")
-
-
-def test_q10_is_right_with_other_numbers_too() -> None:
-    assert run("Q10", "c", seed=3).right
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from course_lib.mechanisms import data_parallel
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec, Plan
 from course_lib.planner.memory import model_state
-from course_lib.schedules import SCHEDULES, Schedule
 from tests.planner import exact_bytes
 
 pytestmark = pytest.mark.long
@@ -210,96 +209,6 @@ def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_
     assert sent_in_a_step(pipeline_step, world_size, config, name, n_stages) == expected
 
 
-def combined_step(rank: int, config: GPTConfig, tp: int) -> None:
-    """Data parallelism over tensor parallelism: groups of tp neighbors, and across them those of the same place."""
-    from course_lib.mechanisms import tensor_parallel
-
-    n = dist.get_world_size()
-    tensors = [dist.new_group(list(range(first, first + tp))) for first in range(0, n, tp)]
-    replicas = [dist.new_group(list(range(first, n, tp))) for first in range(tp)]
-    tensor, data = tensors[rank // tp], replicas[rank % tp]
-    model = tensor_parallel.parallelize(TinyGPT(config), tensor)
-    replica = data_parallel.DataParallel(model, data, bucket_mb=BUCKET_MB)
-    inputs, targets = batch(config, 2)
-    for _ in steps():
-        tensor_parallel.vocab_parallel_cross_entropy(replica(inputs), targets, config.vocab, tensor).backward()
-        replica.finish()
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 2)])
-def test_a_combination_sends_the_sum(dp: int, tp: int) -> None:
-    model, blocks = spec(CONFIG), range(CONFIG.layers + 2)
-    expected = [
-        exact_bytes.tensor_parallel(model, blocks, 2, tp)
-        + exact_bytes.data_parallel(exact_bytes.all_parameter_sizes(model, tp, rank % tp), dp, BUCKET_MB)
-        for rank in range(dp * tp)
-    ]
-    assert sent_in_a_step(combined_step, dp * tp, CONFIG, tp) == expected
-
-
-# All mechanisms at once
-
-Case = tuple[tuple[int, int, int], str, torch.dtype, str]  # mesh, schedule, dtype, what is special
-HYBRID = replace(CONFIG, layers=5, ffn_hidden=27)
-UNEVEN = 11  # samples, which neither replicas nor micro-batches divide
-TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zbv", "dualpipev")
-F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
-COMBINATIONS: dict[int, list[Case]] = {
-    2: [
-        ((2, 1, 1), "gpipe", F32, "zero clips"),
-        ((1, 2, 1), "zbv", BF16, "tied zero"),
-        ((1, 1, 2), "1f1b", F64, "tied sequence clips"),
-    ],
-    4: [
-        ((2, 2, 1), "interleaved_1f1b", F64, "clips"),
-        ((1, 2, 2), "gpipe", F32, "tied sequence"),
-        ((1, 2, 2), "zb_h1", BF16, "grouped zero"),
-        ((2, 1, 2), "1f1b", F16, "tied scales"),
-        ((1, 4, 1), "1f1b", F64, "tied clips zero"),
-        ((4, 1, 1), "gpipe", BF16, "clips"),
-        ((1, 1, 4), "naive", F32, "zero sequence"),
-    ],
-    8: [
-        ((2, 2, 2), "dualpipev", BF16, "tied zero sequence clips"),
-        ((2, 2, 2), "interleaved_1f1b", F16, "scales clips"),
-        ((4, 1, 2), "gpipe", F32, "tied zero"),
-        ((1, 2, 4), "1f1b", F64, "tied sequence"),
-    ],
-}
-
-
-def config_of(special: str) -> GPTConfig:
-    return replace(HYBRID, tied_embeddings="tied" in special, kv_heads=2 if "grouped" in special else None)
-
-
-def schedule_of(mesh: tuple[int, int, int], name: str) -> Schedule:
-    # dualpipev fills its stages from both ends.
-    return SCHEDULES[name](mesh[1] * (2 if name in TWO_STAGES_PER_RANK else 1), 4 if name == "dualpipev" else 2)
-
-
-def hybrid_steps(rank: int, cases: list[Case]) -> Any:
-    """A step of each case between two barriers; returns what is held after the next backward pass."""
-    from course_lib.instruments import ledger
-    from course_lib.mechanisms import hybrid, mixed_precision, pipeline
-
-    found = []
-    for sizes, name, dtype, special in cases:
-        config, mesh = config_of(special), hybrid.Mesh(*sizes)
-        part = hybrid.ModelPart(TinyGPT(config, dtype=dtype), mesh, schedule_of(sizes, name), "sequence" in special)
-        optimizer = hybrid.make_optimizer(part, torch.optim.Adam, zero="zero" in special)
-        scaler = mixed_precision.LossScaler(2.0**4) if "scales" in special else None
-        inputs, targets = batch(config, UNEVEN)
-        dist.barrier()
-        hybrid.train_step(part, optimizer, inputs, targets, scaler, 1.0 if "clips" in special else None)
-        dist.barrier()
-        x, y = (tokens.tensor_split(sizes[0])[mesh.rank("dp")] for tokens in (inputs, targets))
-        pipeline.run_schedule(part.schedule, part.stages, x, y, part.loss_fn(1.0), mesh.group("pp"))
-        held = ledger.count(part, optimizer.inner)
-        dist.barrier()
-        found.append((held.parameters, held.gradients, held.optimizer))
-    return found
-
-
 def sent_between_barriers(timeline: Timeline, rank: int, number: int) -> int:
     """Bytes that a rank sent after its barrier of this number (from 0) and before the next one, if there is one."""
     ends = [span.end for span in timeline.of(rank) if span.name == "barrier" and span.kind == "transfer"] + [math.inf]
@@ -307,28 +216,6 @@ def sent_between_barriers(timeline: Timeline, rank: int, number: int) -> int:
     return Timeline([span for span in timeline.spans if first <= span.start < last], timeline.world_size).bytes_sent(
         rank
     )
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_all_mechanisms_at_once_send_and_hold_what_was_predicted(world_size: int) -> None:
-    cases = COMBINATIONS[world_size]
-    run = launch(hybrid_steps, world_size, (cases,))
-    for number, (sizes, name, dtype, special) in enumerate(cases):
-        step = exact_bytes.Hybrid(
-            spec(config_of(special)),
-            sizes,
-            schedule_of(sizes, name),
-            UNEVEN,
-            sequence_parallel="sequence" in special,
-            zero="zero" in special,
-            clips="clips" in special,
-            scales="scales" in special,
-            size=dtype.itemsize,
-        )
-        for rank in range(world_size):
-            case = f"{sizes}, {name}, {dtype}, {special}: rank {rank}"
-            assert sum(step.sent(rank).values()) == sent_between_barriers(run.timeline, rank, 3 * number), case
-            assert step.held(rank) == run.results[rank][number], case
 
 
 def test_a_model_that_the_course_cannot_build_is_refused() -> None:

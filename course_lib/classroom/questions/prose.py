@@ -18,21 +18,33 @@ case, and asks nothing; nor does one with nothing below its title, a task that t
 
 Other sections: `why`; `slip: NAME`, a way to miss a number; `events` of an order; `answer` and `checklist` of an open
 case, or `levels` and `checklist` of a section of a longer text.
-{samples} is a field, which the numbers of a question fill; a brace of the text itself is written twice. Lines are
-joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines of ```.
+{samples} is a field, a Python expression that is filled with the numbers of the question, the names of its module, and
+the words of `figures.axis`: {samples // workers}, {best.mfu:.0%}, {in_words(workers)}. A brace of the text itself is
+written twice. Lines are joined, blank lines separate paragraphs, a list begins with "- ", and code stands between lines
+of ```.
 (Standard library only; see `progress`.)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course_lib.classroom.pages import sections
+
+
+class Expressions(Formatter):
+    """Fills fields that are Python expressions. Raises ValueError for one without a name: a set, say, in a text."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        code = compile(field_name, "<field>", "eval")
+        if not code.co_names:
+            raise ValueError(f"{{{field_name}}} is no field")
+        return eval(code, dict(kwargs)), field_name
 
 
 class Section(NamedTuple):
@@ -47,6 +59,7 @@ class Page:
     """The prose of one question. file: where it stands; place: the file and the line of its heading, in words.
 
     sections: by heading; that of the situation is "".  found: those that say what a run showed.
+    names: what their fields may use beside what was found.
     """
 
     name: str
@@ -55,6 +68,7 @@ class Page:
     place: str
     sections: dict[str, Section]
     found: dict[str, Section] = field(default_factory=dict)
+    names: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -69,23 +83,26 @@ class Page:
         """Whether the page asks a question."""
         return bool(self.text)
 
-    def fill(self, fields: Mapping[str, object]) -> Page:
-        """The page with numbers in it. Raises ValueError for a field without a number and a number without a field."""
-        used: set[str] = set()
+    def fill(self, fields: Mapping[str, object], **names: object) -> Page:
+        """The page with numbers in it. names: what else its fields may use.
+
+        Raises ValueError for a field without a number and a number without a field.
+        """
+        known = {**names, **fields}
         sections = {}
         for heading, (place, text) in self.sections.items():
             try:
-                used.update(name for _, name, _, _ in Formatter().parse(text) if name is not None)
-                sections[heading] = Section(place, text.format_map(fields))
-            except KeyError as error:
-                raise ValueError(f"{place}: {self.name} has no field {{{error.args[0]}}}; {_choose(fields)}") from None
-            except ValueError as error:
+                sections[heading] = Section(place, Expressions().vformat(text, (), known))
+            except NameError as error:
+                raise ValueError(f"{place}: {self.name} has no field {{{error.name}}}; {_choose(fields)}") from None
+            except Exception as error:
                 raise ValueError(f"{place}: {error}; write a brace that is no field twice") from None
+        used = {name for _, text in self.sections.values() for name in _names(text)}
         if unused := fields.keys() - used:
             raise ValueError(
                 f"{self.place}: {self.name} never says {{{min(unused)}}}; write it, or drop it in the code"
             )
-        return replace(self, sections=sections)
+        return replace(self, sections=sections, names=names)
 
     def only(self, *headings: str) -> dict[str, str]:
         """The texts of these sections, in the order of the page. Raises ValueError if one is missing or left over."""
@@ -127,6 +144,12 @@ def _pages(file: Path) -> list[Page]:
             kept = pages[-1].found if heading.startswith("## found") else pages[-1].sections
             kept[heading[3:]] = Section(place, text)
     return pages
+
+
+def _names(text: str) -> Iterator[str]:
+    """Those that its fields use."""
+    for _, expression, _, _ in Formatter().parse(text):
+        yield from compile(expression, "<field>", "eval").co_names if expression else ()
 
 
 def _choose(names: Mapping[str, object] | tuple[str, ...]) -> str:

@@ -7,18 +7,20 @@ of it. `answer` does both, `commit` and `run` are the steps of a card.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from course_lib.classroom import journal
+from course_lib.classroom import journal, rooms
 from course_lib.classroom.questions.asking import Ask
 from course_lib.classroom.questions.catalog import pages
 from course_lib.classroom.questions.forms import Form
 from course_lib.classroom.questions.outcome import Feedback
 from course_lib.classroom.questions.prose import Page
+from course_lib.figures import axis
 
 POLL = "COURSE_POLL"  # if this environment variable is set, all questions are for a room
 
@@ -120,5 +122,7 @@ class Family:
         if seed and not self.others:
             raise ValueError(f"seed={seed}: {name} has no other numbers; leave the seed out")
         case = self.case(seed)
-        page = pages()[name].fill(self.fields(case))
+        page = pages()[name]
+        own = importlib.import_module(rooms.module_of(page.file))
+        page = page.fill(self.fields(case), **{**vars(axis), **vars(own)})
         return Question(name, seed, page.text, self.ask(page, case), varies=bool(self.others))

@@ -85,6 +85,16 @@ def test_lines_are_joined_and_lists_and_code_are_not(tmp_path: Path) -> None:
     assert form.explanations() == [("a, the first", "Why it is wrong.\n\nAnd more."), ("b, the second", "Right.")]
 
 
+def test_a_field_is_an_expression_over_the_numbers_and_the_names_of_the_module(tmp_path: Path) -> None:
+    page = pages(
+        tmp_path, "# Q4: Shares\n\n{samples // workers} of {samples}: {1 / workers:.0%}, {in_words(workers)}.\n"
+    )
+    filled = page["Q4"].fill({"samples": 16, "workers": 4}, in_words={4: "four"}.get)
+    assert filled.text == "4 of 16: 25%, four."
+    with pytest.raises(ValueError, match=r"questions.md:1: {1, 2} is no field; write a brace that is no field twice"):
+        pages(tmp_path, "# Q4: Sets\n\nIn {1, 2}?\n")["Q4"].fill({})
+
+
 FOUND = """\
 # Q2: What is found
 

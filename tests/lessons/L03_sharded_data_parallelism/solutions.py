@@ -108,26 +108,6 @@ def a_piece_of_each_parameter(model: nn.Module, batches: Any, loss_fn: Any, make
             parameter.data.copy_(whole.view_as(parameter))
 
 
-def owners_broadcast(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer: Any) -> None:
-    """Each piece of the weights has an owner, to whom gradients go and who sends out the new ones."""
-    rank, n = place()
-    parameters = trainable(model)
-    weights = parameters_to_vector(parameters).detach().clone()
-    pieces = weights.tensor_split(n)
-    optimizer = make_optimizer([pieces[rank]])
-    for inputs, targets in batches:
-        loss_fn(model(inputs), targets).backward()
-        gradient = parameters_to_vector([p.grad for p in parameters]) / n  # type: ignore[misc]
-        for owner, piece in enumerate(gradient.tensor_split(n)):
-            dist.reduce(piece, owner)
-        pieces[rank].grad = gradient.tensor_split(n)[rank]
-        optimizer.step()
-        for owner, piece in enumerate(pieces):
-            dist.broadcast(piece, owner)
-        vector_to_parameters(weights, parameters)
-        model.zero_grad()
-
-
 shard, mean, whole = "weights.tensor_split(n)[rank].clone()", "scattered(gradient) / n", "gathered(shard, len(weights))"
 frozen_too, grads = (" if parameter.requires_grad", ""), "[parameter.grad for parameter in parameters]"
 or_zeros = "[torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]"
@@ -220,7 +200,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.train_sharded: [
         with_padding,
         a_piece_of_each_parameter,
-        owners_broadcast,
+        *ways(trained, cut_from_the_sum=(mean, "(dist.all_reduce(gradient) or gradient).tensor_split(n)[rank] / n")),
         *ways(trained, updates_a_view=(".clone()", "", f"whole = {whole}", f"whole = weights.copy_({whole})")),
     ],
     checks.sharded_linear: [

@@ -24,19 +24,6 @@ def by_the_course(costs: Costs, n_stages: int) -> list[range]:
     return layerwise.split_layers(len(costs), n_stages, costs)
 
 
-def one_stage_at_a_time(costs: Costs, n_stages: int) -> list[list[int]]:
-    """Where the last stage begins, and all before it by the same function."""
-
-    def dearest(stages: list[list[int]]) -> float:
-        return max(sum(costs[i] for i in stage) for stage in stages)
-
-    layers = list(range(len(costs)))
-    if n_stages == 1:
-        return [layers]
-    starts = range(n_stages - 1, len(costs))
-    return min(([*one_stage_at_a_time(costs[:i], n_stages - 1), layers[i:]] for i in starts), key=dearest)
-
-
 def by_a_limit(costs: Costs, n_stages: int) -> list[range]:
     """The lowest limit under which the stages, each as full as can be, are not too many."""
     for limit in range(max(costs), sum(costs) + 1):
@@ -125,8 +112,8 @@ layer_by_layer = changed(held, "layer_by_layer", *layers, numbers, f"list({numbe
 RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.split_layers: [
         by_the_course,
-        one_stage_at_a_time,
         by_a_limit,
+        *ways(split, last_of_the_best=(best, "min(reversed(splits), key=price)")),
         *ways(split, lists_in_a_tuple=("return min(splits, key=price)", f"return tuple(map(list, {best}))")),
     ],
     checks.forward_and_backward: [

@@ -37,16 +37,6 @@ def with_a_limit(name: str, stage: int, n_stages: int, n_micro_batches: int) -> 
     return actions
 
 
-def sorted_by_time(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Action]:
-    """If F and B take equally long, the F of stage s begins at turn 2 k + s, up to the first that have no gap."""
-    if name == "gpipe":
-        return listed(name, stage, n_stages, n_micro_batches)
-    ahead = n_stages - 1 - stage
-    turns = [(2 * (k - ahead), Action("F", stage, k)) for k in range(n_micro_batches)]
-    turns += [(2 * k + 1, Action("B", stage, k)) for k in range(n_micro_batches)]
-    return [action for _, action in sorted(turns)]
-
-
 pair = '[Action("F", stage, k), Action("B", stage, k - ahead)]'
 from_one = "actions = [one._replace(micro_batch=one.micro_batch + 1) for one in actions]; return actions"
 
@@ -132,19 +122,6 @@ def simulated(forward: list[float], backward: list[float], n_micro_batches: int)
     return simulate(SCHEDULES["gpipe"](len(forward), n_micro_batches), forward, backward).idle_fraction()
 
 
-def turn_by_turn(forward: list[float], backward: list[float], n_micro_batches: int) -> float:
-    """When each stage is done with each micro-batch, as in a table."""
-    p, ends, start = len(forward), 0.0, 0.0
-    for each in (forward, backward[::-1]):
-        free = [start] * p
-        for _ in range(n_micro_batches):
-            arrives = start
-            for stage in range(p):
-                free[stage] = arrives = max(free[stage], arrives) + each[stage]
-        ends = start = free[-1]
-    return 1 - n_micro_batches * sum(f + b for f, b in zip(forward, backward, strict=True)) / (p * ends)
-
-
 share = "1 - busy / (n * step)"
 
 # best_micro_batches
@@ -156,15 +133,6 @@ def by_size(samples: int, n_stages: int, overhead: float, per_sample: float, roo
     return samples // min(fitting, key=lambda size: (samples / size + n_stages - 1) * (overhead + per_sample * size))
 
 
-def by_simulating(samples: int, n_stages: int, overhead: float, per_sample: float, room: float) -> int:
-    def step(m: int) -> float:
-        seconds = overhead + per_sample * samples / m
-        return simulate(SCHEDULES["1f1b"](n_stages, m), seconds, seconds).makespan
-
-    divisors = [m for m in range(1, samples + 1) if samples % m == 0]
-    return min((m for m in divisors if min(m, n_stages) * samples // m <= room), key=step)
-
-
 found = "min(fitting, key=seconds)"
 formula = "round(samples / (samples * overhead / ((n_stages - 1) * per_sample)) ** 0.5)"
 
@@ -172,7 +140,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     checks.pipeline_actions: [
         as_in_the_course,
         with_a_limit,
-        sorted_by_time,
+        *ways(listed, by_operation=(pair, '[Action(op, stage, k - ahead * (op == "B")) for op in "FB"]')),
         *ways(listed, plain_tuples=("return actions", "actions = [tuple(one) for one in actions]; return actions")),
     ],
     checks.interleaved_actions: [
@@ -192,17 +160,21 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
     ],
     checks.bubble: [
         simulated,
-        turn_by_turn,
         *ways(
             idle_share,
             as_a_tensor=(share, f"torch.tensor({share})"),
+            with_the_slowest_apart=("sum(each) + (m - 1) * max(each)", "sum(each) - max(each) + m * max(each)"),
             idle_over_all=(share, "(n * step - busy) / (n * step)"),
         ),
     ],
     checks.best_micro_batches: [
         by_size,
-        by_simulating,
-        *ways(best, as_a_float=(found, f"float({found})"), as_a_tensor=(found, f"torch.tensor({found})")),
+        *ways(
+            best,
+            sorted_first=(found, "sorted(fitting, key=seconds)[0]"),
+            as_a_float=(found, f"float({found})"),
+            as_a_tensor=(found, f"torch.tensor({found})"),
+        ),
     ],
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from lessons.L08_combining_mechanisms.explorer import (
     describe,
     predict,
 )
-from lessons.L08_combining_mechanisms.runs import BETWEEN, MODEL, HybridExperiment, Sizes
+from lessons.L08_combining_mechanisms.runs import BETWEEN, HybridExperiment, Sizes
 from tests.classroom.widgets.hands import move
 from tests.lessons.stand_ins import as_predicted
-from tests.planner.exact_bytes import Hybrid
 
 BOX = HybridExperiment((2, 2, 2))
 UPDATES = ("all_to_all", "all_gather")
@@ -80,15 +78,6 @@ def test_every_setting_has_the_same_work(sizes: tuple[int, int, int]) -> None:
                 marks = [(KINDS[action.op], 1.0, "weight_grad" if action.op == "B" else "") for action in actions]
                 seconds = [one.pace.compute_seconds(*mark) for mark in [*marks, ("optimizer", 1.0, "")]]
                 assert sum(filter(None, seconds)) == pytest.approx(WORK)
-
-
-@pytest.mark.parametrize("sizes", MESHES)
-def test_the_bytes_predicted_are_those_of_every_parameter_and_message(sizes: tuple[int, int, int]) -> None:
-    """`Hybrid` counts them one by one, and is held against real runs itself."""
-    for micro_batches, name, dtype in itertools.product(MICRO_BATCHES, NAMES, PRECISIONS):
-        one = HybridExperiment(sizes, micro_batches, name, dtype)
-        counted = Hybrid(MODEL, sizes, one.schedule, one.samples, size=dtype.itemsize)
-        assert [one.predicted.sent(rank) for rank in range(8)] == [counted.sent(rank) for rank in range(8)]
 
 
 def test_the_prediction_knows_the_bubble_and_the_slow_link() -> None:

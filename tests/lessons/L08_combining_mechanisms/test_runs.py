@@ -9,6 +9,7 @@ from course_lib.mechanisms import hybrid
 from course_lib.model import TinyGPT
 from course_lib.ranks.parent import pool
 from lessons.L08_combining_mechanisms import runs as meshes
+from lessons.L08_combining_mechanisms.explorer import MESHES
 from lessons.L08_combining_mechanisms.runs import CONFIG, SAMPLES, HybridExperiment
 
 HIDDEN = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of the hidden states of all samples
@@ -17,7 +18,8 @@ HIDDEN = SAMPLES * CONFIG.sequence * CONFIG.hidden * 4  # bytes of the hidden st
 @pytest.mark.parametrize(
     "experiment",
     [
-        HybridExperiment((2, 2, 2)),
+        *map(HybridExperiment, MESHES),
+        HybridExperiment((2, 2, 2), 1, "gpipe", torch.bfloat16),
         HybridExperiment((1, 2, 2), 2, "zb_h1"),
         HybridExperiment((4, 1, 1), 2, "gpipe"),
         HybridExperiment((2, 1, 2), 4, "1f1b", torch.bfloat16),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -329,47 +326,6 @@ def test_two_pages_lose_nothing_and_tell_of_each_other() -> None:
     first.field.widget.value = "From both."
     assert Card("S5_memory").field.widget.value == "From both."
     assert len({note.answer for note in journal.notes()}) == 4
-
-
-WRITER = """
-import sys
-from course_lib.classroom import journal
-print("ready", flush=True)
-for number in range(int(sys.argv[2])):
-    journal.record("drafted", "S5_memory", 0, f"{sys.argv[1]} has written {number} " + "x" * 2000)
-"""
-
-
-def start(name: str, times: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, name, str(times)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_two_writers_at_once_lose_nothing() -> None:
-    for writer in [start("one", 20), start("two", 20)]:
-        writer.communicate(timeout=60)
-    written = [" ".join(note.answer.split()[:4]) for note in journal.notes()]
-    assert sorted(written) == sorted(f"{name} has written {i}" for name in ("one", "two") for i in range(20))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_a_kill_while_saving_loses_no_more_than_the_line_that_was_being_written(state: Path) -> None:
-    writer = start("one", 1_000_000)
-    while len(journal.notes()) < 5:
-        time.sleep(0.01)
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.communicate()
-    kept = len(journal.notes())
-    with open(state / journal.FILE, "ab") as file:  # what a crash of the whole machine may leave
-        file.write(b'\n{"when": "2026-01-01", "what": "drafted", "question": "S5_mem')
-    assert [int(note.answer.split()[3]) for note in journal.notes()] == list(range(kept))
-    questions.load("S5_memory").draft("after")
-    assert Card("S5_memory").field.widget.value == "after"
-    assert len(journal.notes()) == kept + 1
 
 
 # The page to hand in

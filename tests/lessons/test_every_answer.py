@@ -1,0 +1,129 @@
+"""Every answer of the lessons' questions, run: one option is right, and each run shows what is said of it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+
+from course_lib.classroom import questions
+from course_lib.classroom.questions.forms import Choice, FreeText
+from course_lib.classroom.questions.outcome import Outcome
+from course_lib.ranks.parent import run as ranks_run
+from lessons.L02_data_parallelism.questions import Cluster
+from tests.lessons.asked import ASKED
+from tests.lessons.L02_data_parallelism.test_scaling import calculated
+from tests.lessons.test_every_number import NAMES, RANKS
+
+# The right option, and the numbers with which all of them are run: 0 are the lesson's, others have other ranks.
+RIGHT: dict[str, tuple[str, tuple[int, ...]]] = {
+    "Q5": ("c", (0, 1)),
+    "Q4": ("b", (0, 2)),
+    "Q1": ("c", (0, 1)),
+    "Q3": ("b", (0, 1, 2, 3, 4)),
+    "enough_stage": ("c", (0,)),
+    "stage_3_sends": ("c", (0, 1)),
+    "Q6": ("b", (0, 1)),
+    "Q7": ("c", (0,)),
+    "Q11": ("d", (1,)),
+    "Q10": ("c", (0, 3)),
+    "which_cut": ("c", (0, 1)),
+    "one_overflow": ("c", (0,)),
+    "Q9": ("d", (0,)),
+    "which_axis_across": ("c", (0,)),
+    "more_replicas": ("c", (0,)),
+    "which_offer": ("b", (0,)),
+}
+# What a run has to say with the lesson's numbers, option by option; or of an open case.
+SAID = {
+    "Q4": ["whose piece is not the whole model", "every sample once", "every sample 8 times", "not the whole model"],
+    "Q1": ["are different from each other", "another training", "same training, up to rounding", "another training"],
+    "Q3": ["speed-up gets worse", "most of what was lost comes back", "little changes", "the same, and it fitted"],
+    "enough_stage": [
+        "3.08 MiB",
+        "1.83 MiB",
+        "1.06 MiB just before the update: it fits.",
+        "fits, but ZeRO-2 is enough.",
+    ],
+    "Q6": ["still holds 1.6 MB", "1.6 MB on each of 4", "6.4 MB on each of 4", "3.2 MB on each of 4"],
+    # 4 turns of 30 and 60 ms, and 3 messages of 2 ms each way.
+    "Q7": [f"saves {12 / (4 * 90 + 12):.0%}", "800 kB", f"idle for {1 - 90 / (4 * 90 + 12):.0%}", "90, 90, 90, 90."],
+    "Q10": [f"MB4. What you said, it does {when}." for when in ("later", "earlier", "just then", "later", "earlier")],
+    "which_cut": [f"sends {sent} bytes, and the numbers are" for sent in ("110,592", "92,160", "24,576", "92,160")],
+    "one_overflow": ["different.", "different, and the weights of rank 3 are no numbers.", "equal.", "different."],
+    "which_axis_across": [
+        "hardly costs",
+        "hardly costs",
+        "tp 8: the slow link makes a step much",
+        "it makes a difference",
+    ],
+    "find_the_flaw": [
+        "all gradients are equal to the last bit. With one more line that takes a share, they are different"
+    ],
+    "choose_strategy": ["64 replicas: does not fit"],
+    "evaluate_strategy": ["the slowest is dp 1 x pp 1 x tp 8"],
+}
+
+
+@functools.cache
+def answered(name: str, answer: str, seed: int = 0) -> tuple[Outcome, set[int]]:
+    """What comes of it, and on how many ranks it was run. (Q3 is calculated; `test_scaling` says how it is run.)"""
+    run_on, ran = ranks_run.run_on, set()
+
+    def watched(purpose: str, fn: Any, world_size: int, *how: Any) -> Any:
+        ran.add(world_size)
+        return run_on(purpose, fn, world_size, *how)
+
+    form: Any = questions.load(name, seed).form
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks_run, "run_on", watched)
+        patch.setattr(Cluster, "step", calculated)
+        return form.run(form.read(answer)), ran
+
+
+def names(form: type) -> list[str]:
+    return [name for name in NAMES if isinstance(questions.load(name).form, form)]
+
+
+def letters(name: str) -> str:
+    return getattr(questions.load(name).form, "letters", "")
+
+
+def test_every_question_with_options_is_looked_at() -> None:
+    assert set(RIGHT) == set(names(Choice))
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "letter"),
+    [(name, seed, letter) for name, (_, seeds) in RIGHT.items() for seed in seeds for letter in letters(name)],
+)
+def test_one_option_is_right_and_every_run_shows_what_its_explanation_says(name: str, seed: int, letter: str) -> None:
+    outcome, _ = answered(name, letter, seed)
+    assert (outcome.right, outcome.shown) == (letter == RIGHT[name][0], True)
+    if seed == 0 and name in SAID:
+        assert SAID[name][letters(name).index(letter)] in outcome.happened
+
+
+@pytest.mark.parametrize("name", names(FreeText))
+def test_an_open_case_is_run_and_left_to_the_student_to_judge(name: str) -> None:
+    outcome, _ = answered(name, "I do not know yet.")
+    assert (outcome.right, outcome.shown) == (None, True)
+    assert "A good answer:" in outcome.why
+    assert SAID.get(name, [""])[0] in outcome.happened != ""
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        (name, answer)
+        for name in NAMES
+        if any(RANKS.search(text) for _, text in ASKED[name].found.values())
+        for answer in letters(name) or [questions.load(name).form.example]
+    ],
+)
+def test_a_report_says_on_how_many_ranks_it_was_run(name: str, answer: str) -> None:
+    outcome, ran = answered(name, "I do not know yet." if name in names(FreeText) else answer)
+    said = RANKS.findall(outcome.happened)[0]
+    assert ran | {1} == {1, *map(int, re.findall(r"\d+", said))}  # one process may run beside them
