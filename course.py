@@ -126,7 +126,8 @@ def present(arguments: argparse.Namespace) -> int:
     print("To end it, press Ctrl-C here.", flush=True)
     os.environ["COURSE_POLL"] = "1"
     with tempfile.TemporaryDirectory(prefix="course-") as folder:
-        return jupyterlab(*importlib.import_module("lessons.present").stage(Path(folder), page))
+        presenting = importlib.import_module("course_lib.classroom.presenting")  # it needs nothing of .venv
+        return jupyterlab(*presenting.stage(ROOT, SETTINGS, Path(folder), page))
 
 
 def jupyterlab(*words: str) -> int:

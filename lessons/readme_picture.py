@@ -17,7 +17,6 @@ PICTURE = Path(__file__).parent.parent / "notebooks" / "images" / "timeline.svg"
 def main() -> None:
     step = training_step(4, batch_size=256, config=GPTConfig(), repeat=5)
     picture = gantt(step, title="One training step of four real processes")
-    PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture.svg, encoding="utf-8")
     print(picture.summary)
 

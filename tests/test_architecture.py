@@ -28,7 +28,7 @@ FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do no
     {"lessons"},
 ]
 CLASSROOM: list[set[str]] = [  # the same inside it
-    {"journal", "pages", "rooms"},
+    {"journal", "pages", "presenting", "rooms"},
     {"runs", "checks", "questions"},
     {"progress", "scenarios"},
     {"widgets"},

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from lessons import present
+from course import SETTINGS
+from course_lib.classroom import presenting
 from tests.browser.conftest import PATIENCE, ROOT, Server, photographed_if_it_fails, running
 from tests.browser.hands import MOVE, OURS, cell, smallest_label
 
@@ -27,7 +28,7 @@ QUESTION = "Question: what does each worker get?"
 def stage(chromium: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """JupyterLab with the options that course.py gives it for lesson 02, or for the page that the test names."""
     shown = getattr(request, "param", "02_data_parallelism.ipynb")
-    options = present.stage(tmp_path / "stage", ROOT / "notebooks" / shown)
+    options = presenting.stage(ROOT, SETTINGS, tmp_path / "stage", ROOT / "notebooks" / shown)
     with running(tmp_path, tmp_path / "stage", options, COURSE_POLL="1") as started:
         yield started
 

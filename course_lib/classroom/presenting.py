@@ -1,4 +1,4 @@
-"""A lesson as a room should see it, for `course.py present`. (Standard library only.)"""
+"""Lessons as a room should see them, for `course.py present`. (Standard library only.)"""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ROOT / "lessons" / "jupyterlab"
 AFTER_A_RUN = '<i class="course-after-a-run"></i>'
 
 
-def stage(folder: Path, shown: Path) -> list[str]:
-    """Put a copy of the lessons in this folder, ready to be projected. Returns JupyterLab's options to show one."""
+def stage(root: Path, settings: Path, folder: Path, shown: Path) -> list[str]:
+    """Put a copy of the course in a folder, ready to be projected. Returns options for JupyterLab, to show one page.
+
+    root: the course's folder.  settings: its settings of JupyterLab.
+    """
     for name in ("notebooks", "exercises"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns(".*"))
     for file in (folder / "notebooks").rglob("*.ipynb"):
         page = json.loads(file.read_text(encoding="utf-8"))
         pairs = zip(page["cells"], [None, *page["cells"]], strict=False)
         page["cells"] = [part for pair in pairs for part in projected(*pair)]
         file.write_text(json.dumps(page), encoding="utf-8")
-    shutil.copytree(SETTINGS / "present", folder / "lab")
-    shutil.copy(SETTINGS / "overrides.json", folder / "lab")
-    shutil.copy(SETTINGS / "custom.css", folder / "lab" / "lab.css")
+    shutil.copytree(settings / "present", folder / "lab")
+    shutil.copy(settings / "overrides.json", folder / "lab")
+    shutil.copy(settings / "custom.css", folder / "lab" / "lab.css")
     return [
         f"--ServerApp.root_dir={folder}",
-        f"--LabApp.default_url=/doc/tree/{shown.relative_to(ROOT).as_posix()}",
+        f"--LabApp.default_url=/doc/tree/{shown.relative_to(root).as_posix()}",
         f"--LabApp.app_settings_dir={folder / 'lab'}",
         f"--LabApp.user_settings_dir={folder / 'lab'}",
         f"--LabApp.workspaces_dir={folder / 'lab'}",

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lessons import present
-from lessons.present import AFTER_A_RUN, SETTINGS, projected, stage
+from course import SETTINGS
+from course_lib.classroom.presenting import AFTER_A_RUN, projected, stage
 
 ROOT = Path(__file__).parents[2]
 SHOWN = Path("notebooks") / "02_data_parallelism.ipynb"
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path) -> Path:
     """A course of one lesson, which has run."""
     text = ["# Title\n", "## 1. One\n", "text\n", "### Question"]
     prose = {"id": "a", "cell_type": "markdown", "metadata": {}, "source": text}
@@ -23,13 +23,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("notebooks", "exercises"):
         (tmp_path / name).mkdir()
     (tmp_path / SHOWN).write_text(json.dumps({"cells": [prose, code], "metadata": {}}), encoding="utf-8")
-    monkeypatch.setattr(present, "ROOT", tmp_path)
     return tmp_path
 
 
 def test_a_projected_lesson_unfolds_by_sections_and_shows_no_results(root: Path, tmp_path: Path) -> None:
     before = (root / SHOWN).read_bytes()
-    stage(tmp_path / "stage", root / SHOWN)
+    stage(root, SETTINGS, tmp_path / "stage", root / SHOWN)
     cells = json.loads((tmp_path / "stage" / SHOWN).read_bytes())["cells"]
     assert [cell["source"] for cell in cells] == ["# Title", "## 1. One", "text", "### Question", "1"]
     folded = [cell["metadata"].get("jp-MarkdownHeadingCollapsed", False) for cell in cells]
@@ -67,7 +66,7 @@ def test_only_text_below_results_waits_for_them() -> None:
 
 
 def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(root: Path, tmp_path: Path) -> None:
-    options = stage(tmp_path / "stage", root / SHOWN)
+    options = stage(root, SETTINGS, tmp_path / "stage", root / SHOWN)
     assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
     lab = tmp_path / "stage" / "lab"
     for file, source in {"overrides.json": "overrides.json", "lab.css": "custom.css"}.items():
