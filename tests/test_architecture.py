@@ -111,8 +111,10 @@ def forbidden(module: str, name: str, known: dict[str, Path]) -> str | None:
         below = room_of(target)
         if below != room and floor_of(target) >= floor_of(module):
             return f"{room} imports {below}, which is not below it"
-        if room == below == "lessons" and room_number(target) > room_number(module):
-            return f"{module.split('.')[1]} imports {target.split('.')[1]}, a later lesson"
+        if room == below == "lessons" and lesson_of(target) not in ("", lesson_of(module)):
+            return (
+                f"{module.split('.')[1]} imports {target.split('.')[1]}; what two lessons share goes into the library"
+            )
         if room == "mechanisms" and below not in ("mechanisms", "schedules", "timeline"):
             return f"mechanisms import torch, timeline and schedules only, not {below}"
     elif room == "mechanisms" and name.split(".")[0] not in STANDARD | {"torch"}:
@@ -122,8 +124,8 @@ def forbidden(module: str, name: str, known: dict[str, Path]) -> str | None:
     return None
 
 
-def room_number(module: str) -> str:
-    """What sorts lessons and cases in their order; what stands beside the rooms comes before them."""
+def lesson_of(module: str) -> str:
+    """The folder of a lesson or case that a module stands in, or "" beside them."""
     return module.split(".")[1] if re.match(r"lessons\.[LS]\d\d_", module) else ""
 
 
@@ -232,7 +234,12 @@ def house(tmp_path: Path) -> Path:
     )
     write(tmp_path, "lessons/__init__.py", "from course_lib.classroom import rooms")
     write(tmp_path, "lessons/L01_one/runs.py", "from course_lib import launch")
-    write(tmp_path, "lessons/L02_two/lesson.py", "%load_ext course_lib\nfrom lessons.L01_one.runs import step")
+    write(tmp_path, "lessons/L02_two/runs.py", "from course_lib import launch")
+    write(
+        tmp_path,
+        "lessons/L02_two/lesson.py",
+        "%load_ext course_lib\nfrom lessons.L02_two.runs import step\nfrom lessons import Card",
+    )
     return tmp_path
 
 
@@ -265,7 +272,11 @@ def test_a_house_in_order_passes(house: Path) -> None:
         ("schedules.py", "from course_lib.mechanisms import batches", "schedules imports mechanisms"),
         ("attic.py", "", "attic is on no floor of the house"),
         ("classroom/attic.py", "", "attic is on no floor of the house"),
-        ("../lessons/L01_one/x.py", "from lessons.L02_two.lesson import x", "L01_one imports L02_two, a later lesson"),
+        (
+            "../lessons/L02_two/x.py",
+            "from lessons.L01_one.runs import x",
+            "L02_two imports L01_one; what two lessons share",
+        ),
     ],
 )
 def test_a_broken_rule_is_found(house: Path, file: str, text: str, complaint: str) -> None:

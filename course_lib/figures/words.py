@@ -12,6 +12,8 @@ from course_lib.figures.picture import Row
 from course_lib.planner import Plan
 from course_lib.timeline import Span, Timeline
 
+RECOMPUTED = {"none": "nothing", "full": "every layer"}  # by the name of a plan's recomputation
+
 
 def heading(timeline: Timeline, name: str = "") -> str:
     length = duration(timeline.makespan) if timeline.spans else "nothing was recorded"

@@ -14,37 +14,25 @@ from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
 from course_lib.figures import memory_by_part
 from course_lib.figures.axis import counted, long_time, memory_size, number
-from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
+from course_lib.figures.words import RECOMPUTED
+from course_lib.planner import Cluster, Estimate, Plan, estimate
+from course_lib.planner.models import GPT3
 from lessons.L01_one_machine_is_not_enough.figure import limits
 
-# Brown et al. 2020, "Language Models are Few-Shot Learners", table 2.1: layers, hidden, heads; with heads that divide
-# the hidden size, and a hidden size that they divide, where the table's do not.
-SHAPES = {
-    "125M": (12, 768, 12),
-    "350M": (24, 1024, 16),
-    "760M": (24, 1536, 16),
-    "1.3B": (24, 2048, 16),
-    "2.7B": (32, 2560, 32),
-    "6.7B": (32, 4096, 32),
-    "13B": (40, 5120, 40),
-    "175B": (96, 12288, 96),
-}
-FAMILY = {name: ModelSpec(*shape, sequence=2048, vocab=50257, flash_attention=True) for name, shape in SHAPES.items()}
-TOKENS = {name: 20.0 * model.parameters for name, model in FAMILY.items()}  # Hoffmann et al. 2022, "Chinchilla"
+TOKENS = {name: 20.0 * model.parameters for name, model in GPT3.items()}  # Hoffmann et al. 2022, "Chinchilla"
 DEVICES = ("laptop-CPU", "RTX-4090", "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")
 SAMPLES = (1, 2, 4, 8, 16)
-AGAIN = {"none": "nothing", "full": "every layer"}
 BATCH = 256  # samples of a minibatch, which pass through the device `samples` at a time
 
 
 def on_one_device(model: str, device: str, samples: int, recompute: str) -> Estimate:
     """A model of the family, trained on a single device in bf16, `samples` at a time."""
-    return estimate(FAMILY[model], Cluster(device, 1, 1), Plan(micro_batch=samples, recompute=recompute), BATCH)
+    return estimate(GPT3[model], Cluster(device, 1, 1), Plan(micro_batch=samples, recompute=recompute), BATCH)
 
 
 def draw(model: str, device: str, samples: int, recompute: str) -> View:
     """What the explorer shows at this setting."""
-    family = {name: on_one_device(name, device, samples, recompute) for name in FAMILY}
+    family = {name: on_one_device(name, device, samples, recompute) for name in GPT3}
     one = family[model]
     return View(
         describe(model, one),
@@ -69,9 +57,9 @@ def memory_explorer(
 ) -> Explorer:
     """Four controls, one sentence, two pictures; everything is modelled."""
     controls = [
-        Slider("model", tuple(FAMILY), model),
+        Slider("model", tuple(GPT3), model),
         Slider("device", DEVICES, device),
         Slider("at a time", SAMPLES, samples, [counted(n, "sample") for n in SAMPLES]),
-        Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
+        Slider("recompute", tuple(RECOMPUTED), recompute, tuple(RECOMPUTED.values())),
     ]
     return Explorer(controls, lambda *values: [draw(*values)])

@@ -213,10 +213,11 @@ print(f"at the most  planned {planned.tensors:12,.0f}   counted {fullest:12,}   
 # A100, a GPU with 80 GiB, one sample at a time?
 
 # %%
-from lessons.L01_one_machine_is_not_enough.explorer import FAMILY, TOKENS, on_one_device
+from course_lib.planner.models import GPT3
+from lessons.L01_one_machine_is_not_enough.explorer import TOKENS, on_one_device
 from lessons.L01_one_machine_is_not_enough.figure import limits
 
-alone = {name: on_one_device(name, "A100-80GB", samples=1, recompute="none") for name in FAMILY}
+alone = {name: on_one_device(name, "A100-80GB", samples=1, recompute="none") for name in GPT3}
 limits(alone, TOKENS, width=850, title="Which of eight models can one A100 train?")
 
 # %% [markdown]
@@ -234,7 +235,7 @@ from lessons import Card
 Card("Q5")
 
 # %% [markdown]
-# That was a small model, really trained. Here is the same for the model with {{FAMILY["13B"].parameters / 1e9:.0f}}
+# That was a small model, really trained. Here is the same for the model with {{GPT3["13B"].parameters / 1e9:.0f}}
 # billion parameters, by the planner, on the device with the most memory in its catalogue. (`tp=2` cuts each matrix in
 # two; more of that in section 8. What it prints is folded away, so that you can answer first: choose the three dots to
 # open it, or select the cell and press the space bar.)
@@ -242,7 +243,7 @@ Card("Q5")
 # %% jupyter={"outputs_hidden": true}
 best = "B200-180GB"
 one_by_one = Plan(micro_batch=1)
-model_13b = FAMILY["13B"]
+model_13b = GPT3["13B"]
 
 def try_with(what, devices=1, plan=one_by_one, batch=256, **changes):
     planned = estimate(model_13b, Cluster(best, 1, devices, **changes), plan, batch)
@@ -307,7 +308,7 @@ for name in ("125M", "1.3B", "6.7B", "13B", "175B"):
 
 # %%
 peak = Cluster("H100-80GB").spec.peak["bf16"]
-print(f"{long_time(6 * FAMILY['175B'].parameters * TOKENS['175B'] / peak)} for 175B")
+print(f"{long_time(6 * GPT3['175B'].parameters * TOKENS['175B'] / peak)} for 175B")
 
 # %% [markdown]
 # So there are **two limits**. Memory says no at once. Computing says yes, but not in your lifetime. Look at the right
@@ -340,7 +341,7 @@ from lessons.L01_one_machine_is_not_enough.explorer import SAMPLES
 
 
 def largest(device, recompute="none"):
-    return [name for name in FAMILY if on_one_device(name, device, 1, recompute).fits][-1]
+    return [name for name in GPT3 if on_one_device(name, device, 1, recompute).fits][-1]
 
 def most_samples(model, device, recompute="none"):
     return max(samples for samples in SAMPLES if on_one_device(model, device, samples, recompute).fits)
@@ -363,7 +364,7 @@ longer = seconds("6.7B", best, again, "full") / seconds("6.7B", best, kept) - 1
 # 3. 6.7B, one sample at a time, fits on an H200 and takes {{seconds("6.7B", "H200-141GB"):long_time}} there. On an H100
 #    it does not fit, and would take {{seconds("6.7B", "H100-80GB"):long_time}}.
 # 4. 6.7B on a B200, eight samples at a time. 175B cannot be helped: its {{state:in_words}} bytes alone are
-#    {{state * FAMILY["175B"].parameters:memory_size}}.
+#    {{state * GPT3["175B"].parameters:memory_size}}.
 # </details>
 #
 # ## 8. Two ways to share

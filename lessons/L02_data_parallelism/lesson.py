@@ -335,7 +335,7 @@ Card("bytes_sent")
 # bar is a piece on its way to this rank, and the thin one under it the piece that the rank sends meanwhile.)
 
 # %%
-from lessons.L02_data_parallelism.explorer_collectives import collective_explorer
+from course_lib.classroom.widgets.collectives import collective_explorer
 
 collective_explorer("ring all-reduce", ranks=8)
 

@@ -14,8 +14,9 @@ from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
 from course_lib.figures import memory_by_part, step_time_by_part
 from course_lib.figures.axis import data_size, duration, memory_size, percent
+from course_lib.figures.words import RECOMPUTED
 from course_lib.planner import Cluster, Estimate, Plan, estimate
-from lessons.L01_one_machine_is_not_enough.explorer import AGAIN, FAMILY
+from course_lib.planner.models import GPT3
 from lessons.L03_sharded_data_parallelism.runs import STAGES
 
 DEVICE, PER_NODE = "A100-80GB", 8
@@ -26,7 +27,7 @@ SAMPLES = 2  # for each device, all at once
 def planned(model: str, devices: int, stage: int, recompute: str = "none") -> Estimate:
     """A model of the family on so many A100 in nodes of eight, two samples for each, in bf16."""
     plan = Plan(dp=devices, zero=stage, micro_batch=SAMPLES, recompute=recompute)
-    return estimate(FAMILY[model], Cluster(DEVICE, devices // PER_NODE, PER_NODE), plan, SAMPLES * devices)
+    return estimate(GPT3[model], Cluster(DEVICE, devices // PER_NODE, PER_NODE), plan, SAMPLES * devices)
 
 
 def draw(model: str, devices: int, stage: int, recompute: str) -> View:
@@ -57,9 +58,9 @@ def describe(model: str, devices: int, stage: int, recompute: str, one: Estimate
 def sharding_explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, recompute: str = "none") -> Explorer:
     """Four controls, three sentences, two pictures; everything is modelled."""
     controls = [
-        Slider("model", tuple(FAMILY), model),
+        Slider("model", tuple(GPT3), model),
         Slider("devices", DEVICES, devices),
         Slider("stage", tuple(STAGES), stage, tuple(STAGES.values())),
-        Slider("recompute", tuple(AGAIN), recompute, tuple(AGAIN.values())),
+        Slider("recompute", tuple(RECOMPUTED), recompute, tuple(RECOMPUTED.values())),
     ]
     return Explorer(controls, lambda *values: [draw(*values)], (238, 226))

@@ -74,7 +74,7 @@ for name, tensor in launch(four_collectives, world_size=4).results[1].items():
 # 3. Take eight ranks. *Pin* the ring all-reduce and go on to the tree all-reduce. Which takes longer, and who waits?
 
 # %%
-from lessons.L02_data_parallelism.explorer_collectives import collective_explorer
+from course_lib.classroom.widgets.collectives import collective_explorer
 
 collective_explorer("ring reduce-scatter", ranks=4)
 

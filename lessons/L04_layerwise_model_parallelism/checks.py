@@ -5,7 +5,7 @@ Splits and bytes come out of the function alone: each rank asks for those of oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain, combinations, pairwise
 from typing import Any
@@ -18,12 +18,11 @@ from torch.nn.functional import mse_loss
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case, normal, prepared
 from course_lib.classroom.checks.tables import Plans, as_numbers, computing
+from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Link, Pace
-from course_lib.schedules import SCHEDULES, Action
-from course_lib.timeline import compute
+from course_lib.schedules import SCHEDULES
 
 Costs = list[int]
-KEPT = 1_000  # bytes that stand for the activations of a micro-batch
 
 # Where to cut
 
@@ -54,22 +53,6 @@ def _models(seed: int, rank: int) -> Plans:
         drawn = [(torch.randint(1, 30, (layers,), generator=random).tolist(), n) for n, layers in sizes]
         models[kind] = [([5] * len(costs), n) for costs, n in drawn] if kind == "equal layers" else drawn
     return models
-
-
-def perform(actions: Sequence[Action], n_stages: int, forward: float = 1, backward: float = 1) -> None:
-    """Run a rank's list on the emulated clock, with messages of one number, holding what a backward pass needs."""
-    held, sending, n = {}, [], dist.get_world_size()
-    for op, stage, k in actions:
-        source, to = (stage - 1, stage + 1) if op == "F" else (stage + 1, stage - 1)
-        if 0 <= source < n_stages:
-            dist.recv(torch.empty(1), source % n)
-        kind, work = ("forward", forward) if op == "F" else ("backward", backward)
-        with compute(kind, micro_batch=k, stage=stage, work=work):
-            held[stage, k] = torch.empty(KEPT // 4) if op == "F" else None
-        if 0 <= to < n_stages:
-            sending.append(dist.isend(torch.empty(1), to % n))
-    for handle in sending:
-        handle.wait()  # type: ignore[union-attr]
 
 
 def _pass_through(model: tuple, stages: Any) -> None:

@@ -9,16 +9,12 @@ import torch
 from course_lib.classroom.questions.asking import choice, each, open_case
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Family
+from course_lib.classroom.runs.events import ROUNDING, SECONDS, active, fill_and_drain, run_events
 from course_lib.classroom.runs.training import train_layers
 from course_lib.figures import gantt
 from course_lib.figures.axis import data_size
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from course_lib.ranks import Link, Pace
-from course_lib.timeline import Timeline
-from lessons.L04_layerwise_model_parallelism.runs import SECONDS, fill_and_drain, run_events
-
-ROUNDING = 1e-9  # of sums of times
-
 
 # Rationale for model partitioning
 
@@ -83,11 +79,6 @@ def _pass_through(option: str, stages: int) -> Outcome:
     if option == "links":
         picture = gantt(timeline, free, title="With links, and below it with links that cost nothing")
     return Outcome(right, found=found, shown=right == (option == "turns"), pictures=(picture,))
-
-
-def active(timeline: Timeline) -> float:
-    """How many devices are working at a time, on average."""
-    return (1 - timeline.idle_fraction()) * timeline.world_size
 
 
 QUESTIONS: dict[str, Family] = {

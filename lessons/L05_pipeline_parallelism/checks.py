@@ -18,9 +18,9 @@ from torch.nn.functional import mse_loss
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case, Left, effect, normal, prepared
 from course_lib.classroom.checks.tables import Plans, computing
+from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, peak_in_flight, validate
-from lessons.L04_layerwise_model_parallelism.checks import perform
 
 EARLIER = "gradients of an earlier minibatch, to which yours are added"
 

@@ -10,14 +10,22 @@ from course_lib.classroom.questions.asking import choice, each, open_case, order
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Family
-from course_lib.classroom.runs import pipeline_step
+from course_lib.classroom.runs.events import (
+    ROUNDING,
+    SECONDS,
+    Grid,
+    active,
+    fill_and_drain,
+    flow,
+    name_of,
+    read,
+    run_events,
+    until_stuck,
+)
 from course_lib.figures import gantt, held
 from course_lib.figures.axis import percent
 from course_lib.ranks import Deadlock, Link, Pace, RankFailed
-from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Span, Timeline
-from lessons.L04_layerwise_model_parallelism.questions import ROUNDING, active
-from lessons.L04_layerwise_model_parallelism.runs import SECONDS, fill_and_drain, name_of, read, run_events, until_stuck
 
 # Q10. S3 has just finished MB1
 
@@ -112,26 +120,6 @@ def _activity(strategy: str, units: int) -> Outcome:
 # Q8. The order that keeps both busiest
 
 
-class Grid(NamedTuple):
-    """So many devices in a row, so many micro-batches through all of them."""
-
-    devices: int
-    micro_batches: int
-
-    @property
-    def turns(self) -> int:
-        return self.micro_batches + self.devices - 1
-
-    @property
-    def least_idle(self) -> float:
-        """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
-        return (self.devices - 1) / self.turns
-
-    @property
-    def most_busy(self) -> float:
-        return self.micro_batches / self.turns
-
-
 def _fields_of_grid(case: Grid) -> dict[str, object]:
     events = fill_and_drain(case.devices, case.micro_batches)
     Random(case.devices * 10 + case.micro_batches).shuffle(events)
@@ -176,13 +164,6 @@ def _pipelines() -> Outcome:
 # How pipelining improves utilization
 
 CUT = Grid(4, 8)
-DEVICE = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on one device
-
-
-def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
-    """The same batch, in so many micro-batches, through the same layers."""
-    pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in DEVICE.items()})
-    return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)
 
 
 def _gain() -> Outcome:

@@ -57,9 +57,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     print(f"{str(dtype)[6:]:10} {1000 * seconds:6.1f} ms forward and backward on this {device} (measured)")
 
 # %% tags=["build-only"]
-from lessons.L01_one_machine_is_not_enough import explorer as one_machine
+from course_lib.planner import models
 
-parameters = one_machine.FAMILY["1.3B"].parameters
+parameters = models.GPT3["1.3B"].parameters
 
 # %% [markdown]
 # On a CPU 16 bits can be faster or many times slower: it depends on whether it has circuits for a format, or must
@@ -70,12 +70,12 @@ parameters = one_machine.FAMILY["1.3B"].parameters
 
 # %%
 from course_lib.planner import Cluster, Plan, estimate
-from lessons.L01_one_machine_is_not_enough.explorer import FAMILY
+from course_lib.planner.models import GPT3
 
 for name in ("V100-32GB", "A100-80GB", "H100-80GB"):
     cluster = Cluster(name, nodes=1, devices_per_node=1)
     peak = [cluster.spec.peak[precision] / 1e12 for precision in ("fp32", "fp16")]
-    step = [estimate(FAMILY["1.3B"], cluster, Plan(precision=p), 64).step_time.total for p in ("fp32", "fp16")]
+    step = [estimate(GPT3["1.3B"], cluster, Plan(precision=p), 64).step_time.total for p in ("fp32", "fp16")]
     print(f"{name} {peak[0]:5.1f} TFLOP/s in float32, {peak[1]:5.1f} in float16;",
           f"a step: {step[0]:4.1f} s and {step[1]:4.1f} s (modelled)")
 

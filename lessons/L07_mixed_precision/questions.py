@@ -18,6 +18,7 @@ from course_lib.classroom.questions.asking import choice, each, number, open_cas
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.questions.question import Family
 from course_lib.classroom.questions.units import BYTES
+from course_lib.classroom.runs.events import Grid, flow
 from course_lib.classroom.runs.training import (
     SMALL,
     RoundedWeights,
@@ -39,7 +40,6 @@ from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import Timeline, compute
-from lessons.L05_pipeline_parallelism.questions import CUT, Grid, flow
 from lessons.L07_mixed_precision.runs import share_moved
 
 STEPS, BATCH = 150, 64
@@ -254,6 +254,7 @@ def _two_faults() -> Outcome:
 
 # Optimizing language-model training efficiency
 
+CUT = Grid(4, 8)
 MICRO_BATCHES = CUT.micro_batches
 GPUS, ROOM = 8, 4  # sequences that a GPU has room for
 COMPUTING, EXCHANGING = 1.2, 0.8  # seconds of a step

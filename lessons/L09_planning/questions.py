@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from course_lib.classroom.questions.asking import choice, each, number, open_case
 from course_lib.classroom.questions.outcome import Outcome
@@ -12,10 +12,9 @@ from course_lib.classroom.questions.units import TIMES
 from course_lib.figures import Timing, speed_up, step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
+from course_lib.planner.models import LLAMA3
 
-# Llama Team 2024, "The Llama 3 Herd of Models", table 3: layers, hidden, heads and sequence of the 70B model.
-LLAMA = partial(ModelSpec, kv_heads=8, vocab=128256, gated_mlp=True, tied_embeddings=False, flash_attention=True)
-MODEL = LLAMA(80, 8192, 64, 8192, ffn_hidden=28672)
+MODEL = LLAMA3["70B"]
 BATCH = 256
 NODES = Cluster("A100-80GB", nodes=8, between="InfiniBand HDR")
 
@@ -126,7 +125,7 @@ def _buy(offer: str) -> Outcome:
 
 # Training infrastructure strategy
 
-LARGER = LLAMA(126, 16384, 128, 8192, ffn_hidden=53248)  # the 405B model of the same table
+LARGER = LLAMA3["405B"]
 SITES = {
     "64 H100, fast network": Cluster("H100-80GB", 8, between="InfiniBand HDR"),
     "128 A100, slow network": Cluster("A100-80GB", 16, between="Ethernet 25"),

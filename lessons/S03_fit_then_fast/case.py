@@ -7,9 +7,9 @@ from dataclasses import replace
 from course_lib.classroom.scenarios.plans import Planning
 from course_lib.classroom.scenarios.targets import Change, Task
 from course_lib.planner import Cluster, ModelSpec
-from lessons.L09_planning.questions import MODEL
+from course_lib.planner.models import LLAMA3
 
-LLAMA_70B = replace(MODEL, sequence=4096)
+LLAMA_70B = replace(LLAMA3["70B"], sequence=4096)
 # Zhang et al. 2022, "OPT", table 1; Touvron et al. 2023, "LLaMA", table 2: the 65B model.
 OPT_66B = ModelSpec(64, 9216, 72, sequence=2048, vocab=50272, flash_attention=True)
 LLAMA_65B = replace(LLAMA_70B, kv_heads=64, ffn_hidden=22016, sequence=2048, vocab=32000)

@@ -6,9 +6,8 @@ import math
 import re
 
 from course_lib.figures import collective_times
+from course_lib.figures.chunk_table import Sum, chunk_table
 from course_lib.timeline import Span, Timeline
-from lessons.L02_data_parallelism.figure import chunk_table
-from lessons.L02_data_parallelism.runs import Sum
 from tests.figures.drawn import texts, zoomable
 
 TIMES = {"1 kB": {"ring": {2: 0.001, 8: 0.02}, "tree": {2: 0.002, 8: 0.004}}}

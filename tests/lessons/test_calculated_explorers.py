@@ -9,7 +9,9 @@ import pytest
 from course_lib.classroom.widgets.explorer import Explorer
 from course_lib.figures.axis import memory_size
 from course_lib.figures.svg import text_width
+from course_lib.figures.words import RECOMPUTED
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate, search
+from course_lib.planner.models import GPT3
 from lessons.L01_one_machine_is_not_enough import explorer as one_machine
 from lessons.L03_sharded_data_parallelism import explorer as sharding
 from lessons.L09_planning import explorer as refresh
@@ -45,7 +47,7 @@ def test_computing_again_saves_memory_and_costs_time() -> None:
 
 def test_every_setting_of_the_limits_can_be_drawn() -> None:
     for device in one_machine.DEVICES:
-        for recompute in one_machine.AGAIN:
+        for recompute in RECOMPUTED:
             view = one_machine.draw("125M", device, 16, recompute)
             assert view.beside.summary and view.below.summary
 
@@ -54,15 +56,15 @@ def test_every_setting_of_the_limits_can_be_drawn() -> None:
 def test_names_in_the_limits_stand_clear_of_the_axes_and_of_each_other(device: str) -> None:
     svg = one_machine.draw("6.7B", device, 1, "none").below.svg
     limits = [float(line.attrib["x1"]) for line in parsed(svg).iter(f"{SVG}line") if "stroke-dasharray" in line.attrib]
-    names = [(x, y) for text, x, y in written(svg) if text in one_machine.FAMILY]  # the ends of their words
-    for smallest, axis in zip(names[:: len(one_machine.FAMILY)], (limits[0], limits[-1]), strict=True):
+    names = [(x, y) for text, x, y in written(svg) if text in GPT3]  # the ends of their words
+    for smallest, axis in zip(names[:: len(GPT3)], (limits[0], limits[-1]), strict=True):
         assert smallest[0] - text_width("125M", 11) > axis + 6
     (words,) = [(x - text_width(text, 11), y) for text, x, y in written(svg) if text.startswith("a device has")]
-    assert not [x for x, y in names[: len(one_machine.FAMILY)] if x > words[0] and abs(y - words[1]) < 12]
+    assert not [x for x, y in names[: len(GPT3)] if x > words[0] and abs(y - words[1]) < 12]
 
 
 def test_the_sizes_of_the_family_are_those_in_its_names() -> None:
-    for name, model in one_machine.FAMILY.items():
+    for name, model in GPT3.items():
         size = float(name[:-1]) * {"M": 1e6, "B": 1e9}[name[-1]]
         assert model.parameters == pytest.approx(size, rel=0.05)
 
@@ -108,7 +110,7 @@ def test_a_stage_is_what_the_planner_says_of_it() -> None:
     model, devices, stage, _ = explorer.controls
     model.value, devices.value, stage.value = "13B", 64, 2
     cluster, plan = Cluster("A100-80GB", 8, 8), Plan(dp=64, zero=2, micro_batch=2)
-    planned = estimate(one_machine.FAMILY["13B"], cluster, plan, 128)
+    planned = estimate(GPT3["13B"], cluster, plan, 128)
     assert planned.fits
     needs = f"13B on 64 devices with ZeRO-2 fits: each device needs {memory_size(planned.memory.total)}"
     assert needs in explorer.sentences.value

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from course_lib.classroom.widgets import collectives
 from lessons.L01_one_machine_is_not_enough import explorer as one_machine
-from lessons.L02_data_parallelism import explorer_collectives as collectives
 from lessons.L02_data_parallelism.explorer import DataParallelExplorer, DataParallelSetting
 from lessons.L03_sharded_data_parallelism import explorer as sharding
 from lessons.L04_layerwise_model_parallelism.explorer import LayerWiseExplorer, LayerWiseSetting

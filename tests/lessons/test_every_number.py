@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from course_lib.classroom.runs import events
 from course_lib.classroom.runs.training import RoundedWeights
 from course_lib.mechanisms.mixed_precision import MasterWeights
 from course_lib.planner import Cluster, Estimate, ModelSpec, estimate, simulate
@@ -23,7 +24,6 @@ from lessons.L01_one_machine_is_not_enough import questions as one_machine
 from lessons.L02_data_parallelism import questions as scaling
 from lessons.L03_sharded_data_parallelism import questions as sharding
 from lessons.L04_layerwise_model_parallelism import questions as layerwise
-from lessons.L04_layerwise_model_parallelism import runs as events
 from lessons.L05_pipeline_parallelism import questions as pipelines
 from lessons.L06_tensor_parallelism import questions as tensor
 from lessons.L06_tensor_parallelism.runs import run_cut

@@ -9,9 +9,9 @@ import pytest
 
 from course_lib.classroom import questions
 from course_lib.classroom.questions.outcome import Outcome
+from course_lib.classroom.runs.events import fill_and_drain, name_of, read, run_events, until_stuck
 from course_lib.ranks import Deadlock, RankFailed
 from course_lib.schedules import Action
-from lessons.L04_layerwise_model_parallelism.runs import fill_and_drain, name_of, read, run_events, until_stuck
 from lessons.L05_pipeline_parallelism.questions import Grid, Strategy
 
 

@@ -11,8 +11,9 @@ from course_lib.figures.palette import LIKELY
 from course_lib.instruments.ledger import Ledger
 from course_lib.model import GPTConfig, TinyGPT, Transformer
 from course_lib.planner import Cluster, estimate, memory
+from course_lib.planner.models import GPT3
 from lessons.L01_one_machine_is_not_enough import questions as asked
-from lessons.L01_one_machine_is_not_enough.explorer import DEVICES, FAMILY, on_one_device
+from lessons.L01_one_machine_is_not_enough.explorer import DEVICES, on_one_device
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
 NAME = "one_machine_is_not_enough"
@@ -120,7 +121,7 @@ PROOFS: Proofs = {
         == numbers("try_with(", "single sample")[0]
     ),
     "More than four fifths of the": lambda: (
-        16 * FAMILY["13B"].parameters / GiB > 4 / 5 * numbers("try_with(", "as it is")[0]
+        16 * GPT3["13B"].parameters / GiB > 4 / 5 * numbers("try_with(", "as it is")[0]
     ),
     "Backward is twice as much as forward, so it is six FLOPs for each parameter and token in all.": lambda: (
         numbers("as backward", "ward:") == [2, 2]

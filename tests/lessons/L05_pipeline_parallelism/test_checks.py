@@ -11,9 +11,9 @@ from torch import nn
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case
+from course_lib.classroom.runs.events import KEPT
 from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES
-from lessons.L04_layerwise_model_parallelism.checks import KEPT
 from lessons.L05_pipeline_parallelism import checks
 from tests.classroom.checks.prices import counted, verdict_on
 from tests.lessons.L05_pipeline_parallelism import solutions as s

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from lessons.L02_data_parallelism.runs import Sum, follow
+from course_lib.classroom.runs.collectives import follow
+from course_lib.figures.chunk_table import Sum
 
 EVERYONE = (0, 1, 2, 3)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from course_lib.figures.axis import counted, duration, listed
 from course_lib.figures.frame import MARGIN, begin
@@ -24,17 +24,26 @@ from course_lib.figures.picture import Picture, table
 from course_lib.figures.svg import BACKGROUND, Sheet, moving
 from course_lib.timeline import Timeline
 
-if TYPE_CHECKING:
-    from lessons.L02_data_parallelism.runs import Sum
-
 GUTTER, GAP, HIGH, WIDEST = 62.0, 2.0, 14.0, 91.0  # pixels: beside the rows, between them; of a number, and of a piece
 IN_A_LINE, HALF = 4, 0.5  # numbers; of the time
 COLUMNS = "received (ms)", "from rank", "to rank", "piece", "ranks in the sum"
 Cell = tuple[float, float, float, float]  # left, top, width and height
+Members = tuple[int, ...]  # the ranks whose numbers are in a sum
+
+
+class Sum(NamedTuple):
+    """What a rank had, or sent to another one, from start to end (seconds on the timeline)."""
+
+    source: int
+    target: int
+    piece: int
+    members: Members
+    start: float
+    end: float
 
 
 def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title: str | None = None) -> Picture:
-    """Draw what every rank has at any time, from `lessons.L02_data_parallelism.runs`."""
+    """Draw what every rank has at any time. sums: those that it had, and those that were on their way."""
     sheet, top = begin(width, title, [timeline.origin])
     y, ranks, zero, whole = top + 10, timeline.world_size, began(timeline), timeline.makespan
     sheet.text(MARGIN, y, "A number is a rank that is in the sum.", font_size=11)

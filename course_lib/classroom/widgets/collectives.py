@@ -10,12 +10,12 @@ Links are emulated. What is in a piece is read off the numbers that were really 
 
 from __future__ import annotations
 
+from course_lib.classroom.runs.collectives import RANKS, WAYS, follow
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, View
 from course_lib.figures import gantt
 from course_lib.figures.axis import counted, duration
-from lessons.L02_data_parallelism.figure import chunk_table
-from lessons.L02_data_parallelism.runs import RANKS, WAYS, follow
+from course_lib.figures.chunk_table import chunk_table
 
 
 def collective_explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lessons.L02_data_parallelism import explorer_collectives as collectives
+from course_lib.classroom.widgets import collectives
 
 
 def test_a_move_runs_another_collective_and_says_what_it_cost() -> None:

@@ -13,16 +13,41 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_lib.classroom.runs.steps import pipeline_step
 from course_lib.ranks import Pace, launch
-from course_lib.schedules import Action, Schedule, ScheduleError, in_order
+from course_lib.schedules import SCHEDULES, Action, Schedule, ScheduleError, in_order
 from course_lib.timeline import Timeline, compute
 
 SECONDS = {"forward": 0.03, "backward": 0.06}  # for one unit of work on one device
+WHOLE_BATCH = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on one device
+ROUNDING = 1e-9  # of sums of times
+KEPT = 1_000  # bytes that stand for the activations of a micro-batch
+
+
+class Grid(NamedTuple):
+    """So many devices in a row, so many micro-batches through all of them."""
+
+    devices: int
+    micro_batches: int
+
+    @property
+    def turns(self) -> int:
+        return self.micro_batches + self.devices - 1
+
+    @property
+    def least_idle(self) -> float:
+        """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
+        return (self.devices - 1) / self.turns
+
+    @property
+    def most_busy(self) -> float:
+        return self.micro_batches / self.turns
 
 
 def read(name: str) -> Action:
@@ -81,3 +106,30 @@ def fill_and_drain(devices: int, micro_batches: int) -> list[Action]:
     forwards = [Action("F", device, k) for k in range(micro_batches) for device in range(devices)]
     backwards = [Action("B", device, k) for k in range(micro_batches) for device in reversed(range(devices))]
     return forwards + backwards
+
+
+def active(timeline: Timeline) -> float:
+    """How many devices are working at a time, on average."""
+    return (1 - timeline.idle_fraction()) * timeline.world_size
+
+
+def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
+    """The same batch, in so many micro-batches, through the same layers."""
+    pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in WHOLE_BATCH.items()})
+    return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)
+
+
+def perform(actions: Sequence[Action], n_stages: int, forward: float = 1, backward: float = 1) -> None:
+    """Run a rank's list on the emulated clock, with messages of one number, holding what a backward pass needs."""
+    held, sending, n = {}, [], dist.get_world_size()
+    for op, stage, k in actions:
+        source, to = (stage - 1, stage + 1) if op == "F" else (stage + 1, stage - 1)
+        if 0 <= source < n_stages:
+            dist.recv(torch.empty(1), source % n)
+        kind, work = ("forward", forward) if op == "F" else ("backward", backward)
+        with compute(kind, micro_batch=k, stage=stage, work=work):
+            held[stage, k] = torch.empty(KEPT // 4) if op == "F" else None
+        if 0 <= to < n_stages:
+            sending.append(dist.isend(torch.empty(1), to % n))
+    for handle in sending:
+        handle.wait()  # type: ignore[union-attr]

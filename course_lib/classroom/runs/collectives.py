@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.classroom.runs.steps import after_barrier
+from course_lib.figures.chunk_table import Members, Sum
 from course_lib.mechanisms import collectives
 from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import RECEIVING, Timeline
@@ -31,19 +32,7 @@ WAYS = {
     "tree all-reduce": (collectives.tree_all_reduce, lambda rank, piece: True),
     "tree broadcast": (collectives.tree_broadcast, lambda rank, piece: rank == 0),
 }
-Members = tuple[int, ...]  # the ranks whose numbers are in a sum
 Pieces = dict[int, Members]
-
-
-class Sum(NamedTuple):
-    """What a rank had, or sent to another one, from start to end (seconds on the timeline)."""
-
-    source: int
-    target: int
-    piece: int
-    members: Members
-    start: float
-    end: float
 
 
 def follow(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
