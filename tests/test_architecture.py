@@ -1,8 +1,8 @@
 """The house rules of the course, held against what the files really import, file by file.
 
 Arrows point down: a room imports from rooms below it, never from above, and no files import each other in a circle, be
-it late or for type checking only. Lessons use the library, which knows none of them, not even by name; and a lesson
-imports from no later one.
+it late or for type checking only. Lessons use the library, which knows none of them, not even by name; and no lesson
+imports another.
 """
 
 from __future__ import annotations
