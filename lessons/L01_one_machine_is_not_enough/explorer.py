@@ -5,7 +5,7 @@
 | at a time  -o-----  1 sample      |                              |
 | recompute  o------  nothing       |                              |
 | what it needs, in words           |                              |
-| memory and training time of all models, and where the limits are |
+| memory and training time of all models, and the limits          |
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
 from lessons.L01_one_machine_is_not_enough.figure import limits
 
 # Brown et al. 2020, "Language Models are Few-Shot Learners", table 2.1: layers, hidden, heads; with heads that divide
-# the hidden size, and a hidden size that they divide, where the table's do not.
+# the hidden size: where the table's heads do not, another number of heads or another hidden size.
 SHAPES = {
     "125M": (12, 768, 12),
     "350M": (24, 1024, 16),
@@ -34,16 +34,16 @@ TOKENS = {name: 20.0 * model.parameters for name, model in FAMILY.items()}  # Ho
 DEVICES = ("laptop-CPU", "RTX-4090", "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")
 SAMPLES = (1, 2, 4, 8, 16)
 AGAIN = {"none": "nothing", "full": "every layer"}
-BATCH = 256  # samples of a minibatch, which pass through the device `samples` at a time
+BATCH = 256  # samples of a minibatch; they pass through the device `samples` at a time
 
 
 def on_one_device(model: str, device: str, samples: int, recompute: str) -> Estimate:
-    """A model of the family, trained on a single device in bf16, `samples` at a time."""
+    """An estimate of training a model of the family on a single device in bf16, `samples` at a time."""
     return estimate(FAMILY[model], Cluster(device, 1, 1), Plan(micro_batch=samples, recompute=recompute), BATCH)
 
 
 def draw(model: str, device: str, samples: int, recompute: str) -> View:
-    """What the explorer shows at this setting."""
+    """Draw the explorer at this setting."""
     family = {name: on_one_device(name, device, samples, recompute) for name in FAMILY}
     one = family[model]
     return View(
@@ -54,7 +54,7 @@ def draw(model: str, device: str, samples: int, recompute: str) -> View:
 
 
 def describe(model: str, one: Estimate) -> str:
-    """Whether it fits and how long it takes, in two sentences."""
+    """Say in two sentences whether the model fits and how long its training takes."""
     needs = f"it needs {memory_size(one.memory.total)}, and the device has {memory_size(one.capacity)}"
     seconds = TOKENS[model] / one.tokens_per_second
     low, high = map(long_time, one.step_time.around(seconds))
@@ -67,7 +67,7 @@ def describe(model: str, one: Estimate) -> str:
 def memory_explorer(
     model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, recompute: str = "none"
 ) -> Explorer:
-    """Four controls, one sentence, two pictures; everything is modelled."""
+    """An explorer with four controls, two sentences and two pictures; everything is modelled."""
     controls = [
         Slider("model", tuple(FAMILY), model),
         Slider("device", DEVICES, device),
