@@ -1,12 +1,12 @@
-"""A collective, chunk by chunk: who has what, and what is on its way.
+"""The picture of a collective, chunk by chunk: who has what, and what is on its way.
 
                piece 0    1      2
     rank 0     | 0    | 0    | 0 2  |         a number is a rank that is in the sum, in a color of its own
     rank 1     | 01   | 1    | 1    |
     rank 2     | 2    | 12   | 2    |
 
-A row is a rank, a column a piece of the tensor. All of it is drawn, each with the time at which it is seen: a player
-shows what belongs to its cursor, and without one the picture is that of half way.
+A row is a rank, a column a piece of the tensor. Every moment is drawn, each with its time: a player shows the moment at
+its cursor; without a player the picture shows the one half way.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from course_lib.timeline import Timeline
 if TYPE_CHECKING:
     from lessons.L02_data_parallelism.runs import Sum
 
-GUTTER, GAP, HIGH, WIDEST = 62.0, 2.0, 14.0, 91.0  # pixels: beside the rows, between them; of a number, and of a piece
-IN_A_LINE, HALF = 4, 0.5  # numbers; of the time
+GUTTER, GAP, HIGH, WIDEST = 62.0, 2.0, 14.0, 91.0  # pixels: left of rows, between them; a number, a piece
+IN_A_LINE, HALF = 4, 0.5  # numbers in a line; share of the time
 COLUMNS = "received (ms)", "from rank", "to rank", "piece", "ranks in the sum"
 Cell = tuple[float, float, float, float]  # left, top, width and height
 
 
 def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title: str | None = None) -> Picture:
-    """Draw what every rank has at any time, from `lessons.L02_data_parallelism.runs`."""
+    """Draw what every rank has at any time. sums: from `lessons.L02_data_parallelism.runs.follow`."""
     sheet, top = begin(width, title, [timeline.origin])
     y, ranks, zero, whole = top + 10, timeline.world_size, began(timeline), timeline.makespan
     sheet.text(MARGIN, y, "A number is a rank that is in the sum.", font_size=11)
