@@ -1,4 +1,4 @@
-"""Questions about pipelines: who does what when (Q10), who works at a time (Q11), and which order is best (Q8)."""
+"""Questions about pipelines: who does what at a moment (Q10), how many work at a time (Q11), the best order (Q8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lessons.L04_layerwise_model_parallelism.runs import SECONDS, fill_and_drain
 
 
 class Moment(NamedTuple):
-    """When a stage of a pipeline has just finished the forward pass of a micro-batch. Both count from 1."""
+    """The moment when a stage has just finished the forward pass of a micro-batch. Stages and micro-batches from 1."""
 
     stages: int
     stage: int
@@ -31,7 +31,7 @@ class Moment(NamedTuple):
 
     @property
     def next_of_first(self) -> int:
-        """The micro-batch that the first stage has come to, from 1."""
+        """The micro-batch that the first stage works on at this moment, from 1."""
         return self.micro_batch + self.stage
 
 
@@ -41,7 +41,7 @@ def _fields_of_moment(case: Moment) -> dict[str, object]:
 
 
 def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
-    """What S1 is said to do, and with which micro-batch, from 0."""
+    """What each option claims that S1 does, and with which micro-batch, from 0."""
     return {
         "waits": ("wait", None),
         "next": ("forward", case.micro_batch),
@@ -52,11 +52,11 @@ def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
 
 
 def _read_off(option: str, case: Moment) -> Outcome:
-    """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
+    """Find in the trace of a real pipeline when S1 does what the option claims, and what it does at this moment."""
     timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, *_claims(case)[option])
-    now = finished + ROUNDING  # what ends then is over, and what begins then has begun
+    now = finished + ROUNDING  # spans that end then are over, spans that begin then have begun
     right = claimed.start <= now < claimed.end
     when = "just then" if right else "later" if claimed.start > now else "earlier"
     doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
@@ -66,7 +66,7 @@ def _read_off(option: str, case: Moment) -> Outcome:
 
 
 def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
-    """The first span of this kind, and micro-batch, in the foreground of a rank."""
+    """The first foreground span of a rank with this kind and micro-batch."""
     spans = (span for span in timeline.of(rank) if not span.background)
     return next(span for span in spans if span.kind == kind and span.micro_batch == micro_batch)
 
@@ -79,7 +79,7 @@ def _words(span: Span) -> str:
 
 
 class Strategy(NamedTuple):
-    """What is done about idle units. pieces: micro-batches; work: of the whole batch on one unit."""
+    """A strategy against idle units. pieces: micro-batches; work: of the whole batch on one unit."""
 
     pieces: int = 1
     work: float = 2.0
@@ -100,7 +100,7 @@ STRATEGIES = {
 
 
 def _activity(strategy: str, units: int) -> Outcome:
-    """How many units are active on average, before and with a strategy."""
+    """Compare the average number of active units before and with a strategy."""
     before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
     was, now = map(active, (before, after))
     right = now > 1 + ROUNDING
@@ -113,14 +113,14 @@ def _activity(strategy: str, units: int) -> Outcome:
 
 
 class Grid(NamedTuple):
-    """So many devices in a row, so many micro-batches through all of them."""
+    """A row of devices, and micro-batches that pass through all of them."""
 
     devices: int
     micro_batches: int
 
     @property
     def least_idle(self) -> float:
-        """The share of time that no order can avoid: (p - 1) / (m + p - 1)."""
+        """The idle share of time that no order can avoid: (p - 1) / (m + p - 1)."""
         return (self.devices - 1) / (self.micro_batches + self.devices - 1)
 
 
@@ -169,7 +169,7 @@ DEVICE = {"forward": 0.16, "backward": 0.32}  # seconds for the whole batch on o
 
 
 def flow(name: str, devices: int, micro_batches: int, stages_each: int = 1) -> Timeline:
-    """The same batch, in so many micro-batches, through the same layers."""
+    """Run the same batch, cut into micro-batches, through the same layers."""
     pace = Pace({kind: seconds / micro_batches / stages_each for kind, seconds in DEVICE.items()})
     return pipeline_step(SCHEDULES[name](devices * stages_each, micro_batches), pace)
 
@@ -188,7 +188,7 @@ def _gain() -> Outcome:
 def _tuned() -> Outcome:
     steps = [flow("gpipe", 4, 4), flow("1f1b", 4, 16), flow("interleaved_1f1b", 4, 16, 2)]
     names = ("gpipe, 4 micro-batches", "1f1b, 16 micro-batches", "interleaved_1f1b, 16 micro-batches")
-    # A micro-batch is smaller where there are more of them, and so is what it leaves to be held.
+    # Micro-batches differ in size between the steps, so count held activations as shares of the batch.
     most = [max(one.most for one in held(step)) / m for step, m in zip(steps, (4, 16, 16), strict=True)]
     lines = (
         f"{name}: idle {percent(step.idle_fraction())}, holds at most {percent(share)} of the batch's activations"
