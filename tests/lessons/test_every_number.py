@@ -1,7 +1,7 @@
 """No number in the explanation of a card is unproved: a quoted sentence covers it, or it needs no proof.
 
-A number is as in the lessons' prose (`tests.notebooks.numbers`). Not looked at are fields, which a run fills. What is
-given and asked, and what is said of a run, is for `test_given_and_found`.
+Numbers are found as in the lessons' prose (`tests.notebooks.numbers`), except in fields, which a run fills. Situations,
+options and reports of runs are for `test_given_and_found`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeig
 
 
 def sixteen_bytes() -> bool:
-    """Weight, gradient, and Adam's two numbers."""
+    """Whether weight, gradient and Adam's two numbers take 16 bytes."""
     return per_weight(torch.float32, RoundedWeights) == (4, 4, 8, 0)
 
 
@@ -58,7 +58,7 @@ def days(name: str) -> float:
 
 
 def flops() -> float:
-    """Six for each parameter and token: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1."""
+    """Six FLOPs per parameter and token: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1."""
     return 6 * one_machine.SEVEN.parameters * one_machine.TOKENS
 
 
@@ -71,7 +71,7 @@ def turns(devices: int, micro_batches: int) -> int:
 
 
 def busy(devices: int, micro_batches: int) -> str:
-    """As the simulated schedule has it; forward and backward passes of one second each."""
+    """The busy share of a simulated GPipe schedule, with forward and backward passes of one second each."""
     schedule = SCHEDULES["gpipe"](devices, micro_batches)
     timeline = simulate(schedule, 1.0, 1.0)
     assert timeline.makespan == pytest.approx(2 * turns(devices, micro_batches))
@@ -99,13 +99,13 @@ def rung(name: str) -> Estimate:
 
 
 def of_a_mesh(sizes: tuple[int, int, int], part: int) -> float:
-    """What the fullest rank holds of parameters, gradients or optimizer state, as a share of one process's."""
+    """The fullest rank's bytes of parameters, gradients or optimizer state, as a share of one process's."""
     experiment, alone = HybridExperiment(sizes), HybridExperiment((1, 1, 1)).predicted.held(0)
     return max(experiment.predicted.held(rank)[part] for rank in range(experiment.ranks)) / alone[part]
 
 
 def replicas(nodes: int) -> Estimate:
-    """The best plan for 64 devices, with more replicas."""
+    """The estimate of the best plan for 64 devices with more replicas, on this number of nodes."""
     best = plans.best(plans.NODES).plan
     cluster = replace(plans.NODES, nodes=nodes)
     more = replace(best, dp=cluster.devices // (best.tp * best.pp))

@@ -1,7 +1,7 @@
-"""No number in a situation, an option or a report of a run is left alone: a quote ties it to what is run or computed.
+"""Every number in a situation, an option or a report of a run is quoted, with the run or computation behind it.
 
-What is given can be whatever an author likes, but it has to be what the answer computes with: so it is quoted with the
-part of the answer that does, and `test_every_number` proves that one. All else is quoted with what proves it.
+A given number is the author's choice, but the answer has to compute with it: so it is quoted with the part of the
+answer that does, which `test_every_number` proves. All other numbers are quoted with their proofs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.lessons.test_every_number import (
 
 
 class Launched(NamedTuple):
-    """A function was run on so many ranks, with these arguments, at this pace."""
+    """A launch: the number of ranks, the function's arguments, the pace."""
 
     ranks: int
     args: tuple[Any, ...]
@@ -54,7 +54,7 @@ class Launched(NamedTuple):
 
 @cache
 def launched(name: str, answer: str = "I do not know yet.") -> list[Launched]:
-    """All that a card's answer runs on ranks."""
+    """All launches of a card's answer."""
     seen: list[Launched] = []
     run_on = ranks_run.run_on
 
@@ -76,7 +76,7 @@ def ranks(name: str, answer: str = "I do not know yet.") -> list[int]:
 
 
 def micro_batches(name: str) -> list[int]:
-    """Of each schedule that was run, or order of events."""
+    """The number of micro-batches in each schedule, or order of events, that was run."""
     given = [getattr(one.args[0], "actions", [one.args[0]])[0] for one in launched(name)]
     return [1 + max(action.micro_batch for action in order) for order in given if isinstance(order, list)]
 
@@ -95,13 +95,13 @@ def default(function: Any, name: str) -> Any:
 
 
 def all_too_large_for(gigabytes: float) -> bool:
-    """The states of each model that Q5 has, in the lesson and as other numbers."""
+    """Whether the states of every model in Q5, in the lesson and in other numbers, are larger than that."""
     family = one_machine.QUESTIONS["Q5"]
     return all(16 * case.billions > gigabytes for case in (family.first, *family.others))
 
 
 def forward_seconds(answer: str) -> float:
-    """Of the first run of an option of Q5."""
+    """Seconds of a forward pass in the first run of an option of Q5."""
     first: Any = launched("Q5", answer)[0].pace
     return first.device["forward"]
 
@@ -112,7 +112,7 @@ def ten_samples_on_four_ranks() -> bool:
 
 
 def all_reduces_of_an_mlp(way: str) -> list[int]:
-    """Bytes of each that a rank sends on the way forward."""
+    """Bytes that a rank sends for each all-reduce of the forward pass."""
     run = cuts.run_cut(way, 2)
     return [sent for one, (sent, _) in zip(run.operations, run.traffic, strict=True) if one.forward == "all-reduce"]
 
@@ -374,7 +374,7 @@ NO_PROOF = {"infrastructure": {"a third the most devices": "the third of three m
 
 
 def texts(name: str) -> Iterator[str]:
-    """The paragraphs of a page that say what is given, what is asked, and what a run showed."""
+    """The paragraphs of a page about the situation, the question, and the results of runs."""
     page = ASKED[name]
     for heading, (_, text) in (page.sections | page.found).items():
         if heading in ("", "events") or heading.startswith("found"):

@@ -1,4 +1,4 @@
-"""The runs behind the open cases show what their model answers say."""
+"""The runs of the open cases agree with their model answers."""
 
 from __future__ import annotations
 

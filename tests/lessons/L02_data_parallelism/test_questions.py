@@ -25,7 +25,7 @@ def test_q4(seed: int, answer: str, right: bool, happened: str) -> None:
     assert happened.format(workers=workers) in outcome.happened
 
 
-@pytest.mark.parametrize("seed", [1, 2])  # with two to six workers; the lesson has eight
+@pytest.mark.parametrize("seed", [1, 2])  # two to six workers; the lesson has eight
 @pytest.mark.parametrize(
     ("answer", "right", "replicas", "training"),
     [

@@ -23,7 +23,7 @@ def test_the_first_stage_that_fits_is_right(answer: str, right: bool, end: str) 
     assert outcome.happened.endswith(end)
 
 
-@pytest.mark.parametrize("seed", [2, 5, 7])  # whose answers are b, a and d
+@pytest.mark.parametrize("seed", [2, 5, 7])  # cases whose answers are b, a and d
 def test_other_numbers_have_one_right_answer_too(seed: int) -> None:
     case = QUESTIONS["enough_stage"].case(seed)
     expected = "abcd"[next(stage for stage in range(4) if case.needed(stage) <= case.gigabytes)]
@@ -34,7 +34,7 @@ def test_other_numbers_have_one_right_answer_too(seed: int) -> None:
 
 
 def test_what_is_needed_is_the_table_of_the_zero_paper() -> None:
-    """Section 5 of Rajbhandari et al. 2020, in 32 bits: 4 + 4 + 8 bytes, of which a stage more is divided each time."""
+    """Section 5 of Rajbhandari et al. 2020, in 32 bits: 4 + 4 + 8 bytes, of which each stage shards one more."""
     n = 64
     needed = [Training(1, n, 80).needed(stage) for stage in range(4)]
     assert needed == pytest.approx([16, 8 + 8 / n, 4 + 12 / n, 16 / n])

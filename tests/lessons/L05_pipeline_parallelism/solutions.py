@@ -23,7 +23,7 @@ def as_in_the_course(name: str, stage: int, n_stages: int, n_micro_batches: int)
 
 
 def with_a_limit(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Any]:
-    """Forward while there is room, backward when there is none: plain tuples."""
+    """Go forward while there is room, backward when there is none, with plain tuples."""
     limit = n_micro_batches if name == "gpipe" else n_stages - stage
     actions: list[Any] = []
     forward = backward = 0
@@ -38,7 +38,7 @@ def with_a_limit(name: str, stage: int, n_stages: int, n_micro_batches: int) -> 
 
 
 def sorted_by_time(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Action]:
-    """If F and B take equally long, the F of stage s begins at turn 2 k + s, up to the first that have no gap."""
+    """Sort by time: if F and B take equally long, F of stage s begins at turn 2 k + s, after warm-up."""
     if name == "gpipe":
         return listed(name, stage, n_stages, n_micro_batches)
     ahead = n_stages - 1 - stage
@@ -54,7 +54,7 @@ from_one = "actions = [one._replace(micro_batch=one.micro_batch + 1) for one in 
 
 
 def by_step_numbers(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
-    """As in Megatron-LM: from the number of a step to its stage and its micro-batch."""
+    """Compute stage and micro-batch from the number of a step, as in Megatron-LM."""
 
     def action(op: str, step: int) -> Action:
         group, inside = divmod(step, n_ranks * stages_per_rank)
@@ -92,7 +92,7 @@ loss = "y = loss_fn(y, targets[k]) * len(targets[k]) / samples"
 sends, returns = "sending.append(dist.isend(y.detach(), rank + 1))", "sending.append(dist.isend(x.grad, rank - 1))"
 handles = "dist.recv(x, rank - 1)", "dist.irecv(x, rank - 1).wait()", "y.detach()", "y.detach().clone()"
 with_handles = changed(ran, "with_handles", *handles, "dy := torch.empty_like(y)", "dy := torch.zeros(y.shape).to(y)")
-# Gradients by torch.autograd.grad, added up on one's own.
+# gradients by torch.autograd.grad, added up by hand
 by_hand: tuple[str, ...] = forward, "y = module(x.requires_grad_())", "x.grad", "dx"
 by_hand += (
     back,
@@ -101,7 +101,7 @@ dx, *gradients = torch.autograd.grad(y, [x, *module.parameters()], dy)
             for parameter, gradient in zip(module.parameters(), gradients):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient""",
 )
-# Sums first, and each gradient divided once by all samples, with those of an earlier minibatch in it.
+# sums first, then each gradient is divided once by all samples, with those of an earlier minibatch in it
 divided = (
     weight,
     " * len(targets[k])",
@@ -111,7 +111,7 @@ divided = (
         parameter.grad /= samples
     for handle in sending:""",
 )
-# The same, and then added to what was there.
+# the same, then added to the earlier gradients
 put_apart = (
     "in_flight, sending = {}, []",
     """in_flight, sending = {}, []
@@ -133,7 +133,7 @@ def simulated(forward: list[float], backward: list[float], n_micro_batches: int)
 
 
 def turn_by_turn(forward: list[float], backward: list[float], n_micro_batches: int) -> float:
-    """When each stage is done with each micro-batch, as in a table."""
+    """Fill a table with the time at which each stage ends each micro-batch."""
     p, ends, start = len(forward), 0.0, 0.0
     for each in (forward, backward[::-1]):
         free = [start] * p

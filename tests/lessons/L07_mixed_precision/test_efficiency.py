@@ -1,4 +1,4 @@
-"""The open cases about slow trainings: what their runs show, and the figures of their model answers."""
+"""The open cases about slow trainings: their runs, and the figures in their model answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lessons.L07_mixed_precision.questions import RECIPES, WAYS, Way, added_up, 
 
 @pytest.fixture(autouse=True, scope="module")
 def each_way_once() -> Iterator[None]:
-    """A case and a test of its parts look at the same steps."""
+    """A fixture that runs each way once, for a case and for a test of its parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Way, "run", functools.cache(Way.run))
         yield
