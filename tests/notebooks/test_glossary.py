@@ -15,7 +15,7 @@ TERMS = [term for term, _, _ in ENTRIES]
 LINKS = [(term, *link) for term, _, links in ENTRIES for link in re.findall(r"\[(\d\d)\]\(([^)]+)\)", links)]
 
 FIRST = sorted(NOTEBOOKS.glob("0[0-5]_*.ipynb"))
-AT_ONCE = {  # explained in the sentence that uses them, well enough for it
+AT_ONCE = {  # explained well enough in the sentence that uses them
     "01": {"minibatch", "mixed precision"},
     "03": {"margin", "mixed precision", "stage"},
 }
@@ -42,7 +42,7 @@ def said(term: str, text: str) -> bool:
 
 @pytest.mark.parametrize("path", FIRST, ids=lambda path: path.stem)
 def test_a_lesson_uses_no_term_that_a_later_one_explains(path: Path) -> None:
-    """But for what it points to, cites, or explains in the same sentence."""
+    """Terms that a lesson points to, cites, or explains in the same sentence are exceptions."""
     text = re.sub(r"\[[^]]*\]\([^)]*\)|### Further reading.*|`[^`]*`", "", lesson(path.stem[3:]).prose)
     known = {term for term, number, _ in LINKS if number <= path.stem[:2]} | AT_ONCE.get(path.stem[:2], set())
     assert [term for term in TERMS if term not in known and said(term, text)] == []

@@ -1,4 +1,4 @@
-"""What the lesson on combining mechanisms says is so."""
+"""The sentences of the lesson on combining mechanisms, with their proofs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GROUPS, SENT = "def neighbors(", "for samples in (64, 256):"
 
 
 def sent(samples: int) -> dict[str, float]:
-    """Bytes of a step, by axis."""
+    """Bytes sent in a step, by axis, from the lesson's output."""
     return dict(zip(("tp", "pp", "dp"), numbers(SENT, f"{samples:3} samples:")[1:], strict=True))
 
 
 def norms() -> list[float]:
-    """Of one process, with the squares of all ranks, with each gradient once."""
+    """The gradient norms: of one process, with the squares of all ranks, with each gradient once."""
     return numbers("by_rank = launch(")
 
 
@@ -40,7 +40,7 @@ def counted(rank: int) -> list[float]:
 def arranged(
     sizes: tuple[int, int, int], micro_batches: int = 4, name: str = "1f1b", dtype: Any = torch.float32
 ) -> MeshStep:
-    """The explorer's step."""
+    """The explorer's step at one setting."""
     return HybridExperiment(sizes, micro_batches, name, dtype).run()
 
 
@@ -49,7 +49,7 @@ def bytes_of(step: MeshStep, axis: str = "") -> int:
 
 
 def share_in_16_bits(axis: str) -> float:
-    """Of the bytes in 32 bits."""
+    """The bytes of a step in 16 bits, as a share of those in 32 bits."""
     return bytes_of(arranged((2, 2, 2), dtype=torch.bfloat16), axis) / bytes_of(arranged((2, 2, 2)), axis)
 
 
@@ -63,7 +63,7 @@ def across(step: MeshStep) -> set[str]:
 
 
 def computes(step: MeshStep) -> float:
-    """For which share of the time rank 0 does."""
+    """The share of the time in which rank 0 computes."""
     return step.timeline.busy(0) / step.timeline.makespan
 
 
@@ -72,7 +72,7 @@ def idle(step: MeshStep) -> float:
 
 
 def replicas_wait_at_the_end() -> bool:
-    """Eight replicas: nothing holds a rank up before its last backward pass has ended."""
+    """Whether nothing blocks any of eight replicas before its last backward pass ends."""
     timeline = arranged((8, 1, 1)).timeline
     ends = [max(span.end for span in timeline.of(rank) if span.kind == "backward") for rank in range(8)]
     held_up = [span for span in timeline.spans if span.kind in ("wait", "transfer") and not span.background]
@@ -80,13 +80,13 @@ def replicas_wait_at_the_end() -> bool:
 
 
 def memory_of_replicas() -> bool:
-    """Parameters and gradients are whole on each of eight replicas; of the optimizer's state they hold an eighth."""
+    """Whether eight replicas each hold whole parameters and gradients, and an eighth of the optimizer's state."""
     alone, shared = (HybridExperiment(sizes).predicted.held(0) for sizes in ((1, 1, 1), (8, 1, 1)))
     return shared[1] == alone[1] and shared[0] >= alone[0] and shared[2] < alone[2] / 7
 
 
 def everything_adds_up() -> bool:
-    """The squares of all ranks are twice those of a replica, whose tensor ranks have again what they hold whole."""
+    """Whether the norms follow from counts: both replicas count, and tensor ranks count whole parameters twice."""
     cut, whole, tied = (
         [counted(0)[0], counted(1)[0], counted(2)[0], counted(3)[0]],
         [counted(0)[1], counted(2)[1]],
@@ -99,15 +99,15 @@ def everything_adds_up() -> bool:
 
 
 def tensor_traffic_is_four_a_layer() -> bool:
-    """All-reduces of hidden states that a rank of the first stage begins: those of its layers, and the embedding's."""
+    """Whether a rank of the first stage starts four all-reduces per layer and micro-batch, and the embedding's."""
     step = arranged((2, 2, 2))
-    hidden = 64 // 2 // 4 * 8 * 32 * 4  # bytes of a micro-batch's hidden states; two ranks in a ring send as many
+    hidden = 64 // 2 // 4 * 8 * 32 * 4  # bytes of a micro-batch's hidden states; a rank sends as many in a ring of two
     sums = [span for span in step.timeline.of(0) if span.kind == "transfer" and span.name == "all_reduce"]
     return sum(span.bytes == hidden for span in sums) == 4 * (4 * 2 + 1)
 
 
 def _on_two_axes(rank: int) -> tuple[list[str], str]:
-    """The axes of a weight that was cut and then sharded, and what clip_grad_norm_ says of it beside another."""
+    """The axes of a weight that was cut and then sharded, and clip_grad_norm_'s error for it beside another weight."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))
     parallelize_module(model, mesh["tp"], {"1": ColwiseParallel()})

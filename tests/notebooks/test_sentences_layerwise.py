@@ -1,4 +1,4 @@
-"""What the lesson on layer-wise model parallelism says is so."""
+"""The sentences of the lesson on layer-wise model parallelism, with their proofs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLES = data.fixed_examples(8)
 
 
 def shares() -> list[float]:
-    """What each rank holds, in parts of what one process holds."""
+    """The bytes of each rank, as shares of one process's."""
     (alone,) = numbers("launch(held, 4", "one process alone")
     return [numbers("launch(held, 4", f"rank {rank}")[1] / alone for rank in range(4)]
 
@@ -79,7 +79,7 @@ def explored(units: int, samples: int = 32, vocabulary: int = 1000, cut: str = "
 
 
 def fullest_unit(*setting: Any) -> float:
-    """MiB of the fullest unit, as the explorer shows them."""
+    """The fullest unit's MiB in the explorer."""
     return round(max(held.total for held in explored(*setting).held) / 2**20, 2)
 
 

@@ -1,4 +1,4 @@
-"""What the lesson on planning says is so. Large searches are not run again: nbval compares what it shows of them."""
+"""The sentences of the lesson on planning, with their proofs. Large searches run in nbval only, which compares them."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def variant(name: str) -> list[float]:
 
 
 def flow(kind: str) -> list[float]:
-    """GB, seconds, and those of them that a device waits."""
+    """The numbers of a flow: GB, seconds, and the exposed seconds."""
     row = numbers(FLOWS, f"{kind}  ")
     return [row[0], *row[-2:]]
 
 
 def trial(row: int) -> list[float]:
-    """Seconds that one measured step alone foretells, and percent of the peak that it says matrix products reach."""
+    """The prediction from one measured step: seconds, and percent of the peak that matrix products reach."""
     line = lesson(NAME).shown(TRIALS).splitlines()[row]
     return [float(line.split(": ")[1].split(" s")[0]), float(line.split(" at ")[1].split("%")[0])]
 
 
 def refreshed(what: str) -> list[float]:
-    """dp, tp, pp, seconds and GiB."""
+    """The numbers of a refresh: dp, tp, pp, seconds and GiB."""
     return numbers("refreshed = {", what)[-5:]
 
 
 def found() -> list[float]:
-    """All plans, those that fit, those on the front."""
+    """The numbers of all plans, of those that fit, and of those on the front."""
     return numbers("len(found.pareto)")
 
 
 @cache
 def carried_over() -> Estimate:
-    """The best plan for A100 on H100."""
+    """The estimate on H100 of the best plan for A100."""
     return estimate(MODEL, H100, search(MODEL, A100, BATCH).best.plan, BATCH)
 
 
@@ -61,14 +61,14 @@ def planned_anew() -> Estimate:
 
 
 def counted_alike() -> bool:
-    """Parameters and FLOPs of PyTorch are those of the planner."""
+    """Whether PyTorch's and the planner's parameters and FLOPs agree."""
     of_parameters, of_flops = (numbers("FlopCounterMode(", what) for what in ("parameters:", "FLOPs for a sample:"))
     narayanan = ModelSpec(layers=48, hidden=8192, heads=64, sequence=2048, vocab=51200)
     return of_parameters == [narayanan.parameters] * 2 and of_flops == [narayanan.step_flops(1)] * 2
 
 
 def tracked_alike() -> bool:
-    """Bytes of PyTorch's tracker are those of the planner, but for counters."""
+    """Whether the bytes of PyTorch's tracker and of the planner agree, except for counters."""
     cell = "launch(tracked"
     parameters, gradients, state = numbers(cell, "tracked:")
     return numbers(cell, "planner:") == [parameters, gradients, state - 4 * 37]
@@ -91,12 +91,12 @@ def longer_on_the_slowest(device: str) -> float:
 
 
 def few_percent(on: Cluster) -> float:
-    """How much longer a step takes with the explorer's best plan than with that of a search."""
+    """The share by which a step with the explorer's best plan takes longer than with a search's."""
     return refresh.best(on).step_time.total / search(MODEL, on, BATCH).best.step_time.total - 1
 
 
 def gives_away(device: str, network: str) -> float:
-    """How many times as long a step of eight nodes takes with the old plan."""
+    """The factor by which a step of eight nodes takes longer with the old plan."""
     old = refresh.old_plan(refresh.cluster(device, network, 8))
     return old.step_time.total / anew(device, network).step_time.total
 

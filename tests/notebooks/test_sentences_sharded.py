@@ -1,4 +1,4 @@
-"""What the lesson on sharded data parallelism says is so."""
+"""The sentences of the lesson on sharded data parallelism, with their proofs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACE = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(0.0002, 
 
 @lru_cache
 def step(stage: int, recompute: bool = False) -> ShardedStep:
-    """On four ranks with the devices and links of section 5."""
+    """A step on four ranks with the devices and links of section 5."""
     return sharded_step(stage, 4, PACE, recompute=recompute)
 
 
@@ -36,23 +36,23 @@ def sent(stage: int) -> int:
 
 
 def called(stage: int, name: str) -> int:
-    """How often rank 0 calls this in a step."""
+    """The number of rank 0's calls of this operation in a step."""
     return sum(span.name == name for span in step(stage).timeline.of(0) if span.kind == "transfer")
 
 
 def times(timeline: Timeline, background: bool = False) -> list[Span]:
-    """What rank 0 sends in the background, or what it waits for."""
+    """Rank 0's transfers, in time: those in the background, or those for which it waits."""
     found = [span for span in timeline.of(0) if span.kind == "transfer" and span.background == background]
     return sorted((span for span in found if span.duration), key=lambda span: span.start)
 
 
 def places(spans: list[Span]) -> int:
-    """How many stretches of time they make, with less than a millisecond between two that belong together."""
+    """The number of stretches of time in which spans follow each other within a millisecond."""
     return 1 + sum(later.start - earlier.end > 1e-3 for earlier, later in pairwise(spans))
 
 
 def gathers_at_the_end(stage: int) -> float:
-    """The share of the held-up time that comes after the update."""
+    """Seconds in which rank 0 waits for all-gathers after the update."""
     timeline = step(stage).timeline
     updated = next(span.end for span in timeline.of(0) if span.kind == "optimizer")
     gathers = [span for span in times(timeline) if span.end > updated]
@@ -60,7 +60,7 @@ def gathers_at_the_end(stage: int) -> float:
     return sum(span.duration for span in gathers)
 
 
-# By the formulas of section 2, written once more: seconds on links of 1 ms and 2.5 MB/s, in nodes of eight.
+# The formulas of section 2, written once more: seconds on links of 1 ms and 2.5 MB/s, in nodes of eight.
 RANKS = [8 * 2**k for k in range(8)]
 
 
@@ -93,7 +93,7 @@ def a_hierarchy_takes_fewer_steps() -> bool:
 
 
 def of_pytorch(rank: int) -> tuple[Any, float, float]:
-    """How a weight is cut; one that began differently on each rank; the mean gradient of unequal shares."""
+    """How PyTorch cuts a weight, its value if ranks began differently, and the mean gradient of unequal shares."""
     layer = torch.nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         layer.weight.fill_(float(rank))
@@ -250,7 +250,7 @@ def test_it_is_so(sentence: str) -> None:
     ("stage", "formula"), [(1, "$(8 + 8/N)\\,\\Psi$"), (2, "$(4 + 12/N)\\,\\Psi$"), (3, "$16/N\\,\\Psi$")]
 )
 def test_the_formulas_of_the_table_are_what_a_ledger_counts(stage: int, formula: str) -> None:
-    """ZeRO-1 holds a shard of the mean gradient on top when its gradients are averaged, as the text says."""
+    """The ledger agrees with the formulas; ZeRO-1 also holds a shard of the mean gradient, as the text says."""
     assert lesson(NAME).says(formula)
     assert lesson(NAME).says("A rank has its own gradients, 4 bytes, and its shard of their mean.")
     psi, n = step(stage).weights.numel(), 4
