@@ -1,8 +1,8 @@
-"""What the course's own mechanisms send and hold, to the byte, for a model as model.py builds it.
+"""Bytes that the course's own mechanisms send and hold, exactly, for a model of model.py.
 
-Estimates are about large machines and round off what does not matter there. On a laptop, with a model of a few
-thousand parameters, everything shows: the weight that travels with a bucket, the padding of a shard, the description
-of a message. So here is the same arithmetic in whole numbers, to be held against a trace and against the ledger.
+Estimates are for large machines, and neglect what is small there. On a laptop, with a model of a few thousand
+parameters, everything shows: the weight that travels with a bucket, the padding of a shard, the description of a
+message. So here is the same arithmetic in integers, to compare with a trace and with the ledger.
 
     part        what one rank sends in a step of n ranks, in numbers of `size` bytes
     data        all-reduce of each bucket and its weight         2 (n - 1) / n (bucket + 1)
@@ -11,8 +11,8 @@ of a message. So here is the same arithmetic in whole numbers, to be held agains
     tensor      all-reduces of hidden states                     2 (n - 1) / n (4 layers + 2) b s h, and the loss
     pipeline    messages over each boundary, there and back      b s h
 
-A combination sends the sum: what its data groups, its tensor groups and its pipelines send. For all of them at once,
-as `mechanisms.hybrid` has them, see `Hybrid`, which tells the axes apart.
+A combination sends the sum over its data groups, its tensor groups and its pipelines. `Hybrid` counts all of them at
+once, as in `mechanisms.hybrid`, by axis.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from course_lib.planner.spec import ModelSpec
 from course_lib.schedules import Schedule
 
 MiB = 2**20
-COUNT = 8  # bytes of a number of samples, which some mechanisms send along
-DESCRIPTION = 64 * 8  # bytes that tell a stage, once in a pass, what messages from the stage before look like
-NUMBER, FLAG = 8, 4  # bytes of a loss or a norm, and of whether all is finite
+COUNT = 8  # bytes of a number of samples, which some mechanisms send, too
+DESCRIPTION = 64 * 8  # bytes that describe the messages from a stage to the next, once in a pass
+NUMBER, FLAG = 8, 4  # bytes of a loss or a norm, and of a flag: is all finite
 AXES = ("dp", "pp", "tp", "all")
 
 
@@ -61,12 +61,12 @@ def _parameters(model: ModelSpec, block: int, tp: int, rank: int) -> list[tuple[
 
 
 def all_parameter_sizes(model: ModelSpec, tp: int = 1, rank: int = 0) -> list[int]:
-    """Those of the whole model; a tied matrix is there once."""
+    """Numbers in each parameter of the whole model; a tied matrix counts once."""
     return [size for block in range(model.layers + 2) for size in parameter_sizes(model, block, tp, rank)]
 
 
 def buckets(sizes: Sequence[int], bucket_mb: float = 25, size: int = 4) -> Iterator[list[int]]:
-    """Parameters from the last to the first, in buckets of up to bucket_mb MiB; a larger one has its own."""
+    """Buckets of parameters from the last to the first, of up to bucket_mb MiB; a larger parameter has its own."""
     bucket: list[int] = []
     for numbers in reversed(sizes):
         if bucket and (sum(bucket) + numbers) * size > bucket_mb * MiB:
@@ -85,7 +85,7 @@ def all_reduce(n_bytes: int, n: int) -> int:
 
 
 def average_gradients(sizes: Sequence[int], n: int, size: int = 4) -> int:
-    """One all-reduce for each parameter, after two numbers from everybody that say who has what."""
+    """average_gradients: an all-reduce for each parameter, after two numbers from each rank: what it has."""
     return (n - 1) * 2 * COUNT + sum(all_reduce(numbers * size, n) for numbers in sizes)
 
 
@@ -99,7 +99,7 @@ def sharded_optimizer(
 ) -> int:
     """ShardedOptimizer, whether gradients are freed early or not.
 
-    gradient_size: bytes of a number in a gradient, where it is not that of a parameter.
+    gradient_size: bytes of a number in a gradient, if not those of a parameter.
     """
     numbers = sum((n - 1) * share(sum(bucket), n) for bucket in buckets(sizes, bucket_mb, size))
     return numbers * (size + (gradient_size or size))
@@ -122,7 +122,7 @@ def sharded_blocks(model: ModelSpec) -> list[list[int]]:
 def tensor_parallel(
     model: ModelSpec, blocks: Sequence[int], samples: int, tp: int, sequence_parallel: bool = False, size: int = 4
 ) -> int:
-    """What f and g send for these blocks, forward and backward, and the loss if the head is among them."""
+    """Tensor parallelism: f and g of these blocks, forward and backward, and the loss if the head is among them."""
     flow = _tensor_flow(model, blocks, samples, tp, sequence_parallel, size)
     return flow + all_reduce(_partial_gradients(model, blocks, sequence_parallel) * size, tp)
 
@@ -130,7 +130,7 @@ def tensor_parallel(
 def _tensor_flow(
     model: ModelSpec, blocks: Sequence[int], samples: int, tp: int, sequence_parallel: bool, size: int
 ) -> int:
-    """What goes with each micro-batch."""
+    """Bytes that a rank sends with each micro-batch."""
     hidden = samples * model.sequence * model.hidden * size
     once = all_reduce(hidden, tp)
     half = (tp - 1) * (hidden // tp)  # an all-gather or a reduce-scatter
@@ -144,7 +144,7 @@ def _tensor_flow(
 
 
 def _partial_gradients(model: ModelSpec, blocks: Sequence[int], sequence_parallel: bool) -> int:
-    """Numbers of which each rank has an addend: norms and biases after a sum, if it has seen its own positions only."""
+    """Numbers in partial gradients: of norms and of biases after a sum, if a rank sees only its own positions."""
     return (6 * _layers(model, blocks) + 2 * (model.layers + 1 in blocks)) * model.hidden * sequence_parallel
 
 
@@ -157,7 +157,7 @@ def pipeline(
 ) -> int:
     """run_schedule: hidden states to the next stage and gradients to the one before, if another rank has it.
 
-    cut: among how many ranks positions are shared.
+    cut: the number of ranks that share the positions.
     """
     hidden = samples * model.sequence // cut * model.hidden * size
     total = 0
@@ -201,7 +201,7 @@ class Hybrid:
     mesh: the sizes of dp, pp and tp; rank = (d x pp + p) x tp + t.  samples: of the whole minibatch.
     zero, sequence_parallel: as for `hybrid.make_optimizer` and `hybrid.ModelPart`.
     clips, scales: whether the step has a max_norm and a scaler.
-    size: bytes of a number in the model's dtype; what is added up has 4 at least.
+    size: bytes of a number in the model's dtype; numbers that are added up have at least 4.
 
     Raises ValueError for a model of fewer layers than stages.
     """
@@ -222,7 +222,7 @@ class Hybrid:
             raise ValueError(f"schedule has {stages} stages, the model {layers} layers; give each stage one or more")
 
     def sent(self, rank: int) -> dict[str, int]:
-        """Bytes that a rank sends in a step, by axis; "all" are the single numbers that go around all ranks."""
+        """Bytes that a rank sends in a step, by axis; "all": the single numbers that are all-reduced over all ranks."""
         d, p, t = self._coordinates(rank)
         n = self.mesh[0] * self.mesh[1] * self.mesh[2]
         everywhere = [NUMBER] + [NUMBER] * self.clips + [FLAG] * self.scales
@@ -253,7 +253,7 @@ class Hybrid:
 
     @cached_property
     def _stages(self) -> list[range]:
-        """The blocks of each stage: equal numbers of layers, or the first have one more; the ends are at the ends."""
+        """The blocks of each stage: layers dealt evenly, the first stages with one more; embedding first, head last."""
         last_layers = [0, *accumulate(_dealt(self.model.layers, self.schedule.n_stages))]
         last_layers[-1] += 1  # the head
         return [range(before + (before > 0), last + 1) for before, last in pairwise(last_layers)]
@@ -306,5 +306,5 @@ class Hybrid:
 
 
 def _dealt(total: int, n: int) -> list[int]:
-    """How many each of n gets; the first have one more."""
+    """Shares of a total among n; the first have one more."""
     return [total // n + (i < total % n) for i in range(n)]

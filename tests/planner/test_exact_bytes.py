@@ -1,4 +1,4 @@
-"""Predicted bytes against real runs: what the trace counted, and what the ledger found."""
+"""Predicted bytes against real runs: against the trace, and against the ledger."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def steps() -> Iterator[None]:
-    """Two, each after a barrier: in the first, more is sent than in those that follow."""
+    """Two steps, each after a barrier: the first one sends more than later ones."""
     for _ in range(2):
         dist.barrier()
         yield
@@ -211,7 +211,7 @@ def test_a_pipeline_sends_what_was_predicted(world_size: int, name: str, stages_
 
 
 def combined_step(rank: int, config: GPTConfig, tp: int) -> None:
-    """Data parallelism over tensor parallelism: groups of tp neighbors, and across them those of the same place."""
+    """Run data over tensor parallelism: tensor groups of tp neighbors, data groups of ranks at the same place."""
     from course_lib.mechanisms import tensor_parallel
 
     n = dist.get_world_size()
@@ -278,7 +278,7 @@ def schedule_of(mesh: tuple[int, int, int], name: str) -> Schedule:
 
 
 def hybrid_steps(rank: int, cases: list[Case]) -> Any:
-    """A step of each case between two barriers; returns what is held after the next backward pass."""
+    """Run a step of each case between two barriers; returns the bytes held after the next backward pass."""
     from course_lib.instruments import ledger
     from course_lib.mechanisms import hybrid, mixed_precision, pipeline
 
