@@ -253,7 +253,7 @@ class Sweep:
     rows: list[Row]
 
     def regret(self, matmul: float | None = None) -> float:
-        """By what share the chosen plan took longer than the best one. matmul: None for the catalogue's."""
+        """The share by which the chosen plan took longer than the best one. matmul: None for the catalogue's."""
         chosen = min(self.rows, key=lambda row: predict(row, matmul).step_time.total)
         return published_seconds(chosen) / min(map(published_seconds, self.rows)) - 1
 

@@ -1,6 +1,6 @@
 """The check for `ring_all_reduce(tensor)`: the sum on every rank, with messages between neighbors only.
 
-Every element of every rank is a number of a form from which any sum tells what was added:
+Every element of every rank is a number that still tells, within any sum, its rank and its element:
 
     16**rank + BASE * (element + 1)        BASE = 16**ranks
 

@@ -64,7 +64,7 @@ def _kind_of_row(share: Value) -> Value:
 
 
 def _view(lefts: list[Left]) -> list[Values]:
-    """What is compared: sizes of shares, how often each sample is used, kinds of rows, and the arguments."""
+    """The values to compare: sizes of shares, how often each sample is used, kinds of rows, and the arguments."""
     inputs, targets = (_samples(lefts, name) for name in NAMES)
     used = Counter(sample for share in inputs for sample in share)
     of_all: Values = {

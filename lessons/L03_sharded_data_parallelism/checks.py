@@ -151,7 +151,7 @@ def _training(
 
 
 def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimizer: Callable, rank: int) -> tuple:
-    """The same model on all ranks, and this rank's share of each minibatch, three samples."""
+    """A model, equal on all ranks, and this rank's share of each minibatch, three samples."""
     common, own = normal(seed), normal(100 + 10 * seed + rank)
     model = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
     model[0].bias.requires_grad_(not has_frozen)

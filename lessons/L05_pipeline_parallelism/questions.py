@@ -41,7 +41,7 @@ def _fields_of_moment(case: Moment) -> dict[str, object]:
 
 
 def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
-    """What each option claims that S1 does, and with which micro-batch, from 0."""
+    """Each option's claim: the kind of S1's work at this moment, and its micro-batch, from 0."""
     return {
         "waits": ("wait", None),
         "next": ("forward", case.micro_batch),

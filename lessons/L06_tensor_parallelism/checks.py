@@ -194,7 +194,7 @@ def _are_heads(shares: Any, width: int, hidden: int) -> bool:
 
 
 def _view_heads(lefts: list[Left]) -> list[Values]:
-    """What is compared: how many heads each rank has, and the sum of all outputs. Which heads a rank has is free."""
+    """The values to compare: numbers of heads, and the sum of all outputs. Which heads a rank has is free."""
     results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
     counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
     if len(addends) < len(lefts):

@@ -93,7 +93,7 @@ def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = 
 
 
 def without_sum(operations: Sequence[Operation], name: str) -> list[Operation]:
-    """The same operations, in which those of this name, "f" or "g", do not add up.
+    """Replace the operations of this name, "f" or "g", by ones that do not add up.
 
     This is a layer whose author has forgotten an all-reduce: every shape is right.
     """
@@ -101,7 +101,7 @@ def without_sum(operations: Sequence[Operation], name: str) -> list[Operation]:
 
 
 def gelu_first(operations: Sequence[Operation]) -> list[Operation]:
-    """The same operations, with the GELU before the sum instead of after it."""
+    """Move the GELU of these operations before the sum that it should follow."""
     order = list(operations)
     at = [operation.name for operation in order].index("gelu")
     order[at - 1 : at + 1] = order[at]._replace(leaves="addends"), order[at - 1]

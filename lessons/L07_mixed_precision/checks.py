@@ -269,7 +269,7 @@ def _play_norms(fn: Any, gradients: list[Tensor], scale: float, max_norm: float)
 
 
 def _view_norms(lefts: list[Left]) -> list[Values]:
-    """What is compared: gradients and result, or the result alone if the step has to be skipped."""
+    """The values to compare: gradients and result, or the result alone if the step has to be skipped."""
     given = [one for left in lefts for one in left.before.values() if isinstance(one, Tensor)]
     matters = all(one.isfinite().all() for one in given)
     return [{name: one for name, one in left.values.items() if matters or name == "the result"} for left in lefts]

@@ -33,7 +33,7 @@ Axes = tuple[str, ...]
 
 
 def _random(shape: Sequence[int], *seeds: int) -> Tensor:
-    """A random tensor. seeds: several numbers below 100, other numbers for another tensor."""
+    """A random tensor; other seeds, each below 100, draw another one."""
     seed = sum(number * 100**place for place, number in enumerate(seeds))
     return normal(seed)(*shape)
 

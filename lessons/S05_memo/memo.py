@@ -138,7 +138,7 @@ def export(folder: str | Path = ".", author: str = "") -> list[Path]:
 
 
 def _parts(plan: Estimate | None) -> Iterator[tuple[str, str, str]]:
-    """For each part the heading, the latest answer, and the remarks on its numbers, or on the plan."""
+    """The parts of the memo: heading, latest answer, and remarks on its numbers, or on the plan."""
     for name in PARTS:
         question = questions.load(name)
         note = question.latest()

@@ -181,7 +181,7 @@ def test_checkpointing_gives_the_same_gradients_under_a_ledger() -> None:
 
 
 def optimizers() -> list[tuple[str, Callable[[Any], torch.optim.Optimizer], int, int]]:
-    """For each optimizer: name, class, state numbers per parameter, and bytes per parameter tensor (Adam's step)."""
+    """Optimizers, each with its name, state numbers per parameter, and bytes per parameter tensor (Adam's step)."""
     return [
         ("SGD", lambda p: torch.optim.SGD(p, lr=0.1), 0, 0),
         ("momentum", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1, 0),

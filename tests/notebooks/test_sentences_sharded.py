@@ -93,7 +93,7 @@ def a_hierarchy_takes_fewer_steps() -> bool:
 
 
 def of_pytorch(rank: int) -> tuple[Any, float, float]:
-    """How PyTorch cuts a weight, its value if ranks began differently, and the mean gradient of unequal shares."""
+    """PyTorch's cut of a weight, its value if ranks began differently, and the mean gradient of unequal shares."""
     layer = torch.nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         layer.weight.fill_(float(rank))

@@ -144,7 +144,7 @@ def test_the_seconds_are_the_median_of_the_steps() -> None:
 
 
 def test_a_step_that_the_planner_does_not_know_says_what_would_work() -> None:
-    """Not known are 5 samples per replica in 3 micro-batches, and an interleaved schedule with a stage per block."""
+    """The planner knows neither 5 samples per replica in 3 micro-batches, nor interleaving with a stage per block."""
     said = told(replace(OPTIONS, pp=2, micro_batches=3), 4)
     assert said.startswith("# no step to calibrate the planner with: batch=10 makes unequal micro-batches; ")
     assert said.endswith("make it a multiple of 6\n")

@@ -72,7 +72,7 @@ class Situation:
     recipe: Recipe = HEALTHY
 
     def but(self, **changes: object) -> Situation:
-        """The same situation with changes, of its own fields or of its recipe's."""
+        """Change fields of the situation, or of its recipe; returns the new situation."""
         own = {name: changes.pop(name) for name in list(changes) if name not in Recipe._fields}
         return replace(self, recipe=self.recipe._replace(**changes), **own)  # type: ignore[arg-type]
 
