@@ -1,7 +1,7 @@
-"""The same function on several ranks in each way a user would have it run, one at a time.
+"""Launchers: the same function on several ranks, in each way that a user would run it, one at a time.
 
-Run as a script, so that the functions stand in __main__ as in a notebook. It prints one line of JSON: seconds
-from before the first import to the first result, seconds of each further run, and bytes of memory of the ranks.
+This file is run as a script, so that the functions are in __main__, as in a notebook. It prints one line of JSON:
+seconds from before the first import to the first result, seconds of each further run, and bytes of the ranks' memory.
 
     python benchmarks/_launchers.py NAME RANKS FURTHER_RUNS [memory]
     torchrun --nproc-per-node=RANKS benchmarks/_launchers.py torchrun [KERNEL'S PROCESS ID]
@@ -24,7 +24,7 @@ LOOPBACK = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517", "GLOO_SOCKET_IFN
 
 
 def reduce_once(rank: int, *_: Any) -> float:
-    """What every launcher has to run: one all-reduce of a small tensor, on one thread."""
+    """The function that every launcher runs: one all-reduce of a small tensor, on one thread."""
     import torch
     import torch.distributed as dist
 
@@ -35,7 +35,7 @@ def reduce_once(rank: int, *_: Any) -> float:
 
 
 def step_with_adamw(rank: int, *_: Any) -> None:
-    """The first optimizer a process makes loads a great deal; this is a step with one."""
+    """Take a step with an optimizer, as the first one in a process imports a great deal."""
     import torch
     import torch.distributed as dist
 
@@ -49,7 +49,7 @@ def step_with_adamw(rank: int, *_: Any) -> None:
 
 
 def memory_of_ranks(rank: int, kernel: int) -> int:
-    """PSS in bytes of everything that the process `kernel` has started: ranks and whatever serves them.
+    """PSS in bytes of all processes that `kernel` has started: ranks, and processes that serve them.
 
     Proportional set size: a page that n processes share counts 1/n in each.
     """
@@ -66,7 +66,7 @@ def memory_of_ranks(rank: int, kernel: int) -> int:
 
 
 def in_a_new_group(rank: int, world_size: int, function: Callable[..., Any], answers: str, *args: Any) -> None:
-    """For launchers that start processes for each call: join a group, run, write down what rank 0 found, leave."""
+    """Join a group, run, write rank 0's result, leave: for launchers that start processes for each call."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
@@ -162,7 +162,7 @@ LAUNCHERS = {
 
 
 def torchrun() -> None:
-    """What torchrun starts on every rank. Given a process id, it prints the memory of all that process started."""
+    """The program that torchrun starts on every rank. Given a process id, it prints the memory of its children."""
     import torch.distributed as dist
 
     rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,18 +1,18 @@
-"""The planner against what was published; `python3 course.py bench planner` prints it.
+"""The planner against published figures; `python3 course.py bench planner` prints the comparison.
 
-published.json has every figure with its source, the place in it, and what had to be assumed; it also says which
+published.json has every figure with its source, the place in it, and our assumptions; it also says which
 published figures are left out, and why. Constants belong to devices and to physics, never to a paper:
 
     published row  ->  model, cluster, plan  ->  estimate  ->  seconds      compared with      published seconds
 
-    left out    the device's matmul is the median of the *other* stacks of software that published on it: what the
-                planner says of a machine it has never seen
-    seen        ... of all of them, as the catalogue has it
-    one row     the first row of a stack calibrates, the others are predicted: what it says of your machine
+    left out    the device's matmul is the median of the *other* stacks of software that published on it: a prediction
+                for a machine that the planner has never seen
+    seen        it is the median of all stacks, as in the catalogue
+    one row     the first row of a stack calibrates, the others are predicted: a prediction for your machine
     naive       FLOPs / (devices x peak), times one constant from the same first row
 
-A stack is what one group ran on one machine. The naive baseline knows what is computed twice, but no bubble, no
-traffic and no shapes.
+A stack is the software of one group on one machine. The naive baseline counts recomputation, but no bubble, no traffic
+and no shapes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from course_lib.planner.spec import Depth
 from course_lib.timeline import Timeline
 
 DATA = Path(__file__).with_name("published.json")
-NEXT_OF_KIN = {"V100": "A100", "A100": "H100", "H100": "A100", "B200": "H100"}  # for a chip that nothing is left of
+NEXT_OF_KIN = {"V100": "A100", "A100": "H100", "H100": "A100", "B200": "H100"}  # if no stack is left
 Row = dict[str, Any]
 
 
@@ -53,7 +53,7 @@ def rows_of(*quantities: str) -> list[Row]:
 
 
 def formula_rows() -> list[Row]:
-    """Everything that is not measured."""
+    """Rows of the published figures that PREDICT calculates."""
     return [row for row in published()["rows"] if row["quantity"] in PREDICT]
 
 
@@ -69,12 +69,12 @@ def plan_of(row: Row) -> Plan:
 
 
 def chip_of(row: Row) -> str:
-    """A100 with 40 and with 80 GB compute alike."""
+    """The chip, without its memory: A100 with 40 and with 80 GB compute equally fast."""
     return row["cluster"]["device"].split("-")[0]
 
 
 def stack_of(row: Row) -> tuple[str, str]:
-    """Who ran it on which chip."""
+    """The stack of a row: the group, and the chip on which it ran."""
     return row["id"].split("-")[0], chip_of(row)
 
 
@@ -95,7 +95,7 @@ def predict(row: Row, matmul: float | None = None) -> Estimate:
 
 
 def published_seconds(row: Row) -> float:
-    """The step time a row stands for; most papers print FLOP/s and count their FLOPs differently."""
+    """The step time behind a row; most papers print FLOP/s, and count FLOPs in different ways."""
     if row["unit"] == "s":
         return float(row["value"])
     model, batch, cluster = model_of(row), row["global_batch"], Cluster(**row["cluster"])
@@ -117,7 +117,7 @@ def matmul_of_stack(stack: tuple[str, str]) -> float:
 
 
 def matmul_of(rows: list[Row]) -> float:
-    """The fraction of the peak with which rows come out right in the mean."""
+    """The fraction of the peak with which the mean error of rows is zero."""
 
     def off(matmul: float) -> float:
         found = (math.log(published_seconds(row) / predict(row, matmul).step_time.total) for row in rows)
@@ -127,14 +127,14 @@ def matmul_of(rows: list[Row]) -> float:
 
 
 def matmul_of_chip(chip: str, without: str = "") -> float:
-    """The median of the stacks that published on a chip, one of them left out everywhere."""
+    """The median matmul of the stacks that published on a chip. without: a stack's group to leave out."""
     known = [matmul_of_stack(stack) for stack in steps() if stack[1] == chip and stack[0] != without]
     return statistics.median(known) if known else matmul_of_chip(NEXT_OF_KIN[chip], without)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One published step time and what was said of it, with what `by`. half_width: of the interval, in logarithms."""
+    """A published step time and the predicted one. half_width: of the interval, in logarithms."""
 
     row: Row
     published: float
@@ -156,13 +156,13 @@ def compared(row: Row, matmul: float, half: float) -> Comparison:
 
 @cache
 def left_out() -> list[Comparison]:
-    """Every step as the planner would say it without the stack that it belongs to."""
+    """Every step as the planner would predict it without the step's own stack."""
     return list(_from_chips(leaving_out=True))
 
 
 @cache
 def seen() -> list[Comparison]:
-    """Every step with the constants of the catalogue's rule."""
+    """Every step with the constants by the catalogue's rule."""
     return list(_from_chips(leaving_out=False))
 
 
@@ -176,7 +176,7 @@ def _from_chips(leaving_out: bool) -> Iterator[Comparison]:
 
 @cache
 def after_one_row() -> list[Comparison]:
-    """All but the first row of each stack, on the machine that the first row calibrates."""
+    """All rows of each stack but the first, on the machine that the first row calibrates."""
     found = []
     for stack, (_, *others) in steps().items():
         mine = first_row_calibrates(stack)
@@ -193,7 +193,7 @@ def first_row_calibrates(stack: tuple[str, str]) -> Cluster:
 
 @cache
 def after_any_row() -> list[Comparison]:
-    """The same with each row of a stack as the measured one in turn: does the choice of the first one flatter?"""
+    """All other rows after each row of a stack in turn calibrates: is the choice of the first row flattering?"""
     found = []
     for rows in steps().values():
         for measured in rows if len(rows) > 1 else []:
@@ -204,7 +204,7 @@ def after_any_row() -> list[Comparison]:
 
 @cache
 def naive() -> list[Comparison]:
-    """The same rows by FLOPs and one constant."""
+    """All rows of each stack but the first, by FLOPs and one constant from the first."""
     found = []
     for first, *others in steps().values():
         share = published_seconds(first) / _ideal_seconds(first)
@@ -219,7 +219,7 @@ def _ideal_seconds(row: Row) -> float:
 
 
 def least_errors() -> dict[tuple[str, int], float]:
-    """What no planner can explain: how far runs of one source that differ in their micro-batch alone lie from any law.
+    """The errors that no planner can avoid: of runs of one source that differ only in their micro-batch, from any law.
 
     Whatever a micro-batch of b samples costs on a rank, with parts of it fixed and the rest proportional to b, a step
     of m of them through p stages takes c + (m + p - 1) (a + k b) seconds. Each family of runs has a, c and k of its
@@ -236,7 +236,7 @@ def least_errors() -> dict[tuple[str, int], float]:
 
 
 def _least_squares(columns: np.ndarray) -> list[float]:
-    """Squares of what is left of ones after the best sum of columns, each zero times or more."""
+    """Squared residuals of the best approximation of ones by a nonnegative combination of columns."""
     tried = []
     for some in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
         weights = np.linalg.lstsq(columns[:, some], np.ones(len(columns)), rcond=None)[0]
@@ -247,19 +247,19 @@ def _least_squares(columns: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Published plans for one model, batch and machine: what the planner's choice among them would have cost."""
+    """Published plans for one model, batch and machine, to find the cost of the planner's choice among them."""
 
     name: str
     rows: list[Row]
 
     def regret(self, matmul: float | None = None) -> float:
-        """How much longer the chosen plan took than the best one. matmul: None for the catalogue's."""
+        """The share by which the chosen plan took longer than the best one. matmul: None for the catalogue's."""
         chosen = min(self.rows, key=lambda row: predict(row, matmul).step_time.total)
         return published_seconds(chosen) / min(map(published_seconds, self.rows)) - 1
 
     @property
     def regret_after_one_row(self) -> float:
-        """... once the first row of the stack has calibrated the machine."""
+        """The regret after the first row of the stack has calibrated the machine."""
         return self.regret(first_row_calibrates(stack_of(self.rows[0])).spec.matmul)
 
 
@@ -273,7 +273,7 @@ def sweeps() -> list[Sweep]:
 
 
 def whole_sweeps() -> dict[str, tuple[int, float]]:
-    """The families of runs that least_errors() is about, all of a model as one sweep: how many plans, and regret."""
+    """The runs of `least_errors`, one sweep for each model: the number of plans, and the regret."""
     known = {row["model"]: row for rows in steps().values() for row in rows if row["id"].startswith("vtrain")}
     tried: dict[str, list[Comparison]] = {}
     for family in published()["spread"]["families"]:
@@ -293,27 +293,27 @@ def whole_sweeps() -> dict[str, tuple[int, float]]:
 
 
 def fits() -> dict[str, bool]:
-    """Whether every published run fits on what it ran on, and those do not that ran out of memory."""
+    """Whether the planner agrees with each published run: it fits on its devices, or it ran out of memory."""
     ran = {row["id"]: predict(row).fits for row in rows_of("step time", "memory")}
     return ran | {row["id"]: not predict(row).fits for row in rows_of("out of memory")}
 
 
 def by_assumption() -> dict[str, Estimate]:
-    """Runs that fit only because we assume something that their source does not say, as they are without it."""
+    """Runs that fit only with an assumption that is not in their source, estimated without it."""
     rows = [row for row in rows_of("step time") if "assumes" in row]
     return {row["id"]: predict({**row, "plan": {**row["plan"], **row["assumes"]}}) for row in rows}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A published figure that is not a step time, and what the planner says."""
+    """A published figure that is not a step time, and the planner's."""
 
     row: Row
     predicted: float
 
     @property
     def error(self) -> float:
-        """Signed; relative unless the row says absolute."""
+        """The signed error; relative unless the row says absolute."""
         difference = self.predicted - self.row["value"]
         return difference if self.row.get("absolute") else difference / self.row["value"]
 
@@ -328,7 +328,7 @@ def figures() -> list[Figure]:
 
 
 def _memory(row: Row) -> float:
-    """What nvidia-smi shows has the margin in it, what an allocator counts has not. In 1e9 bytes."""
+    """Memory in 1e9 bytes; nvidia-smi's figures include the margin, an allocator's do not."""
     memory = predict(row).memory
     return (memory.total if "nvidia-smi" in row["unit"] else memory.tensors) / 1e9
 
@@ -430,7 +430,7 @@ def _in_flight(row: Row) -> float:
 
 
 def _relative_throughput(row: Row) -> float:
-    """Of a pipeline whose stages share one model, against the row that calibrates."""
+    """The throughput of a pipeline whose stages share one model, relative to the row that calibrates."""
     reference = next(r for r in published()["rows"] if r["quantity"] == row["quantity"] and r.get("calibrates"))
     return reference["value"] * _gpipe_seconds(reference) / _gpipe_seconds(row)
 
@@ -515,7 +515,7 @@ def figure_table() -> str:
 
 
 def report() -> str:
-    """What is said of machines never seen first, then the rest."""
+    """The report: first the predictions for machines never seen, then the rest."""
     outside = sum(not one.is_within_tolerance for one in figures())
     wrong = [name for name, is_right in fits().items() if not is_right]
     chips = ", ".join(f"{chip} {matmul_of_chip(chip):.3f}" for chip in NEXT_OF_KIN)

@@ -1,4 +1,4 @@
-"""Steps of two ways that took turns in one run, so that whatever else the machine did hit both."""
+"""Steps of two implementations that took turns in one run, so that other load on the machine hit both."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds of each step, in the order in which they were taken, on the rank that took longest."""
+    """Seconds of each step, in order, on the rank that took longest."""
 
     ours: list[float]
     theirs: list[float]
 
     @classmethod
     def of(cls, by_rank: Iterable[Iterable[Sequence[float]]]) -> Turns:
-        """by_rank: the seconds of our steps and of theirs, for each rank."""
+        """Take the slowest rank's time of each step. by_rank: the seconds of our steps and of theirs, for each rank."""
         return cls(*([max(step) for step in zip(*times, strict=True)] for times in zip(*by_rank, strict=True)))
 
     @property
@@ -30,7 +30,7 @@ class Turns:
 
     @property
     def ratio(self) -> str:
-        """Of the medians, and the middle half of all: "1.02 (0.97-1.06)"."""
+        """The ratio of the medians, and the middle half of all ratios: "1.02 (0.97-1.06)"."""
         ours, theirs = self.medians
         low, _, high = statistics.quantiles((a / b for a, b in zip(self.ours, self.theirs, strict=True)), n=4)
         return f"{ours / theirs:.2f} ({low:.2f}-{high:.2f})"

@@ -1,6 +1,6 @@
 """Step time of our DataParallel against PyTorch's DistributedDataParallel: same model, same ranks, one run.
 
-The two take turns, step by step, so that whatever else the machine does hits both.
+The two take turns, step by step, so that other load on the machine hits both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARM_UP = 5
 class Case:
     name: str
     shape: GPTConfig
-    batch_size: int  # for each rank
+    batch_size: int  # samples of each rank
 
 
 CASES = (

@@ -1,7 +1,7 @@
-"""How long a new timeline picture takes: to draw in the kernel, and to show in a browser, against plotly.
+"""Time of a new timeline picture, against plotly: to draw in the kernel, and to show in a browser.
 
 Showing is measured in the page, from handing over the new picture until it has been painted (two animation
-frames later). 4,096 spans are to show within 300 ms.
+frames later). Target: 4,096 spans show within 300 ms.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHOW_PLOTLY = f"""async figure => {{
 
 
 def timeline(ranks: int, spans: int, turn: int) -> Timeline:
-    """Forward, wait, backward, transfer over and over, a little different each turn."""
+    """A timeline of forward, wait, backward and transfer over and over, slightly different each turn."""
     made = []
     for rank in range(ranks):
         now = 0.0
@@ -56,7 +56,7 @@ def timeline(ranks: int, spans: int, turn: int) -> Timeline:
 
 
 def in_plotly(timeline: Timeline) -> str:
-    """The same bars as plotly draws them, a trace for each kind, each bar with its hover text."""
+    """Draw the same bars with plotly, a trace for each kind, each bar with its hover text."""
     figure = go.Figure(layout={"barmode": "overlay"})
     for kind in sorted({span.kind for span in timeline.spans}):
         spans = [span for span in timeline.spans if span.kind == kind]

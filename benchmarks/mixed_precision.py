@@ -1,6 +1,6 @@
 """Step time and memory of mixed precision on a GPU: ours, torch.amp, and float32; same model, same data, one run.
 
-All take turns, step by step, so that whatever else the machine does hits them all.
+All take turns, step by step, so that other load on the machine hits them all.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def step_times(steps: list[Step], inputs: Tensor, targets: Tensor) -> list[float
 
 
 def peak_memory(make: Callable[[torch.device], Step], device: torch.device) -> int:
-    """The most bytes that two steps ever held at once on the GPU, with nothing else there."""
+    """The peak bytes of two steps on the GPU, with nothing else on it."""
     torch.cuda.empty_cache()
     inputs, targets = random_text(device)
     before = torch.cuda.memory_allocated(device)

@@ -1,8 +1,8 @@
 """Our pipelines against those of torch.distributed.pipelining: same schedule, same model and data, same ranks, one run.
 
-The two take turns, step by step, so that whatever else the machine does hits both. A step is forward and backward over
-a minibatch; gradients are thrown away after it. Memory is the peak of what tensors hold during one more step, on the
-rank that needs most, beyond parameters.
+The two take turns, step by step, so that other load on the machine hits both. A step is forward and backward over a
+minibatch; its gradients are thrown away. Memory is the peak of tensors' bytes during one more step, on the rank that
+needs most, without parameters.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CASES = (
 
 
 def main() -> None:
-    """Print the median step time of both, their ratio, and what each holds in memory."""
+    """Print the median step time of both, their ratio, and the memory of each."""
     print(f"One step with {MICRO_BATCHES} micro-batches on {WORLD_SIZE} ranks, taking turns")
     for case in CASES:
         kept = case.batch_size * case.shape.sequence * case.shape.hidden * torch.float32.itemsize / MB
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def row(name: str, by_rank: list[tuple[list[list[float]], list[int]]]) -> str:
-    """A line of the table."""
+    """A row of the table: one schedule."""
     held = [max(peaks) / MB for peaks in zip(*(p for _, p in by_rank), strict=True)]
     if len(held) == 1:
         ours = statistics.median(map(max, *(times[0] for times, _ in by_rank)))
@@ -105,7 +105,7 @@ def measure(rank: int, case: Case, name: str) -> tuple[list[list[float]], list[i
 
 
 def cut(model: TinyGPT, n_stages: int) -> list[nn.Module]:
-    """Transformer layers dealt out evenly; embedding and head go to the first and last stage."""
+    """Cut transformer layers evenly; embedding and head go to the first and last stage."""
     layers = len(model.blocks) - 2
     bounds = [0, *(1 + stage * layers // n_stages for stage in range(1, n_stages)), len(model.blocks)]
     return [model.blocks[first:last] for first, last in itertools.pairwise(bounds)]
@@ -139,8 +139,8 @@ def their_step(rank: int, kind: Any, schedule: Schedule, shape: GPTConfig, input
 
 
 def peak_bytes(step: Step) -> int:
-    """The most that tensors held at once in a step, beyond what was there before."""
-    os.environ["KINETO_LOG_LEVEL"] = "99"  # or each use of the profiler is announced on the screen
+    """The peak bytes of tensors in a step, without those held before it."""
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # else each use of the profiler prints a line
     dist.barrier()
     with torch.profiler.profile(profile_memory=True) as profile:
         step()

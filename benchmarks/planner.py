@@ -1,4 +1,4 @@
-"""How good the planner is, against everything published (_published.py), and how long it takes, on one core."""
+"""The planner's accuracy against published figures (_published.py), and its time on one core."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def report(what: str, call: Callable[[], object]) -> None:
         began = time.perf_counter()
         made = call()
         seconds.append(time.perf_counter() - began)
-        del made  # not in the next turn's time
+        del made  # so it does not count in the next turn
     print(line(what, statistics.median(seconds), LIMIT, "s"), flush=True)
 
 

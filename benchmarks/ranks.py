@@ -1,4 +1,4 @@
-"""Running a function on several ranks: how soon, how often, in how much memory, against what a user would pick instead.
+"""Launching a function on several ranks: latency, repeated runs and memory, against the launchers a user might pick.
 
 Everything is measured in this run, the launchers taking turns, and every time is a median of at least five. A first
 run is a fresh Python process, from before its first import to the first result; a further run is the next one in it.
@@ -28,20 +28,20 @@ HERE = Path(__file__).parent
 SIZES = (2, 4, 8)
 MOST = SIZES[-1]
 PEERS = ("course_lib.launch", "mp.spawn", "torchrun", "notebook_launcher", "ipyparallel")
-STARTS_ANEW = ("mp.spawn", "torchrun")  # every call does again what the first one did
+STARTS_ANEW = ("mp.spawn", "torchrun")  # every call repeats the work of the first
 FURTHER = {"course_lib.launch": 20, "notebook_launcher": 5, "ipyparallel": 20}
-PATIENCE = 40  # seconds, several times what the slowest launcher needs; whoever takes longer hangs
+PATIENCE = 40  # seconds, several times the slowest launcher's; a launcher that takes longer hangs
 MB, MS, MICROSECOND = 1e6, 1e-3, 1e-6
 
 Found = dict[tuple[str, int, str], list[float]]  # (launcher, ranks, what) -> measurements
 
 
-# In processes of their own
+# In separate processes
 
 
 def python(*words: str) -> str:
-    """What a fresh Python prints. Raises subprocess.TimeoutExpired if it hangs, and leaves nothing of it."""
-    # Also where nobody may write bytecode elsewhere: what a user starts has been compiled before.
+    """The output of a fresh Python. Raises subprocess.TimeoutExpired if it hangs, after killing all its processes."""
+    # Let Python write bytecode, whatever the environment says: a user's launcher is compiled before it is started.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen([sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True)
     try:
@@ -91,13 +91,13 @@ def measure(name: str, n: int, with_memory: bool) -> dict[str, Any]:
 
 
 def compare(turns: int) -> Found:
-    """Let all launchers take turns; what else the machine does then hits all of them."""
+    """Let all launchers take turns, so that other load on the machine hits all of them."""
     measured: Found = defaultdict(list)
     for turn in range(turns):
         measured["import torch", 1, "first"].append(import_torch())
         for n in SIZES:
             for name in PEERS:
-                if measured[name, n, "hung"]:  # once is enough to wait for
+                if measured[name, n, "hung"]:  # waiting for it once is enough
                     continue
                 with_memory = n == MOST and (turn == 0 or name not in STARTS_ANEW)
                 for what, value in measure(name, n, with_memory).items():
@@ -115,7 +115,7 @@ def overhead(rank: int, rounds: int, operations: int) -> list[float]:
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if hasattr(os, "SCHED_BATCH"):  # the plain group's threads shall be scheduled as those of the traced one are
+    if hasattr(os, "SCHED_BATCH"):  # schedule the plain group's threads as the traced one's are
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     plain = dist.new_group(backend="gloo")
     if hasattr(os, "SCHED_BATCH"):
@@ -144,10 +144,10 @@ def reduce_once(rank: int) -> float:
 
 
 class Footprint(NamedTuple):
-    """What this process and all that it has started hold.
+    """The resources of this process and all its descendants.
 
-    memory: bytes of each process on average, as RSS: a page that was shared with the fork server until a run wrote
-        on it counted before too.
+    memory: mean RSS per process, in bytes. A page shared with the fork server until a run wrote on it counts before
+        that write, too.
     """
 
     memory: float
@@ -164,7 +164,7 @@ def footprint() -> Footprint:
 
 
 def growth(runs: int) -> Footprint:
-    """What that many runs one after another leave behind."""
+    """The growth of the footprint over `runs` runs, one after another."""
     from course_lib import launch
 
     for _ in range(100):

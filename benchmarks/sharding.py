@@ -1,8 +1,8 @@
 """Step time and memory of FullySharded and ShardedOptimizer against fully_shard and ZeroRedundancyOptimizer.
 
-Same model, same data, same ranks, one run. The two take turns, step by step, so that whatever else the machine does
-hits both. Memory is the most that one rank's tensors take up during a step, activations included, from every
-allocation that torch's profiler sees.
+Same model, same data, same ranks, one run. The two take turns, step by step, so that other load on the machine
+hits both. Memory is the peak bytes of one rank's tensors during a step, with activations, from all allocations that
+torch's profiler sees.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Way = Callable[[TinyGPT], Step]
 class Case:
     name: str
     shape: GPTConfig
-    batch_size: int  # for each rank
+    batch_size: int  # samples of each rank
     steps: int
 
 
@@ -77,13 +77,13 @@ def main() -> None:
 
 
 def compare(rank: int, case: Case, *ways: Way) -> list[Cost]:
-    """What a step costs on this rank, for each of the ways."""
+    """The cost of a step on this rank, for each of the ways."""
     warnings.simplefilter("ignore")
     problems, _ = data.train_test_split()
     batches = data.minibatches(problems, case.batch_size, seed=rank)
     for way in ways:
-        way(TinyGPT(case.shape))(*next(batches))  # what torch allocates once and for all is nobody's
-    # torch's profiler does not see what gloo's threads free, and counts it as held, sometimes more and sometimes less.
+        way(TinyGPT(case.shape))(*next(batches))  # so torch's one-time allocations count for neither
+    # torch's profiler misses some of the memory that gloo's threads free, and counts it as held; so take the least.
     peaks = [min(peak_bytes(way, case, batches) for _ in range(5)) for way in ways]
     steps = [way(TinyGPT(case.shape)) for way in ways]
     seconds: list[list[float]] = [[] for _ in ways]
@@ -99,8 +99,8 @@ def compare(rank: int, case: Case, *ways: Way) -> list[Cost]:
 
 
 def peak_bytes(way: Way, case: Case, batches: Iterator[tuple[Tensor, Tensor]]) -> int:
-    """The most bytes of tensors during the fourth step, counted from before the model was built."""
-    os.environ["KINETO_LOG_LEVEL"] = "99"  # or each use of the profiler is announced on the screen
+    """The peak bytes of tensors during the fourth step, counted from before the model was built."""
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # else each use of the profiler prints a line
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = way(TinyGPT(case.shape))

@@ -1,4 +1,4 @@
-"""Time from letting go of a control to the new picture: JupyterLab in a browser, with or without ranks behind it.
+"""Time from releasing a control to the new picture: JupyterLab in a browser, with or without ranks behind it.
 
 Measured in the page, from the control's change event until the last new picture has been painted (two animation frames
 after it arrived). Each explorer with real ranks is moved from its opening setting and from its largest one, always to a
@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.browser import conftest as jupyter
 
 OPENING, LARGEST, MODELLED_TARGET = 150, 300, 200  # milliseconds, medians
-PAUSE = 0.3  # seconds between moves: less than after which an explorer begins to look at more
+PAUSE = 0.3  # seconds between moves: less than the pause after which an explorer makes further views
 RIGHT, LEFT, FLIP = "ArrowRight", "ArrowLeft", " "
 
 
 class Explorer(NamedTuple):
-    """largest: its largest setting.  moves: from there, and from the opening one if that has none of its own."""
+    """An explorer to measure. largest: its largest setting.  moves: from there, and by default from the opening one."""
 
     make: str
     largest: str
@@ -57,7 +57,7 @@ RANKS = {
         "MeshExplorer", "(1, 4, 2), 8, 'gpipe'", [("precision", RIGHT), ("schedule", RIGHT)]
     ),
 }
-MODELLED = {  # module, function, and moves to settings that were not shown before
+MODELLED = {  # module: (function, moves to settings not shown before)
     ("L01_one_machine_is_not_enough.explorer", "memory_explorer"): [
         ("model", RIGHT),
         ("device", RIGHT),
@@ -89,7 +89,7 @@ WATCH = """() => {  // pictures come one by one, and only those that changed; af
 
 
 def main() -> int:
-    """Print the median of several moves: in a row, and with pauses in which the curve is measured."""
+    """Print the median time of several moves: in a row, and with pauses in which the curve is measured."""
     browser = next(filter(None, map(jupyter.shutil.which, jupyter.ON_PATH)), None)
     if not browser:
         print("There is no Chromium, Chrome or Edge on this machine, so there is nothing to measure in.")
@@ -129,7 +129,7 @@ def served() -> Iterator[jupyter.Server]:
 
 
 def time_of(page: Page, control: str, key: str) -> float:
-    """Milliseconds from this move to its picture."""
+    """Milliseconds from a move to its picture."""
     time.sleep(PAUSE)
     page.evaluate(WATCH)
     moved = page.get_by_role("slider", name=control).or_(page.get_by_role("checkbox", name=control))

@@ -1,6 +1,6 @@
 """Step time and memory of our tensor parallelism against DTensor's parallelize_module: same model and data, one run.
 
-The two take turns, step by step, so that whatever else the machine does hits both.
+The two take turns, step by step, so that other load on the machine hits both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CASES = [
 
 
 class Measured(NamedTuple):
-    """On one rank: seconds of each step, and bytes at the peak of a step."""
+    """Measurements on one rank: seconds of each step, and the peak bytes of a step."""
 
     seconds: list[float]
     peak: int
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def compare(rank: int, case: Case) -> tuple[Measured, Measured]:
-    """Ours and DTensor's."""
+    """Measure a step of ours and of DTensor's."""
     models = TinyGPT(case.shape), TinyGPT(case.shape)  # both are cut in place
     steps = our_step(models[0], case), torch_step(models[1], case)
     problems, _ = data.train_test_split()
@@ -120,7 +120,7 @@ def torch_step(model: nn.Module, case: Case) -> Step:
 
 
 def torch_plan(layers: int, sequence_parallel: bool) -> dict[str, parallel.ParallelStyle]:
-    """How to cut a TinyGPT with parallelize_module, inputs converted once for all layers that take them."""
+    """The plan for parallelize_module that cuts a TinyGPT, with inputs converted once for all layers that take them."""
     between = Shard(1) if sequence_parallel else Replicate()
     head = f"blocks.{layers + 1}"
     plan: dict[str, parallel.ParallelStyle] = {
@@ -145,14 +145,14 @@ def torch_plan(layers: int, sequence_parallel: bool) -> dict[str, parallel.Paral
 
 
 def held_bytes(model: nn.Module) -> int:
-    """What this rank holds between steps: parameters and the two averages of AdamW."""
+    """Bytes that this rank holds between steps: parameters and the two moments of AdamW."""
     own = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
     return 3 * sum(parameter.nbytes for parameter in own)
 
 
 def peak_bytes(step: Step, inputs: Tensor, targets: Tensor) -> int:
-    """The most that this step allocates at a time, on top of what is there before it."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler talks
+    """The peak bytes that a step allocates, on top of those held before it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints a line
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         step(inputs, targets)

@@ -4,7 +4,7 @@
     run = launch(fn, world_size=4)      # fn(rank) on four real processes
     run.results, run.timeline, run.stdout
 
-The other rooms are imported by their names: course_lib.mechanisms, course_lib.figures and so on.
+Other rooms are imported by name: course_lib.mechanisms, course_lib.figures and so on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from course_lib.ranks import *
     from course_lib.timeline import Span, Timeline
 
-preload("course_lib.model", "course_lib.data", "course_lib.mechanisms.data_parallel")  # for most functions
+preload("course_lib.model", "course_lib.data", "course_lib.mechanisms.data_parallel")  # most functions use them
 
 _HOME = {"Span": "course_lib.timeline", "Timeline": "course_lib.timeline"}
 
@@ -57,7 +57,7 @@ def _warm_up() -> None:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """%load_ext course_lib: the cell magic %%ranks."""
+    """Register the cell magic %%ranks; called by `%load_ext course_lib`."""
     from course_lib.ranks.parent.magic import RanksMagic
 
     _warm_up()

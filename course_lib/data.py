@@ -5,12 +5,12 @@ A problem is a pair of numbers from 10 to 99. As text it is nine characters, alw
     37+48=085
     prompt|answer
 
-The answer is filled up with zeros to three digits. Every problem then has the same number of answer characters,
+The answer is padded with zeros to three digits. Every problem then has the same number of answer characters,
 so the mean loss over characters is the mean over problems, and the share of a minibatch that a rank holds is
-simply its number of problems. Chance is low: whoever always says 109, the commonest sum, is right one time in 90.
+simply its number of problems. Chance is low: always answering 109, the commonest sum, is right one time in 90.
 
-The test set holds problems that training never saw, nor their mirror images (48+37): a model that only memorizes
-does no better there than by chance.
+The test set holds problems that training never saw, and no mirror images (48+37) of those it saw: a model that only
+memorizes does no better there than by chance.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def encode(text: str) -> Tensor:
 
 
 def _encode_all(texts: Iterable[str], length: int) -> Tensor:
-    """Texts of one length -> int64 tokens [number of texts, length], ten times faster than one by one."""
+    """Texts of one length -> int64 tokens [number of texts, length], ten times as fast as one by one."""
     return encode("".join(texts)).view(-1, length)
 
 
@@ -55,7 +55,7 @@ def solution(problem: Problem) -> str:
 
 
 def train_test_split(seed: int = 0) -> tuple[list[Problem], list[Problem]]:
-    """All 8,100 problems, nine tenths to train with and the others to test; a problem stays with its mirror image."""
+    """All 8,100 problems, nine tenths for training, the others for testing; a problem stays with its mirror image."""
     draw = torch.rand(100, 100, generator=torch.Generator().manual_seed(seed)).tolist()
     sides: tuple[list[Problem], list[Problem]] = ([], [])
     for first in range(10, 100):
@@ -68,7 +68,7 @@ def train_test_split(seed: int = 0) -> tuple[list[Problem], list[Problem]]:
 def examples(problems: Sequence[Problem]) -> tuple[Tensor, Tensor]:
     """Inputs and targets, int64 [len(problems), 8]: each target is the character after its input.
 
-    Only the answer is to be learned: targets inside the prompt are NO_LOSS.
+    Only the answer is learned: targets inside the prompt are NO_LOSS.
     """
     tokens = _encode_all(map(solution, problems), PROMPT + ANSWER)
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
@@ -77,14 +77,14 @@ def examples(problems: Sequence[Problem]) -> tuple[Tensor, Tensor]:
 
 
 def fixed_examples(n: int) -> tuple[Tensor, Tensor]:
-    """Examples of n sums that are always the same: 10+99, 11+98 and so on, from the first again after 90."""
+    """Examples of n fixed sums: 10+99, 11+98 and so on, from the first again after 90."""
     return examples([(10 + i % 90, 99 - i % 90) for i in range(n)])
 
 
 def minibatches(problems: Sequence[Problem], batch_size: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Minibatches (inputs, targets) of [batch_size, 8] without end, drawn with replacement.
 
-    The same seed gives the same minibatches, so ranks that draw them with one seed all see the same ones.
+    The same seed gives the same minibatches, so ranks with one seed all see the same ones.
     """
     inputs, targets = examples(problems)
     generator = torch.Generator().manual_seed(seed)

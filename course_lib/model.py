@@ -85,7 +85,7 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.sequence, config.hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Raises ValueError for more tokens than the model has positions."""
+        """Embed tokens and their positions. Raises ValueError for more tokens than the model has positions."""
         length, longest = tokens.shape[-1], self.position.num_embeddings
         if length > longest:
             raise ValueError(
@@ -96,7 +96,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention: each position looks at itself and at what came before.
+    """Causal attention: each position looks at itself and at the positions before it.
 
     The number of heads is read off the width of the projections, so a module that holds only some of the
     heads (some columns of query, key and value, the same rows of out) works as it is.
@@ -125,7 +125,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them, on every position alone."""
+    """Two linear layers with a GELU between them, applied to each position by itself."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class TinyGPT(nn.Module):
     def __init__(self, config: GPTConfig | None = None, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config = config or GPTConfig()
-        with torch.random.fork_rng(devices=[]):  # layers start with numbers from the global state, overwritten below
+        with torch.random.fork_rng(devices=[]):  # layers draw from the global state first; overwritten below
             embedding, head = Embedding(config), Head(config)
             layers = [Transformer(config) for _ in range(config.layers)]
         self.blocks = nn.Sequential(embedding, *layers, head)
@@ -191,10 +191,10 @@ class TinyGPT(nn.Module):
 
 @torch.no_grad()
 def _initialize(model: TinyGPT, seed: int) -> None:
-    """Norms start as the identity, biases at zero, matrices normal with variance 1 / inputs.
+    """Initialize norms as the identity, biases with zeros, matrices with a normal of variance 1 / inputs.
 
-    What each layer adds to the residual stream starts smaller by sqrt(2 x layers), as in GPT-2, so that the
-    stream's scale does not grow with depth. Drawn in float64 on the CPU: same start for every dtype.
+    Each layer's contribution to the residual stream starts smaller by sqrt(2 x layers), as in GPT-2, so that
+    the stream's scale does not grow with depth. Drawn in float64 on the CPU: same start for every dtype.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

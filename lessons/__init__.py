@@ -1,10 +1,10 @@
-"""The course: a room for each lesson and each scenario, with everything that it alone has.
+"""The course: a room for each lesson and each scenario, with everything that only it uses.
 
 from lessons import Card
 Card("Q4")                  a question of any room, with buttons
-L05_pipeline_parallelism/   lesson.py exercise.py    the pages, which `python3 course.py build` makes notebooks of
-                            questions.md checks.md   what its questions ask and what its checks say
-                            questions.py checks.py   what runs them
+L05_pipeline_parallelism/   lesson.py exercise.py    the pages, from which `python3 course.py build` makes notebooks
+                            questions.md checks.md   the words of its questions and checks
+                            questions.py checks.py   the code that runs them
                             explorer.py runs.py figure.py
 S02_night_call/             page.py case.md case.py  the same for a case
 """
@@ -23,7 +23,7 @@ rooms.open_all(__name__, Path(__file__).parent)
 
 
 def __getattr__(name: str) -> Any:
-    """Card, when it is first used: it brings widgets, and not every process shows some."""
+    """Import Card when it is first used: it imports widgets, which not every process shows."""
     if name != "Card":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from course_lib.classroom.widgets.cards import Card

@@ -17,15 +17,15 @@ A number in a lesson's prose comes from its run, in a field, {{expression}} or {
 
 The expression sees what the notebook's kernel has at this place of the page, and `how` is as on question pages (see
 course_lib/classroom/questions/fields.py). Its value must be the same in every run, so it is never a measured time.
-What only fields need stands in a cell tagged `build-only`, which is run where it stands and is not in the notebook:
+Code that only fields need goes into a cell tagged `build-only`, which is run in its place and is not in the notebook:
 
     # %% tags=["build-only"]
     slowest = max(runs.values(), key=lambda run: run.makespan)
 
-`--check` compares only the text around fields; nbval compares what is in them (tests/notebooks/filled.py).
+`--check` compares only the text around fields; nbval compares their values (tests/notebooks/filled.py).
 
-Outputs are not compared, since measured times differ from run to run; what in them is deterministic
-is for nbval to compare. Never stored: an error (unless its cell is tagged `raises-exception`), a path
+Outputs are not compared, since measured times differ from run to run; nbval compares the deterministic
+ones. Never stored: an error (unless its cell is tagged `raises-exception`), a path
 of the machine that built the notebook, a widget without a picture (unless its cell is tagged
 `no-picture`), since neither GitHub nor a fresh clone shows widgets.
 """
@@ -56,7 +56,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-PAGES = [  # what a script in a room makes, and where
+PAGES = [  # (kind of notebook, its script in a room, its folder)
     ("lesson", "lesson", "notebooks"),
     ("lesson", "page", "notebooks/scenarios"),
     ("solution", "exercise", "solutions/{name}"),
@@ -72,12 +72,12 @@ MACHINE_PATH = re.compile(
 
 
 class BuildError(Exception):
-    """A notebook cannot be built as its source stands; the message says which cell, and what would do."""
+    """An error: a notebook cannot be built from its source; the message names the cell and the remedy."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """One notebook and the script it is made of. kind: "lesson", "solution" or "exercise"."""
+    """A notebook and its script. kind: "lesson", "solution" or "exercise"."""
 
     kind: str
     source: Path
@@ -108,7 +108,7 @@ def read(source: Path) -> NotebookNode:
         text = f"{source.parent.name}/{source.stem}\n{cell.cell_type}\n{cell.source}"
         seen[text] += 1
         cell.id = hashlib.sha256(f"{text}\n{seen[text]}".encode()).hexdigest()[:12]
-        for key in [key for key in cell.metadata if key.startswith("lines_to_")]:  # jupytext's notes to itself
+        for key in [key for key in cell.metadata if key.startswith("lines_to_")]:  # jupytext's own notes
             del cell.metadata[key]
         if "nbgrader" in cell.metadata:
             cell.metadata.nbgrader = nbformat.from_dict({**NBGRADER, **cell.metadata.nbgrader})
@@ -132,7 +132,7 @@ def release(notebook: NotebookNode) -> str:
 
 
 def run(notebook: NotebookNode, source: Path, folder: Path) -> None:
-    """Run every cell in `folder`, fill the fields, and keep what may be stored of both."""
+    """Run every cell in `folder`, fill the fields, and drop cells and outputs that must not be stored."""
     from nbclient.exceptions import CellControlSignal
 
     for is_second_try in (False, True):
@@ -140,7 +140,7 @@ def run(notebook: NotebookNode, source: Path, folder: Path) -> None:
             execute(notebook, folder)
             break
         except (CellControlSignal, RuntimeError) as error:
-            # A port that is chosen for a kernel may be somebody else's by the time it starts.
+            # Another process may have taken the port chosen for a kernel before it starts.
             if is_second_try or "died before replying" not in str(error):
                 raise BuildError(f"{source.parent.name}/{source.name}: {error}") from None
         except FieldError as error:
@@ -153,7 +153,7 @@ def run(notebook: NotebookNode, source: Path, folder: Path) -> None:
 
 
 def execute(notebook: NotebookNode, folder: Path) -> None:
-    """Let a kernel in `folder` run the cells and fill the fields."""
+    """Run the cells and fill the fields with a kernel in `folder`."""
     from nbclient import NotebookClient
 
     async def behind_the_page(cell: NotebookNode, cell_index: int) -> None:
@@ -176,7 +176,7 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
 
 
 class FieldError(Exception):
-    """A field, or a cell for fields, has failed in the kernel."""
+    """An error: a field, or a cell for fields, has failed in the kernel."""
 
 
 def is_build_only(cell: NotebookNode) -> bool:
@@ -188,7 +188,7 @@ def has_fields(cell: NotebookNode) -> bool:
 
 
 def unseen(cell: NotebookNode) -> dict[str, Any]:
-    """What to ask a kernel at this cell of a script without a trace on the page; nothing at most cells."""
+    """The request to a kernel at this cell that leaves no trace on the page; empty at most cells."""
     if is_build_only(cell):
         return {"code": cell.source, "silent": True}
     if has_fields(cell):
@@ -198,7 +198,7 @@ def unseen(cell: NotebookNode) -> dict[str, Any]:
 
 
 def told(cell: NotebookNode, reply: Any) -> str:
-    """The cell's source, its fields filled by a kernel's reply to what was asked. Raises FieldError."""
+    """The cell's source, with fields filled from a kernel's reply to the request. Raises FieldError."""
     if reply is None:
         raise FieldError(f"no answer in {CELL_TIMEOUT} s: {cell.source}")
     answer = reply["content"].get("user_expressions", {}).get("text", reply["content"])
@@ -208,7 +208,7 @@ def told(cell: NotebookNode, reply: Any) -> str:
 
 
 def without_paths(value: Any) -> Any:
-    """The same output with the places of this machine taken out of every text in it."""
+    """An output without this machine's paths in any of its texts."""
     if isinstance(value, dict):
         return nbformat.from_dict({key: without_paths(item) for key, item in value.items()})
     if isinstance(value, list):
@@ -222,14 +222,14 @@ def without_paths(value: Any) -> Any:
 
 
 def without_widget(output: NotebookNode) -> NotebookNode:
-    """The same output without its live view, which shows nothing without a kernel, if there is a picture instead."""
+    """An output without its live view, which shows nothing without a kernel, if there is a picture instead."""
     if set(output.get("data", {})) - {WIDGET, "text/plain"}:
         output.data.pop(WIDGET, None)
     return output
 
 
 def flaws(notebook: NotebookNode) -> list[str]:
-    """What keeps a run notebook from being stored, one sentence each."""
+    """Reasons why a run notebook may not be stored, one sentence each."""
     found = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code" or not cell.source.strip():
@@ -254,7 +254,7 @@ def flaws(notebook: NotebookNode) -> list[str]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text in an output, however deep."""
+    """Every text in an output, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
@@ -276,7 +276,7 @@ def without_outputs(notebook: NotebookNode) -> str:
 
 
 def out_of_step(product: Product) -> list[str]:
-    """Why this notebook must be built again, one sentence each; empty if it is as its source says."""
+    """Reasons why this notebook must be built again, one sentence each; empty if it is in step with its source."""
     if not product.target.exists():
         return ["it does not exist"]
     stored = product.target.read_text(encoding="utf-8")
@@ -289,7 +289,7 @@ def out_of_step(product: Product) -> list[str]:
 
 
 def filled_as(stored: NotebookNode, wanted: NotebookNode) -> NotebookNode:
-    """The page of a script, its fields filled with what stands there in the stored notebook."""
+    """The page of a script, its fields filled with the text at their places in the stored notebook."""
     texts = {cell.id: cell.source for cell in stored.cells}
     page = nbformat.from_dict(wanted)
     page.cells = [cell for cell in page.cells if not is_build_only(cell)]
@@ -300,14 +300,14 @@ def filled_as(stored: NotebookNode, wanted: NotebookNode) -> NotebookNode:
 
 
 def strays(root: Path) -> list[Path]:
-    """Notebooks that no source makes."""
+    """Notebooks that come from no source."""
     found = {path for folder in ("notebooks", "exercises", "solutions") for path in (root / folder).rglob("*.ipynb")}
     known = {product.target for product in products(root)}
     return sorted(path for path in found - known if ".ipynb_checkpoints" not in path.parts)
 
 
 def build(product: Product) -> None:
-    """Make this notebook. Raises BuildError, and leaves the old one, if it may not be stored."""
+    """Build this notebook. Raises BuildError, and keeps the old one, if it may not be stored."""
     notebook = read(product.source)
     product.target.parent.mkdir(parents=True, exist_ok=True)
     if product.kind == "exercise":
@@ -332,7 +332,7 @@ def check(root: Path) -> int:
 
 
 def build_all(root: Path, names: list[str], everything: bool) -> int:
-    """Build what is asked for, or what is out of step. Returns 1 if anything could not be built."""
+    """Build the named notebooks, or those that are out of step. Returns 1 if any could not be built."""
     known = products(root)
     if unknown := set(names) - {product.name for product in known}:
         makes = ", ".join(dict.fromkeys(product.name for product in known))

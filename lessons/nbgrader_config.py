@@ -1,4 +1,4 @@
-"""How nbgrader grades these exercises: copy this file into the folder of your class, as notebooks/README.md says."""
+"""nbgrader's settings for these exercises; copy this file into your class's folder, as notebooks/README.md says."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nbformat import v4
 from nbgrader.converters import Autograde
 from nbgrader.preprocessors import Execute
 
-SECONDS = 60  # for a cell, on a machine with nothing else to do; a check gives up by itself after ten
+SECONDS = 60  # for a cell, on an idle machine; a check gives up by itself after ten
 
 
 def seconds(cell: Any) -> int:
-    """More where several programs want each core, as each then gets a part of it."""
+    """The time limit of a cell in seconds, longer if several programs share each core."""
     return int(SECONDS * max(1.0, psutil.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 class ExecuteUntilDeath(Execute):
-    """When a kernel dies, what ran before keeps its points, and what comes after says why it gets none."""
+    """A preprocessor for kernels that die: cells run before keep their points, cells after say why they get none."""
 
     death = ""
 
@@ -43,7 +43,7 @@ class ExecuteUntilDeath(Execute):
 c = get_config()  # type: ignore[name-defined]  # noqa: F821  (nbgrader gives it to this file)
 c.CourseDirectory.course_id = "distributed_training"
 c.Execute.timeout_func = seconds
-# As learning platforms name what they pack: the student first, anything between, the exercise, perhaps "-1" or "(2)".
+# Learning platforms name files so: the student first, anything between, the exercise, perhaps "-1" or "(2)".
 c.FileNameCollectorPlugin.named_regexp = r".*[/\\](?P<student_id>[^/\\_]+)_(.*_)?(?P<file_id>\d\d_[a-z_]+)[^/\\]*$"
 steps = Autograde.class_traits()["autograde_preprocessors"].default()
 c.Autograde.autograde_preprocessors = [ExecuteUntilDeath if step is Execute else step for step in steps]

@@ -1,4 +1,4 @@
-"""Schedules drawn at random: some that can run, some that may not any more."""
+"""Random schedules: some that can run, and some with a change, which may not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_RANKS, MOST_MICRO_BATCHES = 3, 3
 
 
 def that_can_run(random: Random, n_ranks: int | None = None) -> Schedule:
-    """Stages dealt out to ranks anyhow, one or more to each; then always one of the actions that could be next."""
+    """Draw a schedule: any stages for each rank, one or more, and then one possible action after the other."""
     n_ranks = n_ranks or random.randint(1, MOST_RANKS)
     n_stages = n_ranks + random.randint(0, 2)
     rank_of = [*range(n_ranks), *(random.randrange(n_ranks) for _ in range(n_stages - n_ranks))]
@@ -31,7 +31,7 @@ def that_can_run(random: Random, n_ranks: int | None = None) -> Schedule:
 
 
 def tampered_with(schedule: Schedule, random: Random) -> Schedule:
-    """The same with one thing changed, which may or may not matter."""
+    """Change one thing in a schedule, which may or may not matter."""
     rows = [list(row) for row in schedule.actions]
     row = random.choice([row for row in rows if row] or [[Action("F", 0, 0)]])
     at = random.randrange(len(row))

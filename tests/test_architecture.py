@@ -1,4 +1,4 @@
-"""The house rules of the course, held against what the files really import, file by file.
+"""The house rules of the course, checked against the real imports of every file.
 
 Arrows point down: a room imports from rooms below it, never from above, and no files import each other in a circle, be
 it late or for type checking only. Lessons use the library, which knows none of them, not even by name; and no lesson
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOORS: list[set[str]] = [  # from the ground up; rooms that share a floor do not know each other
+FLOORS: list[set[str]] = [  # from the ground up; rooms on one floor do not import each other
     {"timeline", "preloading"},
     {"ranks"},
     {"model", "data", "schedules", "instruments"},
@@ -45,7 +45,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and full dotted name of everything a file imports, inside functions and for type checking too."""
+    """Line and full dotted name of each import of a file, also inside functions and for type checking."""
     for node in ast.walk(ast.parse(without_magics(file))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -57,21 +57,21 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def without_magics(file: Path) -> str:
-    """A page's cells have lines that begin with % or !, which are no Python."""
+    """The text of a file without lines that begin with % or !, which in a page's cells are not Python."""
     return re.sub(r"(?m)^( *)[%!].*$", r"\1pass", file.read_text(encoding="utf-8"))
 
 
 def module_of(name: str, known: dict[str, Path]) -> str | None:
-    """The module that an imported name is, or stands in; None for one from elsewhere."""
+    """The module that an imported name is, or is in; None for a name from elsewhere."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def floor_of(module: str) -> tuple[int, int]:
-    """Of the house, and inside the classroom. Raises LookupError for a room that has none."""
+    """The floor of a module in the house, and in the classroom. Raises LookupError for a room without a floor."""
     package, room, inside, *_ = *module.split("."), "", ""
-    room = package if package == "lessons" else room or "ranks"  # what the front door hands out
+    room = package if package == "lessons" else room or "ranks"  # the front door exports ranks
     floors = [number for number, rooms in enumerate(FLOORS) if room in rooms]
     inner = [number for number, rooms in enumerate(CLASSROOM) if inside in rooms] if room == "classroom" else [0]
     if not floors or (inside and not inner):
@@ -80,7 +80,7 @@ def floor_of(module: str) -> tuple[int, int]:
 
 
 def room_of(module: str) -> str:
-    """The place whose files may know each other."""
+    """The room of a module; files in a room may import each other."""
     package, room, inside, *_ = *module.split("."), "", ""
     return f"{room}.{inside}" if room == "classroom" else package if package == "lessons" else room or "ranks"
 
@@ -89,7 +89,7 @@ def broken_rules(root: Path) -> list[str]:
     """Every import under root that a house rule forbids."""
     broken, known = [], modules(root)
     for module, file in known.items():
-        if module in ("course_lib", "lessons"):  # a front door may open every room
+        if module in ("course_lib", "lessons"):  # a front door may import from every room
             continue
         try:
             floor_of(module)
@@ -133,7 +133,7 @@ def circle(root: Path) -> list[str]:
     """Modules that import each other in a circle; empty if there is none."""
     known = modules(root)
     arrows = {module: {module_of(name, known) for _, name in imports(file)} for module, file in known.items()}
-    doors = {"course_lib", "lessons", None}  # they open rooms when they are asked, and not when they are imported
+    doors = {"course_lib", "lessons", None}  # they import rooms on demand, not when they are imported
     try:
         TopologicalSorter({module: those - doors - {module} for module, those in arrows.items()}).prepare()
     except CycleError as error:
@@ -142,7 +142,7 @@ def circle(root: Path) -> list[str]:
 
 
 def names_of_lessons(root: Path) -> list[str]:
-    """Every place in the library's code, beside prose in docstrings and comments, that names a lesson."""
+    """Every place in the library's code that names a lesson, except docstrings and comments."""
     found = []
     for file in sorted((root / "course_lib").rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -165,7 +165,7 @@ def long_functions(root: Path) -> list[str]:
     for module, file in modules(root).items():
         if (
             file.name == "exercise.py" and room_of(module) == "lessons"
-        ):  # its longest functions are for students to write, with their contracts
+        ):  # its longest functions are contracts for students
             continue
         for node in ast.walk(ast.parse(without_magics(file))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -209,7 +209,7 @@ def test_importing_course_lib_does_not_import_torch() -> None:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A house in order, to break one rule of."""
+    """A house in order; each test breaks one of its rules."""
     write(tmp_path, "course_lib/__init__.py", "from course_lib.ranks import launch")
     write(tmp_path, "course_lib/ranks/__init__.py", "from course_lib.ranks.run import launch")
     write(tmp_path, "course_lib/ranks/run.py", "import torch")

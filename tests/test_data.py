@@ -1,4 +1,4 @@
-"""The data: what is in it, that it is split honestly, and that a tiny model really learns it."""
+"""The data: its problems, an honest split, and a tiny model that really learns it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_untrained_model_is_right_about_as_often_as_chance() -> None:
 
 
 def learn(rank: int) -> list[str]:
-    """Train until nine in ten unseen sums are right; what could be watched meanwhile, line by line."""
+    """Train until nine in ten unseen sums are right; returns the progress, line by line."""
     problems, unseen = data.train_test_split()
     model = TinyGPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
@@ -120,6 +120,6 @@ def learn(rank: int) -> list[str]:
 
 
 def test_a_tiny_model_learns_to_add_numbers_that_it_has_never_seen_added() -> None:
-    """On one rank. On four, lesson 02 does it, where it is checked as well."""
+    """The model learns on one rank; on four, in lesson 02, it is checked as well."""
     (lines,) = launch(learn, 1, timeout=300, device="cpu").results
     assert float(lines[-1].split()[2].rstrip("%")) > 90, "\n".join(lines)

@@ -110,7 +110,7 @@ def _attention_by_hand(attention: Attention, x: Tensor, heads: int, kv_heads: in
 
 
 def test_a_rank_with_half_of_the_heads_can_use_the_attention_module_as_it_is() -> None:
-    """The sum of what two halves of the heads put out is what all of them put out: tensor parallelism rests on it."""
+    """The outputs of two halves of the heads add up to the output of all: tensor parallelism relies on it."""
     config = GPTConfig(hidden=16, heads=4, kv_heads=2)
     whole = Attention(config).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

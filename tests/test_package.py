@@ -1,4 +1,4 @@
-"""What is installed works far from the folder that it came from: scripts, styles and the pages of every room."""
+"""The installed package works without the folder it came from: scripts, styles and the pages of every room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README.md promises is there."""
+"""README.md's promises are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Jupyter's server keeps of a widget: its view while its kernel runs, and what lasts in the file."""
+"""Jupyter's server keeps the view of a widget while its kernel runs, and the lasting outputs in the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 @pytest.fixture(scope="module")
 def server() -> SimpleNamespace:
-    """What the settings define, and in `config` what they set."""
+    """The definitions in the settings file, with its settings in `config`."""
     config = SimpleNamespace(**{name: SimpleNamespace() for name in ("ServerApp", "LabApp", "ContentsManager")})
     return SimpleNamespace(**runpy.run_path(str(SETTINGS), {"get_config": lambda: config}))
 

@@ -1,7 +1,7 @@
-"""Schedules, against a small machine that runs them with whole numbers and against published figures and orders.
+"""Schedules, against a small machine that runs them with integers, and against published figures and orders.
 
-The machine below knows nothing of the code under test: its stages multiply by a prime, its ranks have mailboxes, and a
-schedule is right if the gradients of the primes are those of one process and nothing is left lying about.
+The machine below is independent of the code under test: its stages multiply by primes, its ranks have mailboxes, and a
+schedule is right if the gradients of the primes are those of one process and no message is left over.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def test_sizes_that_a_definition_forbids_are_refused(
 
 
 def ends(schedule: Schedule, seconds: dict[str, int]) -> list[list[int]]:
-    """When each action ends, by rank: a computation of its own, over the longest path to each action."""
+    """The end of each action, by rank, computed independently as the longest path to the action."""
     before = {action: row[n - 1] if n else None for row in schedule.actions for n, action in enumerate(row)}
     last = max(action.stage for action in before)
     known: dict[Action, int] = {}
@@ -330,7 +330,7 @@ def test_the_most_activations_in_flight_are_those_of_the_papers() -> None:
 
 
 def order_of(kind: Any, p: int, m: int, v: int) -> list[list[Action]]:
-    """What one of PyTorch's schedules does on each rank, without the process group that it asks for otherwise."""
+    """The actions of a PyTorch schedule on each rank, without the process group that it normally needs."""
     ours = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     schedule = object.__new__(kind)
     rounds = max(1, m // p)

@@ -1,4 +1,4 @@
-"""Timeline's arithmetic against counting ticks one by one, and its trace against what Perfetto accepts."""
+"""Timeline's arithmetic against counting ticks one by one, and its trace against Perfetto's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORLD_SIZE = 3
 
 @st.composite
 def spans(draw: st.DrawFn) -> Span:
-    """A span with whole seconds, so that sums are exact; it may overlap others in any way."""
+    """Draw spans with whole seconds, so that sums are exact; they may overlap in any way."""
     start = draw(st.integers(0, 20))
     kind = draw(st.sampled_from(KINDS))
     return Span(
@@ -41,7 +41,7 @@ def covering(timeline: Timeline, rank: int, second: int) -> list[Span]:
 
 
 def state(timeline: Timeline, rank: int, second: int) -> str:
-    """What a rank does in one whole second: the reference, straight from the definition."""
+    """The state of a rank in one whole second, the reference: straight from the definition."""
     here = covering(timeline, rank, second)
     foreground = {s.kind for s in here if not s.background}
     if "wait" in foreground:
@@ -174,7 +174,7 @@ def test_a_trace_keeps_times_in_microseconds_and_a_zero_that_means_something(tmp
 
 
 class Diary:
-    """A recorder that writes down what it is told."""
+    """A recorder that writes down its calls."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -193,7 +193,7 @@ class Diary:
 
 @pytest.fixture
 def diary(monkeypatch: pytest.MonkeyPatch) -> Diary:
-    monkeypatch.setattr(timeline_module, "_recorder", None)  # and put back what was there afterwards
+    monkeypatch.setattr(timeline_module, "_recorder", None)  # and restore the previous recorder afterwards
     diary = Diary()
     record_with(diary)
     return diary

@@ -1,12 +1,12 @@
-"""A collective, chunk by chunk: who has what, and what is on its way.
+"""The picture of a collective, chunk by chunk: who has what, and what is on its way.
 
                piece 0    1      2
     rank 0     | 0    | 0    | 0 2  |         a number is a rank that is in the sum, in a color of its own
     rank 1     | 01   | 1    | 1    |
     rank 2     | 2    | 12   | 2    |
 
-A row is a rank, a column a piece of the tensor. All of it is drawn, each with the time at which it is seen: a player
-shows what belongs to its cursor, and without one the picture is that of half way.
+A row is a rank, a column a piece of the tensor. Every moment is drawn, each with its time: a player shows the moment at
+its cursor; without a player the picture shows the one half way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Members = tuple[int, ...]  # the ranks whose numbers are in a sum
 
 
 class Sum(NamedTuple):
-    """What a rank had, or sent to another one, from start to end (seconds on the timeline)."""
+    """A sum that a rank had, or sent to another one, from start to end (seconds on the timeline)."""
 
     source: int
     target: int
@@ -43,7 +43,7 @@ class Sum(NamedTuple):
 
 
 def chunk_table(timeline: Timeline, sums: Sequence[Sum], width: int = 415, title: str | None = None) -> Picture:
-    """Draw what every rank has at any time. sums: those that it had, and those that were on their way."""
+    """Draw the content of every rank over time. sums: those that ranks had, and those on their way."""
     sheet, top = begin(width, title, [timeline.origin])
     y, ranks, zero, whole = top + 10, timeline.world_size, began(timeline), timeline.makespan
     sheet.text(MARGIN, y, "A number is a rank that is in the sum.", font_size=11)

@@ -128,7 +128,7 @@ def _layer_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
 
 
 def _pointwise_bytes(model: ModelSpec, cut: Slice, tokens: float) -> float:
-    """Of the two norms and the activation function."""
+    """Bytes of the two norms and the activation function."""
     norms = 4 * model.hidden / (cut.tp if cut.sequence_parallel else 1)
     return SIZE[cut.precision] * tokens * (norms + (model.up_width + model.ffn_width) / cut.tp)
 

@@ -5,7 +5,7 @@
 | at a time  -o-----  1 sample      |                              |
 | recompute  o------  nothing       |                              |
 | what it needs, in words           |                              |
-| memory and training time of all models, and where the limits are |
+| memory and training time of all models, and the limits          |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def on_one_device(model: str, device: str, samples: int, recompute: str) -> Esti
 
 
 def draw(model: str, device: str, samples: int, recompute: str) -> View:
-    """What the explorer shows at this setting."""
+    """Draw the explorer at this setting."""
     family = {name: on_one_device(name, device, samples, recompute) for name in GPT3}
     one = family[model]
     return View(
@@ -42,7 +42,7 @@ def draw(model: str, device: str, samples: int, recompute: str) -> View:
 
 
 def describe(model: str, one: Estimate) -> str:
-    """Whether it fits and how long it takes, in two sentences."""
+    """Say in two sentences whether the model fits and how long its training takes."""
     needs = f"it needs {memory_size(one.memory.total)}, and the device has {memory_size(one.capacity)}"
     seconds = TOKENS[model] / one.tokens_per_second
     low, high = map(long_time, one.step_time.around(seconds))
@@ -55,7 +55,7 @@ def describe(model: str, one: Estimate) -> str:
 def memory_explorer(
     model: str = "6.7B", device: str = "A100-80GB", samples: int = 1, recompute: str = "none"
 ) -> Explorer:
-    """Four controls, one sentence, two pictures; everything is modelled."""
+    """An explorer with four controls, two sentences and two pictures; everything is modelled."""
     controls = [
         Slider("model", tuple(GPT3), model),
         Slider("device", DEVICES, device),

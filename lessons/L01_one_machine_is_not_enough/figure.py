@@ -1,4 +1,4 @@
-"""Two limits of one machine: models of rising size against its memory, and against our patience."""
+"""The two limits of one machine, for models of growing size: its memory, and our patience."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def limits(
     title: str | None = None,
     chosen: str | None = None,
 ) -> Picture:
-    """Draw memory and training time of models over their number of parameters, on one device.
+    """Draw memory and training time of models on one device, over their number of parameters.
 
-    tokens: what each model is trained on.  chosen: the model to point out.
-    A time is what the device would need if the model did fit, with 90% of such runs around it.
+    tokens: how many each model is trained on.  chosen: the model to highlight.
+    Times are drawn as if the model fit, each with the range that holds 90% of such runs.
     """
     capacity = next(iter(estimates.values())).capacity
     seconds = {name: tokens[name] / one.tokens_per_second for name, one in estimates.items()}
@@ -41,7 +41,7 @@ def limits(
         rows.append((name, f"{size:.2f} billion", needs, one.fits, takes, likely))
     room = {f"a device has {memory_size(capacity)}": capacity / GiB}
     panels = [
-        _panel("memory (GiB)", memory, room, 14, [], chosen),  # the points run upwards, so below its end there are none
+        _panel("memory (GiB)", memory, room, 14, [], chosen),  # no points under the right end: they rise
         _panel("training (days)", time, PATIENCE, -6, ranges, chosen),
     ]
     chart = Chart(panels, {"modelled"}, title, width, {LIKELY: None}, is_row=True)
@@ -56,9 +56,9 @@ def _panel(
     ranges: Sequence[Range],
     chosen: str | None,
 ) -> Panel:
-    """bounds: lines that mean something on the y axis, by their names, which stand so many pixels down."""
+    """A panel of one limit. bounds: lines across, at values of y, by name.  down: offset of their names, in pixels."""
     sizes = [point.x for point in points.values()]
-    across = Axis.by_powers("parameters (billions)", [min(sizes) / 1.6, *sizes], 2.8, number)  # names stand on the left
+    across = Axis.by_powers("parameters (billions)", [min(sizes) / 1.6, *sizes], 2.8, number)  # names: left
     up = Axis.by_powers(title, [*(point.y for point in points.values()), *bounds.values()], 1.6, thousands)
     marks: list[Mark] = [
         Rule(at, Words(name, -6, down, "end", 11, has_halo=True), is_across=True) for name, at in bounds.items()

@@ -1,4 +1,4 @@
-"""Questions about one machine: which limit calls for distribution (Q5), and what two limits leave of it."""
+"""Questions about one machine: which of its limits calls for distribution (Q5), and where both of them end it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES = 4
 
 
 class TooLarge(NamedTuple):
-    """A model of so many layers, and a device with memory for so many of them."""
+    """A model of `layers` layers, on a device with memory for `fits` of them. billions: of parameters."""
 
     layers: int
     fits: int
@@ -27,13 +27,13 @@ class TooLarge(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Bytes: the states of the layers that fit, and a tenth for activations."""
+        """The device's memory in bytes: the states of the layers that fit, and a tenth of that for activations."""
         ((states, _),) = train_layers(1, self.fits, SAMPLES, False)
         return states + states // 10
 
 
 def _try(remedy: str, case: TooLarge) -> Outcome:
-    """One thing made better: does a device hold the model now, or its layers of it?"""
+    """Improve one thing: does a device now hold the model, or its share of the layers?"""
     enough = (n for n in range(2, case.layers + 1) if case.layers % n == 0 and case.layers // n < case.fits)
     devices = next(enough) if remedy == "memory" else 1
     pace = Pace({"forward": 1e-6, "backward": 1e-6} if remedy == "speed" else {"forward": 0.01, "backward": 0.02})

@@ -1,7 +1,7 @@
-"""The checks for gradients of the whole minibatch on every rank: after the backward pass, and while it goes on.
+"""The checks for gradients of the whole minibatch on every rank: after the backward pass, and during it.
 
 average_gradients(model, samples)               shares of any size
-backward_in_buckets(model, loss, bucket_size)   messages that leave as soon as they are worth it
+backward_in_buckets(model, loss, bucket_size)   messages that leave as soon as a bucket is full
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute, now
 
 PACE = Pace(device={"forward": 0.05, "backward": 0.1}, link=Link(latency=0.002, bandwidth=1.5e6))
-TINIEST = GPTConfig(hidden=8, heads=2, tied_embeddings=True)
+TINIEST = GPTConfig(hidden=8, heads=2, tied_embeddings=True)  # so one parameter has two uses
 FROZEN = "one parameter is frozen, so nobody computes a gradient for it and its `.grad` is None"
 UNEQUAL = "a gradient is a mean over 5 samples on rank 0, and over 3 on rank 1"
 
@@ -35,7 +35,7 @@ _all_problems = cache(data.train_test_split)
 
 
 def right(model: nn.Module, samples: int) -> None:
-    """Everything in one message, the number of samples too."""
+    """Average the gradients with one message, which carries the number of samples, too."""
     each = gradients(model)
     message = torch.cat([*map(torch.flatten, each), each[0].new_ones(1)]) * samples
     dist.all_reduce(message)
@@ -55,10 +55,10 @@ def _case(samples: tuple, seed: int, new: str = "", has_frozen: bool = True, con
 
 
 def _arguments(samples: tuple[int, ...], seed: int, has_frozen: bool, config: GPTConfig, rank: int) -> tuple[Any, int]:
-    """A model, with two uses of one tied parameter, after the backward pass over this rank's share."""
+    """A model after the backward pass over this rank's share, and the number of samples in the share."""
     model = TinyGPT(config, seed=seed, dtype=torch.float64)
     if config == TINIEST:
-        del model.blocks[1:-1]  # embedding and head are enough to be wrong in
+        del model.blocks[1:-1]  # embedding and head are enough to show mistakes
     model.get_parameter("blocks.0.position.weight").requires_grad_(not has_frozen)
     start, stop = list(pairwise(accumulate(samples, initial=0)))[rank]
     problems, _ = _all_problems(seed)
@@ -76,7 +76,7 @@ def _cases(seed: int) -> list[Case]:
 
 
 priced = _case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16))
-# A share's weight may be a float32 number; wrong ideas are 1,000 times farther off than this rounding.
+# A share's weight may be rounded to float32; every mistake is 1,000 times farther off than that.
 average_gradients = Exercise("average_gradients", right, effect, _cases, priced, PACE, memory=0, rounding=1e-5)
 mistake = average_gradients.mistake
 
@@ -88,7 +88,7 @@ def _total(samples: int) -> int:
 
 
 SUMS: dict[str, Callable[[int, int], tuple[float, float]]] = {
-    # Of the samples of a rank and the number of ranks: what gradients are multiplied by, and their sum is divided by.
+    # (samples of a rank, number of ranks) -> factor of its gradients, divisor of their sum
     "sum_without_division": lambda samples, ranks: (1, 1),
     "weighted_sum_without_division": lambda samples, ranks: (samples, 1),
     "weighted_and_divided_by_ranks": lambda samples, ranks: (samples, ranks),
@@ -204,7 +204,7 @@ def _all_layers(seed: int) -> list[Case]:
 
 
 def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_size: int) -> dict[str, Tensor]:
-    """When the backward pass comes to a layer, full buckets of those behind it should be on their way."""
+    """Count the backward passes that keep a full bucket until the next layer, that wait, or that leave hooks behind."""
     staying = waiting = hooks = 0
     behind = [sum(one.numel() for one in layer.parameters() if one.requires_grad) for layer in reversed(model)]
     for x, targets in minibatches:
@@ -228,7 +228,7 @@ def _play_layers(fn: Callable, model: nn.Sequential, minibatches: list, bucket_s
 
 
 def _take_hooks_off(model: nn.Module) -> bool:
-    """Whether there were any. In the next step they would send what nobody waits for."""
+    """Remove all hooks; returns whether there were any. In the next step they would send what nobody waits for."""
     kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
     of_all = [getattr(one, kind, None) or {} for one in (*model.modules(), *model.parameters()) for kind in kinds]
     found = any(of_all)

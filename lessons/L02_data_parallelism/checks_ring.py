@@ -1,12 +1,11 @@
-"""The check for `ring_all_reduce(tensor)`: the sum on every rank, from messages between neighbors alone.
+"""The check for `ring_all_reduce(tensor)`: the sum on every rank, with messages between neighbors only.
 
-Every element of every rank carries a number from which, however they were added, one can read back what is in it:
+Every element of every rank is a number that still tells, within any sum, its rank and its element:
 
     16**rank + BASE * (element + 1)        BASE = 16**ranks
 
-In a sum of such numbers the digits below BASE, in base 16, count how often each rank's number was added, and the rest,
-divided by how many numbers there are, names the element. So the first message that carries something wrong can be
-named, with its round.
+In a sum of such numbers the base-16 digits below BASE count how often each rank's number was added, and the rest,
+divided by the number of summands, names the element. So the check can name the first wrong message, with its round.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def right(tensor: Tensor) -> None:
 
 
 def _rounds(chunks: Sequence[Tensor], first: int, take: Callable, n_rounds: int | None = None) -> None:
-    """Send chunk `first`, counted from this rank's own, then the one that has just arrived, and so on."""
+    """Send chunk `first`, counted from this rank's own, then in each round the chunk that has just arrived."""
     rank, n = dist.get_rank(), dist.get_world_size()
     buffer = torch.empty_like(chunks[0])  # no chunk is longer than the first
     for step in range(n - 1 if n_rounds is None else n_rounds):
@@ -73,7 +72,7 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _contract(lefts: list[Left]) -> str:
-    """What the exercise asks for besides the sum: only messages, only to neighbors, and no more than needed."""
+    """Check the rest of the contract: only messages, only to neighbors, and no more than needed."""
     n, tensor = len(lefts), lefts[0].values["tensor"]
     if other := collective_at_work(lefts):
         return other
@@ -88,10 +87,10 @@ def _contract(lefts: list[Left]) -> str:
 
 
 def _first_wrong_round(lefts: list[Left]) -> str:
-    """The earliest message that does not carry what a ring carries in that round."""
+    """Name the first message that does not carry what a ring carries in that round."""
     n, rounds = len(lefts), len(lefts) - 1
     for round in range(1, 2 * rounds + 1):
-        several = min(round, n)  # ranks in the sums that travel
+        several = min(round, n)  # number of ranks in each sum that travels
         for rank, left in enumerate(lefts):
             added = [_ranks_in(x, n) for sent in left.sent[round - 1 : round] for x in sent.content.flatten().tolist()]
             wrong = [ranks for ranks in added if not len(ranks) == len(set(ranks)) == several]
@@ -106,7 +105,7 @@ def _first_wrong_round(lefts: list[Left]) -> str:
 
 
 def _ranks_in(number: float, n: int) -> list[int]:
-    """The ranks whose numbers are in a sum, as often as they are; none for a mix of different elements."""
+    """The ranks in a sum, each as often as it was added; none for a mix of different elements."""
     whole = int(number) if abs(number) < 1e15 else 0
     ranks = [rank for rank in range(n) for _ in range(whole // 16**rank % 16)]
     return ranks if ranks and whole == number and whole // 16**n % len(ranks) == 0 else []

@@ -1,7 +1,7 @@
-"""The check for `split_batch(batch, rank, world_size)`: every sample on exactly one rank, and none with too many.
+"""The check for `split_batch(batch, rank, world_size)`: every sample on exactly one rank, no rank with too many.
 
-Which sample goes to which rank is free: the mean over the minibatch does not depend on it. So are the sizes, as long
-as no share is empty and the largest, which all ranks wait for, is as small as it can be.
+Which sample goes to which rank is free: the mean over the minibatch does not depend on it. The sizes are free, too, as
+long as no share is empty and the largest, which all ranks wait for, is as small as possible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _case(world_size: int, samples: int, new: str = "") -> Case:
 
 
 def _arguments(samples: int, world_size: int, rank: int) -> tuple[Tensor, Tensor, int, int]:
-    """Inputs and targets, neither of them in an order of its own."""
+    """Inputs and targets in random order, the rank and the number of ranks."""
     random = torch.Generator().manual_seed(samples)
     return torch.rand(samples, 5, generator=random), torch.randperm(samples, generator=random), rank, world_size
 
@@ -49,7 +49,7 @@ def _play(fn: Any, inputs: Tensor, targets: Tensor, rank: int, world_size: int) 
 
 
 def _samples(lefts: list[Left], name: str) -> list[list[int]]:
-    """The rows of each rank's share by their number in the batch, -1 for what is not a row of it."""
+    """The samples in each rank's share, by their place in the batch; -1 for a row that is not in the batch."""
     batch, shares = lefts[0].before[name], [left.values.get(f"the result[{name}]", "") for left in lefts]
     numbers = {str(row): number for number, row in enumerate(_rows(batch))}
     return [[numbers.get(str(row), -1) for row in _rows(share)] for share in shares]
@@ -64,7 +64,7 @@ def _kind_of_row(share: Value) -> Value:
 
 
 def _view(lefts: list[Left]) -> list[Values]:
-    """What matters: how large shares are, how often each sample is used, and what else may not have happened."""
+    """The values to compare: sizes of shares, how often each sample is used, kinds of rows, and the arguments."""
     inputs, targets = (_samples(lefts, name) for name in NAMES)
     used = Counter(sample for share in inputs for sample in share)
     of_all: Values = {

@@ -4,12 +4,12 @@
     | batch size -o----   32 samples | number of ranks,    |
     | link speed ---o--   10 MB/s    | and the ideal       |
     | [x] overlap                    |                     |
-    | what came of it, in words      |                     |
+    | the result, in words           |                     |
     | what every rank did in this step                     |
 
 Devices and links are emulated, so that a laptop can show what eight devices would do.
 
-A move runs one step and draws it at once; the rest of the speed-up curve is run when no move has followed.
+A move runs one step and draws it at once; the rest of the speed-up curve is run when no further move comes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from course_lib.figures.breakdown import largest_loss
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import Timeline
 
-SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004, "optimizer": 0.0}  # an update is quick here
+SECONDS_PER_SAMPLE = {"forward": 0.002, "backward": 0.004, "optimizer": 0.0}  # so small a model is updated in no time
 LATENCY = 0.0005  # seconds
 BATCH_SIZES = (16, 32, 64)
 LINK_SPEEDS = (2, 5, 10, 20, 100)  # megabytes per second
@@ -34,7 +34,7 @@ CURVE = (1, 2, 4, 8)  # numbers of ranks that every speed-up curve gets
 
 
 class DataParallelSetting(NamedTuple):
-    """What the controls say. link_speed: between any two ranks, in megabytes per second."""
+    """The values of the controls. link_speed: between any two ranks, in megabytes per second."""
 
     ranks: int
     batch_size: int
@@ -42,18 +42,18 @@ class DataParallelSetting(NamedTuple):
     overlap: bool
 
     def with_ranks(self, ranks: int) -> DataParallelSetting:
-        if ranks == 1:  # it sends nothing: the same over every link
+        if ranks == 1:  # one rank sends nothing, so its link does not matter
             return DataParallelSetting(1, self.batch_size, max(LINK_SPEEDS), True)
         return self._replace(ranks=ranks)
 
     def run(self) -> Timeline:
-        """One training step on real ranks, at the pace of the devices and links that they stand for."""
+        """Run one training step on real ranks, at the pace of the devices and links that they stand for."""
         pace = Pace(SECONDS_PER_SAMPLE, Link(LATENCY, self.link_speed * 1e6))
         return training_step(self.ranks, self.batch_size, pace, self.overlap)
 
 
 def look(setting: DataParallelSetting, runs: Runs) -> Iterator[View]:
-    """One rank, with which all are compared, and the step; then the other points of its curve."""
+    """Run the step, and one rank to compare it with; then the other points of its curve."""
     alone, step = (runs[setting.with_ranks(ranks)] for ranks in (1, setting.ranks))
     for left in runs.one_by_one([setting.with_ranks(ranks) for ranks in CURVE]):
         yield View(
@@ -65,13 +65,13 @@ def look(setting: DataParallelSetting, runs: Runs) -> Iterator[View]:
 
 
 def curve(setting: DataParallelSetting, runs: Runs) -> list[Timing]:
-    """The timings of all that was run and differs in the number of ranks alone."""
+    """The timings of all steps run so far that differ from this setting only in the number of ranks."""
     settings = (setting.with_ranks(ranks) for ranks in range(1, max(CURVE) + 1))
     return [Timing.of(runs[one]) for one in settings if one in runs]
 
 
 def describe(setting: DataParallelSetting, step: Timeline, alone: Timeline) -> str:
-    """What came of a step, in two sentences. alone: the same on one rank."""
+    """Describe a step in two sentences. alone: the same step on one rank."""
     what = f"{counted(setting.ranks, 'rank')}, {setting.batch_size} samples"
     text = f"{what}, {step.origin}: {duration(step.makespan)} for a step"
     if setting.ranks == 1:
@@ -85,7 +85,7 @@ def describe(setting: DataParallelSetting, step: Timeline, alone: Timeline) -> s
 
 
 class DataParallelExplorer(Explorer):
-    """Ranks, batch size, link speed and overlap; the whole speed-up curve follows when no move does."""
+    """An explorer of ranks, batch size, link speed and overlap; the speed-up curve is completed when no move comes."""
 
     def __init__(self, ranks: int = 4, batch_size: int = 32, link_speed: float = 5, overlap: bool = True) -> None:
         controls = [

@@ -1,4 +1,4 @@
-"""Questions about data parallelism: what a replica gets, does and sends (Q4, Q1, Q2), and what more bring (Q3)."""
+"""Questions about data parallelism: what a replica gets, does and sends (Q4, Q1, Q2); what more of them gain (Q3)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from course_lib.timeline import Timeline, compute
 from lessons.L02_data_parallelism.step_order import SOLUTION, follow
 
 STEPS = 5
-SAME = 1e-9  # how far two trainings in 64-bit numbers drift apart by rounding alone, with much to spare
+SAME = 1e-9  # far more than 64-bit rounding alone drives two trainings apart
 OTHER_WORKERS = (2, 3, 4, 6)
 ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 8: "an eighth"}
 
 
 def distance(replicas: list[Tensor], other: Tensor) -> float:
-    """The largest difference of any weight of any replica."""
+    """The largest difference of any replica's weights from the other's."""
     return max((replica - other).abs().max().item() for replica in replicas)
 
 
@@ -42,13 +42,13 @@ def distance(replicas: list[Tensor], other: Tensor) -> float:
 
 
 class Sharing(NamedTuple):
-    """A minibatch of so many samples, on so many workers."""
+    """A minibatch, and the workers that share it."""
 
     samples: int
     workers: int
 
 
-# Whether the samples are split, and whether the model is.
+# option: (are the samples split, is the model split)
 SPLITS = {
     "parts_of_all": (False, True),
     "replicas_of_shares": (True, False),
@@ -59,7 +59,7 @@ SPLITS = {
 
 def _share_out(option: str, case: Sharing) -> Outcome:
     splits_samples, splits_model = SPLITS[option]
-    pace = Pace({"forward": 0.4 / case.samples})  # what one worker needs for the whole minibatch, in seconds
+    pace = Pace({"forward": 0.4 / case.samples})  # so one worker needs 0.4 s for the whole minibatch
     try:
         run = launch(_worker, case.workers, (case, splits_samples, splits_model), pace=pace)
     except RankFailed as error:
@@ -72,7 +72,7 @@ def _share_out(option: str, case: Sharing) -> Outcome:
 
 
 def _worker(rank: int, case: Sharing, splits_samples: bool, splits_model: bool) -> int:
-    """Compute the loss of what this worker has been given. Returns its number of samples."""
+    """Compute the loss on what this worker was given. Returns its number of samples."""
     minibatch = data.fixed_examples(case.samples)
     inputs, targets = batches.split(minibatch, case.workers)[rank] if splits_samples else minibatch
     blocks = TinyGPT(replace(TINY, layers=case.workers - 2 or 1)).blocks
@@ -101,7 +101,7 @@ def _average_weights(model: nn.Module) -> None:
         parameter.detach().div_(dist.get_world_size())
 
 
-# What ranks do before an update and after it, and what becomes of their replicas.
+# option: (communication before an update, after it, the expected fate of the replicas)
 UPDATES = {
     "own": (_nothing, _nothing, "drift"),
     "first_rank": (_nothing, _send_weights, "wrong"),
@@ -111,7 +111,7 @@ UPDATES = {
 
 
 def _train(rank: int, option: str, workers: int) -> Tensor:
-    """A few steps on this rank's share of minibatches for `workers`; on one rank, that is all of them."""
+    """Train a few steps on this rank's share of minibatches for `workers`; a single rank takes all of them."""
     before, after, _ = UPDATES[option]
     model = TinyGPT(TINY, dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -151,7 +151,7 @@ def _run_in(workers: int, order: tuple[str, ...]) -> Outcome:
 
 
 def _what_is_wrong(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor) -> str:
-    """By its name in the prose; "" if nothing is."""
+    """The mistake in an order, by its name in the prose; "" if there is none."""
     if distance(replicas, alone) < SAME:
         return ""
     if all(torch.equal(history[0], history[-1]) for history in replicas):
@@ -166,7 +166,7 @@ def _what_is_wrong(order: tuple[str, ...], replicas: list[Tensor], alone: Tensor
 
 
 class Gradients(NamedTuple):
-    """So many numbers of 4 bytes on so many ranks."""
+    """Gradients of `parameters` numbers of 4 bytes, on `ranks` ranks."""
 
     parameters: int
     ranks: int
@@ -177,7 +177,7 @@ class Gradients(NamedTuple):
 
 
 def _slips(case: Gradients) -> dict[str, float]:
-    n, true = case.ranks, 2 * (case.ranks - 1) / case.ranks  # times the gradients
+    n, true = case.ranks, 2 * (case.ranks - 1) / case.ranks  # as a multiple of the gradients' bytes
     return {
         "together": n,
         "once_around": 1 / 2,
@@ -207,9 +207,10 @@ INSIDE = 50e6  # bytes per second between the devices of a machine
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines of so many devices each, and the devices' time for one sample and for an update, in seconds.
+    """Two machines with `devices_per_node` devices each.
 
-    between_nodes: bytes per second.  gained: the speed-up with two machines, as a team would say it.
+    between_nodes: bytes per second.  gained: the speed-up with two machines, as the team reports it.
+    seconds, update: a device's time for one sample, and for an update.
     """
 
     devices_per_node: int = 8
@@ -239,7 +240,7 @@ REMEDIES: dict[str, dict[str, Any]] = {
 
 
 def _without(suspect: str, case: Cluster) -> Outcome:
-    """Take one suspect away: is the speed-up there again?"""
+    """Take one suspect away: does the speed-up come back?"""
     before = [case.step(workers, case.pace()) for workers in (1, case.devices_per_node, case.workers)]
     changed = replace(case, **REMEDIES[suspect])
     after = [changed.step(workers, changed.pace()) for workers in (1, case.workers)]
@@ -258,7 +259,7 @@ def _without(suspect: str, case: Cluster) -> Outcome:
 
 
 def _held(case: Cluster) -> Outcome:
-    """What every worker holds, with few workers and with many."""
+    """Compare what every worker holds with few workers and with many."""
     few, many = (train_layers(workers, 1, 1, False) for workers in (case.devices_per_node, case.workers))
     same = {held.states for held in few} == {held.states for held in many}
     return Outcome(not same, found={"case": case, "few": few[0], "many": many[0], "same": same}, shown=same)
@@ -286,7 +287,7 @@ def _speed_up() -> Outcome:
 def _gradients(
     rank: int, minibatch: tuple[Tensor, Tensor], takes_share: bool = True, is_weighted: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """This rank's gradient, and the mean of all."""
+    """This rank's gradient, and the mean over all ranks."""
     model = TinyGPT(TINY, dtype=torch.float64)
     inputs, targets = batches.split(minibatch, dist.get_world_size())[rank] if takes_share else minibatch
     data.answer_loss(model(inputs), targets).backward()

@@ -1,6 +1,6 @@
-"""The events of a step of data parallelism as a program: ranks do them in any order, and may find that it is none.
+"""The events of a step of data parallelism, which ranks really perform in any order, and may find impossible.
 
-split  forward  backward  all_reduce  update  clear      a right order; others leave what they need behind
+split  forward  backward  all_reduce  update  clear      a right order
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Worker:
 
 
 def follow(rank: int, order: tuple[str, ...], workers: int, steps: int) -> Tensor:
-    """Do the events of each step in this order; the weights after every step, [steps, weights]."""
+    """Do the events of each step in this order. Returns the weights after every step, [steps, weights]."""
     worker = Worker(rank, workers, steps)
     history = []
     for _ in range(steps):

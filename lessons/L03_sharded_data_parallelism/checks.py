@@ -1,6 +1,6 @@
-"""The checks for sharded data parallelism: pieces that travel, ZeRO-1, a layer that comes and goes, one computed twice.
+"""The checks for sharded data parallelism: two collectives, ZeRO-1, a layer gathered for use, recomputation.
 
-A tensor of any size is cut into pieces as `tensor.tensor_split(world_size)` cuts it, and piece r is that of rank r.
+A tensor of any size is cut into pieces by `tensor.tensor_split(world_size)`, and piece r belongs to rank r.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
 PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.005, bandwidth=6e5))
-exact = functools.partial(Exercise, pace=PACE, rounding=1e-9)  # everything is float64; wrong ideas are off by far more
+exact = functools.partial(Exercise, pace=PACE, rounding=1e-9)  # everything is float64; mistakes are off by far more
 UNEVEN = "pieces of different length"
 SIZES = [(2, 6, ""), (2, 7, UNEVEN), (3, 9, ""), (3, 11, UNEVEN), (4, 8, ""), (4, 9, UNEVEN), (4, 6, "few numbers")]
 
@@ -35,7 +35,7 @@ def place() -> tuple[int, int]:
 
 
 def scattered(tensor: Tensor) -> Tensor:
-    """Each piece goes straight to the rank that adds it up."""
+    """Reduce-scatter: each piece goes straight to the rank that adds it up."""
     rank, n = place()
     pieces = tensor.tensor_split(n)
     total = pieces[rank].clone()
@@ -72,7 +72,7 @@ def _cases(arguments: Callable, seed: int) -> list[Case]:
 
 
 def _tensor(size: int, seed: int, rank: int) -> tuple[Tensor]:
-    """Whole numbers, so that their sum is the same in every order."""
+    """A tensor of integers, whose sum is the same in every order."""
     with compute("backward"):
         random = torch.Generator().manual_seed(10 * seed + rank)
         return (torch.randint(1, 100, (size,), generator=random).double(),)
@@ -84,7 +84,7 @@ def _piece(size: int, seed: int, rank: int) -> tuple[Tensor, int]:
 
 
 def _sent_too_much(lefts: list[Left]) -> str:
-    """What is asked for besides the result: messages alone, and of each piece no more than the others need."""
+    """Check the rest of the contract: messages only, and no more numbers than the other ranks need."""
     n = len(lefts)
     size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
     (_, numbers), allowed = most_sent(lefts), (n - 1) * -(-size // n)
@@ -93,7 +93,7 @@ def _sent_too_much(lefts: list[Left]) -> str:
 
 
 def _fit(tensor: Tensor, like: Tensor) -> Tensor:
-    """Cut off, or filled up with zeros: what a mistake does that only works with equal pieces."""
+    """Truncate a tensor, or pad it with zeros, so that a mistake which needs equal pieces runs with unequal ones."""
     return nn.functional.pad(tensor, (0, len(like) - len(tensor)))
 
 
@@ -151,7 +151,7 @@ def _training(
 
 
 def _one_share_each(hidden: int, steps: int, seed: int, has_frozen: bool, optimizer: Callable, rank: int) -> tuple:
-    """The same model on all ranks, and a share of each minibatch, three samples."""
+    """A model, equal on all ranks, and this rank's share of each minibatch, three samples."""
     common, own = normal(seed), normal(100 + 10 * seed + rank)
     model = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
     model[0].bias.requires_grad_(not has_frozen)
@@ -169,7 +169,7 @@ def _trainings(seed: int) -> list[Case]:
 
 
 def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Callable, make_optimizer: Callable) -> str:
-    """Returns of how many parameters this rank's optimizers have a state, and how many are trained."""
+    """Train; returns for how many parameters this rank's optimizers keep a state, and how many are trained."""
     made: list[torch.optim.Optimizer] = []
 
     def make(parameters: Any) -> torch.optim.Optimizer:
@@ -187,7 +187,10 @@ def _weights_alone(lefts: list[Left]) -> list[Values]:
 
 
 def _state_is_sharded(lefts: list[Left]) -> str:
-    """A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four."""
+    """Check that the optimizer's state is sharded.
+
+    A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four.
+    """
     states = [[int(number) for number in str(left.values["the result"]).split(" of ")] for left in lefts]
     most, total = max(states)
     share = -(-total // len(lefts))
@@ -278,7 +281,7 @@ def _play_layers(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, 
 
 
 def _one_layer_at_a_time(lefts: list[Left]) -> str:
-    """With few layers, one whole layer, its gradient and some copies are as much as all layers, and nobody can tell."""
+    """Check the peak memory with many layers; with few, a layer, its gradient and copies take as much as the model."""
     shards = [[value for name, value in left.before.items() if name.startswith("shards[")] for left in lefts]
     model = 8 * sum(shard.numel() for of_rank in shards for shard in of_rank if isinstance(shard, Tensor))
     most = max(left.memory for left in lefts)
@@ -297,7 +300,7 @@ change("dx_divided", "return dx", "return dx / n")
 change("never_freed", "def whole()", "@functools.cache\n    def whole()")
 
 
-# A block that is computed twice
+# A block that is recomputed
 
 
 def computed_again(block: Callable, x: Tensor) -> Tensor:
@@ -325,7 +328,7 @@ WIDE = 516
 
 
 class _Block(nn.Module):
-    """A sharded layer with many outputs; each number of x gets the mean of its share of them."""
+    """A sharded layer with many outputs; the mean of each group of them is added to one number of x."""
 
     def __init__(self, width: int, inside: int, dropout: float, draw: Callable) -> None:
         super().__init__()
@@ -364,7 +367,10 @@ def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> 
 
 
 def _one_block_at_a_time(lefts: list[Left]) -> str:
-    """Of an inside autograd keeps what tanh and dropout put out and what dropout left out: four blocks, 12 such."""
+    """Check that no more than one block's activations are kept.
+
+    Autograd keeps three wide tensors of a block: outputs of tanh and dropout, and the mask. Four blocks keep 12.
+    """
     most, inside = max(left.memory for left in lefts), 8 * 8 * WIDE
     wide = len(lefts[0].before["0.up"]) * len(lefts) >= 3 * WIDE
     too_much = f"The result is right, but a rank holds {most:,} bytes at a time. One block is {3 * inside:,} inside."

@@ -1,10 +1,10 @@
-"""An explorer of sharding: which stage lets a model fit on so many devices, and what that costs.
+"""An explorer of sharding: which stage makes a model fit on so many devices, and what it costs.
 
 | model      ---o---  6.7B           | what lies in memory, against what  |
 | devices    o------  8              | a device has                       |
 | stage      -o-----  ZeRO-1         |                                    |
 | recompute  o------  nothing        |                                    |
-| what comes of it, in words                                              |
+| the result, in words                                                   |
 | where the time of a step goes, without sharding and with the stage      |
 """
 
@@ -21,17 +21,17 @@ from lessons.L03_sharded_data_parallelism.runs import STAGES
 
 DEVICE, PER_NODE = "A100-80GB", 8
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
-SAMPLES = 2  # for each device, all at once
+SAMPLES = 2  # of each device, as one micro-batch
 
 
 def planned(model: str, devices: int, stage: int, recompute: str = "none") -> Estimate:
-    """A model of the family on so many A100 in nodes of eight, two samples for each, in bf16."""
+    """An estimate for a model of the family on `devices` A100 in nodes of eight, two samples for each, in bf16."""
     plan = Plan(dp=devices, zero=stage, micro_batch=SAMPLES, recompute=recompute)
     return estimate(GPT3[model], Cluster(DEVICE, devices // PER_NODE, PER_NODE), plan, SAMPLES * devices)
 
 
 def draw(model: str, devices: int, stage: int, recompute: str) -> View:
-    """What the explorer shows at this setting, and how long a step takes without sharding."""
+    """Draw the explorer at this setting, with the time of a step without sharding beside it."""
     times = {STAGES[one]: planned(model, devices, one, recompute) for one in sorted({0, stage})}
     name, one = STAGES[stage], times[STAGES[stage]]
     return View(
@@ -42,7 +42,7 @@ def draw(model: str, devices: int, stage: int, recompute: str) -> View:
 
 
 def describe(model: str, devices: int, stage: int, recompute: str, one: Estimate) -> str:
-    """Whether it fits, how long a step takes, and which is the first stage that fits."""
+    """Say whether the model fits, how long a step takes, and which is the first stage that is enough."""
     time, data = one.step_time.total, one.flows["data"]
     fits = "fits" if one.fits else "does not fit"
     need = f"each device needs {memory_size(one.memory.total)}, and has {memory_size(one.capacity)}"
@@ -56,7 +56,7 @@ def describe(model: str, devices: int, stage: int, recompute: str, one: Estimate
 
 
 def sharding_explorer(model: str = "6.7B", devices: int = 8, stage: int = 1, recompute: str = "none") -> Explorer:
-    """Four controls, three sentences, two pictures; everything is modelled."""
+    """An explorer with four controls, three sentences and two pictures; everything is modelled."""
     controls = [
         Slider("model", tuple(GPT3), model),
         Slider("devices", DEVICES, devices),

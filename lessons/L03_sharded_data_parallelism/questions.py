@@ -24,20 +24,20 @@ from lessons.L03_sharded_data_parallelism.runs import FOUR_LAYERS, STAGES, shard
 
 
 class Training(NamedTuple):
-    """So many billion parameters, on so many devices of so many gigabytes."""
+    """A model of `billions` parameters, on `devices` devices with `gigabytes` of memory each."""
 
     billions: int
     devices: int
     gigabytes: int
 
     def needed(self, stage: int) -> float:
-        """GB for parameters, gradients and optimizer state in 32 bits, by the formulas of the ZeRO paper."""
-        shards = (4, 4, 8)[3 - stage :]  # bytes for each parameter of what is cut, the optimizer's first
+        """GB per device for parameters, gradients and optimizer state in 32 bits, by the formulas of the ZeRO paper."""
+        shards = (4, 4, 8)[3 - stage :]  # bytes per parameter that are sharded, the optimizer's first
         return self.billions * (16 - sum(shards) * (1 - 1 / self.devices))
 
 
 def _hold(name: str, case: Training) -> Outcome:
-    """Train a small model on devices that are as small in proportion: does it fit, and would less be enough?"""
+    """Train a small model with memory in proportion: does it fit, and would a lower stage be enough?"""
     stage = int(name)
     step = sharded_step(stage, case.devices)
     parameters = step.weights.numel()
@@ -56,7 +56,7 @@ def _hold(name: str, case: Training) -> Outcome:
 
 
 def _train_and_keep(rank: int) -> None:
-    """PyTorch's stage 3, keeping the parameters from forward to backward."""
+    """Train with PyTorch's stage 3, keeping the parameters from forward to backward."""
     model = TinyGPT(FOUR_LAYERS)
     for block in (*model.blocks, model):
         fully_shard(block, reshard_after_forward=False)
@@ -65,7 +65,7 @@ def _train_and_keep(rank: int) -> None:
         data.answer_loss(model(inputs), targets).backward()
 
 
-# How to do without what an option says; None is `_train_and_keep`.
+# option: arguments that remove what it names; None: `_train_and_keep`
 WITHOUT: dict[str, dict[str, Any] | None] = {
     "nothing": {},
     "state": {"optimizer_cls": torch.optim.SGD},
@@ -76,12 +76,12 @@ WITHOUT: dict[str, dict[str, Any] | None] = {
 
 @cache
 def _sent(stage: int, ranks: int) -> int:
-    """Bytes of rank 0 in a step; all options are compared with the same two."""
+    """The bytes that rank 0 sends in a step; cached, as every option is compared with the same two stages."""
     return sharded_step(stage, ranks).timeline.bytes_sent(0)
 
 
 def _send_without(option: str, ranks: int) -> Outcome:
-    """Take away what stage 3 is said to send on top of stage 1: does the difference go with it?"""
+    """Remove what the option says that stage 3 sends on top of stage 1: does the difference disappear?"""
     how = WITHOUT[option]
     if how is None:
         step = after_barrier(launch(_train_and_keep, ranks).timeline)

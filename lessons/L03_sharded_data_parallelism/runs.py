@@ -1,4 +1,4 @@
-"""Training steps in which ranks share out what replicas hold: plain data parallelism, and the three stages of ZeRO.
+"""Training steps with plain data parallelism and with the three stages of ZeRO, which shard what replicas hold.
 
 stage   made of                                        each of N ranks holds, for each parameter
 0       DataParallel                                   4 + 4 + 8 bytes
@@ -30,14 +30,14 @@ from course_lib.timeline import Timeline, compute
 
 STAGES = {0: "data parallelism", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
 FOUR_LAYERS = GPTConfig(layers=4)
-BUCKET = 0.2  # MiB: a layer of FOUR_LAYERS, so that gradients travel in as many pieces as ZeRO-3's
+BUCKET = 0.2  # MiB: a layer of FOUR_LAYERS, so there are as many messages as with ZeRO-3
 
 
 class ShardedStep(NamedTuple):
-    """A step of a training.
+    """One measured step of a training.
 
-    timeline: of that step.  held: by each rank just before its update.
-    activations: the most bytes of them that each rank held.  weights: all of them before the step, in one vector.
+    timeline: of that step.  held: bytes on each rank just before its update.
+    activations: peak bytes of activations on each rank.  weights: all weights before the step, in one vector.
     """
 
     timeline: Timeline
@@ -47,12 +47,12 @@ class ShardedStep(NamedTuple):
 
 
 def sharded_step(stage: int, ranks: int, pace: Pace | None = None, **how: Any) -> ShardedStep:
-    """Train FOUR_LAYERS on real ranks for a step or more, and look at the next one.
+    """Train FOUR_LAYERS on real ranks for a step or more, and measure the next one.
 
     pace: a minibatch is one unit of its `work`.
-    how: steps=1 before the one to look at; samples=32 of a minibatch; dtype=torch.float32;
-        optimizer_cls=torch.optim.AdamW; prefetch=True, as `FullySharded` has it; recompute=False, or True for layers
-        that keep their input alone, and compute the rest of their activations again.
+    how: steps=1 before the measured one; samples=32 of a minibatch; dtype=torch.float32;
+        optimizer_cls=torch.optim.AdamW; prefetch=True, as in `FullySharded`; recompute=False, or True for layers
+        that keep only their input, and recompute their other activations.
 
     Raises ValueError for an unknown stage.
     """
@@ -90,7 +90,7 @@ def _train(
 def _shard(
     model: TinyGPT, stage: int, prefetch: bool = True, optimizer_cls: Any = torch.optim.AdamW
 ) -> tuple[nn.Module, Any, Callable[[], Any]]:
-    """What is trained, its optimizer, and what comes between backward and update."""
+    """The module to train, its optimizer, and the call between backward and update."""
     if stage == 0:
         replica = DataParallel(model, bucket_mb=BUCKET)
         return replica, optimizer_cls(replica.parameters(), lr=1e-3), replica.finish
@@ -114,6 +114,6 @@ def _step(module: nn.Module, optimizer: Any, finish: Callable[[], Any], share: A
 
 
 def compute_again(model: TinyGPT) -> None:
-    """Let each layer keep its input, and compute its activations again when backward needs them."""
+    """Let each layer keep only its input, and recompute its activations when backward needs them."""
     for layer in list(model.blocks)[1:-1]:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=True)

@@ -1,6 +1,6 @@
-"""The checks for layer-wise model parallelism: where to cut, a step over ranks, and what each of them holds.
+"""The checks for layer-wise model parallelism: where to cut, a step over ranks, and what each rank holds.
 
-Splits and bytes come out of the function alone: each rank asks for those of other models.
+Splits and bytes are results of a function without communication: each rank asks for those of other models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def split(costs: Costs, n_stages: int) -> list[range]:
     return min(splits, key=price)
 
 
-MODELS = {  # how many stages to make of how many layers
+MODELS = {  # kind: (number of stages, number of layers) of each model
     "equal layers": ((2, 4), (3, 6), (4, 8)),
     "unequal layers": ((2, 8), (3, 9), (4, 12)),
     "stages of different length": ((5, 11), (4, 10), (3, 11)),
@@ -62,7 +62,7 @@ def _pass_through(model: tuple, stages: Any) -> None:
 
 
 def _dearest(model: tuple, stages: Any) -> str:
-    """What the dearest stage costs, or why this is no split."""
+    """The cost of the most expensive stage, or the reason why this is no split."""
     costs, n_stages = model
     if not isinstance(stages, list | tuple) or not all(isinstance(stage, Iterable) for stage in stages):
         return "no list of stages"
@@ -85,7 +85,7 @@ change("cheapest", price, price.replace("max", "-min"))
 
 
 def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int, float], bool]) -> list[range]:
-    """Stage by stage, each until it is full. is_full: asked with its costs, the next, and the mean of the rest."""
+    """Fill stage by stage. is_full: (costs in the stage, next cost, mean cost of the stages from this one on)."""
     stages, first = [], 0
     for left in range(n_stages - 1, 0, -1):
         last = first + 1
@@ -150,7 +150,7 @@ def _steps(n: int, layers: int, seed: int, steps: int = 1, frozen: int = -1, new
 
 
 def _one_stage_each(n: int, layers: int, seed: int, steps: int, frozen: int, wider: int, rank: int) -> tuple:
-    """Stages of equal width, so that any mistake has shapes that fit, unless each should be wider than the last."""
+    """Stages of equal width, so that shapes fit whatever the mistake; with `wider`, each is wider than the last."""
     own, common = normal(10 * seed + rank), normal(10 * seed + 9)
     widths = [4 + wider * rank] * layers + [4 + wider * (rank + 1)]
     stage = nn.Sequential(*(m for pair in pairwise(widths) for m in (nn.Linear(*pair), nn.Tanh())))
@@ -204,7 +204,7 @@ WIDTHS, STAGES = [72, *[64] * 6, 36], [range(2), range(2, 4), range(4, 5), range
 
 
 def _networks(seed: int, rank: int) -> Plans:
-    """Networks on three ranks."""
+    """Networks of each kind, each cut for three ranks."""
     lengths = {"one layer on each rank": [1] * 3, "more layers on a rank": [2] * 3}
     lengths |= {"stages of different length": [1, 3, 1 + rank % 2]}
     return {kind: [_network(of_stages, seed, rank)] for kind, of_stages in lengths.items()}

@@ -4,10 +4,10 @@
     | minibatch   -o----   32 samples      | parameters, gradients,         |
     | vocabulary  o-----   12 words        | optimizer state, activations   |
     | cut         o-----   by number       |                                |
-    | what came of it, in words            |                                |
+    | the result, in words                 |                                |
     | what every rank did                                               |
 
-Memory is measured, by a ledger on every rank. Time is emulated: every block takes as long as any other.
+Memory is measured, by a ledger on every rank. Time is emulated: all blocks take equally long.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ UNITS = (1, 2, 3, 4, 6, 8)
 SAMPLES = (8, 32, 64)
 VOCABULARIES = (12, 1000, 4000)
 CUTS = ("number", "bytes")
-FORWARD, BACKWARD = 0.006, 0.012  # seconds of a block
+FORWARD, BACKWARD = 0.006, 0.012  # seconds for a block
 
 
 class LayerWiseSetting(NamedTuple):
-    """What the controls say."""
+    """The values of the controls."""
 
     units: int
     samples: int
@@ -52,7 +52,7 @@ class LayerWiseSetting(NamedTuple):
 
 
 def predict(step: Timeline) -> Timeline:
-    """What the simulator says of a pass through the same stages: one rank after the other."""
+    """Simulate a pass through the same stages, one rank after the other."""
     seconds = {
         kind: [sum(span.duration for span in step.of(rank) if span.kind == kind) for rank in range(step.world_size)]
         for kind in ("forward", "backward")
@@ -75,7 +75,7 @@ def look(setting: LayerWiseSetting, runs: Runs) -> View:
 
 
 def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseStep, predicted: Timeline) -> str:
-    """Who holds most, how that compares with an equal share, and how long a step takes."""
+    """Say which rank holds most, how that compares with an equal share, and how long a step takes."""
     time, whole = step.timeline.makespan, alone.held[0].total
     if setting.units == 1:
         return f"1 unit holds all {memory_size(whole)}; {duration(time)} for a step, {step.timeline.origin}."
@@ -91,7 +91,7 @@ def describe(setting: LayerWiseSetting, step: LayerWiseStep, alone: LayerWiseSte
 
 
 class LayerWiseExplorer(Explorer):
-    """Units, samples, vocabulary, and by what the layers are cut."""
+    """An explorer of units, samples, vocabulary, and of cuts by number of layers or by bytes."""
 
     def __init__(self, units: int = 4, samples: int = 32, vocabulary: int = 1000, cut: str = "number") -> None:
         controls = [

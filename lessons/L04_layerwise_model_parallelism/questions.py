@@ -1,4 +1,4 @@
-"""Questions about layers on several devices: what that saves (Q6), and who waits for whom (Q7)."""
+"""Questions about layers on several devices: how that relieves memory (Q6), and who waits for whom (Q7)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _partition() -> Outcome:
 
 
 class Split(NamedTuple):
-    """So many layers on so many units."""
+    """A model of `layers` layers on `units` units."""
 
     layers: int
     units: int
 
 
 def _hold(option: str, case: Split) -> Outcome:
-    """Do it as the option says; is each unit left with its share of what one unit would hold?"""
+    """Split as the option says: does each unit hold only its share of what one unit would hold?"""
     is_split, dtype = option == "layers", torch.bfloat16 if option == "bits" else torch.float32
     samples = 2 * case.units if is_split else 2
     held = [one.states for one in train_layers(case.units, case.layers, samples, is_split, dtype)]
@@ -52,7 +52,7 @@ def _hold(option: str, case: Split) -> Outcome:
 
 
 def _while_waiting(case: Split) -> Outcome:
-    """Training is over, and every unit waits: what it holds now."""
+    """Measure what a waiting unit still holds, after training."""
     held = min(one.states for one in train_layers(case.units, case.layers, 2, True))
     return Outcome(held == 0, found={"held": held}, shown=held > 0)
 
@@ -61,7 +61,7 @@ def _while_waiting(case: Split) -> Outcome:
 
 
 def _pass_through(option: str, stages: int) -> Outcome:
-    """A batch passes through the stages and back, with links and with such that cost nothing: is the option so?"""
+    """Pass a batch through the stages and back, over links and over free links: is the option's claim true?"""
     events, links = fill_and_drain(stages, 1), (Link(0.002), Link())
     timeline, free = (run_events(events, stages, pace=Pace(SECONDS, link)) for link in links)
     held = [one.states for one in train_layers(stages, stages, 1, True)]
@@ -70,7 +70,7 @@ def _pass_through(option: str, stages: int) -> Outcome:
     right = {
         "links": saved > 0.5,
         "copies": max(held) == sum(held),
-        "turns": active(timeline) < 1 + ROUNDING,  # messages leave moments in which nobody works
+        "turns": active(timeline) < 1 + ROUNDING,  # below 1, as nobody works while a message travels
         "uneven": busy[-1] > min(busy) + ROUNDING,
     }[option]
     found: dict[str, object] = {"right": right, "stages": stages, "saved": saved, "idle": idle, "whole": sum(held)}

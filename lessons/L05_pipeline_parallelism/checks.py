@@ -1,6 +1,6 @@
-"""The checks for pipeline parallelism: a rank's list of actions, a rank that runs it, the bubble, the best micro-batch.
+"""The checks for pipeline parallelism: a rank's list of actions, running it, the bubble, the best micro-batch.
 
-Lists and numbers come out of the function alone: each rank asks for the list of its own stage, or for other sizes.
+Lists and numbers are results of functions without communication: each rank asks for its stages, or for other sizes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def interleaved(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: 
 
 
 def _schedule(n: int, name: str, n_stages: int, m: int, new: str = "", each: int = 1, runs: bool = False) -> Case:
-    """each: how many stages a rank of the schedule has. The n ranks that run ask for the lists of all of those."""
+    """A case in which n ranks ask for the lists of all ranks of a schedule. each: stages of a rank of the schedule."""
     on_ranks = f" on {n_stages // each} ranks" * (each > 1)
     text = f"{name}, {n_stages} stages{on_ranks}, {m} micro-batch{'es' * (m > 1)}"
     rows = range(n_stages // each)
@@ -73,7 +73,7 @@ def _interleavings(seed: int) -> list[Case]:
 
 
 def _play_schedule(fn: Callable, name: str, rows: range, n_stages: int, m: int, each: int, runs: bool) -> Any:
-    """each: 1 where a list is asked for by schedule and stage, else by rank."""
+    """Ask for the lists of these rows. each: 1 for a list by schedule and stage, more for a list by rank."""
     lists = {row: fn(name, row, n_stages, m) if each == 1 else fn(row, n_stages // each, each, m) for row in rows}
     if runs:
         perform(lists[dist.get_rank()], n_stages)
@@ -81,7 +81,7 @@ def _play_schedule(fn: Callable, name: str, rows: range, n_stages: int, m: int, 
 
 
 def _as_text(actions: Any, row: int, each: int) -> Any:
-    """A stage is written behind the micro-batch, unless there is only that one."""
+    """The actions as text, such as "F0 B0"; with a stage behind the micro-batch if a rank has several."""
     if not isinstance(actions, list):
         return f"{type(actions).__name__}, and not a list of actions"
     for one in actions:
@@ -91,7 +91,7 @@ def _as_text(actions: Any, row: int, each: int) -> Any:
 
 
 def _what_it_would_do(lefts: list[Left]) -> str:
-    """Why these lists would hang, or what is worse about them."""
+    """Say why these lists would hang, or in what they are worse than the right ones."""
     name, *sizes = (str(lefts[0].values[size]) for size in ("name", "n_stages", "m", "each"))
     n_stages, m, each = map(int, sizes)
     texts = {key.split()[-1]: str(text) for left in lefts for key, text in left.values.items()}
@@ -182,7 +182,7 @@ def _step(n: int, name: str, sizes: Sequence[int], seed: int, new: str = "") -> 
 
 
 def _one_stage_each(name: str, sizes: Sequence[int], seed: int, has_gradients: bool, rank: int) -> tuple:
-    """A stage of its own on each rank, and the whole minibatch, in micro-batches, on all of them."""
+    """A stage of its own on each rank, and on every rank the whole minibatch, in micro-batches."""
     n, own, common = dist.get_world_size(), normal(10 * seed + rank), normal(10 * seed + 9)
     stage = nn.Sequential(nn.Linear(4 if rank else 3, 4 if rank < n - 1 else 2), nn.Tanh())
     inputs, targets = (common(sum(sizes), width).split(sizes) for width in (3, 2))
@@ -229,7 +229,7 @@ def idle_share(forward: Sequence[float], backward: Sequence[float], n_micro_batc
 
 
 def _pipelines(seed: int, rank: int) -> Plans:
-    """Two pipelines of each kind, of 2 to 5 stages; a slow stage, or another one slow in each direction."""
+    """Two pipelines of each kind, of 2 to 5 stages: equal ones, one slow stage, or one more that is slow backward."""
     plans: Plans = {"equal stages": [], "a slow stage": [], "two slow stages": []}
     for n, m in ((2 + rank % 2 + seed, 3 + rank), (4 + seed, 2 + rank)):
         equal, slow, slower = [2] * n, (rank + seed) % n, (rank + seed + 1) % n
@@ -275,7 +275,7 @@ MINIBATCHES = ("roomy minibatches", "minibatches in little room", "minibatches w
 
 
 def _minibatches(seed: int, rank: int) -> Plans:
-    """Several minibatches, so that no two ideas are right in the same ones."""
+    """Minibatches of each kind, so varied that no two mistakes are right for the same ones."""
     usual = [(48, 4, 4.5, 1), (96, 2, 6.5 + rank, 1), (120, 3 + rank, 10.5, 2 + seed)]
     few = [(64, 6 + seed, 200.5 + rank, 1), (96, 4, 150.5 + seed, 1), (80, 8, 300.5 + rank, 1)]
     rooms = [(usual, (1000, 1000, 1000)), (usual, (4, 16, 12)), (few, (64, 48, 40))]

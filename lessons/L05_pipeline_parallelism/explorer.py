@@ -1,10 +1,10 @@
-"""An explorer of pipelines: choose a schedule, and real ranks run it beside what was predicted.
+"""An explorer of pipelines: choose a schedule, and real ranks run it, and the simulator predicts it.
 
     | stages         --o---   4             | what every rank holds,      |
     | micro-batches  ---o--   8             | over time                   |
     | schedule       -o----   gpipe         |                             |
     | cut            o-----   equal         |                             |
-    | what came of it, in words             |                             |
+    | the result, in words                  |                             |
     | what every rank did                                                 |
 
 Devices are emulated, so that a laptop can show what eight of them would do.
@@ -27,13 +27,13 @@ from course_lib.timeline import Timeline
 STAGES = (2, 3, 4, 6, 8)
 MICRO_BATCHES = (1, 2, 4, 6, 8, 12, 16)
 NAMES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
-LAYERS = 288  # of the model: so many that a sixth of any stage is a number of layers
-SECONDS = 0.002  # of one layer, for the minibatch: forward, and each half of the backward
+LAYERS = 288  # of the model: so that a sixth of any stage is a whole number of layers
+SECONDS = 0.002  # for the minibatch in one layer: forward, and each half of the backward
 CUTS = ("equal stages", "last stage 1/6 larger", "last stage 1/3 larger")
 
 
 class PipelineSetting(NamedTuple):
-    """What the controls say. moved: how many sixths of a stage the last one has too many, and the first too few."""
+    """The values of the controls. moved: sixths of a stage that are moved from the first stage to the last."""
 
     ranks: int
     micro_batches: int
@@ -50,7 +50,7 @@ class PipelineSetting(NamedTuple):
 
     @property
     def layers(self) -> list[int]:
-        """How many each stage has."""
+        """The number of layers of each stage."""
         n = self.ranks * self.stages_per_rank
         layers = [LAYERS // n] * n
         layers[0] -= self.moved * layers[0] // 6
@@ -58,12 +58,12 @@ class PipelineSetting(NamedTuple):
         return layers
 
     def run(self) -> Timeline:
-        """One pass forward and backward on real ranks, at the pace of the devices that they stand for."""
+        """Run one step, forward and backward, on real ranks, at the pace of the devices that they stand for."""
         pace = Pace(dict.fromkeys(("forward", "backward", "weight_grad"), SECONDS / self.micro_batches))
         return pipeline_step(self.schedule, pace, self.layers)
 
     def predict(self) -> Timeline:
-        """The same as the simulator has it."""
+        """Simulate the same step."""
         seconds = [SECONDS / self.micro_batches * layers for layers in self.layers]
         return simulate(self.schedule, seconds, seconds, seconds)
 
@@ -78,7 +78,7 @@ def look(setting: PipelineSetting) -> View:
 
 
 def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> str:
-    """What came of a step, how far the prediction was off, and what had to be held."""
+    """Describe a step: its time and bubble beside the predicted ones, and the activations held by the fullest rank."""
     idle, expected = step.idle_fraction(), predicted.idle_fraction()
     micro_batches = counted(setting.micro_batches, "micro-batch")
     most = max(one.most for one in held(step))
@@ -91,7 +91,7 @@ def describe(setting: PipelineSetting, step: Timeline, predicted: Timeline) -> s
 
 
 class PipelineExplorer(Explorer):
-    """Stages, micro-batches, schedule, and how evenly the layers are cut."""
+    """An explorer of stages, micro-batches, schedule, and of how evenly the layers are cut."""
 
     def __init__(self, stages: int = 4, micro_batches: int = 8, schedule: str = "gpipe", moved: int = 0) -> None:
         controls = [

@@ -4,10 +4,10 @@
     | stages       --o---   4               | size: computing, overhead,  |
     | overhead     -o----   4 ms            | idle; and what is held      |
     | memory       --o---   16 samples      |                             |
-    | what came of it, in words             |                             |
+    | the result, in words                  |                             |
     | what every rank did with the size chosen                            |
 
-A micro-batch of b samples takes h + b c seconds on a stage, whatever h is for. The minibatch has B samples and p stages
+A micro-batch of b samples takes h + b c seconds on a stage; h is any overhead. The minibatch has B samples and p stages
 run 1f1b, so a step takes (B / b + p - 1) (h + b c) seconds, and the best b is the square root of B h / ((p - 1) c). The
 model stays the same: with p stages, c is its time for a sample divided by p.
 """
@@ -31,13 +31,13 @@ from lessons.L05_pipeline_parallelism.figure import SizedStep, best, micro_batch
 MINIBATCH = 32  # samples
 SIZES = (1, 2, 4, 8, 16, 32)
 STAGES = (2, 3, 4, 6, 8)
-OVERHEADS = (0.0, 0.002, 0.008, 0.016)  # seconds for each micro-batch on each stage, forward and backward together
-MEMORIES = (4, 8, 16, 32)  # samples whose activations, in its own layers, a device has room for
+OVERHEADS = (0.0, 0.002, 0.008, 0.016)  # seconds per micro-batch and stage, forward and backward together
+MEMORIES = (4, 8, 16, 32)  # samples for whose activations, in its own layers, a device has room
 FORWARD, BACKWARD = 0.004, 0.008  # seconds for a sample in the whole model
 
 
 class MicroBatchSetting(NamedTuple):
-    """What the controls say. size: samples of a micro-batch. overhead: seconds. memory: samples."""
+    """The values of the controls. size: samples of a micro-batch. overhead: seconds. memory: samples."""
 
     size: int
     stages: int
@@ -45,7 +45,7 @@ class MicroBatchSetting(NamedTuple):
     memory: int
 
     def with_size(self, size: int) -> MicroBatchSetting:
-        """To be run: how much memory there is makes no difference to that."""
+        """The setting to run for another size; memory makes no difference to a run."""
         return self._replace(size=size, memory=0)
 
     @property
@@ -54,20 +54,20 @@ class MicroBatchSetting(NamedTuple):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of one micro-batch on one stage."""
+        """Seconds of one micro-batch on one stage, forward and backward."""
         half, samples = self.overhead / 2, self.size / self.stages
         return {"forward": half + samples * FORWARD, "backward": half + samples * BACKWARD}
 
     @property
     def ideal(self) -> float:
-        """The best size by the formula, which knows nothing of memory."""
+        """The best size by the formula, which ignores memory."""
         return sqrt(MINIBATCH * self.overhead * self.stages / ((self.stages - 1) * (FORWARD + BACKWARD)))
 
     def run(self) -> Timeline:
         return pipeline_step(SCHEDULES["1f1b"](self.stages, self.micro_batches), Pace(self.seconds))
 
     def predict(self, measured: float | None = None) -> SizedStep:
-        """What a step should cost by the formula, beside what it did where it was run."""
+        """The step by the formula. measured: the seconds of its run, if it was run."""
         overhead = self.overhead * self.micro_batches
         computing = (FORWARD + BACKWARD) * MINIBATCH / self.stages
         idle = (self.stages - 1) * sum(self.seconds.values())
@@ -76,7 +76,7 @@ class MicroBatchSetting(NamedTuple):
 
 
 def look(setting: MicroBatchSetting, runs: Runs) -> Iterator[View]:
-    """The step with micro-batches of this size, then those of the others."""
+    """Run the step with micro-batches of this size, then with the others."""
     step = runs[setting.with_size(setting.size)]
     for left in runs.one_by_one([setting.with_size(size) for size in SIZES]):
         sizes = curve(setting, runs)
@@ -89,7 +89,7 @@ def look(setting: MicroBatchSetting, runs: Runs) -> Iterator[View]:
 
 
 def curve(setting: MicroBatchSetting, runs: Runs) -> list[SizedStep]:
-    """Every size at this setting."""
+    """The steps of every size at this setting, modelled, and measured as far as they were run."""
     steps = [runs.get(setting.with_size(size)) for size in SIZES]
     return [
         setting._replace(size=size).predict(step and step.makespan) for size, step in zip(SIZES, steps, strict=True)
@@ -97,7 +97,7 @@ def curve(setting: MicroBatchSetting, runs: Runs) -> list[SizedStep]:
 
 
 def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep]) -> str:
-    """What came of a step, and where the shortest one is."""
+    """Describe a step, and the best size that fits."""
     (own,) = (one for one in curve if one.size == setting.size)
     text = (
         f"Micro-batches of {counted(setting.size, 'sample')}, {setting.micro_batches} of them on "
@@ -116,7 +116,7 @@ def describe(setting: MicroBatchSetting, step: Timeline, curve: list[SizedStep])
 
 
 class MicroBatchExplorer(Explorer):
-    """Size of a micro-batch, stages, overhead and memory; the whole curve follows when no move does."""
+    """An explorer of micro-batch size, stages, overhead and memory; the curve is completed when no move comes."""
 
     def __init__(self, size: int = 4, stages: int = 4, overhead: float = 0.008, memory: int = 32) -> None:
         controls = [

@@ -1,10 +1,10 @@
-"""How long a step takes with micro-batches of different sizes: a curve with a minimum, and what it is made of.
+"""The picture of a step's time over the size of its micro-batches: a curve with a minimum, and its parts.
 
 time |  #                        +  idle: the pipeline fills and drains     grows with the size
      |  #              +         #  overhead of every micro-batch           shrinks with the size
      |  #  #        +  +         =  computing                               always the same
      |  =  =  =  =  =  =
-        1  2  4  8  16 32        size of a micro-batch; below it, what has to be held
+        1  2  4  8  16 32        size of a micro-batch; below it, samples held
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MEASURED = LINES[1]._replace(dash=None)
 
 @dataclass(frozen=True)
 class SizedStep:
-    """A step with micro-batches of `size` samples: what it should cost, and what it did.
+    """A step with micro-batches of `size` samples, modelled and measured.
 
     computing, overhead, idle: seconds of the fullest rank, as modelled; together they are the step.
-    held: samples whose activations are there at once, on the rank that holds most.  fits: whether it has room for them.
-    measured: seconds that the step took when it was run, on the emulated clock; None before it was.
+    held: samples whose activations the fullest rank holds at once.  fits: whether it has room for them.
+    measured: seconds of the step's run, on the emulated clock; None before it was run.
     """
 
     size: int
@@ -60,7 +60,7 @@ class SizedStep:
 
 
 def best(steps: Sequence[SizedStep]) -> SizedStep | None:
-    """The shortest step, as modelled, of those that fit; None if none does."""
+    """The step that fits and is modelled to be the shortest; None if none fits."""
     return min((step for step in steps if step.fits), key=lambda step: step.modelled, default=None)
 
 
@@ -69,7 +69,7 @@ def micro_batch_sizes(
 ) -> Picture:
     """Draw the time of a step over the size of its micro-batches.
 
-    chosen: a size to be marked.
+    chosen: a size to highlight.
     """
     legend, origins = dict[str, Look](PARTS), {"modelled"}
     if any(step.measured for step in steps):

@@ -1,4 +1,4 @@
-"""Questions about pipelines: who does what when (Q10), who works at a time (Q11), and which order is best (Q8)."""
+"""Questions about pipelines: who does what at a moment (Q10), how many work at a time (Q11), the best order (Q8)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from course_lib.timeline import Span, Timeline
 
 
 class Moment(NamedTuple):
-    """When a stage of a pipeline has just finished the forward pass of a micro-batch. Both count from 1."""
+    """The moment when a stage has just finished the forward pass of a micro-batch. Stages and micro-batches from 1."""
 
     stages: int
     stage: int
@@ -39,7 +39,7 @@ class Moment(NamedTuple):
 
     @property
     def next_of_first(self) -> int:
-        """The micro-batch that the first stage has come to, from 1."""
+        """The micro-batch that the first stage works on at this moment, from 1."""
         return self.micro_batch + self.stage
 
 
@@ -49,7 +49,7 @@ def _fields_of_moment(case: Moment) -> dict[str, object]:
 
 
 def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
-    """What S1 is said to do, and with which micro-batch, from 0."""
+    """Each option's claim: the kind of S1's work at this moment, and its micro-batch, from 0."""
     return {
         "waits": ("wait", None),
         "next": ("forward", case.micro_batch),
@@ -60,11 +60,11 @@ def _claims(case: Moment) -> dict[str, tuple[str, int | None]]:
 
 
 def _read_off(option: str, case: Moment) -> Outcome:
-    """Look in the trace of a real pipeline when S1 does this, and what the other stage does then."""
+    """Find in the trace of a real pipeline when S1 does what the option claims, and what it does at this moment."""
     timeline = run_events(fill_and_drain(case.stages, case.next_of_first + 2), case.stages)
     finished = _find(timeline, case.stage - 1, "forward", case.micro_batch - 1).end
     claimed = _find(timeline, 0, *_claims(case)[option])
-    now = finished + ROUNDING  # what ends then is over, and what begins then has begun
+    now = finished + ROUNDING  # spans that end then are over, spans that begin then have begun
     right = claimed.start <= now < claimed.end
     when = "just then" if right else "later" if claimed.start > now else "earlier"
     doing = next(span for span in timeline.of(0) if span.start <= now < span.end and not span.background)
@@ -74,7 +74,7 @@ def _read_off(option: str, case: Moment) -> Outcome:
 
 
 def _find(timeline: Timeline, rank: int, kind: str, micro_batch: int | None) -> Span:
-    """The first span of this kind, and micro-batch, in the foreground of a rank."""
+    """The first foreground span of a rank with this kind and micro-batch."""
     spans = (span for span in timeline.of(rank) if not span.background)
     return next(span for span in spans if span.kind == kind and span.micro_batch == micro_batch)
 
@@ -87,7 +87,7 @@ def _words(span: Span) -> str:
 
 
 class Strategy(NamedTuple):
-    """What is done about idle units. pieces: micro-batches; work: of the whole batch on one unit."""
+    """A strategy against idle units. pieces: micro-batches; work: of the whole batch on one unit."""
 
     pieces: int = 1
     work: float = 2.0
@@ -108,7 +108,7 @@ STRATEGIES = {
 
 
 def _activity(strategy: str, units: int) -> Outcome:
-    """How many units are active on average, before and with a strategy."""
+    """Compare the average number of active units before and with a strategy."""
     before, after = Strategy().run(units), STRATEGIES[strategy].run(units)
     was, now = map(active, (before, after))
     right = now > 1 + ROUNDING
@@ -184,7 +184,7 @@ BEFORE, AFTER, FEWER = Grid(8, 8), Grid(8, 32), Grid(8, 16)
 def _tuned() -> Outcome:
     steps = [flow("gpipe", 4, 4), flow("1f1b", 4, 16), flow("interleaved_1f1b", 4, 16, 2)]
     names = ("gpipe, 4 micro-batches", "1f1b, 16 micro-batches", "interleaved_1f1b, 16 micro-batches")
-    # A micro-batch is smaller where there are more of them, and so is what it leaves to be held.
+    # Micro-batches differ in size between the steps, so count held activations as shares of the batch.
     most = [max(one.most for one in held(step)) / m for step, m in zip(steps, (4, 16, 16), strict=True)]
     lines = (
         f"{name}: idle {percent(step.idle_fraction())}, holds at most {percent(share)} of the batch's activations"

@@ -1,8 +1,8 @@
 """The checks for the exercise on tensor parallelism: every rank holds a share of a layer, and computes that share.
 
 column_parallel(x, weight, bias)      some outputs of a linear layer, whole
-row_parallel(x, weight, bias)         an addend of all its outputs, summed
-cut_heads(qkv, bias, out, heads)      what a rank holds of an attention layer
+row_parallel(x, weight, bias)         partial sums of all its outputs, added up
+cut_heads(qkv, bias, out, heads)      a rank's shares of an attention layer
 cross_entropy(logits, targets, first) loss and gradient from a share of the logits
 """
 
@@ -26,11 +26,11 @@ from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
 PACE = Pace(device={"forward": 0.02, "backward": 0.04}, link=Link(latency=0.002, bandwidth=1e6))
-exact = partial(Exercise, pace=PACE, rounding=1e-12)  # everything is float64; wrong ideas are off by far more
+exact = partial(Exercise, pace=PACE, rounding=1e-12)  # everything is float64; mistakes are off by far more
 
 
 def _random(*shapes: tuple[int, ...], seed: int) -> list[Tensor]:
-    """The same numbers on all ranks."""
+    """Random tensors of these shapes, the same on all ranks."""
     return [*map(normal(seed), shapes)]
 
 
@@ -66,20 +66,20 @@ def averaged(tensor: Tensor) -> Tensor:
 
 
 def side_by_side(tensor: Tensor) -> Tensor:
-    """All ranks' tensors along the last dimension, in which they may differ."""
+    """All ranks' tensors, concatenated along the last dimension, in which their sizes may differ."""
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, tensor.detach())
     return torch.cat(parts, -1)
 
 
 def _linear(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, new: str = "") -> Case:
-    """A layer, cut for n ranks along its "inputs" or its "outputs"."""
+    """A case with a linear layer, cut for n ranks along its "inputs" or its "outputs"."""
     text = f"{n} ranks, {' x '.join(map(str, samples))} samples, and a layer from {inputs} to {outputs}"
     return Case(text, n, partial(_linear_arguments, cut, n, samples, inputs, outputs), new)
 
 
 def _linear_arguments(cut: str, n: int, samples: tuple[int, ...], inputs: int, outputs: int, rank: int) -> tuple:
-    """This rank's x, weight and bias, and the gradient of what it puts out."""
+    """This rank's x, weight, bias, and the gradient of its output."""
     shapes = (*samples, inputs), (outputs, inputs), (outputs,), (*samples, outputs)
     cut_along = {"outputs": (None, 0, 0, -1), "inputs": (-1, 1, None, None)}[cut]
     whole = _random(*shapes, seed=sum(map(sum, shapes)))
@@ -95,7 +95,7 @@ def _linear_cases(cut: str, seed: int) -> list[Case]:
 
 
 def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> dict[str, Any]:
-    """A forward and a backward pass. x comes from a layer before, weight and bias are parameters."""
+    """Run a forward and a backward pass. x comes from a layer before, weight and bias are parameters."""
     leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
     with compute("forward"):
         from_before = leaves[0].clone()
@@ -150,7 +150,7 @@ def heads_cut(qkv: Tensor, bias: Tensor, out: Tensor, heads: int) -> tuple[Tenso
 
 
 def attention(x: Tensor, shares: Sequence[Tensor], width: int) -> Tensor:
-    """What some heads add to y: [batch, sequence, hidden], before g."""
+    """The partial sum of y that a rank's heads compute, before g: [batch, sequence, hidden]."""
     qkv, bias, out = shares
     query, key, value = F.linear(x, qkv, bias).unflatten(-1, (3, -1, width)).permute(2, 0, 3, 1, 4)
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -184,7 +184,7 @@ def _play_heads(fn: Any, x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, head
 
 
 def _are_heads(shares: Any, width: int, hidden: int) -> bool:
-    """Whether these are matrices that whole heads can be computed with."""
+    """Whether these are three tensors of whole heads, with shapes that fit each other."""
     is_triple = isinstance(shares, tuple | list) and len(shares) == 3
     if not is_triple or not all(isinstance(one, Tensor) and one.dtype == torch.float64 for one in shares):
         return False
@@ -194,7 +194,7 @@ def _are_heads(shares: Any, width: int, hidden: int) -> bool:
 
 
 def _view_heads(lefts: list[Left]) -> list[Values]:
-    """Which heads a rank has is free; what matters are how many each has, and what all put out together."""
+    """The values to compare: numbers of heads, and the sum of all outputs. Which heads a rank has is free."""
     results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
     counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
     if len(addends) < len(lefts):
@@ -237,7 +237,7 @@ def entropy(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor
 
 
 def _tokens(n: int, samples: int, vocab: int, size: float = 1.0, shift: float = 0.0, new: str = "") -> Case:
-    """size: of the logits.  shift: how much higher those of a target are than those of the next one."""
+    """A case of logits. size: their scale.  shift: by how much each row of logits is lower than the one before."""
     text = f"{n} ranks, {samples} targets and {vocab} tokens"
     return Case(text, n, partial(_tokens_arguments, n, samples, vocab, size, shift), new)
 

@@ -4,11 +4,11 @@
     | hidden size  --o--  64              |                             |
     | cut          o----  columns, rows   |                             |
     | sequence     [ ] parallel           |                             |
-    | what came of it, in words           |                             |
-    | who holds what, and where something travels                       |
+    | the result, in words                |                             |
+    | who holds what, and what is communicated where                    |
 
-Devices and links are emulated. Cuts that cost more really run, and so do mistakes: their numbers are compared with
-those of one process.
+Devices and links are emulated. Costlier cuts and mistakes really run, too: all results are compared with those of
+one process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lessons.L06_tensor_parallelism.runs import POSITIONS, WAYS, CutRun, run_cut
 
 RANKS = (1, 2, 4, 8)
 HIDDEN = (32, 64, 128)
-FORWARD = 2e-6  # seconds for a multiplication at each position
+FORWARD = 2e-6  # seconds per multiplication and position
 LATENCY, BANDWIDTH = 0.0005, 1e6  # seconds; bytes per second
 PACE = Pace({"forward": FORWARD, "backward": 2 * FORWARD}, Link(LATENCY, BANDWIDTH))
 
 
 def predict(run: CutRun) -> float:
-    """Seconds of a run by the formula: a product takes its share of the time, twice that backward, and a ring its steps
-    and its bytes.
+    """Predict the seconds of a run: products divided among the ranks, twice as long backward, and each ring's steps and
+    bytes.
     """
     products = 3 * FORWARD * sum(operation.work for operation in run.operations)
     rings = [way for operation in run.operations for way in (operation.forward, operation.backward) if way]
@@ -74,7 +74,7 @@ def _verdict(run: CutRun) -> str:
 
 
 class TensorParallelExplorer(Explorer):
-    """Ranks, hidden size, how the two matrices are cut, and whether the sequence is cut, too."""
+    """An explorer of ranks, hidden size, the cut of the two matrices, and sequence parallelism."""
 
     def __init__(
         self, ranks: int = 4, hidden: int = 64, way: str = "columns, rows", sequence_parallel: bool = False

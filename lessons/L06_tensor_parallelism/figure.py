@@ -1,4 +1,4 @@
-"""Who holds what of an MLP whose two matrices are cut, and where something travels.
+"""The picture of an MLP whose two matrices are cut: who holds what, and what is communicated where.
 
     forward             nothing                              all-reduce
                x          (f)       A        u          B        (g)       y
@@ -8,7 +8,7 @@
                                                       [3]
     backward           all-reduce                             nothing
 
-The colors and patterns are those of ranks: what a rank holds alone has its own, what all of them hold is blank.
+A rank's share has the rank's color and pattern; a tensor that all of them hold is blank.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from course_lib.figures.svg import BACKGROUND, Sheet, text_width
 if TYPE_CHECKING:
     from lessons.L06_tensor_parallelism.runs import CutRun, Operation
 
-GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: beside the lanes, between things, and of a communication
-NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: of the hidden size, of four times it, and of a sequence
+GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: left of the lanes, between things, of a communication
+NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: the hidden size, four times that, a sequence
 LANE, LINE = 42.0, 15.0
-STACK = 10.0  # by how much addends stand out behind each other
+STACK = 10.0  # pixels: offset of partial sums behind each other
 COLUMNS = (
     *("operation", "after it, ranks hold", "forward", "sent forward (bytes)", "backward", "sent backward (bytes)"),
 )
 
 
 class _Thing(NamedTuple):
-    """A box in the picture: a matrix, or what goes through. cut: as `Operation.leaves` has it, or by "rows"."""
+    """A box in the picture: a matrix or an activation. cut: a value of `Operation.leaves`, or "rows"."""
 
     name: str
     width: float
@@ -47,7 +47,7 @@ class _Thing(NamedTuple):
 
 
 def who_holds_what(run: CutRun, width: int = 850, title: str | None = None) -> Picture:
-    """Draw an MLP on its ranks, from `lessons.L06_tensor_parallelism.runs`.
+    """Draw an MLP on its ranks. run: from `lessons.L06_tensor_parallelism.runs.run_cut`.
 
     Raises ValueError for more ranks than can be told apart.
     """
@@ -64,7 +64,7 @@ def who_holds_what(run: CutRun, width: int = 850, title: str | None = None) -> P
 
 
 class _Station(NamedTuple):
-    """A communication. sent: bytes of each rank, forward and backward."""
+    """A communication. sent: bytes that each rank sends, forward and backward."""
 
     operation: Operation
     sent: tuple[int, int]
@@ -72,7 +72,7 @@ class _Station(NamedTuple):
 
 
 def _line_up(run: CutRun) -> list[_Thing | _Station]:
-    """What is drawn, from left to right."""
+    """The things and communications of the picture, from left to right."""
     name, cut = "x", "positions" if run.operations[0].forward else "whole"
     found: list[_Thing | _Station] = [_through(name, cut)]
     for operation, sent in zip(run.operations, run.traffic, strict=True):
@@ -82,7 +82,7 @@ def _line_up(run: CutRun) -> list[_Thing | _Station]:
         elif operation.is_communication:
             found.append(_Station(operation, sent))
         elif isinstance(found[-1], _Thing):
-            found.pop()  # what comes out of a GELU takes the place of what went in
+            found.pop()  # a GELU's output takes the place of its input
         if operation.leaves != cut or not operation.is_communication:
             found.append(_through(name, operation.leaves))
         cut = operation.leaves
@@ -132,7 +132,7 @@ def _draw_thing(sheet: Sheet, thing: _Thing, ranks: int, x: float, middle: float
         what = {"addends": "an addend of all of it"}.get(cut, f"its {cut}")
         tip = f"{thing.name}: rank {rank} holds {what}"
         sheet.box(*box, tip=tip, fill=fill, stroke="currentColor", stroke_width=0.7)
-    # Names of cuts are wider than what is cut, so those of matrices are on a line of their own.
+    # Names of cuts are wider than the boxes, so those of matrices are on a line of their own.
     below = middle + WIDE / 2 + (2 * LINE if thing.is_matrix else LINE)
     sheet.text(center, below, cut, text_anchor="middle", font_size=11)
 
@@ -141,7 +141,7 @@ def _box_of_share(thing: _Thing, rank: int, ranks: int, x: float, y: float) -> t
     """Left, top, width and height of a rank's share."""
     if thing.cut == "columns":
         return x + thing.width * rank / ranks, y, thing.width / ranks, thing.height
-    if thing.cut == "addends":  # all of one size, laid over each other
+    if thing.cut == "addends":  # full size, one behind the other
         step = STACK * rank / ranks
         return x + step, y + step, thing.width - STACK, thing.height - STACK
     return x, y + thing.height * rank / ranks, thing.width, thing.height / ranks
@@ -175,6 +175,6 @@ def _summary(run: CutRun) -> str:
 
 
 def count_operations(names: Iterable[str]) -> str:
-    """What travels, counted, in words: "2 all-reduces and 1 all-gather"; "" counts as nothing."""
+    """Count communications in words: "2 all-reduces and 1 all-gather"; empty names are not counted."""
     counts = Counter(filter(None, names))
     return listed([counted(count, name) for name, count in counts.items()]) if counts else "nothing"

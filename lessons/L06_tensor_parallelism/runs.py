@@ -1,13 +1,13 @@
-"""Two matrices, four ways to cut them, and what travels in each.
+"""Runs of an MLP's two matrices, cut in four ways, and the communication of each.
 
-A product x A can be shared by two ranks in two ways:
+Two ranks can share a product x A in two ways:
 
     by columns    x [A_0 | A_1]  =  [x A_0 | x A_1]        every rank needs all of x, and gets some columns
-    by rows       [x_0 | x_1] [A_0]  =  x_0 A_0 + x_1 A_1  every rank needs some columns of x, and gets an addend
+    by rows       [x_0 | x_1] [A_0]  =  x_0 A_0 + x_1 A_1  every rank needs some columns of x, and gets a partial sum
                               [A_1]
 
-An MLP has two products, y = gelu(x A) B, and gelu(u + v) is not gelu(u) + gelu(v): addends have to be summed before
-it, columns need not be put together. So the cuts differ in what travels. With n ranks, for x of b bytes, the ring
+An MLP has two products, y = gelu(x A) B, and gelu(u + v) is not gelu(u) + gelu(v): partial sums must be added up
+before it, columns need not be gathered. So the cuts differ in communication. With n ranks, for x of b bytes, the ring
 algorithms send (n - 1) / n times
 
     cut of A, B         forward                          backward                         together
@@ -16,9 +16,9 @@ algorithms send (n - 1) / n times
     rows, rows          all-reduce 4 b, all-reduce b     all-gather 4 b, all-gather b    15 b
     rows, columns       all-reduce 4 b, all-gather b     all-reduce 4 b, all-gather b    18 b
 
-(an all-reduce of b sends 2 b). The first cut fits together: the second product takes just what the first one leaves.
+(an all-reduce of b sends 2 b). In the first cut the second product takes just what the first one leaves.
 
-Such an MLP is a list of operations. The same list is run, counted, drawn, and broken on purpose.
+Such an MLP is a list of operations. The same list is run, counted, drawn, and broken by mistakes.
 
 Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", section 3.
 """
@@ -45,12 +45,12 @@ DIMENSION = {"columns": 1, "rows": 0}  # of a matrix [in, out], as in x A; a Lin
 
 
 class Operation(NamedTuple):
-    """One step of an MLP on the ranks.
+    """One operation of an MLP on the ranks.
 
-    run: what it does with this rank's part of x [batch, sequence, width].
-    leaves: what every rank has after it: "whole", the same on all; its "columns" or its "positions"; "addends".
-    forward, backward: what travels, such as "all-reduce"; "" for nothing.
-    work: multiplications for each position, on one rank; 0 for what is no matrix product.
+    run: the operation on this rank's part of x [batch, sequence, width].
+    leaves: what a rank has after it: all of it ("whole"), its "columns" or "positions", or a partial sum ("addends").
+    forward, backward: the communication, such as "all-reduce"; "" for none.
+    work: multiplications per position on one rank; 0 unless it is a matrix product.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Operation(NamedTuple):
 
 
 def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = False) -> list[Operation]:
-    """The MLP y = gelu(x a) b of a rank, operation by operation.
+    """A rank's operations of the MLP y = gelu(x a) b.
 
     a: [hidden, wide] and b: [wide, hidden], the whole matrices; a rank uses its share of each.
-    cut: of a and of b, each by "columns" or "rows".
-    sequence_parallel: x and y are this rank's positions; else all ranks have all of them.
+    cut: the cut of a and of b, each by "columns" or "rows".
+    sequence_parallel: whether a rank's x and y are only its positions.
 
     Raises ValueError for another cut.
     """
@@ -80,7 +80,7 @@ def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = 
     gelu = Operation("gelu", F.gelu, "columns" if first == "columns" else "whole")
     fits = (first, second) == ("columns", "rows")
     between = [] if fits else [*_leave(first, b.shape[0]), *_enter(second)]
-    after_sum = 1 if first == "rows" else 0  # a GELU of addends would be wrong, one of columns is less work
+    after_sum = 1 if first == "rows" else 0  # a GELU of partial sums would be wrong; one of columns is less work
     return [
         *_enter(first, sequence_parallel),
         _product("A", a, first),
@@ -93,15 +93,15 @@ def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = 
 
 
 def without_sum(operations: Sequence[Operation], name: str) -> list[Operation]:
-    """The same operations, but those of this name, "f" or "g", do not add anything up.
+    """Replace the operations of this name, "f" or "g", by ones that do not add up.
 
-    That is what becomes of a layer whose author has forgotten an all-reduce: every shape is right.
+    This is a layer whose author has forgotten an all-reduce: every shape is right.
     """
     return [_forgetful(operation) if operation.name == name else operation for operation in operations]
 
 
 def gelu_first(operations: Sequence[Operation]) -> list[Operation]:
-    """The same operations, but the GELU before the sum that it should come after."""
+    """Move the GELU of these operations before the sum that it should follow."""
     order = list(operations)
     at = [operation.name for operation in order].index("gelu")
     order[at - 1 : at + 1] = order[at]._replace(leaves="addends"), order[at - 1]
@@ -109,7 +109,7 @@ def gelu_first(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def forward_and_backward(operations: Sequence[Operation], x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Forward with x, and backward with the gradient of the result: the result, and the gradient of x."""
+    """Run forward with x, backward with the gradient of the result. Returns the result and the gradient of x."""
     tape = []
     for operation in operations:
         x = x.detach().requires_grad_()
@@ -135,7 +135,7 @@ def _product(name: str, matrix: Tensor, how: str) -> Operation:
 
 
 def _enter(how: str, sequence_parallel: bool = False) -> list[Operation]:
-    """What a product of this cut needs before it."""
+    """The operations that a product of this cut needs before it."""
     if how == "rows":
         return [*([_join_positions()] if sequence_parallel else []), _take("columns", -1)]
     if sequence_parallel:
@@ -144,7 +144,7 @@ def _enter(how: str, sequence_parallel: bool = False) -> list[Operation]:
 
 
 def _leave(how: str, width: int, sequence_parallel: bool = False) -> list[Operation]:
-    """What makes its result whole, or this rank's positions of it. width: of the result."""
+    """The operations from a product's result to the whole, or to this rank's positions. width: of the result."""
     if how == "columns":
         join = Operation("join", lambda x: tp.gather_from_ranks(x, -1, width), "whole", "all-gather", "")
         return [join, *([_take("positions", SEQUENCE)] if sequence_parallel else [])]
@@ -174,20 +174,20 @@ def _forgetful(operation: Operation) -> Operation:
 # On real ranks, beside one process
 
 POSITIONS = 32
-WAYS = {  # how to cut, and what is forgotten
+WAYS = {  # name: (the cut, the mistake)
     **{", ".join(cut): (cut, "") for cut in CUTS},
     "columns, rows, without f": (("columns", "rows"), "f"),
     "columns, rows, without g": (("columns", "rows"), "g"),
     "rows, columns, GELU before the sum": (("rows", "columns"), "gelu"),
 }
-ROUNDING = 1e-4  # far more than what 32-bit numbers lose in these sums, far less than any mistake
+ROUNDING = 1e-4  # far more than the rounding of these sums in 32 bits, far less than any mistake
 
 
 class CutRun(NamedTuple):
     """An MLP that was run on ranks, forward and backward.
 
-    traffic: bytes that a rank sends, forward and backward, for each operation.
-    off: by which share of its largest number a result differs from one process's, the worst rank counts.
+    traffic: bytes that a rank sends for each operation, forward and backward.
+    off: for each result the largest difference from one process's, on any rank, as a share of its largest number.
     """
 
     operations: list[Operation]
@@ -209,7 +209,7 @@ def run_cut(
 ) -> CutRun:
     """Run an MLP of this hidden size, cut in one of the WAYS, and compare it with one process.
 
-    Raises ValueError for a way that is unknown.
+    Raises ValueError for an unknown way.
     """
     if way not in WAYS:
         raise ValueError(f"way={way!r} is unknown; choose one of {', '.join(map(repr, WAYS))}")
@@ -236,7 +236,7 @@ def _run_cut(
     expected = (own(y), own(of_x), *of_matrices)
     names = ("y", "gradient of x", "gradient of A", "gradient of B")
     off = {name: _off(one, right) for name, one, right in zip(names, got, expected, strict=True)}
-    return [operation._replace(run=_all) for operation in operations], off  # matrices need not travel
+    return [operation._replace(run=_all) for operation in operations], off  # without the matrices in `run`
 
 
 def _all(tensor: Tensor) -> Tensor:
@@ -248,12 +248,12 @@ def _own_positions(tensor: Tensor) -> Tensor:
 
 
 def _gradients(a: Tensor, b: Tensor, cut: tuple[str, str]) -> list[Tensor]:
-    """Of this rank's shares of the matrices."""
+    """The gradients of this rank's shares of the matrices."""
     return [tp.shard(m.grad, DIMENSION[how]).clone() for m, how in zip((a, b), cut, strict=True) if m.grad is not None]
 
 
 def _one_process(a: Tensor, b: Tensor, x: Tensor, gradient: Tensor, cut: tuple[str, str]) -> list[Tensor]:
-    """What one process with the whole matrices finds: y, the gradient of x, and this rank's shares of theirs."""
+    """The results of one process with whole matrices: y, the gradient of x, and this rank's shares of the matrices'."""
     a, b, x = (tensor.detach().clone().requires_grad_() for tensor in (a, b, x))
     y = F.gelu(x @ a) @ b
     y.backward(gradient)
@@ -266,7 +266,7 @@ def _off(got: Tensor, expected: Tensor) -> float:
 
 
 def _traffic(timeline: Timeline, operations: list[Operation]) -> list[tuple[int, int]]:
-    """What rank 0 sends, forward and backward, for each operation, read off its trace."""
+    """The bytes that rank 0 sends for each operation, forward and backward, read off its trace."""
     sent = iter([span.bytes for span in timeline.of(0) if span.kind == "transfer"])
     forward = [next(sent, 0) if operation.forward else 0 for operation in operations]
     backward = [next(sent, 0) if operation.backward else 0 for operation in reversed(operations)]

@@ -1,9 +1,9 @@
-"""The checks for the exercise on mixed precision: compute and send in 16 bits, add up and remember in 32.
+"""The checks for the exercise on mixed precision: compute and send in 16 bits, add up and keep in 32.
 
 update_scale(gradients, scale, good_steps, interval)       who skips, and which loss scale comes next
-master_step(weights, masters, gradients, optimizer)        small updates, which 16 bits would round away
+master_step(weights, masters, gradients, optimizer)        updates so small that 16 bits round them away
 sum_gradients(micro_batches)                               long sums and large ones, sent in 16 bits
-unscale_and_clip(gradients, scale, max_norm)               the norm of what lies on all ranks
+unscale_and_clip(gradients, scale, max_norm)               the norm of gradients on all ranks
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACE = Pace(device={"backward": 0.04, "optimizer": 0.01}, link=Link(latency=0.00
 
 
 def _random(n: int, seed: int) -> Tensor:
-    """Numbers from 1 to 2."""
+    """Random numbers from 1 to 2."""
     return 1 + torch.rand(n, generator=torch.Generator().manual_seed(seed))
 
 
@@ -44,13 +44,13 @@ def adapted(gradients: list[Tensor], scale: float, good_steps: int, interval: in
 
 
 def _steps(n: int, history: str, interval: int, new: str = "") -> Case:
-    """history: of each step, the rank on which a gradient overflows; "." where none does."""
+    """A case of several steps. history: for each step the rank whose gradient overflows, or "." for none."""
     text = f"{n} ranks and {len(history)} steps, overflow on rank (. on none): {' '.join(history)}, interval {interval}"
     return Case(text, n, partial(_steps_arguments, history, interval), new)
 
 
 def _steps_arguments(history: str, interval: int, rank: int) -> tuple[Any, ...]:
-    """Two gradients a step, one of them with finite numbers whose sum float16 cannot hold; rank 2 has none."""
+    """Two gradients in each step, one of them with a sum that overflows float16; rank 2 has none."""
     steps = []
     for step, where in enumerate(history):
         large, other = torch.full((3,), 6e4).half(), _random(4, step).half()
@@ -107,14 +107,14 @@ def updated(weights: list[Tensor], masters: list[Any], gradients: list[Any], opt
 
 
 def _updates(n: int, dtype: torch.dtype, steps: int, lr: float, new: str = "", is_missing: bool = False) -> Case:
-    """lr: in units of the dtype's last digit."""
+    """A case of several updates. lr: the learning rate, in units of the dtype's last digit."""
     text = f"{n} ranks, weights in {str(dtype)[6:]}, {steps} steps" + ", gradients missing" * is_missing
     lr *= torch.finfo(dtype).eps
     return Case(text, n, partial(_updates_arguments, dtype, steps, lr, is_missing), new)
 
 
 def _updates_arguments(dtype: torch.dtype, steps: int, lr: float, is_missing: bool, rank: int) -> tuple[Any, ...]:
-    """Other weights and gradients on each rank."""
+    """Weights and gradients that differ between ranks, and the learning rate."""
     seeds = [10 * rank + 100 * step for step in range(steps + 1)]
     weights, *gradients = ([_random(3 + i, seed + i).to(dtype) for i in range(3)] for seed in seeds)
     of_all: list[list[Any]] = gradients
@@ -196,14 +196,14 @@ def _sums_cases(seed: int) -> list[Case]:
 
 
 def _two_bytes(lefts: list[Left]) -> str:
-    """An all-reduce may be taken apart, which gives a half more to operations, and a word on the side is free."""
+    """Check for two bytes per number, with room for all-reduces made of other operations, and for a scalar besides."""
     most = max(sum(sent.content.nbytes for sent in left.sent) for left in lefts)
     n = lefts[0].values["the result"].numel()  # type: ignore[union-attr]
     too_much = f"The mean is right, but a rank gives {most} bytes to the others, where {2 * n} would do: two a number."
     return too_much * (most > 3 * n + 16)
 
 
-priced, rounding = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, and each addition: 2^-11 times at most 8
+priced, rounding = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
 sum_gradients = Exercise(
     "sum_gradients", mean_of_all, result, _sums_cases, priced, PACE, rounding=rounding, contract=_two_bytes
 )
@@ -245,7 +245,7 @@ def _norms(n: int, kind: str, max_norm: float, new: str = "") -> Case:
 
 
 def _norms_arguments(kind: str, max_norm: float, rank: int) -> tuple[list[Tensor], float, float]:
-    """Two gradients of each rank, but none of rank 2; those of rank 0 are the largest."""
+    """Two gradients on each rank, but none on rank 2; those of rank 0 are the largest."""
     scale = 256.0
     gradients = [scale * (4 - rank) * _random(3 + i, 10 * rank + i) for i in range(0 if rank == 2 else 2)]
     if kind.endswith(f"rank {rank}"):
@@ -269,7 +269,7 @@ def _play_norms(fn: Any, gradients: list[Tensor], scale: float, max_norm: float)
 
 
 def _view_norms(lefts: list[Left]) -> list[Values]:
-    """Where a step has to be skipped, gradients do not matter."""
+    """The values to compare: gradients and result, or the result alone if the step has to be skipped."""
     given = [one for left in lefts for one in left.before.values() if isinstance(one, Tensor)]
     matters = all(one.isfinite().all() for one in given)
     return [{name: one for name, one in left.values.items() if matters or name == "the result"} for left in lefts]

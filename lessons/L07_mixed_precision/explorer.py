@@ -1,14 +1,14 @@
-"""An explorer of mixed precision: choose what is done in how many bits, and watch a real training live or die.
+"""An explorer of mixed precision: choose what is kept in how many bits, and watch a real training live or die.
 
     | format        ----o  float16       | how large the gradients are, and which |
     | loss scale    o----  none          | of them the format turns into zeros    |
     | weights       ----o  master copy   |                                        |
     | learning      ---o-  rate 0.003    |                                        |
-    | what came of it, in words          |                                        |
+    | the result, in words               |                                        |
     | the loss of this training while it goes on, beside the same one in float32  |
 
-The training is one process's share of a large run: its minibatch is said to be one of 65,536 micro-batches, so that
-its gradients are as small as those of a run with millions of tokens to a minibatch.
+The training stands for one process's share of a large run: its minibatch counts as one of 65,536 micro-batches, so that
+its gradients are as small as in a run with millions of tokens in a minibatch.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from lessons.L07_mixed_precision.figure import lost, number_range, power
 from lessons.L07_mixed_precision.runs import Format, exponents
 
 SAMPLES, STEPS = 64, 150
-MICRO_BATCHES = 2**16  # of one minibatch, by each of which the loss is divided
+MICRO_BATCHES = 2**16  # in one minibatch; the loss is divided by their number
 PIECE = 10  # steps between two pictures
 FORMATS = ("float32", "bfloat16", "float16")
 SCALES = {"none": 1.0, "2⁸": 2.0**8, "2¹⁶": 2.0**16, "2⁴⁰": 2.0**40, "dynamic": None}
-HIGHEST, GROWTH = 2.0**40, 20  # where a dynamic scale begins, and the good steps after which it is doubled
+HIGHEST, GROWTH = 2.0**40, 20  # a dynamic scale's first value, and the good steps after which it is doubled
 RATES = (1e-5, 1e-4, 1e-3, 3e-3)
 
 
 class MixedPrecisionSetting(NamedTuple):
-    """What the controls say. scale: of the loss; None for a dynamic one."""
+    """The values of the controls. scale: of the loss; None for a dynamic one."""
 
     format: str
     scale: float | None
@@ -56,10 +56,10 @@ class MixedPrecisionSetting(NamedTuple):
 
 
 class Training:
-    """A real training that goes on some steps at a time.
+    """A real training that goes on a few steps at a time.
 
-    losses: of each step so far.  skipped: how many steps were, because a gradient overflowed.
-    zeros: the share of the first step's gradients that the backward pass made zero; None before it.
+    losses: of each step so far.  skipped: the number of steps skipped because a gradient overflowed.
+    zeros: the share of the first step's gradients that are zero after the backward pass; None before it.
     """
 
     def __init__(self, setting: MixedPrecisionSetting) -> None:
@@ -86,7 +86,7 @@ class Training:
         return 0 if self.is_broken else math.ceil((STEPS - len(self.losses)) / PIECE)
 
     def go_on(self) -> None:
-        """A piece further."""
+        """Train PIECE more steps, or as many as are left."""
         if not self.pieces_left:
             return
         piece = islice(self._minibatches, min(PIECE, STEPS - len(self.losses)))
@@ -95,7 +95,7 @@ class Training:
         self.losses += [MICRO_BATCHES * loss for loss in losses]
 
     def _look(self) -> None:
-        """At the gradients that a backward pass has left."""
+        """Note the gradients' zeros, and an overflow, after a backward pass."""
         gradient = flat(gradients_of(self._model))
         if self.zeros is None:
             self.zeros = (gradient == 0).double().mean().item()
@@ -109,7 +109,7 @@ def small_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A model this small is no faster with more, and on a busy computer far slower."""
+    """Compute on one thread: with more, a model this small is no faster, and on a busy computer far slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -120,7 +120,7 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def first_gradients() -> dict[int, float]:
-    """How large the gradients of the first step are, in float32 and without a scale."""
+    """A histogram of the first step's gradients, in float32 and without a loss scale, from `exponents`."""
     model = TinyGPT(SMALL)
     inputs, targets = next(data.minibatches(data.train_test_split()[0], SAMPLES))
     small_loss(model(inputs), targets).backward()
@@ -128,13 +128,13 @@ def first_gradients() -> dict[int, float]:
 
 
 def scaled(shares: Mapping[int, float], scale: float) -> dict[int, float]:
-    """The same numbers multiplied by a power of two: no digit changes, only their size."""
+    """The histogram of the same numbers multiplied by a power of two, which changes their size but no digit."""
     up = round(math.log2(scale))
     return {exponent + up: share for exponent, share in shares.items()}
 
 
 def look(setting: MixedPrecisionSetting, in_32_bits: Training) -> Iterator[View]:
-    """A training from its beginning to its end. in_32_bits: the same one in float32, as far as it has come."""
+    """Train from beginning to end. in_32_bits: the same training in float32, as far as it has come."""
     training, left = Training(setting), 1
     while left:
         training.go_on()
@@ -151,7 +151,7 @@ def look(setting: MixedPrecisionSetting, in_32_bits: Training) -> Iterator[View]
 
 
 def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> str:
-    """What the format does to the gradients, how far the training has come, and how that compares."""
+    """Say what the format does to the gradients, and how far the training has come beside float32."""
     shares = lost(scaled(first_gradients(), training.scale), Format.of(setting.dtype))
     scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
     text = (
@@ -184,7 +184,7 @@ def _share_in_words(share: float) -> str:
 
 
 class MixedPrecisionExplorer(Explorer):
-    """Format, loss scale, master weights and learning rate; the training goes on until the next move."""
+    """An explorer of format, loss scale, master weights and learning rate; the training goes on until the next move."""
 
     def __init__(
         self,

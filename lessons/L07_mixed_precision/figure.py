@@ -1,4 +1,4 @@
-"""How large the numbers of a gradient are, and what a format makes of them.
+"""The picture of the sizes of a gradient's numbers, and of what a format makes of them.
 
 share |    becomes zero |        float16 holds          | becomes infinite
       |                 |              # #              |
@@ -26,14 +26,14 @@ FATES: dict[str, Style] = {
     "infinite": STYLES["backward"]._replace(label="becomes infinite"),
 }
 DIGITS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-AXIS = (-40, 36)  # powers of two that are always drawn, so that pictures can be compared
-FEW = 0.001  # a share too small to be seen, which makes no axis longer
+AXIS = (-40, 36)  # powers of two, always drawn, so that pictures can be compared
+FEW = 0.001  # a share too small to be seen, so no axis is extended for it
 
 
 def number_range(shares: Mapping[int, float], holds: Format, width: int = 560, title: str | None = None) -> Picture:
-    """Draw how large numbers are beside the range of a format, and how many of them it loses.
+    """Draw the sizes of numbers beside the range of a format, and the shares that it loses.
 
-    shares: for each e the share of numbers with 2^e <= |number| < 2^(e + 1), from `ablations.exponents`.
+    shares: for each e the share of numbers with 2^e <= |number| < 2^(e + 1), from `exponents`.
 
     Raises ValueError if there is nothing to draw.
     """
@@ -51,19 +51,19 @@ def _size(exponent: int) -> str:
 
 
 def power(exponent: float) -> str:
-    """-25 is "2⁻²⁵"."""
+    """A power of two as text: -25 is "2⁻²⁵"."""
     return f"2{str(round(exponent)).translate(DIGITS)}"
 
 
 def fate(exponent: int, holds: Format) -> str:
-    """What becomes of numbers from 2^exponent up to twice that."""
+    """The fate of numbers from 2^exponent up to twice that: "zero", "kept" or "infinite"."""
     if exponent < holds.lowest:
         return "zero"
     return "kept" if exponent < holds.highest else "infinite"
 
 
 def lost(shares: Mapping[int, float], holds: Format) -> dict[str, float]:
-    """Which share of the numbers meets which fate."""
+    """The share of the numbers that meets each fate."""
     shares_of = dict.fromkeys(FATES, 0.0)
     for exponent, share in shares.items():
         shares_of[fate(exponent, holds)] += share / sum(shares.values())
@@ -88,7 +88,7 @@ def _seen(shares: Mapping[int, float]) -> list[int]:
 def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
     seen = _seen(shares)
     low, high = min(AXIS[0], seen[0]), max(AXIS[1], seen[-1] + 1)
-    highest = 1.25 * max(shares.values())  # with room above the bars for what is written there
+    highest = 1.25 * max(shares.values())  # room above the bars for text
     tens = [exponent for exponent in range(-200, 200, 10) if low <= exponent <= high]
     across = Axis("size of the numbers", low, high, tens, power)
     up = Axis("share of the numbers", 0, highest, ticks(highest, 4), percent)
@@ -105,7 +105,7 @@ def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
 
 
 def _edges(shares: Mapping[int, float], holds: Format, low: int, high: int) -> Iterator[Rule]:
-    """Where the format ends, and how much lies beyond."""
+    """Rules where the format ends, with the shares beyond them."""
     share_of = lost(shares, holds)
     for exponent, name, anchor, aside in ((holds.lowest, "zero", "end", -6), (holds.highest, "infinite", "start", 6)):
         if low < exponent < high:

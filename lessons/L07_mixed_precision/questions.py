@@ -1,4 +1,4 @@
-"""Questions about 16 bits: why a training ends badly (Q9), what stays in 32 bits, who skips a step, what is gained."""
+"""Questions about 16 bits: why a training ends badly (Q9), what is kept in 32 bits, who skips a step, the gain."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ STEPS, BATCH = 150, 64
 
 @dataclass(frozen=True)
 class Training:
-    """One training. weights: what they are kept in; compute: what forward and backward are done in.
+    """One training. weights: the dtype in which they are kept; compute: that of forward and backward.
 
-    sums: what the ranks' gradients are added up in.
+    sums: the dtype in which the ranks' gradients are added up.
     """
 
     weights: torch.dtype = torch.bfloat16
@@ -62,7 +62,7 @@ class Training:
 
 @cache
 def last_loss(case: Training) -> float:
-    """The mean loss of the last ten steps, in 32 bits. (The trainings that all answers are compared with run once.)"""
+    """The mean loss of the last ten steps, in 32 bits. (Cached: all answers are compared with the same trainings.)"""
     return launch(_train, case.workers, (case,)).results[0]
 
 
@@ -89,7 +89,7 @@ REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def _without(suspect: str, case: Training) -> Outcome:
-    """Train in 16 bits, in 32, and in 16 with one thing changed: which of the two is the last one like?"""
+    """Train in 16 bits, in 32, and in 16 with one thing changed: does the change bring most of the loss back?"""
     name, change = REMEDIES[suspect]
     sixteen = last_loss(case)
     thirty_two = last_loss(replace(case, weights=torch.float32, compute=torch.float32, sums=torch.float32))
@@ -100,15 +100,15 @@ def _without(suspect: str, case: Training) -> Outcome:
     return Outcome(right, found=found, shown=lost > 0 and right is (suspect == "kept"))
 
 
-# What is kept in 32 bits costs memory
+# The memory of keeping numbers in 32 bits
 
 
 def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeights]) -> dict[str, int]:
-    """What AdamW's training holds for each weight, by what it is, when a backward pass has just ended."""
+    """Bytes that a training with AdamW holds for each weight just after a backward pass, by kind."""
     model = TinyGPT(SMALL, dtype=dtype)
     optimizer: Any = keeps(model.parameters(), torch.optim.AdamW)
     inputs, targets = data.examples([(37, 48)])
-    for _ in range(2):  # the first step makes AdamW's numbers
+    for _ in range(2):  # the first step makes AdamW's state
         optimizer.step()
         data.answer_loss(model(inputs).float(), targets).backward()
     weights = list(model.parameters())
@@ -135,9 +135,9 @@ def _overflow(what: str) -> Outcome:
 
 
 def _train_with_overflow(rank: int, what: str) -> Tensor:
-    """Four steps of equal replicas; before the third update, a gradient on rank 3 is not finite."""
+    """Train equal replicas for four steps; before the third update, gradients on rank 3 become infinite, or zero."""
     model = TinyGPT(SMALL, dtype=torch.float16)
-    groups: list[dist.ProcessGroup] = []  # of ranks to agree with: none at all
+    groups: list[dist.ProcessGroup] = []  # no groups, so a rank agrees with nobody
     agreed = LossScaler(2.0**10, groups=None if what == "together" else groups)
     scaler = None if what == "nobody" else agreed
     steps = count()
@@ -157,7 +157,7 @@ def _train_with_overflow(rank: int, what: str) -> Tensor:
 
 
 class Recipe(NamedTuple):
-    """What a training computes in, and what its optimizer keeps."""
+    """A recipe for precision: the dtype to compute in, and the optimizer's way to keep weights."""
 
     dtype: torch.dtype
     keeps: type[MasterWeights] | type[RoundedWeights]
@@ -171,9 +171,9 @@ RECIPES = {
 
 
 class Trained(NamedTuple):
-    """What rank 0 has to tell. losses: of each step.  sent: bytes, in all steps.
+    """Rank 0's report of a training. losses: of each step.  sent: bytes, in all steps.
 
-    activations: bytes at the fullest moment.  states: bytes of weights, gradients and optimizer, then, per parameter.
+    activations: peak bytes.  states: peak bytes of weights, gradients and optimizer, per parameter.
     """
 
     losses: list[float]
@@ -183,7 +183,7 @@ class Trained(NamedTuple):
 
 
 def train_by(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
-    """Data parallelism with AdamW, on real ranks, until the end or until the loss is not a number."""
+    """Train data-parallel with AdamW on real ranks, to the end or until the loss is not a number."""
     run = launch(_train_by, workers, (recipe, steps))
     losses, held, parameters = run.results[0]
     states = max(one.parameters + one.gradients + one.optimizer for one in held)
@@ -231,7 +231,7 @@ def added_up(dtype: torch.dtype, micro_batches: int = MANY.micro_batches) -> flo
 
 
 def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float:
-    """The share of weights, or of master weights, that a step at a learning rate of 0.00001 moves in bfloat16."""
+    """The share of weights, or of master weights, that move in a bfloat16 step at a learning rate of 0.00001."""
     model = TinyGPT(SMALL, dtype=torch.bfloat16)
     optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
     before = [weight.detach().clone() for weight in optimizer.parameters]
@@ -261,14 +261,14 @@ COMPUTING, EXCHANGING = 1.2, 0.8  # seconds of a step
 
 
 class Way(NamedTuple):
-    """How to take a step. is_each: exchange after each micro-batch.  speed: of a device, against one in float32."""
+    """A way to take a step. is_each: exchange after each micro-batch.  speed: of a device, relative to float32."""
 
     is_each: bool
     dtype: torch.dtype
     speed: float
 
     def run(self) -> tuple[Timeline, Tensor]:
-        """One step on 4 ranks, and the gradient that comes of it."""
+        """Run one step on 4 ranks. Returns its timeline and the gradient."""
         pace = Pace({"forward": 0.006 / self.speed, "backward": 0.012 / self.speed}, Link(0.0005, 1.8e6))
         run = launch(_step, 4, (self,), pace=pace)
         return run.timeline, run.results[0]
@@ -282,7 +282,7 @@ WAYS = {
 
 
 def _step(rank: int, way: Way) -> Tensor:
-    """Micro-batches of 4 samples; gradients add up in 32 bits and travel in way.dtype."""
+    """Compute the mean gradient of micro-batches of 4 samples, added up in 32 bits and sent in way.dtype."""
     model = TinyGPT(SMALL, dtype=way.dtype)
     minibatch = data.fixed_examples(16 * MICRO_BATCHES)
     share = batches.split(minibatch, dist.get_world_size())[rank]
@@ -296,7 +296,7 @@ def _step(rank: int, way: Way) -> Tensor:
 
 
 def _gradient(model: TinyGPT, i: int, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Of micro-batch number i, in float32."""
+    """The gradient of micro-batch i, in float32."""
     with compute("forward", micro_batch=i, work=len(inputs)):
         loss = data.answer_loss(model(inputs).float(), targets) / MICRO_BATCHES / dist.get_world_size()
     with compute("backward", micro_batch=i, work=len(inputs)):

@@ -6,8 +6,8 @@
     loss scaling      gradients below 2^-25 become zero in float16                  exponents, Format, share_vanishing,
                                                                                     train
 
-The first two are the same thing: what is added is too small beside what is there. (`train` and `RoundedWeights`, an
-optimizer that has only 16 bits for everything, are in `classroom.runs.training`.)
+The first two have the same cause: the number added is too small beside the number that is there. (`train` and
+`RoundedWeights`, an optimizer with only 16 bits for everything, are in `classroom.runs.training`.)
 
 Micikevicius et al. 2018, "Mixed Precision Training", ICLR, sections 3.1 and 3.2, figures 2 and 3.
 """
@@ -24,9 +24,9 @@ from torch import Tensor
 
 
 def running_sum(start: float, addend: float, times: int, dtype: torch.dtype) -> list[float]:
-    """Add the addend to start so many times, each sum rounded to dtype; all sums, `start` first.
+    """Add the addend to start `times` times, each sum rounded to dtype. Returns all sums, `start` first.
 
-    Counting is (0, 1); a weight that gets the same small update again and again is (weight, update).
+    start and addend are 0 and 1 for counting, a weight and its update for a weight with equal small updates.
     """
     total, step = torch.tensor(start, dtype=dtype), torch.tensor(addend, dtype=dtype)
     sums = [total.item()]
@@ -37,24 +37,24 @@ def running_sum(start: float, addend: float, times: int, dtype: torch.dtype) -> 
 
 
 def share_moved(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
-    """The share of weights, 0 to 1, that are not what they were."""
+    """The share of weights, 0 to 1, that have changed."""
     moved = torch.cat([(old != new).flatten() for old, new in zip(before, after, strict=True)])
     return moved.double().mean().item()
 
 
 def exponents(gradients: Iterable[Tensor]) -> dict[int, float]:
-    """A histogram: for each e, the share of all numbers with 2^e <= |number| < 2^(e + 1), by e. Zeros have none."""
+    """A histogram: for each e, the share of all numbers with 2^e <= |number| < 2^(e + 1). Zeros are in no bin."""
     flat = torch.cat([gradient.detach().flatten() for gradient in gradients]).double()
-    # frexp gives mantissas from a half up, where the usual ones start at 1.
+    # frexp's mantissas start at a half, the usual ones at 1
     found = Counter((torch.frexp(flat[flat != 0]).exponent - 1).tolist())
     return {exponent: found[exponent] / len(flat) for exponent in sorted(found)}
 
 
 class Format(NamedTuple):
-    """How far a floating-point format reaches, in powers of two.
+    """The range of a floating-point format, in powers of two.
 
-    Numbers up to 2^lowest become zero (above, they are rounded to the smallest there is, 2^(lowest + 1)), those from
-    2^highest on infinite. (So do some just below, within half a last digit.)
+    Numbers up to 2^lowest become zero; larger ones round at least to the smallest number, 2^(lowest + 1). Numbers from
+    2^highest on become infinite, as do some just below, within half a last digit.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Format(NamedTuple):
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Format:
-        """Raises TypeError for a dtype that is not floating-point."""
+        """The format of a dtype. Raises TypeError for one that is not floating-point."""
         info = torch.finfo(dtype)
         smallest = info.smallest_normal * info.eps
         return cls(str(dtype).removeprefix("torch."), round(math.log2(smallest)) - 1, math.frexp(info.max)[1])
 
 
 def share_vanishing(gradients: Iterable[Tensor], dtype: torch.dtype, scale: float = 1.0) -> float:
-    """The share of numbers other than zero, 0 to 1, that dtype turns into zero once they are scaled."""
+    """The share of nonzero numbers, 0 to 1, that become zero when they are scaled and cast to dtype."""
     flat = torch.cat([gradient.detach().flatten() for gradient in gradients]).double()
     flat = flat[flat != 0]
     return ((flat * scale).to(dtype) == 0).double().mean().item()

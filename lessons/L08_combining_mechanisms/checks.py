@@ -1,10 +1,10 @@
-"""The checks for the exercise on combining mechanisms: a mesh, what is counted once on it, and what is added up where.
+"""The checks for the exercise on combining mechanisms: a mesh, a norm that counts each number once, and sums and means.
 
-mesh_groups(rank, dp, pp, tp)                       with whom a rank shares an axis
+mesh_groups(rank, dp, pp, tp)                       the ranks with which a rank shares an axis
 gradient_norm(gradients, copied_on, groups)         the norm of a whole model, each number counted once
-complete_gradients(gradients, added_on, groups)     addends are added up, replicas averaged
+complete_gradients(gradients, added_on, groups)     partial sums are added up, replicas averaged
 
-A mesh need not have as many ranks as there are processes where nobody sends: each process asks for some of its ranks.
+Without communication a mesh may have more ranks than there are processes: each process then asks for some of its ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Axes = tuple[str, ...]
 
 
 def _random(shape: Sequence[int], *seeds: int) -> Tensor:
-    """Other numbers for other seeds, each of which is less than 100."""
+    """A random tensor; other seeds, each below 100, draw another one."""
     seed = sum(number * 100**place for place, number in enumerate(seeds))
     return normal(seed)(*shape)
 
@@ -81,7 +81,7 @@ def _play_mesh(fn: Any, ranks: range, dp: int, pp: int, tp: int) -> Any:
 
 
 def _in_tensors(groups: dict) -> dict:
-    """Ranks are easier to read in one tensor where they are not what they should be."""
+    """The groups as tensors, in which wrong ranks are easier to read."""
     return {axis: as_numbers(ranks) for axis, ranks in groups.items()}
 
 
@@ -122,7 +122,7 @@ def norm(gradients: list[Any], copied_on: list[Axes], groups: Groups) -> float:
 
 
 def _held(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Groups]:
-    """Of a stage a matrix, cut among tensor ranks, and a whole norm. The first and the last share an embedding, cut."""
+    """A rank's gradients: of a matrix, cut; of a whole norm; on the first and last stage, of an embedding, cut."""
     groups = grouped(rank, *sizes)
     numbers = {axis: members.index(rank) for axis, members in groups.items()}
     kinds: list[tuple[int, Axes]] = [(4, ("dp",)), (2, ("dp", "tp"))] * (sizes[1] < 3 or numbers["pp"] != 1)
@@ -146,7 +146,7 @@ def _one_message(lefts: list[Left]) -> str:
 
 
 cases, priced = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
-# Some dozens of squares in float32.
+# for rounding: dozens of squares are added up in float32
 gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=1e-5, contract=_one_message)
 change, counts = gradient_norm.change, "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
@@ -163,7 +163,7 @@ change("norms_added", reduce, f"squares.sqrt_(); {reduce}; squares.square_()")
 change("two_messages", reduce, f"{reduce}; dist.all_reduce(torch.zeros(()))")
 
 
-# Addends and averages
+# Partial sums and averages
 
 
 def completed(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ def completed(gradients: list[Any], added_on: list[Axes], groups: dict[str, Any]
 
 
 def _add_up(gradients: list[Tensor], group: Any, share: float = 1.0) -> None:
-    """All of them in one message."""
+    """Add up gradients over a group in one message, and multiply the sums by `share`."""
     if not gradients:
         return
     flat = torch.cat([one.flatten() for one in gradients])
@@ -185,7 +185,7 @@ def _add_up(gradients: list[Tensor], group: Any, share: float = 1.0) -> None:
 
 
 def weights(pp: int, seed: int) -> list[Tensor]:
-    """Of a model x + down relu(up (scale x)) + bias, pp times in a row; scale and bias are the same on all stages."""
+    """The weights of x + down relu(up (scale x)) + bias, pp times in a row; all stages have the same scale and bias."""
     return [_random(shape, seed, i) for i, shape in enumerate([(pp, 12, 3), (pp, 3, 12), (3,), (3,)])]
 
 
@@ -194,7 +194,7 @@ def samples(replica: int, seed: int) -> Iterator[Tensor]:
 
 
 def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any], list[Axes], Sizes]:
-    """Each rank has a copy of its own of scale and bias, but tensor ranks know one gradient of the bias."""
+    """A rank's gradients after backward: of scale a partial sum over stages and tensor ranks, of bias over stages."""
     _, pp, tp = sizes
     d, p, t = (members.index(rank) for members in grouped(rank, *sizes).values())
     up, down, scale, bias = weights(pp, seed)
@@ -214,7 +214,7 @@ def _arisen(sizes: Sizes, seed: int, frozen: bool, rank: int) -> tuple[list[Any]
 
 
 def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes) -> None:
-    """Groups that stay would cost the next run new processes."""
+    """Complete the gradients on a mesh, and close it: open groups would cost the next run new processes."""
     mesh = Mesh(*sizes)
     fn([*gradients], added_on, {axis: mesh.group(axis) for axis in AXES})
     mesh.close()

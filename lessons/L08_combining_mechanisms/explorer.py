@@ -1,10 +1,10 @@
 """An explorer of a mesh: arrange eight ranks, and see who talks to whom, how much, and who waits.
 
     | dp x pp x tp   ---o---   2 x 2 x 2    | the ranks as a block, lines   |
-    | micro-batches  ---o---   4            | as wide as what is sent, and  |
-    | schedule       -o-----   1f1b         | beside it what was predicted  |
+    | micro-batches  ---o---   4            | as wide as the bytes sent,    |
+    | schedule       -o-----   1f1b         | and the bytes predicted       |
     | precision      o------   32 bits      |                               |
-    | what came of it, in words             |                               |
+    | the result, in words                  |                               |
     | what every rank did                                                   |
 
 Each move trains one step on eight real ranks, on two emulated machines of four with a slow link between them. Bytes are
@@ -40,21 +40,20 @@ MESHES = (
 MICRO_BATCHES = (1, 2, 4, 8)
 NAMES = ("gpipe", "1f1b", "zb_h1")
 PRECISIONS = {torch.float32: "32 bits", torch.bfloat16: "bfloat16"}
-BUCKETS = 2  # of the optimizer: what is cut, and what is whole
+BUCKETS = 2  # of the optimizer: cut parameters, and whole ones
 AXIS_NAMES = {"tp": "tensor ranks", "pp": "stages", "dp": "replicas"}
 LEFT_OUT = " (each stage first tells the next what its tensors look like, which the prediction leaves out)"
 
 
-# What was predicted
+# Predictions
 
 
 def predict(experiment: HybridExperiment) -> float:
-    """Seconds of a step: of the pipelines as the simulator has them, with the all-reduces of tensor ranks at the end of
-    each action, and after them what the links take for the loss, the gradients and the updated weights.
+    """Seconds of a step: simulated pipelines, with the all-reduces of tensor ranks at the end of each action, and then
+    the time on the links for the loss, the gradients and the updated weights.
 
-    That is exact, but for the first message from a stage to the next, which says what tensors look like
-    (`StageMessages`): the simulator has no place for it, so with several stages a step takes up to 0.03% longer than
-    this.
+    The prediction is exact except for the first message from a stage to the next, which describes its tensors
+    (`StageMessages`) and which the simulator leaves out: with several stages a step takes up to 0.03% longer.
     """
     pace, (_, pp, tp), seconds = experiment.pace, experiment.sizes, experiment.seconds
     forward, backward = (
@@ -73,13 +72,13 @@ def _hidden(experiment: HybridExperiment) -> int:
 
 
 def _tokens(experiment: HybridExperiment) -> int:
-    """Of a micro-batch."""
+    """The tokens of a micro-batch."""
     return experiment.samples // experiment.sizes[0] // experiment.micro_batches * CONFIG.sequence
 
 
 def _talk(experiment: HybridExperiment, kind: str, stage: int) -> float:
-    """Seconds that tensor ranks take for the all-reduces of an action: of hidden states two for each layer and one at
-    each end of the model, and for the loss one number for each token and then two.
+    """Seconds that tensor ranks take for the all-reduces of an action: of hidden states two per layer and one at each
+    end of the model; for the loss one of a number per token, and one of two numbers per token.
     """
     is_first, is_last = stage == 0, stage == experiment.sizes[1] - 1
     number = 2 * CONFIG.layers // experiment.sizes[1] + (is_first if kind == "forward" else is_last)
@@ -91,14 +90,14 @@ def _talk(experiment: HybridExperiment, kind: str, stage: int) -> float:
 
 
 def _update(experiment: HybridExperiment, rank: int) -> float:
-    """Seconds for replicas to share out the gradients' sums, update each its part, and hand it to the others."""
+    """Seconds in which replicas reduce-scatter the gradients, update their shards, and all-gather the weights."""
     group = experiment.group(rank, "dp")
     link, *_ = [*experiment.pace.links_among(group), Link()]
     latency = 2 * BUCKETS * (len(group) - 1) * link.latency
     return latency + predicted_to_send(experiment)[rank]["dp"] / link.bandwidth + UPDATE
 
 
-# What is seen
+# Views
 
 
 def look(experiment: HybridExperiment) -> View:
@@ -112,7 +111,7 @@ def look(experiment: HybridExperiment) -> View:
 
 
 def describe(experiment: HybridExperiment, step: MeshStep, predicted: float) -> str:
-    """How long a step took and how far that was predicted, who sends most, and whether all of it is right."""
+    """Say how long a step took beside the prediction, who sends most, and whether bytes and weights are right."""
     timeline = step.timeline
     busy = sum(map(timeline.busy, range(RANKS))) / (RANKS * timeline.makespan)
     what = f"{counted(experiment.micro_batches, 'micro-batch')}, {experiment.name}, {PRECISIONS[experiment.dtype]}"
@@ -133,7 +132,7 @@ def _most(step: MeshStep) -> str:
 
 
 def _as_predicted(experiment: HybridExperiment, step: MeshStep) -> str:
-    """Rank by rank and axis by axis."""
+    """Compare the bytes sent with the prediction, rank by rank and axis by axis."""
     for rank, predicted in enumerate(predicted_to_send(experiment)):
         for axis in exact_bytes.AXES:
             if predicted[axis] != sum(count for (source, _), count in step.sent[axis].items() if source == rank):
@@ -151,14 +150,14 @@ def _verdict(experiment: HybridExperiment, step: MeshStep) -> str:
 
 
 def _without_effect(experiment: HybridExperiment) -> str:
-    """What to say where the schedule makes no difference to the time."""
+    """A sentence for the cases in which the schedule makes no difference to the time."""
     if experiment.sizes[1] == 1:
         return " With one stage there is nothing to schedule: a step takes as long with any schedule."
     return " With one micro-batch, gpipe and 1f1b are the same." if experiment.micro_batches == 1 else ""
 
 
 class MeshExplorer(Explorer):
-    """How eight ranks are arranged, micro-batches, schedule, and precision."""
+    """An explorer of the arrangement of eight ranks, micro-batches, schedule, and precision."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-r"""Who talks to whom: the ranks of a mesh as a block, with lines as wide as what is sent between them.
+r"""The picture of who talks to whom: the ranks of a mesh as a block, with lines as wide as the bytes between them.
 
              1 ====== 5               tensor ranks side by side, stages below each other, replicas behind each other
            .'|      .'|
@@ -34,11 +34,11 @@ AXES = ("dp", "pp", "tp")
 NAMES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "dp": "data (dp)", "all": "all ranks"}
 LOOKS = dict(zip(("tp", "pp", "dp"), LINES, strict=False))
 STEPS = {"dp": (0.62, -0.46), "pp": (0.0, 0.8), "tp": (1.15, 0.0)}  # to the next rank on an axis, right and down
-BULGE, HIGHEST = 0.3, 70.0  # of a line that closes a ring: share of its length, and pixels at most
-RADIUS, PITCH, EDGE = 11.0, 100.0, 58.0  # pixels: of a rank, most for a step, and around the block
-THIN, WIDE = 1.5, 12.0  # pixels: of the lines for next to nothing and for the most
+BULGE, HIGHEST = 0.3, 70.0  # of a line that closes a ring: share of its length, at most in pixels
+RADIUS, PITCH, EDGE = 11.0, 100.0, 58.0  # pixels: of a rank, of a step at most, around the block
+THIN, WIDE = 1.5, 12.0  # pixels: of the lines for the fewest and for the most bytes
 PULSE = {"class": "course-pulse", "stroke_width": 4.0, "stroke_dasharray": "0,8", "stroke_linecap": "round"}  # dots
-GLIMPSE = 0.02  # of the step, which is as long as a line is seen at least
+GLIMPSE = 0.02  # share of the step: a line is seen at least this long
 ROW, INDENT, RIGHT = 17.0, 40.0, (0.75, 0.97)
 COLUMNS = "axis", "from rank", "to rank", "sent (bytes)"
 MACHINES = Style("machine 0", PAPER, PAPER), Style("machine 1", "#c4c4c4", "#c4c4c4")
@@ -52,12 +52,12 @@ def mesh_map(
     width: int = 420,
     title: str | None = None,
 ) -> Picture:
-    """Draw a mesh and what its ranks send each other in a step.
+    """Draw a mesh and the bytes that its ranks send each other in a step.
 
     mesh: sizes of dp, pp and tp; rank = (d x pp + p) x tp + t.
-    step: what was sent, and when; a player shows lines while they are in use.
-    predicted: bytes by axis ("dp", "pp", "tp", and "all" for what goes around all ranks), of all ranks together.
-    per_machine: how many ranks share a machine, where there are two.
+    step: with its transfers; a player shows lines while they are in use.
+    predicted: bytes of all ranks together, by axis: "dp", "pp", "tp", and "all" for messages among all ranks.
+    per_machine: the number of ranks on each of two machines; None for one machine.
     """
     sent, origin = step.sent, step.timeline.origin
     sheet, y = begin(width, title, [origin])
@@ -71,7 +71,7 @@ def mesh_map(
 
 
 class _Block(NamedTuple):
-    """Where ranks are drawn. left, top: the first one's center.  pitch: pixels for a step of 1."""
+    """The places of ranks. left, top: the center of rank 0.  pitch: pixels for a step of 1."""
 
     mesh: Sizes
     left: float
@@ -82,7 +82,7 @@ class _Block(NamedTuple):
     def fit(cls, mesh: Sizes, width: float, y: float) -> _Block:
         reach = [sum((n - 1) * abs(STEPS[axis][i]) for axis, n in zip(AXES, mesh, strict=True)) for i in (0, 1)]
         pitch = min(PITCH, (width - 2 * EDGE) / max(reach[0], 1e-9), 1.15 * PITCH / max(reach[1], 1e-9))
-        pitch = max(pitch, 2.1 * RADIUS / STEPS["dp"][0])  # else ranks touch
+        pitch = max(pitch, 2.1 * RADIUS / STEPS["dp"][0])  # so ranks do not touch
         up = (mesh[0] - 1) * -STEPS["dp"][1] * pitch
         bulge = min(BULGE * (mesh[2] - 1) * STEPS["tp"][0] * pitch, HIGHEST) / 2 if mesh[2] > 2 else 0.0
         return cls(mesh, (width - reach[0] * pitch) / 2, y + up + bulge + 2 * RADIUS, pitch)
@@ -125,7 +125,7 @@ def _draw_lines(sheet: Sheet, block: _Block, sent: Sent) -> None:
 
 
 def _draw_pulses(sheet: Sheet, block: _Block, step: MeshStep) -> None:
-    """Dots over each line while something is on its way there, long enough to be seen."""
+    """Draw dots over each line while a message is on its way, long enough to be seen."""
     zero, whole = began(step.timeline), step.timeline.makespan
     for axis in LOOKS:
         for pair, spans in step.transfers.get(axis, {}).items():
@@ -143,7 +143,7 @@ def _line(block: _Block, axis: str, one: int, other: int) -> str:
     (x1, y1), (x2, y2) = block.place(one), block.place(other)
     if block.neighbors(axis, one, other):
         return f"M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}"
-    # To the side: above tensor ranks, and else where the block ends.
+    # The line bends outwards: above tensor ranks, on other axes where the block ends.
     right, down = (y1 - y2, x2 - x1) if axis != "tp" else (0.0, x1 - x2)
     bulge = min(BULGE, HIGHEST / math.hypot(right, down))
     right, down = (x1 + x2) / 2 + bulge * right, (y1 + y2) / 2 + bulge * down
@@ -151,7 +151,7 @@ def _line(block: _Block, axis: str, one: int, other: int) -> str:
 
 
 def _label(sheet: Sheet, block: _Block, axis: str, lines: Mapping[tuple[int, int], int]) -> None:
-    """The bytes of one line of an axis, where nothing else is drawn: below the block, left of it, right of it."""
+    """Write the bytes of one line of an axis where nothing else is drawn: below, left of or right of the block."""
     _, pp, tp = block.mesh
     first = {"dp": pp * tp - 1, "pp": 0, "tp": (pp - 1) * tp}[axis]
     pair = next(pair for pair in lines if pair[0] == first and block.neighbors(axis, *pair))
@@ -174,7 +174,7 @@ def _draw_rank(sheet: Sheet, rank: int, place: tuple[float, float], machine: Sty
 def _draw_table(
     sheet: Sheet, sent: Sent, predicted: Mapping[str, int] | None, y: float, machines: Sequence[Style]
 ) -> float:
-    """What each axis sends, all ranks together, and what was predicted; returns where the next thing goes."""
+    """Draw the bytes sent on each axis, all ranks together, beside the predicted ones. Returns y below them."""
     room = sheet.width - 2 * MARGIN
     columns = [MARGIN + share * room for share in RIGHT]
     draw_legend(sheet, {f"machine{number}": style for number, style in enumerate(machines)}, y - 2)

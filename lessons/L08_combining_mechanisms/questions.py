@@ -10,14 +10,14 @@ from course_lib.figures.axis import duration, percent
 from lessons.L08_combining_mechanisms.figure import mesh_map
 from lessons.L08_combining_mechanisms.runs import INSIDE, PER_MACHINE, HybridExperiment, MeshStep
 
-# Which axis has to stay inside a machine? Each option lets one axis, and no other, reach across.
+# Which axis has to stay inside a machine? In each option only one axis reaches across.
 
 ACROSS = {"tp": (1, 1, 8), "pp": (1, 2, 4), "dp": (2, 1, 4)}
 MUCH_LONGER = 1.5
 
 
 def _slow_down(axis: str) -> tuple[float, MeshStep]:
-    """By which factor a slow link makes a step longer if this axis crosses it, and the step."""
+    """The factor by which a slow link makes a step longer if only this axis crosses it, and the step."""
     experiment = HybridExperiment(ACROSS[axis])
     slow, fast = experiment.run(), experiment._replace(between=INSIDE).run()
     return slow.timeline.makespan / fast.timeline.makespan, slow

@@ -1,10 +1,10 @@
-"""Eight ranks as a mesh, on two machines of four: one training step of `hybrid`, for questions and for the explorer.
+"""Runs of eight ranks as a mesh on two machines of four: one training step of `hybrid`.
 
     machine 0   rank 0  1  2  3             a fast link between the ranks of a machine, a slow one between machines
     machine 1   rank 4  5  6  7
 
 Devices and links are emulated. Bytes are counted in the trace, and the updated weights are compared with those of one
-process that has all samples and the whole model.
+process with all samples and the whole model.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from course_lib.timeline import Span, Timeline
 Sizes = tuple[int, int, int]
 OneProcess = tuple[dict[str, Tensor], dict[str, float]]
 
-CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on two cores are done within a blink
+CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on two cores are done in a blink
 MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, CONFIG.vocab, tied_embeddings=False)
 SAMPLES, PER_MACHINE = 64, 4
-SECONDS, UPDATE = 0.005, 0.004  # of a layer for a sample: forward, and each half of the backward; of the optimizer
-INSIDE, BETWEEN = Link(0.0002, 25e6), Link(0.0008, 5e6)  # machines
+SECONDS, UPDATE = 0.005, 0.004  # a sample in a layer: forward, and each half of the backward; the optimizer
+INSIDE, BETWEEN = Link(0.0002, 25e6), Link(0.0008, 5e6)  # inside a machine, between machines
 AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
-# The largest gradient is about 1, as the largest weight is. So an update is a thousand times what was there before, and
-# what is wrong with a gradient cannot hide behind the weights.
+# The largest gradient is about 1, and so is the largest weight. So an update is a thousand times as large as the
+# weights, and a wrong gradient cannot hide behind them.
 RATE = 1000.0
-# In 32 bits, one rounding for each number of the longest sum, which adds up what all tokens say of a weight (measured:
-# 0.000001). In 16 bits, twice what was measured: 0.02, and 0.15 where eight tensor ranks add up, seven times rounded;
-# small mistakes show in 32 bits only.
+# In 32 bits, one rounding for each number of the longest sum, a weight's gradient over all tokens (measured: 0.000001).
+# In 16 bits, twice the largest measured: 0.02, and 0.15 for the sums of eight tensor ranks, rounded seven times; small
+# mistakes show in 32 bits only.
 ROUNDING = {torch.float32: SAMPLES * CONFIG.sequence * torch.finfo(torch.float32).eps / 2, torch.bfloat16: 0.3}
 
 
 class MeshStep(NamedTuple):
     """A training step on a mesh.
 
-    sent: bytes by axis ("tp", "pp", "dp", and "all" for the loss, which goes around all ranks), source and target.
-    off: by which share of the largest number in its tensor an updated weight differs from one process's, at most.
-    transfers: what was sent and when, by axis, source and target.
+    sent: bytes by axis ("tp", "pp", "dp", and "all" for the loss, all-reduced over all ranks), source and target.
+    off: the largest difference of a weight from one process's, as a share of the largest move in its tensor.
+    transfers: the spans of all messages, by axis, source and target.
     """
 
     timeline: Timeline
@@ -62,9 +62,10 @@ class MeshStep(NamedTuple):
 
 
 class HybridExperiment(NamedTuple):
-    """How ranks share the work. sizes: of dp, pp and tp.  between: the link between machines.
+    """An arrangement of ranks. sizes: of dp, pp and tp.  between: the link between machines.
 
-    Equally: powers of two, no more stages than layers, no more replicas x micro-batches than samples.
+    Ranks share the work equally: all numbers are powers of two, with no more stages than layers, and no more
+    replicas x micro-batches than samples.
     """
 
     sizes: Sizes
@@ -88,7 +89,7 @@ class HybridExperiment(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of a forward action and of each half of a backward one. Stages and micro-batches are all alike."""
+        """Seconds of a forward action, and of each half of a backward one. All stages and micro-batches are equal."""
         dp, pp, tp = self.sizes
         return SECONDS * (self.samples / dp / self.micro_batches) * (CONFIG.layers / pp) / tp
 
@@ -99,18 +100,18 @@ class HybridExperiment(NamedTuple):
 
     @property
     def predicted(self) -> exact_bytes.Hybrid:
-        """What the planner says of its bytes."""
+        """The planner's prediction of the bytes held and sent."""
         return exact_bytes.Hybrid(MODEL, self.sizes, self.samples, self.dtype.itemsize)
 
     def group(self, rank: int, axis: str) -> list[int]:
-        """The ranks that differ from this one in their place on this axis only, and this one."""
+        """The ranks that differ from this one at most in their place on this axis."""
         stride = math.prod(self.sizes[AXES.index(axis) + 1 :])
         n = self.sizes[AXES.index(axis)]
         first = rank - rank // stride % n * stride
         return list(range(first, first + n * stride, stride))
 
     def run(self) -> MeshStep:
-        """One training step on real ranks, with ZeRO-1, at the pace of the devices and links that they stand for."""
+        """Run one step with ZeRO-1 on real ranks, at the pace of the devices and links that they stand for."""
         how = self.sizes, self.schedule, self.dtype, self.samples, _one_process(self.samples)
         run = launch(_train, self.ranks, how, pace=self.pace)
         step = after_barrier(run.timeline)
@@ -128,7 +129,7 @@ class HybridExperiment(NamedTuple):
     def _who_sent_what(self, step: Timeline) -> dict[str, dict[tuple[int, int], list[Span]]]:
         """The transfers on each axis, by source and target.
 
-        Each axis has operations of its own, but for the last all-reduce, which is the loss's.
+        Each axis has operations of its own, except for the last all-reduce, which is that of the loss.
         A collective counts as its ring: each rank sends to the next on its axis, and the last to the first.
         """
         sent: dict[str, dict[tuple[int, int], list[Span]]] = {axis: defaultdict(list) for axis in (*AXES, "all")}
@@ -145,12 +146,12 @@ class HybridExperiment(NamedTuple):
 
 @lru_cache(maxsize=64)
 def predicted_to_send(experiment: HybridExperiment) -> list[dict[str, int]]:
-    """Bytes of each rank, by axis."""
+    """Predicted bytes that each rank sends, by axis."""
     return [experiment.predicted.sent(rank) for rank in range(experiment.ranks)]
 
 
 def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samples: int, alone: OneProcess) -> float:
-    """By which share of what it should have moved a weight of the rank is off after a step, at most."""
+    """Train a step; returns the largest error of the rank's weights, as a share of the largest move in the tensor."""
     mesh = hybrid.Mesh(*sizes)
     part = hybrid.ModelPart(TinyGPT(CONFIG, dtype=dtype), mesh, schedule)
     optimizer = hybrid.make_optimizer(part, torch.optim.SGD, lr=RATE)
@@ -168,11 +169,11 @@ def _train(rank: int, sizes: Sizes, schedule: Schedule, dtype: torch.dtype, samp
 
 @lru_cache(maxsize=4)
 def _one_process(samples: int) -> OneProcess:
-    """The weights of one process after the step, in 32 bits, and how far the step has moved each."""
+    """The weights of one process after the step, in 32 bits, and the largest move in each tensor."""
     model = TinyGPT(CONFIG)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     train(model, [data.fixed_examples(samples)], data.answer_loss, torch.optim.SGD(model.parameters(), lr=RATE))
     after = model.state_dict()
     moved = {name: (after[name] - before[name]).abs().max().item() for name in after}
-    least = 0.01 * max(moved.values())  # the gradient of a key's bias is nothing but rounding
+    least = 0.01 * max(moved.values())  # the gradient of a key's bias is only rounding
     return after, {name: max(distance, least) for name, distance in moved.items()}

@@ -1,6 +1,6 @@
-"""The checks for planning: what a plan holds on a device, what it sends in a step, and which plan to choose.
+"""The checks for planning: bytes that a plan holds on a device, bytes that it sends in a step, and choosing a plan.
 
-All three are functions of numbers: each rank asks for other plans. The planner is what they are compared with.
+All three are functions of numbers: each rank asks for other plans.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _memories(seed: int, rank: int) -> Plans:
 
 
 def _hold(plan: tuple, found: Any) -> None:
-    """Take the memory that was asked for."""
+    """Allocate the bytes that were found."""
     assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
 
 
@@ -97,7 +97,7 @@ def _traffics(seed: int, rank: int) -> Plans:
 
 
 def _send(plan: tuple, _: Any) -> None:
-    """A step of that plan: messages in 16 bits, and stages that are one."""
+    """Run a step of the plan as one stage, with messages in 16 bits."""
     parameters, layers, message, micro_batches, dp, tp, *_ = plan
     across, inside = init_device_mesh("cpu", (dp, tp)).get_all_groups()
     hidden = torch.ones(message // 2, dtype=torch.float16)
@@ -156,7 +156,7 @@ def chosen(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
             plan = Plan(dp, tp, pp, micro_batch, schedule, 1, zero, tp > 1, recompute)
             tried.append(estimate(model, cluster, plan, global_batch))
         except ValueError:
-            continue  # a plan that cannot be
+            continue  # not a valid plan
     fitting = [one for one in tried if one.memory.total <= 0.9 * one.capacity]
     return min(fitting, key=lambda one: one.step_time.total).plan
 
@@ -168,7 +168,7 @@ def _choice(models: tuple[str, ...], cluster: str, seed: int, new: str = "") -> 
 
 
 def _task(models: tuple[str, ...], cluster: str, global_batch: int, rank: int) -> tuple:
-    """Each rank has its own model, and searches for its best plan, once."""
+    """A model, a cluster and a minibatch for each rank, and the best plan, searched for once."""
     best = _best(models[rank], cluster, global_batch)
     return best.model, best.cluster, global_batch, models[rank], best
 
@@ -185,12 +185,12 @@ def _choices(seed: int) -> list[Case]:
 
 
 class _EnoughError(Exception):
-    """More plans are estimated than are needed."""
+    """An error: more plans are estimated than are needed."""
 
 
 def _play_choice(fn: Callable, model: ModelSpec, cluster: Cluster, global_batch: int, name: str, best: Estimate) -> str:
-    """What is to be said of the plan, with the plan itself unless it is good."""
-    module = import_module("course_lib.planner.estimate")  # the package's name for it is that of the function
+    """Choose a plan. Returns GOOD, or a sentence about the plan's flaw."""
+    module = import_module("course_lib.planner.estimate")  # in the package, this name is the function
     measure, tries = module.memory_of_worst_device, itertools.count(1)
 
     def counted(*plan: Any) -> Any:

@@ -1,14 +1,14 @@
-"""What if: an explorer of a hardware refresh.
+"""An explorer of a hardware refresh.
 
     | devices  ----o  B200-180GB          | what lies in memory: before,       |
     | network  --o--  InfiniBand HDR      | with the old plan, with a new one  |
     | nodes    o----  4 x 8 devices       |                                    |
-    | what the new cluster is worth, in words                                  |
+    | the worth of the new cluster, in words                                   |
     | where the time of a step goes, in all three                              |
 
 The old cluster is 8 nodes of 8 A100, and the old plan is the fastest one on it. A new plan is the best of those worth a
 try: one-forward-one-backward or zero-bubble pipelines, small micro-batches, ZeRO-1 or ZeRO-3, sequence parallelism
-wherever there is tensor parallelism. They are a tenth of what `search` tries, so that the answer is there at once.
+wherever there is tensor parallelism. They are a tenth of the plans that `search` tries, so the answer comes at once.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def worth_a_try(on: Cluster) -> Iterator[Plan]:
 
 @lru_cache(maxsize=64)
 def best(on: Cluster) -> Estimate:
-    """The fastest of those plans that fits; if none does, the smallest."""
+    """The fastest plan worth a try that fits; if none fits, the smallest."""
     estimates = [estimate(MODEL, on, plan, BATCH) for plan in worth_a_try(on)]
     return min(estimates, key=lambda one: (one.memory.total * (not one.fits), one.step_time.total))
 
 
 def old_plan(on: Cluster) -> Estimate:
-    """What was best on the old cluster, on the new one: with more replicas, or with fewer."""
+    """The old cluster's best plan on another cluster, with as many replicas as its devices make."""
     plan = best(OLD).plan
     return estimate(MODEL, on, replace(plan, dp=on.devices // (plan.tp * plan.pp)), BATCH)
 
 
 def draw(device: str, network: str, nodes: int) -> View:
-    """What the explorer shows at this setting."""
+    """Draw the explorer at this setting."""
     new = cluster(device, network, nodes)
     three = {"before": best(OLD), "old plan": old_plan(new), "best plan": best(new)}
     memory = {name: one.memory for name, one in three.items()}
@@ -73,7 +73,7 @@ def draw(device: str, network: str, nodes: int) -> View:
 
 
 def describe(before: Estimate, old: Estimate, new: Estimate) -> str:
-    """What the refresh is worth, in two or three sentences."""
+    """Say in two or three sentences how much faster the refresh is, and with which plan."""
     plan = plan_in_words(new.plan)
     if not new.fits:
         return f"No plan fits. The smallest is {plan}. {new.why}"
@@ -91,7 +91,7 @@ def _times(before: Estimate, after: Estimate) -> str:
 
 
 def refresh_explorer(device: str = "B200-180GB", network: str = "InfiniBand HDR", nodes: int = 4) -> Explorer:
-    """Three controls, two or three sentences, two pictures; everything is modelled."""
+    """An explorer with three controls, two or three sentences and two pictures; everything is modelled."""
     controls = [
         Slider("devices", DEVICES, device),
         Slider("network", NETWORKS, network),

@@ -1,13 +1,13 @@
-"""Communication against computation: what a link leaves of a device's speed.
+"""The roofline of communication: how fast a device can compute behind a link.
 
-    FLOP/s ^            ____________  what large matrix products reach
-           |           /   o          a plan, by what it computes for each byte that it sends over this link
+    FLOP/s ^            ____________  the speed of large matrix products
+           |           /   o          a plan, by the FLOPs it computes for each byte it sends over this link
            |         /
            |       /  bandwidth x FLOPs per byte: a device cannot compute faster than it is sent work
            +-----------------------> FLOPs per byte
 
 Williams, Waterman and Patterson 2009, "Roofline", Communications of the ACM 52(4), with a link in place of memory.
-A point lies below its roof, as not all traffic is hidden, and matrices are not all large.
+A point lies below its roof, as some traffic is exposed, and not all matrices are large.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COLUMNS = "plan", "link", "FLOPs a byte", "TFLOP/s", "with 90%", "roof (TFLOP/s)
 
 
 class _Use(NamedTuple):
-    """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends there.
+    """A plan over one of its links. intensity: FLOPs of a device for each byte that it sends over the link.
 
-    speed, roof: TFLOP/s of a device, as planned and as the link allows at this intensity.
-    low, high: where its speed lies with 90%.
+    speed, roof: TFLOP/s of a device, as planned, and the most that the link allows at this intensity.
+    low, high: the range that holds its speed with 90%.
     """
 
     name: str
@@ -53,9 +53,9 @@ class _Use(NamedTuple):
 
 
 def roofline(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:
-    """Draw how much each plan computes for a byte it sends, and what every link allows at that.
+    """Draw each plan's speed over the FLOPs for a byte it sends, below the roof of each link.
 
-    Raises ValueError if the plans are for different clusters.
+    Raises ValueError if the plans are for different kinds of cluster or precision.
     """
     plans = list(estimates.values())
     kinds = {(one.cluster.device, one.cluster.inside, one.cluster.between, one.plan.precision) for one in plans}
@@ -81,7 +81,7 @@ def _uses(name: str, one: Estimate, roofs: Mapping[str, float], peak: float) -> 
 
 
 def _sent(one: Estimate) -> dict[str, float]:
-    """Bytes of one device by link. Of a ring through several nodes, one hop in each node crosses the network."""
+    """Bytes that a device sends, by link. In a ring through several nodes, one hop of each node crosses the network."""
     inside, between = one.cluster.inside_link.name, one.cluster.between_link.name
     sent = {inside: 0.0, between: 0.0}
     for kind, flow in one.flows.items():

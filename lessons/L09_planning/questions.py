@@ -58,7 +58,7 @@ GPUS = NUMBERS_OF_NODES[-1] * NODES.devices_per_node
 
 
 def _more_replicas(option: str) -> Outcome:
-    """The plan that is best on the smallest cluster, with more and more replicas: is it as the option says?"""
+    """Give the smallest cluster's best plan more and more replicas: is the option's claim true?"""
     plan, clusters = best(NODES).plan, [replace(NODES, nodes=nodes) for nodes in NUMBERS_OF_NODES]
     plans = [replace(plan, dp=cluster.devices // (plan.tp * plan.pp)) for cluster in clusters]
     steps = [estimate(MODEL, *one, BATCH) for one in zip(clusters, plans, strict=True)]
@@ -85,7 +85,7 @@ H100 = Cluster("H100-80GB", nodes=8, between="InfiniBand HDR")
 
 
 def _ratios() -> dict[str, float]:
-    """How many times an A100 an H100 is."""
+    """The ratios of an H100's peak and memory bandwidth to an A100's."""
     new, old = H100.spec, NODES.spec
     return {"peak": new.peak["bf16"] / old.peak["bf16"], "bandwidth": new.bandwidth / old.bandwidth}
 
@@ -102,7 +102,7 @@ def _same_plan() -> Outcome:
     return Outcome(None, found={"before": before, "after": carried, "gain": gain}, pictures=(picture,), measured=gain)
 
 
-# In words, and what it is.
+# name: (the offer in words, the cluster)
 OFFERS = {
     "network": ("the network twice as fast", Cluster("A100-80GB", 8, between="InfiniBand NDR")),
     "h100": ("as many H100, on the same network", H100),
@@ -152,7 +152,7 @@ def _at(site: Cluster, model: ModelSpec) -> str:
 
 
 def _has_room(site: Cluster, model: ModelSpec) -> bool:
-    """For 16 bytes of each parameter on all devices together: no plan needs less, so there is nothing to search for."""
+    """Whether all devices together hold 16 bytes per parameter. No plan needs less: without room, no need to search."""
     return site.devices * site.spec.memory > 16 * model.parameters
 
 

@@ -1,4 +1,4 @@
-"""S4, defaults for many teams: what if one does not fit, which is the worst to get wrong, and what to say of them."""
+"""S4. Defaults for many teams: what if a default does not fit, and which one is the worst to get wrong?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _fits(model: ModelSpec, cluster: Cluster, plan: Plan, batch: int) -> bool:
 
 
 def _ladder(model: ModelSpec, cluster: Cluster, batch: int) -> Iterator[Plan]:
-    """From what costs nothing to what costs most."""
+    """Plans, from changes that cost nothing to the change that costs most."""
     for tp, pp, cp in ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (1, 1, 8)):
         cut = {"tp": tp, "pp": pp, "cp": cp, "dp": cluster.devices // (tp * pp * cp), "sequence_parallel": tp > 1}
         for recompute in ("none", "selective"):
@@ -74,7 +74,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def _with(name: str) -> Trials:
-    """The best plans of all, with one thing as a default would have it."""
+    """Trials of every pair's best plan, with one thing set to a default."""
     of = {(pair.model, pair.cluster): pair.best for pair in FLEET.values()}
 
     def policy(model: ModelSpec, cluster: Cluster, batch: int) -> Plan:

@@ -1,13 +1,13 @@
-"""Defaults for many teams (S4): a policy makes a plan for whoever comes, and is tried on a dozen models and clusters.
+"""Defaults for many teams (S4): a policy makes a plan for any team, and is tried on a dozen models and clusters.
 
     def policy(model, cluster, global_batch):
         return Plan(dp=cluster.devices)
 
     from lessons.S04_defaults import fleet
-    fleet.trial(policy)             where it fits, and how far it is from the best plan there; the worst first
+    fleet.trial(policy)             where it fits, and its time beside the best plan's; the worst first
 
 The fleet is in fleet.json, the larger models in the shapes of Llama 3 (Llama Team 2024, table 3). Its
-best plans are those that `search` finds; a test searches again.
+best plans are the results of `search`; a test searches again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 
 Policy = Callable[[ModelSpec, Cluster, int], Any]
-GOOD, FAIR = 1.1, 1.5  # times the best plan's time: what a default may cost, and what it may cost at worst
+GOOD, FAIR = 1.1, 1.5  # times the best plan's time: of a good plan, and of a fair one
 
 
 class Pair(NamedTuple):
@@ -47,7 +47,10 @@ FLEET = {
 
 
 class Trial(NamedTuple):
-    """times: a step takes of the best plan's; infinite where it does not run.  said: the plan, or what is wrong."""
+    """One plan of a policy. times: its step time over the best plan's; infinite if it does not run.
+
+    said: the plan, or its flaw.
+    """
 
     pair: str
     times: float
@@ -56,7 +59,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Trials:
-    """All of a policy, the worst first. Shows itself in a notebook."""
+    """All trials of a policy, the worst first; a notebook shows them as a table."""
 
     trials: list[Trial]
 
@@ -66,7 +69,7 @@ class Trials:
 
     @property
     def typical(self) -> float:
-        """The geometric mean of the times where it runs."""
+        """The geometric mean of the times of the plans that run."""
         return geometric_mean([one.times for one in self.running]) if self.running else inf
 
     def __str__(self) -> str:
@@ -92,21 +95,21 @@ class Trials:
 
 
 def trial(policy: Policy) -> Trials:
-    """What becomes of a student's policy; it is kept, as an answer is. Right: it runs everywhere, and nowhere badly."""
+    """Try a student's policy, and keep the result in the journal; right if no plan is slower than FAIR."""
     found = tried(policy)
-    with suppress(OSError):  # as where nothing can be written
+    with suppress(OSError):  # such as a folder without permission to write
         journal.record("ran", "S4_policy", 0, str(found), found.trials[0].times <= FAIR)
     return found
 
 
 def tried(policy: Policy) -> Trials:
-    """Ask the policy for a plan for each model and cluster. What it raises becomes a sentence."""
+    """Ask the policy for a plan for each model and cluster; an error that it raises becomes a sentence."""
     found = (Trial(name, *_try(policy, *pair)) for name, pair in FLEET.items())
     return Trials(sorted(found, key=lambda one: -one.times))
 
 
 def _try(policy: Policy, model: ModelSpec, cluster: Cluster, batch: int, best: Plan) -> tuple[float, str]:
-    """How many times the best plan's time, and what there is to say."""
+    """The plan's time over the best plan's, and the plan in words, or its flaw."""
     try:
         plan = policy(model, cluster, batch)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""S5, the memo: a plan for 32 GPUs, four sections that defend it, what limits it, and what to try first."""
+"""S5. The memo: a plan for 32 GPUs, four sections that defend it, its bottleneck, and the change to try first."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lessons.S05_memo.memo import (
     read_section,
 )
 
-NEARLY = 0.9  # of the largest: what the planner cannot tell from it
-FIGURES = {"S5_memory": 0, "S5_pipeline": 1, "S5_precision": 0}  # which of them belongs to a section
+NEARLY = 0.9  # of the largest: the planner cannot tell them apart
+FIGURES = {"S5_memory": 0, "S5_pipeline": 1, "S5_precision": 0}  # the figure of each section
 
 
 def _judge(case: Case, chosen: Estimate) -> Outcome:
@@ -40,12 +40,12 @@ def _judge(case: Case, chosen: Estimate) -> Outcome:
 
 @cache
 def _best(case: Case) -> tuple[float, float]:
-    """Seconds of the best plan there is, and of the slowest that the planner cannot tell from it."""
+    """Step times in seconds: of the best plan, and of the slowest one that the planner cannot tell from it."""
     found = search(case.model, case.cluster, case.batch)
     return found.best.step_time.total, max(one.step_time.total for one in found.tied)
 
 
-# What keeps it from the ideal
+# The bottleneck
 
 LOSSES = {
     "gradients": ("data", "waiting for gradients and parameters of other replicas"),
@@ -57,7 +57,7 @@ LOSSES = {
 
 
 def _grown(step: Estimate) -> dict[str, float]:
-    """By how much a step is longer than in the ideal, part by part."""
+    """Seconds by which each part of a step is longer than with ideal scaling."""
     before, ideal = one_node().step_time.parts, CASE.cluster.nodes
     return {name: step.step_time.parts[part] - before[part] / ideal for name, (part, _) in LOSSES.items()}
 
@@ -86,7 +86,7 @@ FREE = ("overlap", "schedule", "tensor")
 
 
 def _changed(change: str, case: Case, chosen: Plan) -> Estimate | None:
-    """None where there can be no such plan, or it does not fit."""
+    """The estimate after a change; None if there can be no such plan, or it does not fit."""
     cluster = replace(case.cluster, between="Ethernet 100") if change == "network" else case.cluster
     changes = {"tp": 2 * chosen.tp, "dp": chosen.dp // 2} if change == "tensor" else CHANGES[change]
     try:
@@ -115,7 +115,7 @@ def _mitigate(change: str, case: Case) -> Outcome:
 
 
 def _sizes(case: Case) -> dict[str, object]:
-    """What the brief says."""
+    """The numbers in the brief."""
     model, cluster = case.model, case.cluster
     return {
         "gpus": cluster.devices,

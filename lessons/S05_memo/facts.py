@@ -1,4 +1,4 @@
-"""Every figure that a memo about a plan may quote: of its brief, of the plan, and of plans that one sets beside it."""
+"""Every figure that a memo may quote: from the brief, of the plan, and of plans to compare it with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from course_lib.figures.costs import MEMORY_PARTS, TIME_PARTS
 from course_lib.planner import Estimate, Plan, estimate
 from lessons.S05_memo.numbers import COUNT, PARAMETERS, RATE, Fact
 
-WORDS = {  # what means a part of memory or of a step
+WORDS = {  # patterns of the words for each part of memory or of a step
     "parameters": "weights?|parameters?",
     "gradients": "gradients?",
     "optimizer": r"optimi[sz]er|adam|moments|master|update",
@@ -29,7 +29,7 @@ WORDS = {  # what means a part of memory or of a step
 SENDING = "sen[dt]s?|travels?|traffic|moves?|crosse?s?"
 LABELS = {part: look.label for part, look in TIME_PARTS.items()}
 LABELS |= {"tensor": "traffic of tensor ranks", "context": "context"}
-BESIDE = {  # plans that one sets beside it, by what is changed
+BESIDE = {  # plans to compare it with, by their changes
     "without ZeRO": {"zero": 0, "shards": None},
     "in fp32": {"precision": "fp32"},
     "with naive splitting": {"schedule": "naive", "virtual_stages": 1},
@@ -37,7 +37,7 @@ BESIDE = {  # plans that one sets beside it, by what is changed
 
 
 def facts(plan: Estimate, one_node: Estimate, expected: float) -> Iterator[Fact]:
-    """one_node: what the plan is faster than.  expected: the share of the ideal speed-up."""
+    """Every fact of a memo. one_node: the plan to beat.  expected: the share of the ideal speed-up."""
     yield from _of_the_brief(plan, expected)
     yield from _costs(plan, own=True)
     for name, changes in BESIDE.items():
@@ -49,7 +49,7 @@ def facts(plan: Estimate, one_node: Estimate, expected: float) -> Iterator[Fact]
 
 
 def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
-    """What the brief says, what follows from it, and what anybody may say."""
+    """Facts of the brief, their consequences, and common knowledge."""
     spec, cluster, n = plan.model, plan.cluster, plan.model.parameters
     fast, slow = cluster.inside_link.bandwidth, cluster.between_link.bandwidth
     yield Fact("the model's parameters", n, PARAMETERS)
@@ -71,7 +71,7 @@ def _of_the_brief(plan: Estimate, expected: float) -> Iterator[Fact]:
 
 
 def _costs(plan: Estimate, own: bool, name: str = "") -> Iterator[Fact]:
-    """name: of another plan than the one that is recommended."""
+    """Facts about a plan's costs. name: of a plan to compare with; "" for the recommended one."""
     memory, time, whole = plan.memory, plan.step_time, "fullest|needs?|in all|total|peak|holds?"
     yield Fact(f"all that the fullest device holds{name}", memory.total, BYTES, whole, own, beside=not own)
     yield Fact(f"a step{name}", time.total, SECONDS, "step", own, beside=not own)
@@ -105,7 +105,7 @@ def _traffic(plan: Estimate) -> Iterator[Fact]:
 
 
 def _pipeline(plan: Plan, micro_batches: int) -> Iterator[Fact]:
-    """By the formula, for equal stages; of a plan without any, if a quarter as many replicas had 4."""
+    """Facts by the formula for equal stages; a plan without stages counts as 4, with a quarter of the replicas."""
     stages, micro_batches = (plan.pp, micro_batches) if plan.pp > 1 else (4, min(4, plan.dp) * micro_batches)
     rounds = micro_batches + stages - 1
     yield Fact("the bubble by the formula", (stages - 1) / rounds, SHARE, "bubble|idle|1f1b|gpipe")

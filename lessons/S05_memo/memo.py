@@ -1,10 +1,10 @@
-"""The memo (S5): a plan for 32 GPUs with its reasons, its numbers held against the planner's, and the page to hand in.
+"""The memo (S5): a plan for 32 GPUs with its reasons, its numbers beside the planner's, and the page to hand in.
 
-    S5_plan                        the plan that was decided on
-    S5_memory ... S5_precision     four sections of prose     ->  each number against the plan's (numbers, memo_facts)
-    S5_bottleneck, S5_mitigation   what keeps it from the ideal speed-up, and what to try first
+    S5_plan                        the plan that was chosen
+    S5_memory ... S5_precision     four sections of prose; each number is compared with the plan's (numbers, facts)
+    S5_bottleneck, S5_mitigation   the largest loss of speed-up, and the change to try first
 
-Everything is in the student's journal, as it was typed, and nowhere else; `export` makes a page of the latest of it.
+All answers are in the student's journal, as they were typed, and nowhere else; `export` makes a page of the latest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lessons.S05_memo.numbers import AGREES, DIFFERS, NOT_CHECKED, Remark, remar
 
 
 class Case(NamedTuple):
-    """expected: the share of the ideal speed-up that is expected of all nodes against one."""
+    """A case for a memo. expected: the share of the ideal speed-up that all nodes should reach against one."""
 
     model: ModelSpec
     cluster: Cluster
@@ -50,12 +50,12 @@ NO_PLAN = "Decide on a plan first, in the card of section 1; then your numbers c
 
 @cache
 def one_node(case: Case = CASE) -> Estimate:
-    """The best plan for a single node and the same minibatch: what all nodes together are compared with."""
+    """The best plan for a single node and the same minibatch, with which all nodes together are compared."""
     return search(case.model, replace(case.cluster, nodes=1), case.batch).best
 
 
 def demands(case: Case, plan: Estimate) -> list[tuple[bool, str]]:
-    """What is asked of a plan: whether it does that, and what there is to say."""
+    """The demands on a plan: for each, whether it is met, and a sentence."""
     ideal, gained = case.cluster.nodes, one_node(case).step_time.total / plan.step_time.total
     is_inside = plan.plan.tp * plan.plan.cp <= case.cluster.devices_per_node
     need, where = memory_size(plan.memory.total), "stay inside a node" if is_inside else "reach over several nodes"
@@ -68,7 +68,7 @@ def demands(case: Case, plan: Estimate) -> list[tuple[bool, str]]:
 
 
 def decided() -> Estimate | None:
-    """The plan that the student decided on last."""
+    """The plan that the student chose last."""
     found = [note for note in journal.notes() if note.question == PLAN and note.what in ("committed", "ran")]
     return estimate(*CASE[:2], plan_text.parse(found[-1].answer), CASE.batch) if found else None
 
@@ -83,12 +83,12 @@ def figures(plan: Estimate) -> tuple[Picture, Picture, Picture]:
 
 
 def check(text: str, plan: Estimate) -> list[Remark]:
-    """What there is to say of each number in a section."""
+    """A remark on each number in a section."""
     return remarks(text, facts(plan, one_node(), CASE.expected))
 
 
 def in_words(found: list[Remark]) -> str:
-    """A line for each number that differs, and one for all others of a kind."""
+    """Remarks in words: a line for each number that differs, one for all that agree, one for all not checked."""
     wrong = [f"- {one.number}: {one.text}" for one in found if one.verdict == DIFFERS]
     said = ["Look at these again:", "\n".join(wrong)] if wrong else []
     for verdict, words in {AGREES: "As the planner has them", NOT_CHECKED: "Not checked"}.items():
@@ -98,7 +98,7 @@ def in_words(found: list[Remark]) -> str:
 
 
 def read_section(figure: int, case: Case, text: str) -> Outcome:
-    """figure: which of them goes with the section."""
+    """Compare a section with the plan. figure: the number of its figure."""
     if (plan := decided()) is None:
         return Outcome(None, NO_PLAN)
     said = f"Your plan (modelled): {plan_in_words(plan.plan)}.\n\n{in_words(check(text, plan))}"
@@ -118,9 +118,9 @@ UNWRITTEN = "(Not written yet.)"
 
 
 def export(folder: str | Path = ".", author: str = "") -> list[Path]:
-    """Write S05_memo.md with its figures, and S05_memo.html, which has them in it and can be printed.
+    """Write S05_memo.md and its figures, and S05_memo.html, which includes them and can be printed.
 
-    Returns the files. Raises OSError where nothing can be written.
+    Returns the files. Raises OSError if the folder cannot be written.
     """
     place, plan = Path(folder), decided()
     pictures = figures(plan) if plan else ()
@@ -138,7 +138,7 @@ def export(folder: str | Path = ".", author: str = "") -> list[Path]:
 
 
 def _parts(plan: Estimate | None) -> Iterator[tuple[str, str, str]]:
-    """Heading, the latest answer, and what there is to say of its numbers, or of the plan."""
+    """The parts of the memo: heading, latest answer, and remarks on its numbers, or on the plan."""
     for name in PARTS:
         question = questions.load(name)
         note = question.latest()

@@ -1,10 +1,10 @@
-"""Numbers in prose, held against those of a plan.
+"""Numbers in prose, compared with those of a plan.
 
     "Adam's state takes 10 GB of each GPU, and a step takes 8.6 s."    each number, its unit, the sentence around it
 
 agrees        with a figure
-differs       by a known slip from a figure of the plan that the sentence names, or is the figure of something else
-not checked   whatever remains: nobody is blamed on a guess
+differs       by a known slip from a figure of the plan that the sentence names, or is another thing's figure
+not checked   all other numbers: a guess is no reason to blame anyone
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from course_lib.figures import axis
 
 AGREES, DIFFERS, NOT_CHECKED = "agrees", "differs", "not checked"
 FAR = 1_000_000
-TOLERANCE, ROUNDED = 0.03, 0.1  # shares of a figure: any number may be off by the one, a rounded one by the other
+TOLERANCE, ROUNDED = 0.03, 0.1  # how far a number may be off, as a share of the figure: any number, a rounded one
 RATE = Quantity("a rate", {f"{name}/s": factor for name, factor in BYTES.units.items()}, "25 GB/s")
 PARAMETERS = Quantity("a number of parameters", {"billion": 1e9, "B": 1e9, "million": 1e6}, "7 billion")
 COUNT = Quantity("a count", {"": 1.0}, "32")
-# Factors by which one is easily off, and what that means.
+# Factors of common slips, and their meaning.
 SLIPS: dict[float, str] = {
     2: "That is a factor of 2: two bytes or four, once or twice, there or there and back.",
     4: "That is a factor of 4: two bytes or eight, one of four or all four.",
@@ -35,9 +35,9 @@ SLIPS: dict[float, str] = {
 BINARY = "Close: GB counts in thousands, GiB in powers of 1024. Which of them do you mean?"
 _UNITS = {
     name: (quantity, factor)
-    for quantity in (RATE, TIMES, SHARE, SECONDS, BYTES, PARAMETERS, COUNT)  # the last one that knows a unit has it
+    for quantity in (RATE, TIMES, SHARE, SECONDS, BYTES, PARAMETERS, COUNT)  # the last with a unit has it
     for name, factor in quantity.units.items()
-    if "bit" not in name or quantity is RATE  # "in 16 bits" says how a number is written
+    if "bit" not in name or quantity is RATE  # "in 16 bits" is a format, not an amount
 } | {"second": (SECONDS, 1.0), "seconds": (SECONDS, 1.0), "minutes": (SECONDS, 60.0)}
 _LISTED = "|".join(re.escape(name) for name in sorted(_UNITS, key=len, reverse=True) if name and name not in "x×")
 _NUMBER = re.compile(
@@ -53,9 +53,9 @@ _OTHERWISE = re.compile(
 class Fact(NamedTuple):
     """A figure that prose may quote. value: in the first of the quantity's units.
 
-    words: a pattern of what means it in a sentence; "": it may stand anywhere.
-    own: of the plan itself, so that a number which is meant to be this one, and is not, differs.
-    beside: of another plan, which one only means by saying so.
+    words: a pattern of the words that mean the fact in a sentence; "": no word is needed.
+    own: whether it is a fact of the plan itself, so that a number meant to be this one, but wrong, differs.
+    beside: whether it is a fact of another plan, which a sentence has to mention.
     """
 
     name: str
@@ -84,7 +84,7 @@ class _Number(NamedTuple):
 
     @property
     def is_otherwise(self) -> bool:
-        """Whether its sentence is about another plan than the one that is recommended."""
+        """Whether its sentence is about another plan than the recommended one."""
         return bool(_OTHERWISE.search(self.sentence))
 
     def is_close(self, fact: Fact) -> bool:
@@ -92,13 +92,13 @@ class _Number(NamedTuple):
         return abs(self.value - fact.value) <= max(rounding, TOLERANCE * abs(fact.value)) * (1 + 1e-9)
 
     def distance(self, fact: Fact) -> int:
-        """Characters to the nearest word that means the fact: those of the sentence before are far, and others FAR."""
+        """Characters to the nearest word for the fact; FAR - 1 if only the sentence before has one, FAR if none has."""
         pattern = re.compile(rf"\b(?:{fact.words})", re.IGNORECASE)
         found = [abs(match.start() - self.start) for match in pattern.finditer(self.sentence)] if fact.words else [0]
         return min(found, default=FAR - bool(pattern.search(self.before)))
 
     def slip(self, fact: Fact) -> str:
-        """Which leads from the fact to the number; "" if none does."""
+        """The known slip that leads from the fact to the number; "" if there is none."""
         power = round(math.log(_UNITS[self.unit][1], 1000)) if self.quantity is BYTES else 0  # 3 for GB and for GiB
         off = max(self.value, fact.value) / (min(self.value, fact.value) or math.inf)
         meant = {**SLIPS, 1.024**power: BINARY}
@@ -110,7 +110,7 @@ class _Number(NamedTuple):
 
 
 def remarks(text: str, facts: Iterable[Fact]) -> list[Remark]:
-    """What there is to say of each number in a text, in its order."""
+    """A remark on each number in a text, in order."""
     known = list(facts)
     return [
         _remark(number, [fact for fact in known if fact.quantity.name == number.quantity.name])

@@ -1,4 +1,4 @@
-"""S6. A run that diverged, on devices that were half idle: what went wrong with it, and how to run it again."""
+"""S6. A run that diverged, on devices that were half idle: what went wrong, and how should it run again?"""
 
 from __future__ import annotations
 

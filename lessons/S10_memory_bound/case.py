@@ -1,4 +1,4 @@
-"""S10. A run that is bound by memory: hybrid parallelism and mixed precision."""
+"""S10. A memory-bound run: hybrid parallelism and mixed precision."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What Jupyter's server does with a notebook before it is written to the disk, and after it is read.
+"""The hooks of Jupyter's server that change a notebook before it is written to disk, and after it is read.
 
-The view of a widget ends with its kernel: opened again, it is nothing but "model not found". So it is put away where
-the output has something that lasts, and the notebook shows next day what it shows before it is ever run. It is brought
-back when the page is loaded again while that kernel still runs.
+The view of a widget ends with its kernel: opened again, it only says "model not found". So the view is put away if the
+output has something that lasts, and the notebook shows the next day what it showed before it was first run. The view is
+brought back if the page is loaded again while that kernel still runs.
 
-It lies in `.venv/etc/jupyter` with `custom.css`, and `overrides.json` in `share/jupyter/lab/settings`, so that a plain
-`jupyter lab` of this environment does the same.
+This file is copied to `.venv/etc/jupyter` with `custom.css`, and `overrides.json` to `share/jupyter/lab/settings`, so
+that a plain `jupyter lab` of this environment does the same.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from tornado.web import HTTPError
 
 VIEW = "application/vnd.jupyter.widget-view+json"
-AWAY = "course-view"  # in the metadata of an output, where nobody shows it
+AWAY = "course-view"  # in the metadata of an output, which nothing shows
 
 
 def put_views_away(model: dict[str, Any], **_: Any) -> None:
-    """Take the views of widgets out of a notebook's outputs, where there is a picture or text instead."""
+    """Move the views of widgets out of a notebook's outputs that have a picture or text instead."""
     for output in outputs(model):
         data = output.get("data", {})
         if VIEW in data and set(data) - {VIEW, "text/plain"}:
@@ -30,7 +30,7 @@ def put_views_away(model: dict[str, Any], **_: Any) -> None:
 
 
 def bring_views_back(model: dict[str, Any], process: int | None) -> None:
-    """process: the id of the notebook's kernel. A kernel that was started anew is another process."""
+    """Restore the views of widgets that belong to a running kernel. process: the kernel's process id."""
     for output in outputs(model):
         view = output.get("metadata", {}).pop(AWAY, {})
         if process and view.get("process") == process:
@@ -50,7 +50,7 @@ class Contents(AsyncLargeFileManager):
         return model
 
     async def _process(self, path: str) -> int | None:
-        """Of the kernel of the notebook there; None if there is none, or if it is not on this machine."""
+        """The process of a notebook's kernel; None if there is no kernel, or it runs on another machine."""
         try:
             session = await self.parent.session_manager.get_session(path=path)
         except HTTPError:

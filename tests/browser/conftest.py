@@ -61,16 +61,16 @@ SCREEN: ViewportSize = {"width": 1280, "height": 800}
 COMMAND = [
     *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
     "--ServerApp.ip=127.0.0.1",
-    "--ServerApp.port=0",  # one that is free when it begins to listen, not before
+    "--ServerApp.port=0",  # the server picks a free port when it begins to listen
     "--LabApp.expose_app_in_browser=True",
 ]
 PATIENCE = 90_000  # milliseconds for JupyterLab and a kernel to come up on two busy cores
-expect.set_options(timeout=30_000)  # where nothing else is said: a kernel may have to answer
+expect.set_options(timeout=30_000)  # by default: a kernel may have to answer
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Where the browser is. Without one the tests are skipped, but not in continuous integration."""
+    """The path of the browser. Without one the tests are skipped, but not in continuous integration."""
     candidates = [shutil.which(name) for name in ON_PATH]
     candidates += [path for path in INSTALLED.get(platform.system(), ()) if Path(path).exists()]
     for path in candidates:
@@ -84,7 +84,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[BrowserContext]:
-    """One for all tests, so that what JupyterLab consists of has to be fetched only once."""
+    """One browser for all tests, so that JupyterLab's files are fetched only once."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield started.new_context(viewport=SCREEN, color_scheme="light")
@@ -101,7 +101,7 @@ class Server:
 
     @property
     def answers(self) -> Path:
-        """Where the students' answers are."""
+        """The file of the students' answers."""
         return self.folder.parent / "answers"
 
     def call(self, method: str, path: str) -> Any:
@@ -115,7 +115,7 @@ class Server:
             self.call("DELETE", f"sessions/{session['id']}")
 
     def begin_to_end_kernels(self) -> None:
-        """Those there are now: the next test need not wait until they are gone with their ranks."""
+        """Begin to end all kernels; the next test need not wait until they and their ranks are gone."""
         for session in self.call("GET", "sessions"):
             threading.Thread(target=self._end, args=(session["id"],)).start()
 
@@ -161,7 +161,7 @@ def running(base: Path, folder: Path, options: list[str], **variables: str) -> I
 
 
 def prefer(settings: Path) -> None:
-    """The browser's theme, and that nothing is saved but by the tests."""
+    """JupyterLab's settings: follow the browser's theme, and save nothing by itself."""
     own = {
         "apputils-extension/themes": '{"adaptive-theme": true}',
         "docmanager-extension/plugin": '{"autosave": false}',
@@ -173,7 +173,7 @@ def prefer(settings: Path) -> None:
 
 
 def surroundings(base: Path, token: str) -> dict[str, str]:
-    """Variables that keep the user's own settings out, and ours in, which an installation puts into .venv."""
+    """Environment variables that hide the user's own settings, and use ours, which an installation puts into .venv."""
     places = {
         "JUPYTER_CONFIG_DIR": "config",
         "JUPYTER_DATA_DIR": "data",
@@ -188,11 +188,11 @@ def surroundings(base: Path, token: str) -> dict[str, str]:
 
 
 def address(base: Path, process: subprocess.Popen[bytes]) -> str:
-    """Where the server listens, from the file that it writes then."""
+    """The server's address, from the file that it writes when it listens."""
     file = base / "runtime" / f"jpserver-{process.pid}.json"
     deadline = time.monotonic() + PATIENCE / 1000
     while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # not written yet, or not to its end
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # not yet written, or only in part
             return f"http://127.0.0.1:{json.loads(file.read_text(encoding='utf-8'))['port']}"
         time.sleep(0.1)
     pytest.fail(f"JupyterLab did not start:\n{(base / 'log.txt').read_text(errors='replace')[-2000:]}")
@@ -209,12 +209,12 @@ class Notebook:
         self.page.get_by_role("menuitem", name=entry, exact=True).click()
 
     def clear(self) -> None:
-        """Forget what is stored: no cell has an output or a number."""
+        """Clear the stored outputs and the numbers of all cells."""
         self.choose("Edit", "Clear Outputs of All Cells")
         self.page.wait_for_function(f"() => {PROMPTS}.every(text => text === '[ ]:')")
 
     def run_all(self, timeout: float = 180) -> None:
-        """Clear what is stored, run every cell, wait until all are done. timeout in seconds."""
+        """Clear stored outputs, run every cell, wait until all are done. timeout in seconds."""
         self.clear()
         self._run("await run('notebook:run-all-cells');", timeout)
 
@@ -239,12 +239,12 @@ class Notebook:
         self.wait_until_idle(timeout)
 
     def save(self) -> None:
-        """And wait until it is written."""
+        """Save the notebook, and wait until it is written."""
         self.page.locator(".jp-NotebookPanel-toolbar [data-jp-item-name=save]").click()
         self.page.locator(".lm-DockPanel-tabBar .lm-mod-current:not(.jp-mod-dirty)").wait_for()
 
     def restart(self) -> None:
-        """End the kernel and begin a new one, and wait until it is ready."""
+        """Restart the kernel, and wait until it is ready."""
         self.page.evaluate(
             """() => {
                 isDone = false;
@@ -261,11 +261,11 @@ class Notebook:
         self.wait_until_idle()
 
     def wait_until_idle(self, timeout: float = PATIENCE / 1000) -> None:
-        """The page calls a kernel idle before there is one; the status bar does not. timeout in seconds."""
+        """Wait for the status bar, as the page calls a kernel idle before there is one. timeout in seconds."""
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for(timeout=timeout * 1000)
 
     def output(self, cell: int) -> Any:
-        """What stands below a cell, by its number among all cells, as a Playwright locator."""
+        """The output of a cell, by its number among all cells, as a Playwright locator."""
         return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-OutputArea-output")
 
     @property
@@ -301,7 +301,7 @@ class Lab:
         return notebook
 
     def close(self) -> None:
-        """What is open, without saving it."""
+        """Close the open notebook without saving it."""
         self.page.evaluate("[...jupyterapp.shell.widgets('main')].forEach(tab => tab.dispose())")
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for(state="hidden")
 
@@ -324,7 +324,7 @@ def lab(server: Server, page: Page, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture
 def page(browser: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The same for all tests, as long as nothing goes wrong, so that JupyterLab has to be loaded only once."""
+    """One page for all tests until a test fails, so that JupyterLab is loaded only once."""
     page = browser.pages[0] if browser.pages else browser.new_page()
     page.set_viewport_size(SCREEN)
     with photographed_if_it_fails(page, request):
@@ -353,7 +353,7 @@ FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the one that loads JupyterLab anew: so it is the first to load it at all."""
+    """Put the test first that loads JupyterLab anew, so that it is the first to load it at all."""
     items.sort(key=lambda item: item.path.name != "test_lab.py")
 
 

@@ -1,4 +1,4 @@
-"""What a student's hands and eyes do on a page: move a control with a key or the mouse, read, look at a picture.
+"""A student's hands and eyes on a page: move a control with a key or the mouse, read, look at a picture.
 
 `where` is the page, or a part of it, such as one cell.
 """
@@ -19,7 +19,7 @@ BAD = ("serious", "critical")
 RULES: dict[Literal["light", "dark"], dict[str, Any]] = {
     "light": {},
     "dark": {"runOnly": ["color-contrast"]},
-}  # the theme changes no more
+}  # the theme no longer changes
 
 
 def cell(page: Page, text: str) -> Locator:
@@ -40,7 +40,7 @@ def slider(where: Page | Locator, name: str) -> Locator:
 
 
 def drag(where: Page | Locator, name: str, share: float) -> None:
-    """Take a slider by its handle and let go at this share of its length."""
+    """Drag a slider's handle to this share of its length, and release it."""
     control = slider(where, name)
     control.scroll_into_view_if_needed()
     mouse = control.page.mouse
@@ -64,7 +64,7 @@ def pictures(where: Page | Locator) -> Locator:
 
 
 def violations(page: Page) -> list[str]:
-    """What axe-core finds seriously wrong in what the course adds, in the light and in the dark theme."""
+    """The serious violations that axe-core finds in the course's elements, in the light and in the dark theme."""
     found: list[str] = []
     for scheme, rules in RULES.items():
         page.emulate_media(color_scheme=scheme)
@@ -82,14 +82,14 @@ def violations(page: Page) -> list[str]:
 def go_through(lab: Any, lesson: str, touch: Callable[[Page], None] | None = None) -> Page:
     """Open a lesson, look at what is stored, and run its cards and explorers; see that everyone can read all of it.
 
-    (Its other cells are run and compared by nbval.)  touch: does something with what is stored.
+    (Its other cells are run and compared by nbval.)  touch: acts on the stored outputs.
     """
     notebook = lab.open(f"notebooks/{lesson}.ipynb")
     page: Page = notebook.page
     stored_pictures_are_there(page, (lab.server.folder / f"notebooks/{lesson}.ipynb").read_text(encoding="utf-8"))
     assert violations(page) == []
     breaks = page.locator(f"{OURS} pre").evaluate_all("all => all.map(printed => getComputedStyle(printed).wordBreak)")
-    assert set(breaks) == {"normal"}  # what is printed breaks between words
+    assert set(breaks) == {"normal"}  # printed text breaks between words
     if touch:
         touch(page)
     notebook.run_cells(r"Card\(|xplorer\(", RUN)
@@ -100,9 +100,9 @@ def go_through(lab: Any, lesson: str, touch: Callable[[Page], None] | None = Non
 
 
 def stored_pictures_are_there(page: Page, notebook: str) -> None:
-    """Before anything is run, those of the explorers too. notebook: what is in its file."""
+    """Check that all stored pictures show before anything is run, also the explorers'. notebook: the file's text."""
     stored = page.locator(f"{OURS} img[alt]")
-    # Where there is a plotly figure, JupyterLab does not show the image that stands in for it elsewhere.
+    # JupyterLab shows a plotly figure in place of its image.
     figures = notebook.count('"application/vnd.plotly.v1+json"')
     expect(stored).to_have_count(notebook.count("<img ") - figures, timeout=MOVE)
     for picture in stored.all():
@@ -111,10 +111,10 @@ def stored_pictures_are_there(page: Page, notebook: str) -> None:
 
 
 def nothing_is_clipped(page: Page) -> None:
-    """No output is wider than its place, and long lines of code go on in the next one."""
+    """Check that no output is wider than its place, and that long lines of code wrap."""
     code = page.locator(".jp-CodeCell .cm-content").locator("visible=true")
     assert "cm-lineWrapping" in (code.first.get_attribute("class") or "")
-    for _ in range(MOVE // 100):  # figures follow the width of their place a moment later
+    for _ in range(MOVE // 100):  # figures adapt to the width a moment later
         if not too_wide_or_small(page):
             break
         page.wait_for_timeout(100)
@@ -128,9 +128,9 @@ def too_wide_or_small(page: Page) -> list[str]:
 
 
 def fits_one_screen(explorer: Locator) -> float:
-    """Controls, sentences and pictures of an explorer are seen at once; returns how high they are, in pixels."""
+    """Check that an explorer fits on one screen; returns its height in pixels."""
     shown = explorer.locator(".course-live")
-    shown.scroll_into_view_if_needed()  # what is far from it, JupyterLab takes out of the page
+    shown.scroll_into_view_if_needed()  # JupyterLab removes distant cells from the page
     height = shown.evaluate("all => all.getBoundingClientRect().height")
     screen = explorer.page.locator(".jp-WindowedPanel-outer").evaluate("panel => panel.clientHeight")
     assert height <= screen
@@ -138,7 +138,7 @@ def fits_one_screen(explorer: Locator) -> float:
 
 
 def smallest_label(where: Page | Locator) -> float:
-    """Pixels, of all labels in pictures that are shown, stored ones too; 0 if none is shown."""
+    """The smallest label in all shown pictures, stored ones included, in pixels; 0 if there is none."""
     sizes = """found => found.filter(picture => picture.getBoundingClientRect().width).map(picture => {
         const drawn = picture.tagName === "IMG" ? atob(picture.src.split(",")[1]) : picture.outerHTML;
         const fonts = [...drawn.matchAll(/font-size="([\\d.]+)"/g)].map(font => Number(font[1]));
@@ -148,5 +148,5 @@ def smallest_label(where: Page | Locator) -> float:
 
 
 def unrun(page: Page) -> int:
-    """How many code cells have no number, because a cell before them failed."""
+    """The number of code cells that were not run, because a cell before them failed."""
     return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:").count()

@@ -12,7 +12,7 @@ from tests.browser.conftest import PATIENCE
 RUN = 90_000  # milliseconds that a run may take on a busy machine
 CARDS = ["Card('Q4')", "Card('bytes_sent')", "Card('Q2')", "Card('data_distribution')", "Card('S1_better')"]
 CHOICE, NUMBER, ORDER, TEXT, PLAN = range(len(CARDS))
-BUSY, BUTTON = len(CARDS), len(CARDS) + 1  # the cells after them: while the first runs, the kernel hears nothing
+BUSY, BUTTON = len(CARDS), len(CARDS) + 1  # the cells after them: while the first runs, the kernel handles no message
 SLOW = """import time
 from course_lib.classroom.widgets.answers import Button
 
@@ -23,7 +23,7 @@ def count():
 button = Button(count, "not pressed")
 button.leads_on = True
 button"""
-# Clicks when what was run has come, and again at once when the button can be pressed again.
+# Clicks when the result has come, and again as soon as the button can be pressed.
 AT_ONCE = """button => {
     let seen = 0;
     new MutationObserver((_, observer) => {
@@ -36,7 +36,7 @@ RIGHT = ["split", "forward", "backward", "all_reduce", "update", "clear"]
 
 
 def nothing_is_answered_yet(lab: Any, notebook: Any) -> None:
-    """And every card is new."""
+    """Check that every card is new."""
     shutil.rmtree(lab.server.answers, ignore_errors=True)
     notebook.run_all()
 
@@ -46,7 +46,7 @@ def button(card: Locator, name: str) -> Locator:
 
 
 def ready(focused: Locator) -> None:
-    """A press that comes before the kernel is done with the one before is dropped."""
+    """Wait until a button takes a press: while the kernel handles the previous one, presses are dropped."""
     expect(focused).to_be_focused()
     expect(focused).to_have_attribute("aria-disabled", "false")
 
@@ -65,7 +65,7 @@ def press(page: Page, *keys: str) -> None:
 
 
 def drag(page: Page, row: Locator, to: Locator) -> None:
-    row.evaluate("row => row.parentElement.scrollIntoView({block: 'center'})")  # all of the list is seen
+    row.evaluate("row => row.parentElement.scrollIntoView({block: 'center'})")  # the whole list is visible
     start, end = row.bounding_box(), to.bounding_box()
     assert start is not None
     assert end is not None
@@ -117,7 +117,7 @@ def an_order_is_dragged(page: Page, card: Locator) -> None:
 
 
 def an_order_is_moved_with_buttons(card: Locator) -> None:
-    """For those who cannot drag."""
+    """Move events with buttons, for students who cannot drag."""
     button(card, "Try another answer").click()
     card.get_by_role("option").first.click()
     button(card, "Move down").click()
@@ -167,7 +167,7 @@ def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
     expect(card.get_by_role("radio").nth(2)).to_be_checked()
     press(page, "Tab")
     expect(button(card, "Commit to this answer")).to_be_focused()
-    press(page, "d", "d", "Enter")  # neither deletes the cell nor leaves the card
+    press(page, "d", "d", "Enter")  # these keys neither delete the cell nor leave the card
     ready(button(card, "Run it"))
     press(page, "Space")
     expect(feedback(card)).to_contain_text("Not this one. You answered: c", timeout=RUN)
@@ -176,7 +176,7 @@ def a_choice_is_made_with_keys(page: Page, card: Locator) -> None:
 
 
 def what_was_chosen_last_counts_though_the_kernel_is_busy(notebook: Any, card: Locator) -> None:
-    """A browser may send the first choice, the click on the button, and only after both the last choice."""
+    """Check that the last choice counts, though a browser may send it only after the click on the button."""
     page = notebook.page
     button(card, "Try another answer").click()
     expect(card.get_by_role("radio").first).to_be_enabled()
@@ -203,7 +203,7 @@ def a_plan_is_taken_whole_though_the_kernel_is_busy(notebook: Any, card: Locator
 
 
 def a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(page: Page, card: Locator) -> None:
-    """The second press comes before the kernel has heard of the first; those after it as soon as it has run."""
+    """Press twice before the kernel has handled the first press, and again as soon as it has run."""
     button(card, "Try another answer").click()
     card.get_by_role("radio").nth(1).click()
     button(card, "Commit to this answer").focus()
@@ -215,7 +215,7 @@ def a_key_that_comes_too_early_decides_and_runs_but_takes_nothing_away(page: Pag
 
 
 def what_a_button_stood_for_says_whether_a_key_that_comes_too_early_counts(output: Locator) -> None:
-    """What it stands for afterwards is known to the page before it can be pressed."""
+    """Check that the page knows the button's next step before it can be pressed."""
     pressed = output.get_by_role("button")
     pressed.press("Enter")
     expect(pressed).to_have_text("pressed 1 times")

@@ -1,4 +1,4 @@
-"""What takes long: an explorer says so, and its Stop button works, in the middle of a run and between two."""
+"""Explorers with long runs: they show the time left, and Stop works in the middle of a run and between two."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def in_the_middle_of_a_run(page: Page, stop: Any) -> None:
     expect(stop).to_be_visible(timeout=MOVE)
     page.get_by_role("progressbar", name="Running").wait_for()
     expect(page.locator(".course-picture").first).to_have_css("opacity", "0.4")
-    drag(page, "seconds", 0.5)  # which the browser keeps back until the kernel is done
+    drag(page, "seconds", 0.5)  # the browser holds this back until the kernel is done
     stop.click()
     expect(page.get_by_role("alert")).to_contain_text("Stopped. Move a control to go on.", timeout=MOVE)
 
@@ -69,7 +69,7 @@ def in_the_middle_of_a_run_with_keys(page: Page, stop: Any) -> None:
 
 
 def nothing_is_run_that_was_chosen_before(notebook: Any) -> None:
-    """The controls are back at what the pictures show, and stay there: the kernel then has heard all there is."""
+    """Check that the controls return to the values in the pictures and stay: the kernel has handled every message."""
     page = notebook.page
     notebook.wait_until_idle()
     page.get_by_role("button", name="Pin", exact=True).click()
@@ -79,7 +79,7 @@ def nothing_is_run_that_was_chosen_before(notebook: Any) -> None:
 
 
 def between_two_runs(page: Page, stop: Any) -> None:
-    """With the keyboard alone."""
+    """Stop between two runs, with the keyboard alone."""
     expect(page.locator(".course-picture").first).to_have_css("opacity", "1")
     press(page, "seconds", "ArrowRight")
     says(page, "took 1 s")

@@ -92,7 +92,7 @@ def test_data_parallelism(lab: Any) -> None:
 
 
 def a_step_is_pinned(explorer: Locator) -> None:
-    """With the keyboard, and unpinned with the mouse."""
+    """Pin a step with the keyboard, and unpin it with the mouse."""
     explorer.get_by_role("button", name="Pin", exact=True).press("Enter")
     says(explorer, "It takes exactly as long as the pinned one (ranks 2,")
     press(explorer, "ranks", "ArrowRight")
@@ -103,7 +103,7 @@ def a_step_is_pinned(explorer: Locator) -> None:
 
 
 def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
-    """Code with the keyboard alone; sentences with the keyboard, and with the mouse."""
+    """Open folded code with the keyboard alone, and sentences with the keyboard and with the mouse."""
     folded = page.locator(".jp-CodeCell").filter(has=page.locator(".jp-InputPlaceholder"))
     code = page.locator(".jp-InputArea-editor").filter(has_text="average_gradients(model, samples")
     expect(folded).to_have_count(1)
@@ -121,7 +121,7 @@ def an_answer_is_folded_until_it_is_opened(page: Page) -> None:
 
 
 def pieces_go_around_a_ring(explorer: Locator) -> None:
-    """Played with the mouse, then step by step with the keyboard."""
+    """Play a collective with the mouse, then go step by step with the keyboard."""
     high = fits_one_screen(explorer)
     complete = explorer.locator("g[data-when]:not([data-fly])").filter(has_text="01234567").locator("visible=true")
     flying = explorer.locator("g[data-fly]").locator("visible=true")
@@ -184,7 +184,7 @@ def test_sharded_data_parallelism(lab: Any) -> None:
 
 
 def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
-    """One that was just run: plotly's own way of following the width left it without a height."""
+    """A figure just run keeps its height, which plotly's own resizing would take away."""
     cost = "from course_lib.figures import collective_times\ncollective_times({'a': {'b': {1: 1.0, 2: 2.0}}})"
     lab.write("figure.ipynb", cost)
     notebook = lab.open("figure.ipynb")
@@ -194,14 +194,14 @@ def test_a_figure_stays_when_the_theme_changes(lab: Any) -> None:
     assert before["height"] > 200
     notebook.page.emulate_media(color_scheme="dark")
     notebook.page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
-    notebook.page.wait_for_timeout(2000)  # that it stays can only be seen after a while
+    notebook.page.wait_for_timeout(2000)  # only after a while is it certain that it stays
     after = figure.bounding_box()
     notebook.page.emulate_media(color_scheme="light")
     assert after == before
 
 
 def settled(figure: Locator) -> Any:
-    """Where it is, once it no longer grows."""
+    """The place of a figure, once it no longer grows."""
     expect(figure.locator(".nsewdrag").first).to_be_visible(timeout=MOVE)
     boxes = [figure.bounding_box()]
     while len(boxes) < 2 or boxes[-1] != boxes[-2]:

@@ -16,7 +16,7 @@ def test_mixed_precision(lab: Any) -> None:
 
 
 def figure(page: Page, title: str) -> Locator:
-    """The stored one with this title, which answers the mouse without being run; wait until it is drawn."""
+    """Wait for the stored figure with this title, which reacts to the mouse without being run."""
     drawn = page.locator(".js-plotly-plot").filter(has_text=title)
     drawn.evaluate("drawn => drawn.scrollIntoView({block: 'center'})")
     expect(drawn.locator(".nsewdrag").first).to_be_visible(timeout=MOVE)
@@ -33,7 +33,7 @@ def rest_on_first(figure: Locator, trace: str) -> None:
         trace,
     )
     area = figure.locator(".nsewdrag").first
-    for aside in (1, 0):  # wherever the figure is by then: what is above it may have grown
+    for aside in (1, 0):  # the figure may have moved, as outputs above it grow
         area.hover(position={"x": place["x"] + aside, "y": place["y"]}, force=True)
 
 
@@ -90,7 +90,7 @@ def ranks_are_arranged_anew(explorer: Locator) -> None:
 
 
 def lines_on_the_map_show_what_is_on_its_way(explorer: Locator) -> None:
-    """Opened and moved with the mouse; step by step, and with arrows, with the keyboard."""
+    """Open and move the player with the mouse; go by steps and by arrows with the keyboard."""
     dots = explorer.locator(".course-pulse.course-on")
     assert dots.count() == 0
     explorer.get_by_role("button", name="Play", exact=True).click()
@@ -130,7 +130,7 @@ def test_planning(lab: Any) -> None:
 
 
 def every_plan_can_be_read(page: Page) -> None:
-    """Named, hidden and looked at from near with the mouse; as a table with the keyboard."""
+    """Name, hide and zoom in on plans with the mouse; read them as a table with the keyboard."""
     plans = figure(page, "Every plan for 70 billion parameters")
     name = plans.locator(".legendtext").first.text_content() or ""
     rest_on_first(plans, name)

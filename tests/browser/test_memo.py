@@ -21,7 +21,7 @@ TEXT = "Without ZeRO it would not fit. The fullest device needs 29.7 GB, and gra
 
 @pytest.fixture
 def memo(lab: Any, request: pytest.FixtureRequest) -> Any:
-    """A notebook of its own for each test: JupyterLab asks what to do with an open one that has changed."""
+    """A separate notebook for each test, as JupyterLab asks what to do with an open one that has changed."""
     cells = [f"from lessons import Card\nCard({name!r})" for name in CARDS]
     export = "from lessons.S05_memo import memo\n[file.name for file in memo.export('S05_memo')]"
     path = f"notebooks/{request.node.name}.ipynb"
@@ -85,7 +85,7 @@ def it_is_run_with_the_mouse(card: Locator) -> None:
 
 
 def it_is_run_with_keys(page: Page, card: Locator) -> None:
-    """From the button to commit, where the focus is."""
+    """Run a card with keys, from the commit button, which has the focus."""
     focused(button(card, "Commit to this answer"))
     press(page, "Enter")
     ready(button(card, "Run it"))
@@ -93,7 +93,7 @@ def it_is_run_with_keys(page: Page, card: Locator) -> None:
 
 
 def what_is_typed_is_there_after_a_restart(lab: Any, notebook: Any) -> None:
-    """A second after it was typed, though the box was never left."""
+    """Check that typed text is kept after a second, though the box was never left."""
     box = notebook.output(MEMORY).get_by_role("textbox", name="Your answer:")
     box.click()
     notebook.page.keyboard.type(TEXT[:30])

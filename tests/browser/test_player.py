@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 from course_lib.timeline import Timeline
 from tests.browser.hands import MOVE, drag, slider, smallest_label, violations
 
-# In its first forward pass rank 0 is held up, and what follows at once is shorter than a pixel.
+# In its first forward pass rank 0 is blocked, and the next span is shorter than a pixel.
 RUN = """
 from course_lib import Span, Timeline
 from course_lib.planner import simulate
@@ -34,12 +34,12 @@ def shown() -> Timeline:
 
 
 def events(timeline: Timeline) -> list[float]:
-    """In milliseconds; less than a microsecond is nothing to the eye."""
+    """The times of all events, in milliseconds, rounded to microseconds."""
     return sorted({round(when * 1e3, 3) for span in timeline.spans for when in (span.start, span.end)})
 
 
 def at(where: Page | Locator) -> float:
-    """The time that the slider says, in milliseconds."""
+    """The time on the slider, in milliseconds."""
     return float((slider(where, "Time").get_attribute("aria-valuetext") or "").removesuffix(" ms"))
 
 
@@ -176,7 +176,7 @@ def a_micro_batch_lights_up(page: Page, player: Locator) -> None:
 
 
 def a_presenter_plays_the_selected_cell(page: Page, player: Locator) -> None:
-    """Without a hand on the player."""
+    """Play the selected cell with a presenter's key, without touching the player."""
     prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt")
     for cell, name in ((1, "Play"), (0, "Pause"), (0, "Play")):
         prompts.nth(cell).click()

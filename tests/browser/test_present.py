@@ -35,14 +35,14 @@ def stage(chromium: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 @pytest.fixture
 def page(browser: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """One of its own, so that the other tests' page goes on showing JupyterLab."""
+    """A separate page, so that the other tests' page still shows JupyterLab."""
     with photographed_if_it_fails(browser.new_page(), request) as page:
         yield page
     page.close()
 
 
 def open_lesson(page: Page, stage: Server) -> None:
-    """At the address that JupyterLab itself goes to. There is no status bar to say that the kernel is ready."""
+    """Open the lesson at JupyterLab's own address. There is no status bar to tell that the kernel is ready."""
     page.goto(f"{stage.url}/?token={stage.token}", timeout=PATIENCE)
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=PATIENCE)
     deadline = time.monotonic() + PATIENCE / 1000
@@ -52,7 +52,7 @@ def open_lesson(page: Page, stage: Server) -> None:
 
 
 def kernel_is_idle(stage: Server) -> bool:
-    with contextlib.suppress(OSError):  # the server stumbles over a kernel that it is just starting, or is busy
+    with contextlib.suppress(OSError):  # the server fails for a kernel that is just starting, or is busy
         return [kernel["execution_state"] for kernel in stage.call("GET", "kernels")] == ["idle"]
     return False
 
@@ -127,7 +127,7 @@ def a_card_shows_the_question_and_runs_every_answer(page: Page) -> None:
 
 
 def pictures_that_stand_alone_are_wide_and_their_labels_large(page: Page) -> None:
-    """Beside text that has 21 pixels by now."""
+    """Check pictures and labels beside text of 21 pixels."""
     page.set_viewport_size({"width": 1920, "height": 1080})
     page.keyboard.press("Enter")
     page.keyboard.press("Control+A")

@@ -70,10 +70,10 @@ def test_a_case_with_the_keyboard_alone(lab: Any) -> None:
 
 
 def run(notebook: Any, number: int) -> Locator:
-    """Go to a cell, from one before it or from what that has shown, and run it; returns what it shows."""
+    """Go to a cell from an earlier one or its output, and run it; returns its output."""
     page: Page = notebook.page
     press(page, "Escape")
-    page.wait_for_function(f"() => {FOCUSED} >= 0")  # JupyterLab's own, where nothing was touched yet
+    page.wait_for_function(f"() => {FOCUSED} >= 0")  # JupyterLab's own focus, before anything was touched
     before = page.evaluate(FOCUSED)
     assert before <= number
     press(page, *["ArrowDown"] * (number - before), "Control+Enter")
@@ -85,7 +85,7 @@ def run(notebook: Any, number: int) -> Locator:
 def it_can_be_read_to_its_end(notebook: Any) -> None:
     end = notebook.output(1).get_by_text("From the log")
     in_sight = "end => end.getBoundingClientRect().bottom < innerHeight"
-    for _ in range(20):  # the page grows while its pictures come
+    for _ in range(20):  # the page grows while pictures arrive
         if end.evaluate(in_sight):
             break
         press(notebook.page, "PageDown")
@@ -94,7 +94,7 @@ def it_can_be_read_to_its_end(notebook: Any) -> None:
 
 
 def tab_to(page: Page, control: Locator) -> None:
-    """On the way are what JupyterLab has for a cell and for a heading."""
+    """Press Tab until the control has the focus, past JupyterLab's own for cells and headings."""
     expect(control).to_be_visible(timeout=RUN)
     for _ in range(4):
         press(page, "Tab")
@@ -104,14 +104,14 @@ def tab_to(page: Page, control: Locator) -> None:
 
 
 def focused(control: Locator) -> None:
-    """And one sees it."""
+    """Check that the control has the focus, visibly."""
     expect(control).to_be_focused(timeout=RUN)
     expect(control).to_be_in_viewport(ratio=0.99)
     expect(control).to_have_css("outline-style", "solid")
 
 
 def decide_and_run(page: Page, card: Locator, place: int, words: str) -> None:
-    """The focus is on the first option. After each step it is on the button of the next."""
+    """Decide and run, with the focus on the first option, then on the button of each next step."""
     press(page, *["ArrowDown"] * place, *["Space"] * (not place), "Tab")
     focused(button(card, "Commit to this answer"))
     for name in ("Run it", "Try another answer"):

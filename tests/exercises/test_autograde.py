@@ -1,6 +1,6 @@
 """An exercise goes the whole way through nbgrader, with the commands of the teaching plan, for three students.
 
-That a solution passes every test is seen elsewhere: nbval runs it, with the hidden ones in it.
+That solutions pass all tests, hidden ones too, is checked by nbval, which runs them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ checks = checks()
 def ring_all_reduce(tensor):
     pass
 """
-# Answers that are not right, and what each part earns.
+# Answers that are not right, and the points of each part.
 STUDENTS: dict[str, tuple[dict[str, str], tuple[float, ...]]] = {
     "half": ({"split_batch": REMAINDER_ON_THE_LAST, "average_gradients": PLAIN_MEAN}, (0.5, 1, 5, 4)),
     "looping and dying": ({"average_gradients": ENDLESS, "ring_all_reduce": DEADLY}, (2, 0, 0, 0)),
@@ -96,7 +96,7 @@ STUDENTS: dict[str, tuple[dict[str, str], tuple[float, ...]]] = {
 }
 
 
-# What learning platforms put between the student's name and the file's: nothing, Canvas, Moodle.
+# The text that learning platforms put between the student's name and the file's: nothing, Canvas, Moodle.
 PLATFORMS = ("", "1234_567890_", "1234567_assignsubmission_file_")
 
 
@@ -105,13 +105,13 @@ def notebook(folder: str, name: str = NAME) -> Any:
 
 
 def solutions(name: str = NAME) -> dict[str, str]:
-    """What stands in the cells that students fill in, by grade_id."""
+    """The solutions in the cells that students fill in, by grade_id."""
     cells = (cell for cell in notebook("solutions", name).cells if "nbgrader" in cell.metadata)
     return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells if cell.metadata.nbgrader.solution}
 
 
 def filled_in(answers: dict[str, str]) -> Any:
-    """The exercise with these answers in it."""
+    """The exercise's notebook with these answers filled in."""
     submission = notebook("exercises")
     for cell in submission.cells:
         grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
@@ -120,7 +120,7 @@ def filled_in(answers: dict[str, str]) -> Any:
 
 
 def commands() -> tuple[list[list[str]], list[list[str]]]:
-    """What the teaching plan says to type, in its order: to grade, and where an exchange carries the files."""
+    """The commands of the teaching plan, in order: to grade, and to exchange the files."""
     lines = re.findall(
         r"^    nbgrader (.*?) *(?:#.*)?$", (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -128,7 +128,7 @@ def commands() -> tuple[list[list[str]], list[list[str]]]:
     return typed[:5], typed[5:]
 
 
-# Importing nbgrader takes longer than what most of its commands do.
+# Importing nbgrader takes longer than most of its commands.
 IN_TURN = """
 import json, os, sys
 from nbgrader.apps import NbGraderApp
@@ -140,7 +140,7 @@ for folder, words in json.loads(sys.argv[1]):
 
 
 def nbgrader(*commands: tuple[Path, list[str]]) -> str:
-    """What these commands, each in its folder, say in one process."""
+    """Run these commands in one process, each in its folder; returns their output."""
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
     typed = json.dumps([(str(folder), words) for folder, words in commands])
     done = subprocess.run([sys.executable, "-c", IN_TURN, typed], env=environment, capture_output=True, text=True)
@@ -150,7 +150,7 @@ def nbgrader(*commands: tuple[Path, list[str]]) -> str:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A class in which the exercise was released, handed in by three students, and graded."""
+    """A class whose exercise was released, handed in by three students, and graded."""
     course = tmp_path_factory.mktemp("class")
     shutil.copy(ROOT / "lessons" / "nbgrader_config.py", course)
     shutil.copytree(ROOT / "solutions", course / "source")
@@ -200,7 +200,7 @@ def test_what_nbgrader_releases_is_the_exercise(course: Path) -> None:
 
 @pytest.mark.parametrize("student", STUDENTS)
 def test_a_submission_gets_what_it_earned(course: Path, student: str) -> None:
-    from nbgrader.api import Gradebook  # seconds, which every worker that only collects tests would spend
+    from nbgrader.api import Gradebook  # seconds, which workers that only collect tests save
 
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
         grades = gradebook.find_submission_notebook(NAME, NAME, student).grades
@@ -271,7 +271,7 @@ def test_every_grade_is_given_by_a_check_in_a_process_of_its_own(name: str) -> N
 
 
 def test_validating_shows_the_verdict(tmp_path: Path) -> None:
-    """And no more of the exercise is run than up to there."""
+    """Validating shows the verdict, and runs the exercise only up to there."""
     submission = filled_in(solutions() | {"average_gradients": PLAIN_MEAN})
     grade_ids = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in submission.cells]
     submission.cells = submission.cells[: grade_ids.index("check_average_gradients") + 1]

@@ -1,4 +1,4 @@
-"""What `course.py hand-out` gives to students: all that they need, and no solution."""
+"""`course.py hand-out` gives students all that they need, and no solution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def course() -> Any:
 
 
 def hand_out(course: Any, folder: Path, in_step: bool = True) -> None:
-    """As on the command line, with an environment that is there already."""
+    """Run hand-out as on the command line, with an environment that exists already."""
     course.prepare = lambda *extras: None
     course.run = lambda *words: 0 if in_step else 1
     assert course.hand_out(argparse.Namespace(names=[str(folder)])) == 0

@@ -20,7 +20,7 @@ each_part = pytest.mark.parametrize("part", checks.PARTS, ids=lambda part: part.
 
 
 def section(part: Exercise) -> str:
-    """All that an exercise says of a part, from its heading to the next one."""
+    """The text of an exercise about a part, from its heading to the next one."""
     cell = f'"grade_id": "{part.name}", "solution": true'
     found = [one for text in SOURCES.values() for one in re.split(r"^# (?=## )", text, flags=re.M) if cell in one]
     assert len(found) == 1, f"{len(found)} sections of all exercise.py have a cell with {cell}"
@@ -57,7 +57,7 @@ def test_a_part_has_five_mistakes_and_four_solutions(part: Exercise) -> None:
 
 
 def lines_of_code(text: str) -> int:
-    """Without docstrings, comments and empty lines."""
+    """The number of lines without docstrings, comments and empty lines."""
     strings = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
     said = {line for node in strings if isinstance(node.value, ast.Constant) for line in lines(node)}
     coded = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

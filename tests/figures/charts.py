@@ -1,4 +1,4 @@
-"""Every chart of the course once, for what holds for all of them."""
+"""Every chart of the course once, for tests of properties that all have."""
 
 from __future__ import annotations
 

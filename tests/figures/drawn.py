@@ -1,4 +1,4 @@
-"""Reads pictures back from their SVG."""
+"""Functions that read pictures back from their SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Box(NamedTuple):
 
 
 def zoomable(picture: Picture) -> go.Figure:
-    """The figure that a notebook shows of a chart."""
+    """The plotly figure that a notebook shows for a chart."""
     assert picture.chart is not None
     return go.Figure(chart_plotly.figure(picture.chart))
 
@@ -33,17 +33,17 @@ def parsed(svg: str) -> ET.Element:
 
 
 def texts(svg: str) -> list[str]:
-    """Everything written in the picture, from first to last."""
+    """Every text in the picture, from first to last."""
     return [element.text or "" for element in parsed(svg).iter(f"{SVG}text")]
 
 
 def written(svg: str) -> list[tuple[str, float, float]]:
-    """Each text and where it stands."""
+    """Each text, and its place."""
     return [(e.text or "", float(e.attrib["x"]), float(e.attrib["y"])) for e in parsed(svg).iter(f"{SVG}text")]
 
 
 def places(svg: str) -> dict[str, tuple[float, float]]:
-    """Where each text stands, for texts that occur once."""
+    """The place of each text that occurs once."""
     return {text: (x, y) for text, x, y in written(svg)}
 
 
@@ -59,7 +59,7 @@ def boxes(svg: str) -> list[Box]:
 
 
 def strips(svg: str) -> list[Box]:
-    """The pieces of the shapes that many narrow bars share."""
+    """The pieces of the shapes in which many narrow bars are joined."""
     found = []
     for element in parsed(svg).iter(f"{SVG}path"):
         tip = element.find(f"{SVG}title")

@@ -53,7 +53,7 @@ def every_kind() -> Timeline:
 
 
 def spent(compute: float, wait: float, transfer: float, rest: float) -> Timeline:
-    """One rank that spends its time on these, in seconds; nothing is recorded for the rest."""
+    """A timeline of one rank that spends these seconds; nothing is recorded for the rest."""
     spans, now = [], 0.0
     for kind, seconds in (("forward", compute), ("", rest), ("wait", wait), ("transfer", transfer)):
         if kind and seconds:
@@ -63,7 +63,7 @@ def spent(compute: float, wait: float, transfer: float, rest: float) -> Timeline
 
 
 def dense(ranks: int, spans_per_rank: int) -> Timeline:
-    """Many short spans: forward, wait, backward, transfer in turn, of lengths that repeat every seven."""
+    """A timeline of many short spans: forward, wait, backward, transfer in turn; lengths repeat after seven."""
     spans = []
     for rank in range(ranks):
         now = 0.0

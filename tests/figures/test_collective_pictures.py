@@ -27,7 +27,7 @@ def test_a_line_for_each_algorithm_and_a_panel_for_each_size() -> None:
     assert len(zoomable(picture).data) >= 4
 
 
-# Rank 0 sends its only piece, which is added up: from 5 s to 6 s it is on its way.
+# Rank 0 sends its only piece, a partial sum, from 5 s to 6 s.
 TIMELINE = Timeline([Span(1, "transfer", "recv", 5.0, 6.0, peer=0), Span(0, "other", "", 5.0, 9.0)], 2, "emulated")
 SUMS = [
     Sum(0, 0, 0, (0,), 0.0, math.inf),

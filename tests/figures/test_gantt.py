@@ -125,7 +125,7 @@ def test_no_wait_is_hidden_however_short(pieces: list[tuple[str, float]]) -> Non
     for kind, length in pieces:
         if kind == "wait":
             x = left + now * scale
-            # Gathered by pixel column, so it may have moved by a pixel, or two beside others.
+            # Spans are gathered by pixel column, so one may move by a pixel, or by two beside others.
             assert any(box.x - 2 <= x <= box.x + box.width + 2 for box in drawn)
         now += length
 

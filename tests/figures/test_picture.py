@@ -1,4 +1,4 @@
-"""What a cell stores: shown where no script runs, read aloud, and the same numbers in a table."""
+"""The outputs that a cell stores: a picture where no script runs, a text to read aloud, the numbers in a table."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_the_zoomable_figure_lies_on_a_light_card_with_dark_text(name: str) -> N
 
 
 def outputs(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What a cell that ends in the picture shows."""
+    """The output of a cell that ends in the picture."""
     shown: list[dict[str, Any]] = []
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     picture._ipython_display_()
@@ -148,7 +148,7 @@ def test_a_chart_in_a_cell_is_a_figure_to_touch_and_below_it_its_numbers(
     assert picture.chart is not None
     assert json.loads(text) == json.loads(json.dumps(chart_plotly.stored(picture.chart)))
     assert not re.search(r"https?://", text)
-    # Where no script runs, the image stands in for the figure, and the numbers stand below either.
+    # Where no script runs, the image replaces the figure; the numbers are below both.
     together = Page(figure["text/html"] + numbers["text/html"])
     assert together.elements == [(tag, words) for tag, words in stored(picture).elements if tag != "i"]
     assert picture.summary in Page(numbers["text/html"]).words

@@ -1,4 +1,4 @@
-"""The same charts as plotly figures: where marks lie, what they say, and that color alone says nothing."""
+"""The charts as plotly figures: places of marks, their texts, and that color is never the only sign."""
 
 from __future__ import annotations
 

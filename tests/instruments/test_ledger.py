@@ -41,7 +41,7 @@ def block_input(config: GPTConfig, b: int, dtype: torch.dtype) -> Tensor:
 
 
 def saved_by_block(config: GPTConfig, b: int, dtype: torch.dtype) -> int:
-    """The formula of the docstring, for one Transformer block on the CPU."""
+    """Bytes by the formula of the ledger's docstring, for one Transformer block on the CPU."""
     s, h, a, f = config.sequence, config.hidden, config.heads, config.ffn_width
     e = dtype.itemsize
     return s * b * (e * (8 * h + 2 * f + 4) + max(e, 4) * a)
@@ -71,7 +71,7 @@ def test_a_block_saves_what_the_formula_counts(config: GPTConfig, b: int, dtype:
 def test_the_difference_from_korthikanti_is_dropout_and_the_scores_that_are_computed_anew(
     config: GPTConfig, b: int
 ) -> None:
-    """Their s b h (34 + 5 a s / h) bytes, at 16 bits, minus masks and scores, plus the statistics they leave out."""
+    """Korthikanti's s b h (34 + 5 a s / h) bytes, at 16 bits, minus masks and scores, plus statistics omitted there."""
     s, h, a = config.sequence, config.hidden, config.heads
     published = s * b * (34 * h + 5 * a * s)
     dropout_masks = 2 * s * b * h + a * s * s * b
@@ -87,7 +87,7 @@ def test_the_difference_from_korthikanti_is_dropout_and_the_scores_that_are_comp
 
 
 def test_attention_that_keeps_its_scores_saves_a_s_s_b_more() -> None:
-    """What scaled_dot_product_attention does not save, a plain softmax does: 5 a s s b is not lost, but avoided."""
+    """A plain softmax saves 5 a s s b, which scaled_dot_product_attention recomputes: avoided, not uncounted."""
     query, key, value = (torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3))
     with Ledger(nn.Identity()) as opened:
         output = (query @ key.transpose(-1, -2)).softmax(-1) @ value
@@ -143,7 +143,7 @@ def test_micro_batches_in_flight_each_hold_their_activations() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_blocks_hold_their_inputs_only(reentrant: bool) -> None:
-    """And one block at a time is computed anew; reentrant checkpointing shows it."""
+    """One block at a time is recomputed, which reentrant checkpointing shows."""
     stage = TinyGPT(CONFIG).blocks[1:-1]
     inputs = block_input(CONFIG, 2, torch.float32)
 
@@ -159,7 +159,7 @@ def test_checkpointed_blocks_hold_their_inputs_only(reentrant: bool) -> None:
         assert held == 3 * inputs.nbytes
         output.sum().backward()
         assert opened.now.activations == 0
-    # The input of the block that is computed anew is held already, but checkpointing detaches it: the same storage.
+    # The input of the recomputed block is held already; checkpointing detaches it, with the same storage.
     most = held + saved_by_block(CONFIG, 2, torch.float32) - inputs.nbytes if reentrant else held
     assert max(sample.held.activations for sample in opened.samples) == most
 
@@ -181,7 +181,7 @@ def test_checkpointing_gives_the_same_gradients_under_a_ledger() -> None:
 
 
 def optimizers() -> list[tuple[str, Callable[[Any], torch.optim.Optimizer], int, int]]:
-    """Name, optimizer, numbers of state for each number, and bytes for each parameter tensor (Adam's step)."""
+    """Optimizers, each with its name, state numbers per parameter, and bytes per parameter tensor (Adam's step)."""
     return [
         ("SGD", lambda p: torch.optim.SGD(p, lr=0.1), 0, 0),
         ("momentum", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1, 0),
@@ -348,7 +348,7 @@ def test_steps_are_sampled_before_and_after() -> None:
 
 
 def measured_on_a_rank(rank: int) -> tuple[list[Sample], int]:
-    """Three lines in a cell: open, train, look."""
+    """Use a ledger as in a cell, in three lines: open, train, look."""
     replica = DataParallel(TinyGPT(CONFIG, seed=rank))
     optimizer = torch.optim.Adam(replica.parameters())
     inputs, targets = batches.split(data.examples([(10 + n, 50) for n in range(5)]), dist.get_world_size())[rank]
@@ -367,6 +367,6 @@ def test_every_rank_has_a_ledger_of_its_own() -> None:
         first, second = (sample.held.activations for sample in samples[2:4])  # after blocks 1 and 2
         assert second - first == saved_by_block(CONFIG, share, torch.float32)
         assert samples[-1].held.parameters == size
-        assert samples[-1].held.gradients == size + 4  # the bucket, which carries the share's weight along
+        assert samples[-1].held.gradients == size + 4  # the bucket, which carries the share's weight, too
         assert samples[-1].held.optimizer == 2 * size + 4 * len(list(TinyGPT(CONFIG).parameters()))
     assert [share for _, share in results] == [3, 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import lessons  # noqa: F401  (it says where its rooms are)
+import lessons  # noqa: F401  (it opens its rooms)
 from course_lib.classroom.questions.catalog import pages
 
 ASKED = {name: page for name, page in pages().items() if page.asks}

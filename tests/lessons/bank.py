@@ -1,6 +1,6 @@
 """Solutions as students write them, by exercise.
 
-RIGHT: in many ways.  WRONG: with what has to be said.  ACCIDENTS: wrong ones whose runs do not come to their end.
+RIGHT: right ones.  WRONG: wrong ones, with words of their verdicts.  ACCIDENTS: wrong ones whose runs do not end well.
 """
 
 import importlib

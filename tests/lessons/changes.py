@@ -1,4 +1,4 @@
-"""Tables of solutions that are another one with a place or two written otherwise, as `changed` does it."""
+"""Tables of solutions that are made from another one by changing a place or two, with `changed`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Program = Callable[..., Any]
 
 
 def ways(program: Program, **changes: tuple[str, ...]) -> list[Program]:
-    """Other ways to write a program.  changes: what stands there and what is to stand there, by the new name."""
+    """Other ways to write a program.  changes: pairs of old and new text, by the new name."""
     return [changed(program, name, *places) for name, places in changes.items()]
 
 
 def told(program: Program, **changes: tuple[str, ...]) -> dict[Program, str]:
-    """Wrong ways to write it, and what has to be said.  changes: these words, and then the places, by the new name."""
+    """Wrong ways to write a program, with words of their verdicts.  changes: words, then old and new text, by name."""
     return {changed(program, name, *places): words for name, (words, *places) in changes.items()}

@@ -1,4 +1,4 @@
-"""Explorers whose runs are stood in for, and who wait for nobody; questions in a folder of their own."""
+"""Fixtures for explorers: stand-ins for runs, short trainings, no pauses; and a separate folder for answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lessons.stand_ins import STAND_INS, Cut
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The settings that are run, with what stands in for the runs."""
+    """The settings that are run, with stand-ins for the runs."""
     settings: list[Any] = []
 
     def recorded(setting: Any, stand_in: Any) -> Any:
@@ -31,7 +31,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every training that is begun, and its setting."""
+    """Every setting with the training that begins for it."""
     trainings: list[Any] = []
     begin = mixed_precision.Training
 
@@ -45,12 +45,12 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings as short as they can be, for what does not depend on how they end."""
+    """The shortest possible trainings, for tests that do not depend on their end."""
     monkeypatch.setattr(mixed_precision, "STEPS", mixed_precision.PIECE)
 
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is still to be looked at follows a move at once."""
+    """Explorers whose further views follow a move at once."""
     for name in ("PAUSE", "BREATH"):
         monkeypatch.setattr(f"course_lib.classroom.widgets.explorer.{name}", 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import SimpleNamespace
 
-import lessons  # noqa: F401  (it says where its rooms are)
+import lessons  # noqa: F401  (it opens its rooms)
 from course_lib.classroom import rooms
 from course_lib.classroom.checks.exercise import Exercise
 

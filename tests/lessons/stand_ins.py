@@ -1,4 +1,4 @@
-"""What an explorer draws where nothing is run: what was predicted, in place of what real ranks do."""
+"""Stand-ins for the runs of explorers: predictions in place of real ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lessons.L08_combining_mechanisms.runs import HybridExperiment, MeshStep
 
 
 def step_of(ranks: int, seconds: float) -> Timeline:
-    """Every rank computes for all but a tenth of the time, in which it sends."""
+    """A step in which every rank computes for nine tenths of the time, and sends for the last one."""
     end = 0.9 * seconds
     spans = [Span(rank, "forward", "", 0.0, end) for rank in range(ranks)]
     spans += [Span(rank, "transfer", "all_reduce", end, seconds) for rank in range(ranks)]
@@ -33,7 +33,7 @@ def perfect(setting: DataParallelSetting) -> Timeline:
 
 
 def one_at_a_time(setting: LayerWiseSetting) -> LayerWiseStep:
-    """The last rank is a fifth fuller than an equal share."""
+    """A step of one rank after the other; the last holds a fifth more than an equal share."""
     spans = [Span(rank, "forward", "", 0.01 * rank, 0.01 * (rank + 1)) for rank in range(setting.units)]
     share = 1_000_000 // setting.units
     held = [Bytes(parameters=share) for _ in range(setting.units - 1)]
@@ -60,7 +60,7 @@ def as_predicted(experiment: HybridExperiment, off: float = 0.0) -> MeshStep:
 
 
 class Cut(NamedTuple):
-    """What the controls of tensor parallelism say."""
+    """The values of the controls of tensor parallelism."""
 
     ranks: int
     hidden: int
@@ -68,7 +68,7 @@ class Cut(NamedTuple):
     sequence_parallel: bool
 
     def run(self) -> CutRun:
-        """Without a pace."""
+        """Run the cut without a pace."""
         return run_cut(self.way, self.ranks, self.hidden, self.sequence_parallel)
 
 

@@ -1,6 +1,6 @@
-"""Every right solution passes, every wrong one is told what is wrong: each mistake of the bank as itself alone.
+"""Every right solution passes, every wrong one is told its mistake: each mistake of the bank as itself only.
 
-Programs whose runs come to their end share a launch for each case, as do the mistakes inside a check.
+Programs whose runs end well share a launch for each case, as the mistakes in a check do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def verdicts(
     leave: Callable[[list[Program], Case], list[list[Left]]],
     cases: list[Case],
 ) -> dict[Program, Verdict]:
-    """What the check tells of each program that does not pass. leave: what programs leave in a case, by program."""
+    """The verdict on each program that does not pass. leave: returns the results of programs in a case, by program."""
     passed: dict[Program, list[Evidence]] = {program: [] for program in programs}
     told: dict[Program, Verdict] = {}
     for case in cases:
@@ -54,7 +54,7 @@ def verdicts(
 
 @functools.cache
 def bank(exercise: Exercise, ranks: tuple[int, ...]) -> dict[Program, Verdict]:
-    """What is told of the mistakes, if there are only cases with so many ranks."""
+    """The verdicts on a bank's mistakes, from the cases with these numbers of ranks only."""
 
     def leave(programs: list[Program], case: Case) -> list[list[Left]]:
         known = {mistake.program: left for mistake, left in exercise.run_mistakes(case).items()}
@@ -97,7 +97,7 @@ def test_mistakes_ask_and_are_at_least_five(exercise: Exercise) -> None:
 
 @pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)
 def test_right_solutions_pass_however_they_are_written(exercise: Exercise) -> None:
-    """The whole check of one, with other numbers, is seen where nbval runs the solutions."""
+    """All right solutions pass all cases; nbval runs a whole check of one, with other numbers."""
     assert verdicts_on(exercise, RIGHT.get(exercise, [])) == {}
 
 
@@ -206,7 +206,7 @@ def test_a_view_costs_nothing_and_a_copy_its_bytes() -> None:
 
 
 def ring_bytes(n_bytes: int) -> int:
-    """Patarasuk and Yuan 2009: no all-reduce on 4 ranks sends less."""
+    """The fewest bytes of an all-reduce on 4 ranks (Patarasuk and Yuan 2009)."""
     return 2 * 3 * n_bytes // 4
 
 

@@ -1,4 +1,4 @@
-"""A verdict does not depend on how busy the machine is: every core computes something else while these are found."""
+"""A verdict does not depend on the load of the machine: every core is busy while these are found."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ CORES = os.cpu_count() or 1
 
 @contextlib.contextmanager
 def all_cores_busy(times: int = 1) -> Iterator[None]:
-    """Inside, so many processes for each core compute."""
+    """Keep `times` processes for each core computing."""
     processes = [subprocess.Popen(BUSY, stdout=subprocess.PIPE) for _ in range(times * CORES)]
     try:
         for process in processes:
-            assert process.stdout is not None and process.stdout.readline()  # it computes from now on
+            assert process.stdout is not None and process.stdout.readline()  # it is computing
         yield
     finally:
         for process in processes:
@@ -46,7 +46,7 @@ def all_cores_busy(times: int = 1) -> Iterator[None]:
 
 
 def loops(block: Callable, x: Tensor) -> Any:
-    return all(itertools.repeat(True))  # in one line, so that it is told at this one
+    return all(itertools.repeat(True))  # one line, so that the verdict names it
 
 
 def counts_shares_alike(model: nn.Module, samples: int) -> None:
@@ -57,7 +57,7 @@ def counts_shares_alike(model: nn.Module, samples: int) -> None:
 
 not_recorded = next(one.program for one in checks.recompute.mistakes if one.program.__name__ == "not_recorded")
 
-# The parts that take longest, and whatever a run can come to.
+# The parts that take longest, and every way in which a run can end.
 PROGRAMS: dict[Callable[..., Any], tuple[Exercise, str]] = {
     sharding.trained: (checks.train_sharded, "Right in all"),
     sharding.linear: (checks.sharded_linear, "Right in all"),
@@ -86,7 +86,7 @@ def verdict_on(program: Callable[..., Any]) -> str:
 
 @pytest.fixture(scope="module")
 def quiet() -> dict[Callable[..., Any], str]:
-    """What is told of them on a machine with nothing else to do."""
+    """The verdicts on an idle machine."""
     return {program: verdict_on(program) for program in PROGRAMS}
 
 
@@ -109,7 +109,7 @@ LIMIT = 1.0
 
 
 def starves(rank: int) -> None:
-    """Computes until twice the limit is over."""
+    """Compute for twice the limit."""
     begun = time.monotonic()
     while time.monotonic() - begun < 2 * LIMIT:
         pass
@@ -117,7 +117,7 @@ def starves(rank: int) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count who waits for a core")
 def test_waiting_for_a_core_does_not_count() -> None:
-    with all_cores_busy(times=4):  # each of which takes its turn before the rank has its next
+    with all_cores_busy(times=4):  # each of them takes a turn before the rank gets its next
         launch(starves, 1, timeout=LIMIT)
 
 
@@ -128,7 +128,7 @@ def test_waiting_for_a_core_does_not_count() -> None:
         ([1.0, 0.0], [0.0, 0.0], 1.0),  # one loops
         ([0.1, 0.0], [0.9, 0.0], 0.1),  # a busy machine lets it compute for a tenth of the time
         ([0.0], [-3.0], 1.0),  # a thread that waited for three seconds before has ended
-        ([CORES / 4] * 4, [1 - CORES / 4] * 4, 1.0),  # four that loop keep all cores busy, and nobody else does
+        ([CORES / 4] * 4, [1 - CORES / 4] * 4, 1.0),  # four loops keep all cores busy, without other processes
     ],
 )
 def test_the_seconds_that_count_are_those_that_ranks_could_have_used(

@@ -1,4 +1,4 @@
-"""The explorers of what is calculated, moved without a browser."""
+"""The explorers that only calculate, moved without a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every explorer does: each control changes its part of the run, and all is there in words, too."""
+"""Every explorer: each control changes its part of the run, and everything is said in words, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lessons.L09_planning import explorer as refresh
 from tests.classroom.widgets.hands import move
 from tests.lessons.stand_ins import Cut
 
-# What runs at first, and what each control is moved to, in the order of what they change.
+# The first setting, and the values to which controls are moved, in the order of the setting's fields.
 FIRST: dict[Any, Any] = {
     DataParallelExplorer: DataParallelSetting(ranks=4, batch_size=32, link_speed=5, overlap=True),
     LayerWiseExplorer: LayerWiseSetting(units=4, samples=32, vocabulary=1000, cut="number"),

@@ -42,12 +42,12 @@ def per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[RoundedWeig
 
 
 def sixteen_bytes() -> bool:
-    """Weight, gradient, and Adam's two numbers."""
+    """Whether weight, gradient and Adam's two numbers take 16 bytes."""
     return per_weight(torch.float32, RoundedWeights) == (4, 4, 8, 0)
 
 
 def days(name: str) -> float:
-    """What the training of one machine takes."""
+    """Days of training on one machine."""
     cluster, plan = one_machine.MACHINES[name]
     return one_machine.TOKENS / estimate(one_machine.SEVEN, cluster, plan, 256).tokens_per_second / 86_400
 
@@ -97,13 +97,13 @@ def rung(number: int) -> Estimate:
 
 
 def of_a_mesh(sizes: tuple[int, int, int], part: int) -> float:
-    """What the fullest rank holds of parameters, gradients or optimizer state, as a share of one process's."""
+    """The fullest rank's bytes of parameters, gradients or optimizer state, as a share of one process's."""
     experiment, alone = HybridExperiment(sizes), HybridExperiment((1, 1, 1)).predicted.held(0)
     return max(experiment.predicted.held(rank)[part] for rank in range(experiment.ranks)) / alone[part]
 
 
 def replicas(nodes: int) -> Estimate:
-    """The best plan for 64 devices, with more replicas."""
+    """The estimate of the best plan for 64 devices with more replicas, on this number of nodes."""
     best = plans.best(plans.NODES).plan
     cluster = replace(plans.NODES, nodes=nodes)
     more = replace(best, dp=cluster.devices // (best.tp * best.pp))

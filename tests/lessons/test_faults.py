@@ -1,4 +1,4 @@
-"""Cases with a fault: a culprit is what it claims to be, can be told from the others, and is mended by its repair."""
+"""Cases with a fault: each culprit has its symptoms, can be told from the others, and is mended by its repair."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEEDS = {name: range(2 * len(scenarios.load(name).case.culprits)) for name in sc
 VARIANTS = [(name, seed) for name in scenarios.FAULTS for seed in SEEDS[name]]
 CASES = {scenarios.load(name).case.name: name for name in scenarios.FAULTS}
 STEPS_OF_A_CASE = ("symptom", "suspect", "measure", "change")
-# What mends what, as the debriefs say it; beside it, what mends it as well.
+# The repair of each culprit, as in the debriefs; below, other repairs that work.
 REPAIRS = {"one_bucket": "buckets", "small_buckets": "buckets", "apart": "together", "uneven": "even"}
 AS_WELL = {"sums": {"dynamic", "smaller"}, "few": {"sixteen"}}
 
@@ -46,7 +46,7 @@ def number(text: str) -> float:
 
 
 def diagnose(variant: Variant) -> str:
-    """What it must be, from what the debriefs say of measurements, and from nothing else."""
+    """The culprit, found only from measurements, by the rules in the debriefs."""
     slower, learns = variant.symptoms(variant.job)
     if not slower:
         return of_numbers(variant.job, learns)
@@ -218,7 +218,7 @@ def test_the_setting_that_matters_is_written_as_the_others_are() -> None:
     sections = [section for name in CASES for section in case_of(f"{name}_measure").sections.items()]
     settings = [line for heading, section in sections if heading.startswith("setting") for line in items(section.text)]
     assert len(settings) > 30
-    assert not any("`" in line for line in settings)  # code among plain words would give it away
+    assert not any("`" in line for line in settings)  # code among plain words would reveal the answer
 
 
 @pytest.mark.parametrize("name", scenarios.FAULTS)

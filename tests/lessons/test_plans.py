@@ -1,4 +1,4 @@
-"""The cases that ask for a plan: any plan that reaches the targets is right, whoever misses one is told which.
+"""The cases that ask for a plan: any plan that reaches the targets is right, and a missed target is named.
 
 Targets are computed here from `estimate` alone.
 """
@@ -39,7 +39,7 @@ def case(name: str) -> Planning:
 
 
 def variants(*seeds: int) -> list[Any]:
-    """Those with these seeds, or all."""
+    """All variants, or those with these seeds."""
     every = [(name, seed) for name in CASES for seed in range(len(case(name).tasks)) if not seeds or seed in seeds]
     return [pytest.param(case(name).variant(seed), id=f"{name}-{seed}") for name, seed in every]
 
@@ -53,7 +53,7 @@ def answer(name: str, seed: int, plan: Plan | str) -> Outcome:
 
 
 def reached(task: Task, one: Estimate) -> dict[str, bool]:
-    """By the first word of the target."""
+    """Whether each target is reached, by the target's first word."""
     seconds = one.step_time.total
     waits = {link: sum(flow.exposed for flow in one.flows.values() if flow.link == link) for link in task.waiting}
     return {
@@ -71,7 +71,7 @@ def test_the_best_of_a_search_is_right_and_so_is_what_cannot_be_told_apart_from_
         able = [one for one in fitting if all(ok for what, ok in reached(task, one).items() if what != "tokens")]
         near = [one for one in able if one.step_time.total <= ALIKE * able[0].step_time.total]
         assert all(not task.missed(one) for one in near)
-        assert len(task.reaching.tied) >= 5  # there is more than one way
+        assert len(task.reaching.tied) >= 5  # there is more than one right plan
         assert len(able) < len(task.found)
 
 

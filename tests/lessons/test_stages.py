@@ -21,7 +21,7 @@ def run(name: str, answer: str, seed: int = 0) -> Outcome:
 
 
 def test_what_micro_batches_gain_is_what_the_formula_says() -> None:
-    # 8 units, 32 micro-batches: 32 of 32 + 7 turns. A turn is 90 ms / 16, and 7 messages of 2 ms each way come on top.
+    # 8 units, 32 micro-batches: 32 of 32 + 7 turns. A turn is 90 ms / 16; 7 messages of 2 ms each way are added.
     turns, messages = (32 + 7) * 0.09 / 16, 2 * 7 * 0.002
     assert Strategy(pieces=32).run(8).makespan == pytest.approx(turns + messages, rel=1e-9)
     active = 8 * 32 * 0.09 / 16 / (turns + messages)
@@ -65,7 +65,7 @@ def test_q8_refuses_a_backward_pass_without_its_forward_pass() -> None:
 
 
 def makespan(order: tuple[Action, ...]) -> float:
-    """When the last event of an order ends, with F of one and B of two units; infinite if it gets stuck."""
+    """The end of the last event of an order, with F of one and B of two units; infinite if the order gets stuck."""
     ends: dict[Action, float] = {}
     rows = [[event for event in order if event.stage == device] for device in (0, 1)]
     clocks = [0.0, 0.0]
@@ -88,7 +88,7 @@ def _ready(event: Action, ends: dict[Action, float]) -> float | None:
 
 
 def test_the_next_best_order_of_q8_is_farther_from_the_best_than_its_tolerance() -> None:
-    """Every order of two devices and two micro-batches, on paper."""
+    """All orders of two devices and two micro-batches are compared, by calculation."""
     events = fill_and_drain(2, 2)
     own = [[event for event in events if event.stage == device] for device in (0, 1)]
     orders = itertools.product(itertools.permutations(own[0]), itertools.permutations(own[1]))

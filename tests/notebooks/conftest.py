@@ -1,5 +1,5 @@
-"""Kernels of this step, nbval's too, show what ranks print once they are done, however long a busy machine takes."""
+"""A setting for all kernels here, also nbval's: show what ranks print once they are done, even on a busy machine."""
 
 import os
 
-os.environ["COURSE_PATIENCE"] = "600"  # nbval compares what a cell shows first, and not what that becomes
+os.environ["COURSE_PATIENCE"] = "600"  # nbval compares a cell's first output, and not its updates

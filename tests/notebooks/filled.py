@@ -1,4 +1,4 @@
-"""A plugin for pytest: while nbval runs a lesson's cells, what stands in its fields is compared with what they give."""
+"""A plugin for pytest that compares the fields of a lesson with their values, while nbval runs its cells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def compare(item: IPyNbCell, source: Path) -> None:
-    """Fail this cell if a field between it and the next holds something else now."""
+    """Fail this cell if a field between it and the next has another value now."""
     stored = {cell.id: cell.source for cell in item.parent.nb.cells}
     for cell in behind(source, item.cell_num):
         try:
@@ -39,9 +39,9 @@ def compare(item: IPyNbCell, source: Path) -> None:
 
 
 def behind(source: Path, number: int) -> Iterator[NotebookNode]:
-    """The cells of the script that the page's code cell of this number is followed by, as far as a kernel is asked.
+    """The script's cells that need the kernel, after the page's code cell of this number and before its next one.
 
-    Those above the first cell count as its own.
+    Cells above the first code cell count as following it.
     """
     seen = -1
     for cell in script(source).cells:
@@ -56,7 +56,7 @@ script = lru_cache(build.read)
 
 
 def ask(item: IPyNbCell, cell: NotebookNode) -> Any:
-    """The reply of nbval's kernel to what is asked at this cell."""
+    """The reply of nbval's kernel to the request of this cell."""
     kernel = item.parent.kernel
     asked = kernel.kc.execute(**build.unseen(cell))
     while (reply := kernel.get_message("shell", build.CELL_TIMEOUT))["parent_header"].get("msg_id") != asked:

@@ -1,6 +1,6 @@
-"""A lesson: what its script says, fields unfilled, and what the cells of its notebook have shown.
+"""A lesson: the text of its script, with fields unfilled, and the outputs of its notebook.
 
-nbval runs the cells again, and compares; what is in the fields, too.
+nbval runs the cells again, and compares outputs and fields.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from lessons import build
 
 NOTEBOOKS = build.ROOT / "notebooks"
 
-Proofs = dict[str, Callable[[], object]]  # a quoted sentence, and what is true if it is
+Proofs = dict[str, Callable[[], object]]  # quoted sentence: its proof
 
 
 class Lesson:
-    """The lesson of this name, whatever its number."""
+    """The lesson of this name, without its number."""
 
     def __init__(self, name: str) -> None:
         (self.product,) = (
@@ -43,7 +43,7 @@ class Lesson:
         return _on_one_line(sentence) in self.prose
 
     def code(self, part: str) -> str:
-        """The code of the one cell with this in it."""
+        """The code of the only cell that contains `part`."""
         return str(self._cell(part).source)
 
     def _cell(self, code: str) -> NotebookNode:
@@ -51,9 +51,9 @@ class Lesson:
         return cell
 
     def shown(self, code: str) -> str:
-        """What the one cell with this in its code has shown, as text.
+        """The output of the only cell whose code contains this, as text.
 
-        Raises ValueError if nbval does not compare it: then it proves nothing.
+        Raises ValueError if nbval does not compare the output, as it then proves nothing.
         """
         cell = self._cell(code)
         if "nbval-ignore-output" in cell.metadata.get("tags", []):
@@ -65,7 +65,7 @@ class Lesson:
         return all(word in self.shown(code) for word in words)
 
     def numbers(self, code: str, line: str = "") -> list[float]:
-        """The numbers in that text, or in those of its lines that contain this."""
+        """The numbers in a cell's output, or only in its lines that contain `line`."""
         lines = [one for one in self.shown(code).splitlines() if line in one]
         found = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", "\n".join(lines))
         return [float(number.replace(",", "")) for number in found]
@@ -81,6 +81,6 @@ def _on_one_line(text: str) -> str:
 
 
 def is_proved(name: str, sentence: str, proofs: Proofs) -> None:
-    """Fails if the lesson no longer says this, or if it is not so."""
+    """Fail if the lesson no longer has this sentence, or if it is not true."""
     assert lesson(name).says(sentence), "the lesson no longer says this; take it, and what proves it, out of the table"
     assert proofs[sentence](), "the lesson says this, and it is not so"

@@ -1,8 +1,8 @@
-"""What is a number in a text: what can be wrong and needs a proof.
+"""The numbers in a text that can be wrong, and need a proof.
 
-Digits; a number in words of something that is measured (`UNITS`); how many times, or what part. Not looked at are code
-and formulas, for which cells and other tests speak; fields, which hold what the run gives; digits that are names: rank
-0, section 2, 16 bits; and sentences that name who has published it, and when (`SOURCE`).
+They are digits, numbers in words with a unit (`UNITS`), multiples and fractions. Not included are code and formulas,
+which cells and other tests prove; fields, which hold values of the run; digits in names: rank 0, section 2, 16 bits;
+and sentences with author and year of a publication (`SOURCE`).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_an_exercise_loses_its_solution_and_hidden_tests(project: Path) -> None:
     assert "return 2 * x" not in exercise and "double(3)" not in exercise
     for notebook in (nbformat.reads(text, as_version=4) for text in (solution, exercise)):
         nbformat.validate(notebook)
-        assert notebook.metadata == build.METADATA  # it opens with the kernel that everybody has
+        assert notebook.metadata == build.METADATA  # it opens with the kernel that every installation has
     assert build.main(["--check"], project) == 0
 
 
@@ -276,7 +276,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def filled(built: Path, project: Path) -> Path:
-    """The lesson's notebook, in a project of its own."""
+    """A lesson's notebook, in a separate project."""
     shutil.copytree(built, project, dirs_exist_ok=True)
     return project / "notebooks" / "01_hello.ipynb"
 

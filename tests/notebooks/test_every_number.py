@@ -1,7 +1,7 @@
 """No number in a lesson's prose is unproved: a field holds it, a quoted sentence covers it, a source is named, or it
 needs none.
 
-A number is as in `numbers`. Questions and tasks are not looked at: they claim nothing.
+Numbers are found by `numbers`. Questions and tasks are left out, as they claim nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CLAIMS_NOTHING = re.compile(r"\W*(?:Predict|Take|Keep|Make|Try|Choose|Switch|Sta
 
 
 def looked_at(name: str) -> str:
-    """The prose on one line, as long as it is, with dots in place of what is not looked at."""
+    """The prose on one line, at full length, with dots in place of the parts that are left out."""
     words, is_code, is_reading = [], False, False
     for line in "\n\n".join(lesson(name).texts).split("\n"):
         is_heading, is_fence = line.startswith("#"), line.startswith("```")
@@ -75,7 +75,7 @@ def looked_at(name: str) -> str:
 
 
 def covered(name: str, quotes: Proofs | dict[str, str]) -> set[int]:
-    """The places in the prose that lie within a quote."""
+    """The places in the prose that a quote covers."""
     prose, found = lesson(name).prose, (re.escape(" ".join(quote.split())) for quote in quotes)
     return {place for quote in found for match in re.finditer(quote, prose) for place in range(*match.span())}
 

@@ -15,7 +15,7 @@ TERMS = [term for term, _, _ in ENTRIES]
 LINKS = [(term, *link) for term, _, links in ENTRIES for link in re.findall(r"\[(\d\d)\]\(([^)]+)\)", links)]
 
 FIRST = sorted(NOTEBOOKS.glob("0[0-5]_*.ipynb"))
-AT_ONCE = {  # explained in the sentence that uses them, well enough for it
+AT_ONCE = {  # explained well enough in the sentence that uses them
     "01": {"minibatch", "mixed precision"},
     "03": {"margin", "mixed precision", "stage"},
 }

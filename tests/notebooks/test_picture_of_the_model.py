@@ -19,13 +19,13 @@ CONFIG = GPTConfig(layers=3)
 
 @cache
 def words() -> list[str]:
-    """What stands in it, from left to right, and from top to bottom where it stands in one place."""
+    """The texts in the picture, from left to right, and at one place from top to bottom."""
     texts = ElementTree.parse(NOTEBOOKS / "images" / "model.svg").iterfind("{*}text")
     return [text.text or "" for text in sorted(texts, key=lambda text: (int(text.attrib["x"]), int(text.attrib["y"])))]
 
 
 def below(box: str) -> str:
-    """What a box says below its name."""
+    """The text in a box below its name."""
     return " ".join(words()[words().index(box) + 1 :][:2])
 
 
@@ -35,7 +35,7 @@ def names(part: Callable[[GPTConfig], nn.Module]) -> list[str]:
 
 
 def called(model: nn.Module) -> list[str]:
-    """The kinds of its parts, in the order in which they begin to work."""
+    """The kinds of a model's parts, in the order in which their forward passes begin."""
     seen: list[str] = []
     for part in model.modules():
         part.register_forward_pre_hook(lambda module, _: seen.append(type(module).__name__))
@@ -48,7 +48,7 @@ def test_boxes_stand_in_the_order_of_the_model() -> None:
     assert boxes == ["tokens", "embedding", "norm", "attention", "norm", "MLP", "head", "logits"]
     kinds = {"Embedding": "embedding", "LayerNorm": "norm", "Attention": "attention", "MLP": "MLP", "Head": "head"}
     model = TinyGPT(GPTConfig(layers=1))
-    # The embedding's own two tables have the name of the whole, and the head begins with a norm of its own.
+    # The embedding's two tables have the same kind as the whole, and the head begins with its own norm.
     order = [kinds[kind] for kind in called(model) if kind in kinds]
     assert [one for one, before in zip(order, [None, *order], strict=False) if one != before] == [*boxes[1:-1], "norm"]
 

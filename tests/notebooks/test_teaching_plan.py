@@ -1,4 +1,4 @@
-"""The teaching plan is about the lessons as they are: their sections, and their minutes."""
+"""The teaching plan has the sections and minutes of the lessons as they are."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ IN_WORDS = {"ten": 10}
 
 
 def name_of(page: Path) -> str:
-    """The name of the notebook that it makes."""
+    """The name of the notebook that a page makes."""
     return page.parent.name.removeprefix("L")
 
 
 def found(pattern: str, text: str, where: str) -> str:
-    """The only match of a pattern in a text that is called so."""
+    """The only match of a pattern in a text. where: the text's name, for the message."""
     matches = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
     assert len(matches) == 1, f"{where} has {len(matches)} of what {pattern!r} finds, and needs one"
     return str(matches[0])
 
 
 def sections(text: str) -> list[tuple[str, int]]:
-    """The rows of a lesson's table: the section, and its minutes."""
+    """The rows of a lesson's table: each section with its minutes."""
     rows = re.findall(r"^\| \*?(\d+ .+?)\*? \| (\d+) \|", text, re.MULTILINE)
     return [(name, int(minutes)) for name, minutes in rows]
 

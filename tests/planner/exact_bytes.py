@@ -1,8 +1,8 @@
-"""What the course's own mechanisms send and hold, to the byte, for a model as model.py builds it.
+"""Bytes that the course's own mechanisms send and hold, exactly, for a model of model.py.
 
-Estimates are about large machines and round off what does not matter there. On a laptop, with a model of a few
-thousand parameters, everything shows: the weight that travels with a bucket, the padding of a shard, the description
-of a message. So here is the same arithmetic in whole numbers, to be held against a trace and against the ledger.
+Estimates are for large machines, and neglect what is small there. On a laptop, with a model of a few thousand
+parameters, everything shows: the weight that travels with a bucket, the padding of a shard, the description of a
+message. So here is the same arithmetic in integers, to compare with a trace and with the ledger.
 
     part        what one rank sends in a step of n ranks, in numbers of `size` bytes
     data        all-reduce of each bucket and its weight         2 (n - 1) / n (bucket + 1)
@@ -47,12 +47,12 @@ def parameter_sizes(model: ModelSpec, block: int, tp: int = 1, rank: int = 0) ->
 
 
 def all_parameter_sizes(model: ModelSpec, tp: int = 1, rank: int = 0) -> list[int]:
-    """Those of the whole model; a tied matrix is there once."""
+    """Numbers in each parameter of the whole model; a tied matrix counts once."""
     return [size for block in range(model.layers + 2) for size in parameter_sizes(model, block, tp, rank)]
 
 
 def buckets(sizes: Sequence[int], bucket_mb: float = 25, size: int = 4) -> Iterator[list[int]]:
-    """Parameters from the last to the first, in buckets of up to bucket_mb MiB; a larger one has its own."""
+    """Buckets of parameters from the last to the first, of up to bucket_mb MiB; a larger parameter has its own."""
     bucket: list[int] = []
     for numbers in reversed(sizes):
         if bucket and (sum(bucket) + numbers) * size > bucket_mb * MiB:
@@ -71,7 +71,7 @@ def all_reduce(n_bytes: int, n: int) -> int:
 
 
 def average_gradients(sizes: Sequence[int], n: int, size: int = 4) -> int:
-    """One all-reduce for each parameter, after two numbers from everybody that say who has what."""
+    """average_gradients: an all-reduce for each parameter, after two numbers from each rank: what it has."""
     return (n - 1) * 2 * COUNT + sum(all_reduce(numbers * size, n) for numbers in sizes)
 
 

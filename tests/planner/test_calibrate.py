@@ -1,4 +1,4 @@
-"""Intervals and calibration: what an estimate says that it does not know, and what one measured step adds."""
+"""Intervals and calibration: the uncertainty of an estimate, and the gain from one measured step."""
 
 from __future__ import annotations
 

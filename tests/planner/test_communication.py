@@ -1,4 +1,4 @@
-"""Traffic: what each algorithm sends, and who talks to whom over which link."""
+"""Traffic: bytes of each algorithm, and groups with their links."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Two independent ways to the same time: real ranks on emulated clocks, and the simulator, which runs nothing.
+"""Real ranks on emulated clocks and the simulator, two independent ways, give the same times.
 
-Links have a latency and no limit of bandwidth here, as the simulator's `transfer` has.
+Links here have a latency and unlimited bandwidth, like the simulator's `transfer`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def actions(timeline: Timeline, rank: int) -> dict[tuple, Span]:
 
 
 def agree(schedule: Schedule, layers: list[int], latency: float) -> None:
-    """Each action begins and ends when the simulator says, and all that follows from it is the same."""
+    """Check that each action begins and ends when the simulator says, and that all totals are the same."""
     emulated = pipeline_step(schedule, Pace(SECONDS, Link(latency)), layers)
     forward, backward, weight_grad = ([seconds * n for n in layers] for seconds in SECONDS.values())
     simulated = simulate(schedule, forward, backward, weight_grad, latency)

@@ -93,7 +93,7 @@ def test_recomputation_trades_time_for_memory() -> None:
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_some_layers_computed_again_cost_their_share(recompute: str) -> None:
-    """With context ranks too, whose traffic a second forward repeats."""
+    """The cost includes that of context ranks, whose traffic a second forward repeats."""
     split = replace(PLAN, tp=4, cp=2)
     none, some, all_of_them = (
         of(replace(split, recompute=how, recomputed=share))

@@ -1,4 +1,4 @@
-"""Predicted bytes against real runs: what the trace counted, and what the ledger found."""
+"""Predicted bytes against real runs: against the trace, and against the ledger."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def steps() -> Iterator[None]:
-    """Two, each after a barrier: in the first, more is sent than in those that follow."""
+    """Two steps, each after a barrier: the first one sends more than later ones."""
     for _ in range(2):
         dist.barrier()
         yield

@@ -53,7 +53,7 @@ def test_selective_recomputation_drops_the_scores_and_full_keeps_only_inputs() -
     selective = memory_of_rank(GPT3, Plan(pp=8, recompute="selective"), 64, 7)
     assert selective.activations == pytest.approx(34 * s * b * h * layers)
     full = memory_of_rank(GPT3, Plan(pp=8, recompute="full"), 64, 7)
-    again = s * b * h * (34 + 5 * 96 * s / h)  # the layer that is being computed again
+    again = s * b * h * (34 + 5 * 96 * s / h)  # the layer that is being recomputed
     assert full.activations == pytest.approx(2 * s * b * h * layers + again)
 
 
@@ -104,7 +104,7 @@ def test_published_models_have_their_published_sizes() -> None:
     )
     bloom = ModelSpec(70, 14336, 112, 2048, 250880, learned_positions=False)
     assert llama3.parameters == pytest.approx(405.85e9, rel=1e-4)
-    assert bloom.parameters == pytest.approx(176.247e9, rel=1e-5)  # its embedding norm apart
+    assert bloom.parameters == pytest.approx(176.247e9, rel=1e-5)  # without its embedding norm
     gpt2 = ModelSpec(12, 768, 12, 1024, 50257)
     assert gpt2.parameters == 124_439_808  # GPT-2 small
 

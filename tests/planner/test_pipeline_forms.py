@@ -1,4 +1,4 @@
-"""The closed forms that estimates use, against the simulator playing the very schedules action by action."""
+"""The closed forms of estimates, against simulations of the same schedules, action by action."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_bubble_in_closed_form_is_the_simulated_one(name: str, v: int, p: in
     each = Work(*(seconds / v for seconds in work))
     step = longest_rank(simulate(schedule_of(name, p, m, v), *each))
     formula = m * work.total + bubble_seconds(plan_of(name, p, v), m, work, (p - 1) * work.total)
-    if name == "dualpipev":  # a pair waits until the inputs of both are there; one after the other they wait for less
+    if name == "dualpipev":  # a pair waits for the inputs of both; separate actions would wait for less
         assert step <= formula <= step + (p - 1) * max(each.forward, each.backward)
     else:
         assert formula == pytest.approx(step, rel=0.005)
@@ -40,7 +40,7 @@ def test_the_bubble_in_closed_form_is_the_simulated_one(name: str, v: int, p: in
 @pytest.mark.parametrize(("name", "v"), [kind for kind in KINDS if kind[0] != "dualpipev"])
 @pytest.mark.parametrize(("p", "m"), [(4, 16), (8, 16), (8, 64)])
 def test_exposed_messages_are_the_simulated_ones(name: str, v: int, p: int, m: int) -> None:
-    """With stages of equal halves, and sends that hold up nobody but the receiver."""
+    """Forward, and the halves of backward, take equal times on all stages; sends block only the receiver."""
     schedule, transfer = schedule_of(name, p, m, v), 1e-3
     without, with_messages = (longest_rank(simulate(schedule, 1, 1, 1, seconds)) for seconds in (0, transfer))
     plan = plan_of(name, p, v, overlap=("pipeline",))
@@ -50,7 +50,7 @@ def test_exposed_messages_are_the_simulated_ones(name: str, v: int, p: int, m: i
 @pytest.mark.parametrize("lead", [0.0, 0.4, 1.0, 3.0])
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (8, 16), (16, 64)])
 def test_messages_of_1f1b_hide_where_the_last_rank_takes_longer(p: int, m: int, lead: float) -> None:
-    """Its logits make everybody wait, and the messages of all others happen meanwhile."""
+    """Everybody waits for the last rank's logits, and the other ranks' messages travel meanwhile."""
     transfer = 1e-3
     seconds = [1.0] * (p - 1) + [1.0 + lead * transfer]
     without, with_messages = (simulate(SCHEDULES["1f1b"](p, m), seconds, 2, 0, each).makespan for each in (0, transfer))
@@ -70,9 +70,9 @@ def test_messages_that_hold_up_their_senders_cost_what_ranks_that_meet_for_each_
 
 
 def meeting(p: int, m: int, computing: list[float], transfer: float) -> float:
-    """Seconds of 1f1b as Megatron-LM runs it: who sends and who receives meet, and both are held up for a transfer.
+    """Seconds of 1f1b as in Megatron-LM: sender and receiver meet, and both are blocked for a transfer.
 
-    What goes to a neighbor and what comes from the same one travel at the same time. A program has seconds to compute,
+    Messages to a neighbor and from it travel at the same time. A program has seconds to compute,
     and lists of (forward or backward, boundary, sends).
     """
     met: dict[tuple[str, int, int, int], float] = {}  # when each side of a meeting got there

@@ -1,4 +1,4 @@
-"""The planner against everything published: figures within their tolerance, and goals for the errors of step times."""
+"""The planner against published figures: each within its tolerance, and goals for the errors of step times."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_one_row_of_a_machine_brings_it_to_eight_percent_and_beats_the_naive_way
     assert found.mean < 0.08
     assert found.mean < published.summary(published.naive()).mean / 2
     bad = [one.row["id"] for one in published.after_one_row() if abs(one.error) > 0.25]
-    assert bad == ["vtrain-39.1-t2d16p16b2"]  # why, its note and the next two tests say
+    assert bad == ["vtrain-39.1-t2d16p16b2"]  # its note and the next two tests say why
 
 
 def test_the_worst_row_is_of_runs_that_no_law_of_the_micro_batch_fits() -> None:
-    """GPT-39B with 2 and 4 tensor ranks; with 8, and GPT-3 with any, the same source keeps to one law."""
+    """GPT-39B with 2 and 4 tensor ranks fits no law; with 8, and GPT-3 with any, the same source fits one."""
     errors = published.least_errors()
     orderly = [errors[alike] for alike in (("GPT-3", 4), ("GPT-3", 8), ("GPT-39B", 8))]
     assert max(orderly) < 0.015
@@ -70,7 +70,7 @@ def test_runs_of_one_law_have_no_error_and_others_have_theirs(monkeypatch: pytes
     law = [5 + (16 // b + 2) * (0.5 + 0.25 * b) for b in (1, 2, 4, 8)]
     assert error(*law) == pytest.approx(0, abs=1e-9)
     assert error(*law[:2], 1.3 * law[2], law[3]) > 0.08
-    assert error(*(seconds - 10 for seconds in law)) > 0.02  # which would want 5 s less than nothing besides
+    assert error(*(seconds - 10 for seconds in law)) > 0.02  # the best law would need a constant of -5 s
 
 
 def test_nine_in_ten_steps_lie_in_their_interval() -> None:
@@ -91,7 +91,7 @@ def test_of_all_runs_of_a_source_the_chosen_plan_is_nearly_the_best() -> None:
 
 
 def test_no_row_of_its_source_would_have_told_of_the_worst_one() -> None:
-    """Which row is the measured one does not matter to it; the first of each source is no flattering choice."""
+    """The worst row is wrong whichever row calibrates; the first row of each source is no flattering choice."""
     worst = [one for one in published.after_any_row() if one.row["id"] == "vtrain-39.1-t2d16p16b2"]
     assert len(worst) == len(published.steps()["vtrain", "A100"]) - 1
     assert sum(abs(one.error) < 0.25 for one in worst) <= 1
@@ -104,7 +104,7 @@ def test_what_ran_fits_and_what_ran_out_of_memory_does_not() -> None:
 
 
 def test_three_runs_fit_by_an_assumption_alone_which_says_so() -> None:
-    """Llama 3 405B: its tensors would lie within 80 GiB as its paper has it, with no room for anything else."""
+    """Llama 3 405B: by its paper its tensors fit into 80 GiB, but leave no room for anything else."""
     without = published.by_assumption()
     assert list(without) == [row["id"] for row in STEPS if row["id"].startswith("llama3")]
     assert [round(one.memory.total / 2**30, 1) for one in without.values()] == [89.2, 81.7, 82.2]
@@ -117,7 +117,7 @@ def test_three_runs_fit_by_an_assumption_alone_which_says_so() -> None:
 
 
 def test_no_row_has_constants_of_its_own() -> None:
-    """What a row says of its plan is the set-up; how well traffic hides and links do is the same for all."""
+    """A row has only its own set-up; constants for overlap and links are the same for all rows."""
     exceptions = [row["id"] for row in STEPS if plan(row).overlap != Plan().overlap]
     assert all(name.startswith("narayanan-zero3") for name in exceptions)
     assert not any({"matmul", "network"} & row["cluster"].keys() for row in STEPS)

@@ -37,7 +37,7 @@ def test_plans_that_fit_come_first_and_the_fastest_of_them_first_of_all(found: F
 
 
 def test_no_plan_is_left_out(found: Found) -> None:
-    """Against all combinations of small numbers, those that `check` refuses taken out."""
+    """The search has all combinations of small numbers, except those that `check` refuses."""
     tried = {one.plan for one in found}
     sizes = (1, 2, 3, 4, 6, 8, 12, 16)
     for tp, pp, micro_batch, zero in itertools.product((1, 2, 4), sizes, sizes, (0, 1)):

@@ -48,7 +48,7 @@ def resume(model: TinyGPT, optimizer: torch.optim.Optimizer, folder: Path) -> in
 def train(
     rank: int, case: str, dtype: torch.dtype, folder: Path | None, first: int, last: int
 ) -> tuple[State, list[float]]:
-    """Steps first + 1 to last, on shares of 7 samples: all in one go, or resumed where a checkpoint was left."""
+    """Train steps first + 1 to last on shares of 7 samples, at once or resumed from a checkpoint."""
     model, optimizer = build(case, dtype, seed=10 * first + rank)
     replica = DataParallel(model)
     if first:
@@ -139,7 +139,7 @@ def test_a_crash_while_saving_leaves_the_older_checkpoint(
     step, state = newest(tmp_path)
     assert (step, set(state)) == (10, {"a", "b0", "b1"})
     assert all(torch.equal(tensor, torch.full_like(tensor, 10)) for tensor in state.values())
-    launch(save_ones, 2, (tmp_path, 20, None), device="cpu")  # over what the crash has left
+    launch(save_ones, 2, (tmp_path, 20, None), device="cpu")  # over the remains of the crash
     assert checkpoint.steps(tmp_path) == [10, 20]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000010", "step_00000020"]
 

@@ -30,7 +30,7 @@ OPTIONS = Options(steps=4, batch=10, layers=1, hidden=16, heads=2, device="cpu")
 
 
 def parameters(folder: Path) -> dict[str, Tensor]:
-    """What the newest checkpoint holds of the model."""
+    """The model's parameters in the newest checkpoint."""
     state = launch(lambda rank: checkpoint.load(folder, build(OPTIONS))[1], 1, device="cpu").results[0]
     return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
 
@@ -47,7 +47,7 @@ ONE_MODEL = replace(OPTIONS, pp=2, tp=2, schedule="zbv", micro_batches=4, layers
 
 @pytest.mark.parametrize("options", [OPTIONS, PIPELINES, ONE_MODEL], ids=["replicas", "pipelines", "one model"])
 def test_the_losses_are_those_of_one_process(options: Options) -> None:
-    """To 1e-5: 10 samples in another order, over 4 steps, in float32."""
+    """The losses agree to 1e-5: 10 samples are added in another order, over 4 steps, in float32."""
     alone = TinyGPT(GPTConfig(layers=options.layers, hidden=options.hidden, heads=options.heads), options.seed)
     optimizer = torch.optim.Adam(alone.parameters(), lr=options.learning_rate)
     minibatches = data.minibatches(data.train_test_split()[0], options.batch, options.seed)
@@ -75,7 +75,7 @@ def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_run_goes_on_on_another_mesh(tmp_path: Path, precision: str) -> None:
-    """In fp32 to 1e-5, as above; in 16 bits to a hundredth, as two to three digits are all that there are."""
+    """The losses agree in fp32 to 1e-5, as above, in 16 bits to a hundredth, as there are only two to three digits."""
     whole = replace(OPTIONS, steps=5, max_norm=1.0, precision=precision)
     expected = launch(train, 4, (whole,), device="cpu").results[0]
     halves = replace(PIPELINES, steps=3, max_norm=1.0, precision=precision, checkpoints=str(tmp_path))
@@ -120,7 +120,7 @@ EVEN = replace(OPTIONS, batch=12, hidden=256)
     ids=["replicas", "pipelines", "one model"],
 )
 def test_a_run_prints_a_call_that_calibrates_the_planner(options: Options, plan: Plan) -> None:
-    """Its seconds are replaced: a model this small mostly waits for Python, which no share of a peak explains."""
+    """Measured seconds are replaced: a model this small mostly waits for Python, which no share of a peak explains."""
     cluster = Cluster("laptop-CPU", devices_per_node=4)
     names = {"ModelSpec": ModelSpec, "Plan": Plan, "cluster": cluster}
     line = told(options, 4)
@@ -144,7 +144,7 @@ def test_the_seconds_are_the_median_of_the_steps() -> None:
 
 
 def test_a_step_that_the_planner_does_not_know_says_what_would_work() -> None:
-    """5 samples of each replica in 3 micro-batches, and an interleaved schedule of as many stages as blocks."""
+    """The planner knows neither 5 samples per replica in 3 micro-batches, nor interleaving with a stage per block."""
     said = told(replace(OPTIONS, pp=2, micro_batches=3), 4)
     assert said.startswith("# no step to calibrate the planner with: batch=10 makes unequal micro-batches; ")
     assert said.endswith("make it a multiple of 6\n")
@@ -211,7 +211,7 @@ exit $status
 
 
 def cluster(folder: Path, nodes: str, pids: str) -> dict[str, str]:
-    """An environment in which Slurm's commands are there and a job of two nodes has just begun."""
+    """An environment with Slurm's commands, in which a job of two nodes has just begun."""
     commands = {"srun": SRUN, "scontrol": f"#!/bin/bash\nprintf '{nodes}\\n'\n"}
     for name, text in commands.items():
         (folder / name).write_text(text)
@@ -223,7 +223,7 @@ def cluster(folder: Path, nodes: str, pids: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """None of those that the system deals out: another test's ranks could be given it before it is used."""
+    """A free port, not one that the system assigns: another test's ranks could get that before it is used."""
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
@@ -232,7 +232,7 @@ def free_port() -> int:
 
 
 def two_hosts(folder: Path) -> list[str]:
-    """The words before a command that is to run beside two hosts, or none where they cannot be made."""
+    """The words before a command that runs it beside two hosts; none if hosts cannot be made."""
     words = ["unshare", "--map-root-user", "--net", "--mount", "bash", str(ROOT / "tests/scale_out/hosts.sh")]
     if not all(shutil.which(word) for word in ("unshare", "nsenter", "ip", "mount")):
         return []
@@ -260,7 +260,7 @@ def test_a_node_has_as_many_ranks_as_it_is_told(tmp_path: Path, job: dict[str, s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Slurm's script is for Linux")
 def test_two_nodes_train_the_same_parameters_as_launch(tmp_path: Path) -> None:
-    """slurm.sh with two agents of one rank each: on two hosts, or both on this one where no hosts can be made."""
+    """slurm.sh runs two agents of one rank each: on two hosts, or both on this one if no hosts can be made."""
     folder, reference = tmp_path / "torchrun", tmp_path / "launch"
     launch(train, 2, (replace(PIPELINES, checkpoints=str(reference)),), device="cpu")
     beside = two_hosts(tmp_path)

@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What two programs left in one case, by rank: the student's function and the right solution."""
+    """The results of two programs in one case, by rank: the student's function and the right solution."""
 
     exercise: Part
     case: Case

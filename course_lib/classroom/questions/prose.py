@@ -147,7 +147,7 @@ def _pages(file: Path) -> list[Page]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Those that its fields use."""
+    """The names that the fields of a text use."""
     for _, expression, _, _ in Formatter().parse(text):
         yield from compile(expression, "<field>", "eval").co_names if expression else ()
 

@@ -1,7 +1,7 @@
-"""A collective, chunk by chunk: what each message carried, and what each rank had when.
+"""Runs of collectives, chunk by chunk: what each message carried, and what each rank had at which time.
 
-Every number says which piece it is of and whose: rank r begins with 256 p + 2 ** r in its piece p. So a sum of k of
-them is 256 k p and a bit for each rank that is in it, and what is shown of a run is read off what was really sent.
+Every number tells its piece and its rank: rank r begins with 256 p + 2 ** r in piece p. So a sum of k of them is
+256 k p plus a bit for each rank in it, and the picture of a run is read off the numbers that were really sent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from course_lib.mechanisms import collectives
 from course_lib.ranks import Link, Pace, launch
 from course_lib.timeline import RECEIVING, Timeline
 
-RANKS = range(2, 9)  # no more than a byte has bits
+RANKS = range(2, 9)  # at most 8: a bit of a byte for each
 PACE = Pace(link=Link(0.001, 8 / 0.001))  # a message takes 1 ms, and 1 ms for each piece in it
-# What does it, and whether a rank has a piece before.
+# name: (the collective, whether a rank has a piece before it)
 WAYS = {
     "ring all-reduce": (collectives.ring_all_reduce, lambda rank, piece: True),
     "ring reduce-scatter": (collectives.ring_reduce_scatter, lambda rank, piece: True),
@@ -36,7 +36,7 @@ Pieces = dict[int, Members]
 
 
 def follow(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
-    """Run one of WAYS on real ranks, with a tensor of as many pieces, over emulated links."""
+    """Run one of WAYS on real ranks over emulated links, on a tensor with one piece for each rank."""
     run = launch(_run, ranks, (way,), pace=PACE)
     timeline, sums = after_barrier(run.timeline), []
     for rank, (_, states) in enumerate(run.results):
@@ -52,7 +52,7 @@ def follow(way: str, ranks: int) -> tuple[Timeline, list[Sum]]:
 
 
 def _run(rank: int, way: str) -> tuple[dict[int, list[Pieces]], list[Pieces]]:
-    """What this rank sent to each peer, and what it had at first and after each message that it received."""
+    """Run the collective. Returns what this rank sent to each peer, and what it had at first and after each receive."""
     collective, has = WAYS[way]
     size = dist.get_world_size()
     numbers = torch.tensor([256 * piece + 2**rank if has(rank, piece) else 0 for piece in range(size)])
@@ -63,7 +63,7 @@ def _run(rank: int, way: str) -> tuple[dict[int, list[Pieces]], list[Pieces]]:
 
 
 class _Record(TorchDispatchMode):
-    """What a rank sends to each peer, and what it has before each message that it asks for."""
+    """A record of what a rank sends to each peer, and of what it has before each receive."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -80,6 +80,6 @@ class _Record(TorchDispatchMode):
 
 
 def _pieces(numbers: Tensor) -> Pieces:
-    """Whose numbers they are, by the piece that they say they are of."""
+    """The ranks in each sum, by the piece that the numbers name."""
     found = [(number, tuple(rank for rank in range(8) if number >> rank & 1)) for number in numbers.tolist() if number]
     return {number // 256 // len(members): members for number, members in found}

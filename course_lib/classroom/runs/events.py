@@ -1,12 +1,12 @@
-"""A model on several devices, layer after layer, as a program of events; what an order of them leads to.
+"""Runs of a model on several devices, layer after layer: any order of events becomes a program for real ranks.
 
-An order of a schedule's actions becomes a program: each device, a rank, does its own in the order in which they stand.
-An event waits for the message it needs and sends one to whoever needs its result; a message is a micro-batch's number.
+Each device, a rank, does its own events in the given order. An event waits for the message that it needs, and sends one
+to the device that needs its result; a message is a micro-batch's number.
 
     F1@0    forward of micro-batch 1 on device 0      needs F1 of the device before
     B1@0    backward of micro-batch 1 on device 0     needs B1 of the device after, and F1 of the same device
 
-The devices' time is emulated, and nothing else is: an order that cannot be done gets stuck for real.
+Only the devices' time is emulated: an impossible order gets stuck for real.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Grid(NamedTuple):
 
 
 def read(name: str) -> Action:
-    """The event of this name."""
+    """Parse the name of an event."""
     micro_batch, device = name[1:].split("@")
     return Action(name[0], int(device), int(micro_batch))
 
@@ -61,9 +61,9 @@ def name_of(event: Action) -> str:
 
 
 def run_events(order: Sequence[Action], devices: int, work: float = 1.0, pace: Pace | None = None) -> Timeline:
-    """Run an order. work: of one event, in units of SECONDS.
+    """Run an order of events. work: of one event, in units of SECONDS.
 
-    Raises RankFailed and Deadlock, as the ranks do.
+    Raises RankFailed or Deadlock if the order is impossible.
     """
     return launch(_run_events, devices, (list(order), work), pace=pace or Pace(SECONDS)).timeline
 
@@ -93,7 +93,7 @@ def _run_events(rank: int, order: list[Action], work: float) -> None:
 
 
 def until_stuck(order: Sequence[Action], devices: int) -> list[Action]:
-    """The events of an order that are done before the devices wait for each other, or all of them."""
+    """The events of an order that are done before the devices wait for each other; all of them if they never do."""
     done: list[Action] = []
     with contextlib.suppress(ScheduleError):
         for _, event in in_order(Schedule([[one for one in order if one.stage == n] for n in range(devices)])):
@@ -102,7 +102,7 @@ def until_stuck(order: Sequence[Action], devices: int) -> list[Action]:
 
 
 def fill_and_drain(devices: int, micro_batches: int) -> list[Action]:
-    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe")."""
+    """The order with all forward passes before all backward passes (Huang et al. 2019, "GPipe")."""
     forwards = [Action("F", device, k) for k in range(micro_batches) for device in range(devices)]
     backwards = [Action("B", device, k) for k in range(micro_batches) for device in reversed(range(devices))]
     return forwards + backwards

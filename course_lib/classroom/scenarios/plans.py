@@ -39,7 +39,7 @@ class Planning:
         return Variant(self, seed, *self.tasks[seed % len(self.tasks)])
 
     def questions(self) -> dict[str, Step]:
-        """By name: what `questions.load` looks up."""
+        """The case's questions by name, for `questions.load`."""
         asked = {
             "limit": (lambda seed: self.variant(seed).first, choice(each(_change, self.tasks[0][0].changes))),
             "plan": (lambda seed: self.variant(seed).first, plan(_judge, _now)),

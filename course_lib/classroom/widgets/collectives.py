@@ -2,10 +2,10 @@
 
     | collective  o------  ring all-reduce  | what every rank has,        |
     | ranks       ------o  8                | piece by piece              |
-    | what came of it, in words             |                             |
+    | the result, in words                  |                             |
     | what every rank did                                                 |
 
-Links are emulated. What is in a piece is read off the numbers that were really sent.
+Links are emulated. The content of a piece is read off the numbers that were really sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from course_lib.figures.chunk_table import chunk_table
 
 
 def collective_explorer(way: str = "ring all-reduce", ranks: int = 8) -> Explorer:
-    """Two controls, three sentences, two pictures; Play shows the pieces on their way."""
+    """An explorer with two controls, three sentences and two pictures; Play shows the pieces on their way."""
     controls = [Slider("collective", tuple(WAYS), way), Slider("ranks", RANKS, ranks)]
     return Explorer(controls, lambda *values: [look(*values)], (362, 312))
 

@@ -1,4 +1,4 @@
-"""What a right solution costs. The cases before the one whose price is told are left to tests/lessons/test_bank.py."""
+"""The price of a right solution; all cases but the priced one are left to tests/lessons/test_bank.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from course_lib.classroom.checks.verdict import Verdict
 
 @functools.cache
 def verdict_on(exercise: Exercise, program: Callable[..., Any]) -> Verdict:
-    """How a check ends that goes well."""
+    """The verdict on a program in the priced case alone."""
     case = exercise.priced
     run, right = exercise.run([program], case), exercise.run_right(case)
     found = Evidence(exercise, case, *([programs[0] for programs in one.results] for one in (run, right)))
@@ -23,12 +23,12 @@ def verdict_on(exercise: Exercise, program: Callable[..., Any]) -> Verdict:
 
 
 def costs(exercise: Exercise, program: Callable[..., Any]) -> dict[str, tuple[str, str]]:
-    """Yours and the best, by what is counted."""
+    """A program's costs and the best ones, by kind."""
     return {cost.what: (cost.yours, cost.best) for cost in verdict_on(exercise, program).costs}
 
 
 def counted(exercise: Exercise, program: Callable[..., Any]) -> dict[str, tuple[int, int]]:
-    """The same as numbers; shares in percent."""
+    """A program's costs as numbers, and the best ones; shares in percent."""
 
     def number(text: str) -> int:
         return int(text.replace(",", "").rstrip("%"))

@@ -1,4 +1,4 @@
-"""What every check does before, after and around the bank of its exercise."""
+"""Every check, before, after and around the bank of its exercise."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def confuses_shapes(tensor: Tensor) -> None:
 
 
 class Unsendable(Exception):
-    """Its constructor wants more than unpickling gives it."""
+    """An error that cannot be unpickled: its constructor takes more arguments than unpickling passes."""
 
     def __init__(self, a: int, b: int) -> None:
         super().__init__("neither here nor there")
@@ -210,7 +210,7 @@ def test_a_run_that_does_not_end_is_told_why(fn: Any, words: str) -> None:
 
 @pytest.mark.parametrize("fn", [buffer_too_small, buffer_of_wrong_dtype])
 def test_a_wrong_buffer_is_told_also_before_other_ranks_have_noticed(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the others still wait when the rank that received too much is already dead."""
+    """On a busy machine the rank that received too much dies while the others still wait."""
     monkeypatch.setattr(monitor, "_GRACE", 0.0)
     assert ACCIDENTS[fn] in checks.ring_all_reduce(fn).message
 
@@ -359,7 +359,7 @@ def test_the_same_kind_of_exception_is_not_the_same_idea() -> None:
 
 
 def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
-    """Where the result is right, a mistake that is right as well in this case says nothing about it."""
+    """If a mistake's result is right in this case, the same result does not prove that mistake."""
 
     def breach(lefts: list[Any]) -> str:
         return "Too many bytes." if lefts[0].sent[0].content.dtype == torch.float64 else ""

@@ -1,4 +1,4 @@
-"""The pages of the checks: what authors write is said, and what they get wrong is told with its place."""
+"""The pages of the checks: authors' words are shown, and their mistakes are reported with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a verdict reads, in a notebook and elsewhere."""
+"""The words of a verdict, in a notebook and elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions in a folder of their own, so that no test writes into anybody's answers."""
+"""A fixture that keeps answers in a separate folder, so that no test writes into anybody's answers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SEEDS = range(1, 8)
 
 
 def family(name: str) -> Family | None:
-    """A question for any numbers, of which none has been made yet: some search for a plan when they are.
+    """A question before it has any numbers, as some search for a plan when they get them.
 
     None for a step of a scenario, whose other numbers come with those of all its steps.
     """

@@ -1,4 +1,4 @@
-"""The four forms, with experiments that only say what they were asked."""
+"""The four forms, with experiments that only echo the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as answers: how they are written, and what is refused."""
+"""Plans as answers: their notation, and plans that are refused."""
 
 from __future__ import annotations
 

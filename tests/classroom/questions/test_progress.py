@@ -1,4 +1,4 @@
-"""The file of answers: nothing that was written is ever lost, and everybody can read it."""
+"""The file of answers: nothing written is ever lost, and everybody can read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the questions: what authors write is said, and what they get wrong is told with its place."""
+"""The pages of the questions: authors' words are shown, and their mistakes are reported with their place."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def never(*case: object) -> Outcome:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_a_page_and_its_code_know_the_same_fields_options_and_slips(name: str) -> None:
-    """`load` refuses whatever is missing or left over."""
+    """`load` refuses a field, option or slip that is missing or left over."""
     question = questions.load(name)
     for seed in range(1, 8) if question.varies else ():
         questions.load(name, seed)

@@ -1,4 +1,4 @@
-"""From an answer to its feedback, and into the file."""
+"""A question's way from an answer to its feedback, and into the file."""
 
 from __future__ import annotations
 

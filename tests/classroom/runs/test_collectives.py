@@ -1,4 +1,4 @@
-"""What was sent in a collective, piece by piece, held against what a collective is."""
+"""Messages of collectives, piece by piece, against the definition of each collective."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_every_rank_sends_its_gradients_once_around_the_ring(overlap: bool) -> N
     step = training_step(4, batch_size=8, overlap=overlap)
     buckets = ceil(1 / BUCKET) if overlap else 1
     for rank in range(4):
-        assert step.bytes_sent(rank) == 2 * 3 / 4 * (GRADIENTS + 4 * buckets)  # each has its number of samples with it
+        assert step.bytes_sent(rank) == 2 * 3 / 4 * (GRADIENTS + 4 * buckets)  # each with its number of samples
 
 
 def test_without_overlap_a_step_takes_its_computing_and_one_exchange() -> None:
@@ -72,7 +72,7 @@ def test_a_pipeline_takes_as_long_as_its_layers() -> None:
 
 
 def step_spans(rank: int, start: float) -> list[Span]:
-    """A barrier that ends at `start`, and a step of three time units with a transfer in it."""
+    """Spans of a barrier that ends at `start`, and of a step of three time units with a transfer in it."""
     return [
         Span(rank, "wait", "barrier", start - 1, start),
         Span(rank, "forward", "", start, start + 1),

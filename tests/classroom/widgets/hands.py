@@ -1,4 +1,4 @@
-"""Moves the controls of an explorer without a browser."""
+"""Functions that move the controls of an explorer without a browser."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from course_lib.classroom.widgets.explorer import Explorer
 
 
 def move(shown: Explorer, label: str, value: Any) -> None:
-    """Set the control that is called so."""
+    """Set the control with this label."""
     (control,) = (control for control in shown.controls if control.label == label)
     control.value = value
 
 
 def in_a_kernel(action: Callable[[], object], during: Callable[[], object] = lambda: None) -> None:
-    """Do something in an event loop, and then let more turns of it pass than there are pieces to look at."""
+    """Do something in an event loop, and let more turns of the loop pass than there are views to make."""
 
     async def act() -> None:
         action()

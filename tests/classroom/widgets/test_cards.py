@@ -49,7 +49,7 @@ FORMS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of answers for this test alone, and questions whose experiments take no time."""
+    """Answers in a file for this test alone, and questions whose experiments take no time."""
     monkeypatch.setenv("COURSE_STATE", str(tmp_path))
     monkeypatch.delenv("COURSE_POLL", raising=False)
     monkeypatch.setattr(
@@ -59,7 +59,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def press(button: Any) -> None:
-    """As the browser does it."""
+    """Press a button as the browser does."""
     assert button.enabled
     assert button.label
     button.clicks += 1
@@ -91,7 +91,7 @@ def test_a_choice_is_decided_then_run_then_tried_again() -> None:
 
 
 def test_a_key_that_comes_early_counts_only_after_a_decision() -> None:
-    """What was run would vanish if one more press meant to try another answer."""
+    """A result would vanish if one more press meant to try another answer."""
     card = Card("Q4")
     card.field.widget.chosen = [1]
     steps = {}
@@ -105,7 +105,7 @@ def test_a_change_made_before_the_click_but_heard_of_after_it_is_what_was_decide
     card = Card("Q4")
     card.field.widget.chosen = [1]
     press(card.main)
-    card.field.widget.chosen = [2]  # as the browser sends it that had to hold it back
+    card.field.widget.chosen = [2]  # as the browser sends it after holding it back
     assert "decided: c" in card.status.value
     press(card.main)
     assert journal.latest("Q4", 0).answer == "c"
@@ -153,7 +153,7 @@ def test_an_order_is_run_as_it_stands() -> None:
 
 
 def choose(card: Card, **chosen: str) -> None:
-    """As the browser sends it."""
+    """Choose an option as the browser does."""
     card.field.widget.chosen = {**card.field.widget.chosen, **chosen}
 
 
@@ -173,7 +173,7 @@ def test_a_plan_is_put_together_from_lists_and_judged() -> None:
 
 
 def journal_form(plan: Plan) -> str:
-    """What the lists say of a plan: everything, in their order."""
+    """A plan in the notation of the lists: all fields, in order."""
     return " ".join(f"{name}={getattr(plan, name)}" for name in IN_A_PLAN)
 
 
@@ -226,7 +226,7 @@ def test_a_text_is_kept_while_it_is_written_and_compared_at_the_end() -> None:
     press(card.main)
     press(card.main)
     assert "This is it." in card.feedback.value
-    assert "a remedy" not in card.feedback.value  # it is there once, to be ticked
+    assert "a remedy" not in card.feedback.value  # it is only in the checklist
     card.checklist.chosen = [1]
     assert (whats()[-1], journal.notes()[-1].answer) == ("checked", [1])
 
@@ -294,7 +294,7 @@ def test_while_it_runs_it_says_so_and_the_second_time_for_how_long(monkeypatch: 
     card.field.widget.chosen = [1]
     said: list[tuple[str, float]] = []
     card.running.observe(lambda change: said.append((card.running.words, card.running.seconds)), "words")
-    clock = itertools.count(step=3)  # each look at it is three seconds after the one before
+    clock = itertools.count(step=3)  # the clock advances by three seconds at each look
     monkeypatch.setattr("course_lib.classroom.widgets.cards.time", SimpleNamespace(monotonic=lambda: next(clock)))
     for _ in range(2):
         for _ in (DECIDE, RUN, AGAIN):

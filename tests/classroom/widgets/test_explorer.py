@@ -1,4 +1,4 @@
-"""What every explorer with real ranks does while something runs: it says for how long yet, and it can be stopped."""
+"""Every explorer with real ranks during a run: it shows the time left, and it can be stopped."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PICTURE = gantt(Timeline([Span(0, "forward", "", 0.0, 1.0)], 1, "modelled"), wid
 
 
 class Pieces:
-    """An explorer of something that comes in pieces, four of them."""
+    """An explorer with four views, one after the other."""
 
     def __init__(self) -> None:
-        self.clock = 0.0  # seconds: each piece takes ten milliseconds
+        self.clock = 0.0  # seconds: each view takes ten milliseconds
         self.number = Slider("number", (1, 2, 3), 1)
         self.said: list[tuple[str, float]] = []
         self.explorer = Explorer([self.number, Switch("more", True)], self.look)
@@ -49,7 +49,7 @@ def moved(pieces: Pieces, during: Callable[[], None] = lambda: None) -> None:
 
 @contextlib.contextmanager
 def handled(handler: Any) -> Iterator[None]:
-    """With this for interrupts, as a kernel has it; and it is still there afterwards."""
+    """Set a handler of interrupts, as a kernel does, and check that it is still set afterwards."""
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -91,7 +91,7 @@ def test_a_stop_ends_a_run_in_the_middle_and_the_next_move_works(pieces: Pieces)
         raise AssertionError("nobody stopped it")
 
     pieces.explorer._look = interrupted
-    with handled(signal.SIG_IGN):  # as it is between messages
+    with handled(signal.SIG_IGN):  # as between messages
         pieces.number.value = 3
     assert "Stopped. Move a control to go on." in pieces.explorer.sentences.value
     assert pieces.now == ("", 0.0)
@@ -121,7 +121,7 @@ def test_a_stop_is_heard_as_soon_as_its_button_can_be_seen(pieces: Pieces, how: 
 
     running, explorer = pieces.explorer.running, pieces.explorer
     if how == "more to run":
-        pieces.number.value = 2  # without an event loop nobody looks for more
+        pieces.number.value = 2  # without an event loop no further views are made
         assert pieces.missing
     missing = pieces.missing
     running.observe(press, "words")
@@ -137,7 +137,7 @@ def test_a_stop_is_heard_as_soon_as_its_button_can_be_seen(pieces: Pieces, how: 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])  # between messages, and in one
 def test_a_stop_is_whole_though_its_interrupt_comes_in_the_middle_of_it(pieces: Pieces, handler: Any) -> None:
-    """The button sends a message and an interrupt, each on its own way."""
+    """The button sends a message and an interrupt, on separate ways, which may arrive in any order."""
 
     def interrupt(_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -227,7 +227,7 @@ def test_without_a_timeline_there_is_nothing_to_play() -> None:
 
 
 class Steps:
-    """An explorer of steps that take as many seconds as its slider says."""
+    """An explorer whose steps take the number of seconds on its slider."""
 
     def __init__(self) -> None:
         self.seconds = Slider("seconds", (5, 10, 20), 10)

@@ -1,4 +1,4 @@
-"""What the lesson on one machine says is so."""
+"""The sentences of the lesson on one machine, with their proofs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DAY = 86_400
 
 
 def part(name: str) -> list[float]:
-    """Of the model: parameters, millions of FLOPs, MiB kept."""
+    """The numbers of a part of the model: parameters, millions of FLOPs, MiB kept."""
     return numbers("parts = {", f"{name} ")[-3:]
 
 
 def of_layer(name: str) -> list[float]:
-    """The same, as shares of all that is in a layer."""
+    """The numbers of a part, as shares of the whole layer's."""
     parts = [part(one) for one in ("norm 1", "attention", "norm 2", "MLP")]
     return [size / sum(sizes) for size, *sizes in zip(part(name), *parts, strict=True)]
 
@@ -38,18 +38,18 @@ def near(share: float, what: float) -> bool:
 
 
 def counted(kind: str) -> list[float]:
-    """Bytes, by PyTorch's counter and by the ledger."""
+    """Bytes of a kind, by PyTorch's counter and by the ledger."""
     return numbers("theirs_by_kind[kind]", f"{kind} ")
 
 
 def by_samples() -> list[list[float]]:
-    """A row for 1, 2, 4 and 8 samples: their number, then MiB of the four kinds."""
+    """Rows for 1, 2, 4 and 8 samples: their number, then MiB of the four kinds."""
     rows = numbers("for samples in (1, 2, 4, 8):", "MiB")
     return [rows[i : i + 5] for i in range(0, len(rows), 5)]
 
 
 def numbers_left_behind_by_a_layer(hidden: int, sequence: int) -> float:
-    """For the backward pass, times sequence and hidden."""
+    """The numbers that a layer keeps for the backward pass, as a multiple of sequence x hidden."""
     layer = Transformer(GPTConfig(hidden=hidden, sequence=sequence, heads=2))
     x = torch.ones(1, sequence, hidden, requires_grad=True)
     with Ledger(layer) as ledger:
@@ -72,7 +72,7 @@ def fits(model: str, device: str, samples: int = 1, recompute: str = "none") -> 
 
 
 def planned(line: str) -> float:
-    """What was planned, in parts of what was counted."""
+    """The planned bytes, as a share of the counted ones."""
     return numbers("planned.tensors", line)[-1]
 
 
@@ -170,7 +170,7 @@ def test_it_is_so(sentence: str) -> None:
 
 
 def test_the_case_of_the_colleague_has_the_planner_s_numbers() -> None:
-    """107 GB and 5.6e21 FLOPs are 65 days at best on one H100, about four months in truth, three weeks on eight."""
+    """107 GB and 5.6e21 FLOPs: 65 days at best on one H100, about four months by the planner, three weeks on eight."""
     assert 106e9 < 16 * asked.SEVEN.parameters < 108e9
     flops = 6 * asked.SEVEN.parameters * asked.TOKENS
     peak = Cluster("H100-80GB").spec.peak["bf16"]

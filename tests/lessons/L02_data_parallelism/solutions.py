@@ -1,4 +1,4 @@
-"""Solutions that students write: right ones in many ways, and wrong ones that no single idea is behind."""
+"""Solutions as students write them: right ones in many ways, and wrong ones without a single misconception."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ by_gathering = changed(one_by_one, "by_gathering", summed, f"{gathered}; weighte
 
 
 def one_loop(tensor: Tensor) -> Tensor:
-    """Both phases."""
+    """Do both phases in one loop."""
     rank, n = dist.get_rank(), dist.get_world_size()
     to, source = (rank + 1) % n, (rank - 1) % n
     chunks = tensor.view(-1).tensor_split(n)
@@ -83,7 +83,7 @@ evens_first = "order = sorted(range(n), key=lambda rank: rank % 2); rank = order
 
 
 def planned_before(model: nn.Module, loss: Tensor, bucket_size: int) -> None:
-    """From the last parameter to the first; each bucket leaves when its last gradient is there."""
+    """Plan buckets from the last parameter to the first; each leaves when its last gradient is there."""
     buckets: list[list[Tensor]] = [[]]
     for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
         if sum(p.numel() for p in buckets[-1]) >= bucket_size:
@@ -114,7 +114,7 @@ divided_at_once = divide, "pass", leave, f"{divide}; {leave}"
 divides_while_it_is_on_its_way = changed(in_buckets, "divides_while_it_is_on_its_way", *divided_at_once)
 divided_before = changed(in_buckets, "divided_before", divide, "pass", "in_flight.app", f"{divide}; in_flight.app")
 views = "for one, part in zip(bucket, message.split([one.numel() for one in bucket])): one.grad = part.view_as(one)"
-# The hook is given the gradient, which is not in `.grad` yet.
+# The hook gets the gradient, which is not yet in `.grad`.
 given: tuple[str, ...] = (
     "post_accumulate_grad_hook(ready)",
     "hook(lambda g, one=one: arrived.update({one: g}) or ready(one))",

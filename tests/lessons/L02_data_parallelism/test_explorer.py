@@ -18,7 +18,7 @@ SETTING = DataParallelSetting(ranks=4, batch_size=32, link_speed=5, overlap=True
 
 @pytest.fixture
 def explorer(called: list[Any]) -> DataParallelExplorer:
-    """One that has its curve, so that only what is called next matters."""
+    """An explorer whose curve is complete, so that only later calls are recorded."""
     shown = DataParallelExplorer()
     called.clear()
     return shown

@@ -15,7 +15,7 @@ GRADIENTS = 4 * sum(parameter.numel() for parameter in TinyGPT(SMALL).parameters
 
 
 def calculated(case: Cluster, workers: int, pace: Pace) -> Timeline:
-    """The step of a textbook: computing is split, the ring all-reduce is not, the update is done by everyone."""
+    """A textbook step: computing is divided among ranks, the ring all-reduce is not, and everyone updates."""
     samples = case.batch_size / workers
     compute = sum(pace.compute_seconds(kind, samples) or 0 for kind in ("forward", "backward"))
     travel = pace.collective_seconds("all_reduce", GRADIENTS + 4, list(range(workers)))  # with the number of samples

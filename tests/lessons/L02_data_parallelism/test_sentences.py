@@ -1,4 +1,4 @@
-"""What the lesson on data parallelism says is so."""
+"""The sentences of the lesson on data parallelism, with their proofs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RING = "for n in (2, 4, 8, 16):"
 
 
 def times_the_gradients() -> dict[int, float]:
-    """By the number of ranks in the ring."""
+    """Bytes sent as a multiple of the gradients, by the number of ranks in the ring."""
     rows = [line.split() for line in shown(RING).splitlines() if line]
     return {int(row[0]): float(row[-4]) for row in rows}
 
@@ -35,19 +35,19 @@ def held() -> list[list[float]]:
 
 
 def terms() -> list[list[float]]:
-    """For 1, 2, 4 and 8 ranks: the four terms, their sum, and the emulated time, in milliseconds."""
+    """Milliseconds on 1, 2, 4 and 8 ranks: the four terms, their sum, and the emulated time."""
     return [numbers("G = emulated[1]", f"N = {n}:")[1:] for n in (1, 2, 4, 8)]
 
 
 @lru_cache
 def explored(ranks: int, batch_size: int, link_speed: float, overlap: bool = True) -> float:
-    """How many times as fast as one rank, in the explorer."""
+    """The explorer's speed-up over one rank."""
     alone, step = (DataParallelSetting(n, batch_size, link_speed, overlap).with_ranks(n).run() for n in (1, ranks))
     return alone.makespan / step.makespan
 
 
 def computes(ranks: int, batch_size: int, link_speed: float) -> float:
-    """For which part of the time, in the explorer."""
+    """The share of the explorer's step in which ranks compute."""
     return time_breakdown(DataParallelSetting(ranks, batch_size, link_speed, True).run())["compute"]
 
 
@@ -72,7 +72,7 @@ def is_the_plain_mean() -> bool:
 
 
 def unused_parameter(rank: int) -> str:
-    """What the second step of a layer that is not asked says."""
+    """The error of the second step if a layer takes no part in the loss."""
     layers = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("used", "unused")})
     layers.forward = lambda x: layers["used"](x)
     replica = DistributedDataParallel(layers)

@@ -23,13 +23,13 @@ RIGHT = [
 
 @functools.cache
 def run(order: str, seed: int = 0) -> Outcome:
-    """What comes of an order, which is run once however many tests look at it."""
+    """The outcome of an order, which is run once for all tests."""
     form: Any = questions.load("Q2", seed).form
     return form.run(form.read(order))
 
 
 def respects_happens_before(order: tuple[str, ...]) -> bool:
-    """Each event of the chain after the one before it, and no clearing between a gradient and its update."""
+    """Whether each event of the chain comes after the one before it, with no clearing between gradient and update."""
     chain = [order.index(event) for event in ("split", "forward", "backward", "all_reduce", "update")]
     return chain == sorted(chain) and not chain[2] < order.index("clear") < chain[4]
 
@@ -55,7 +55,7 @@ def test_a_right_order_is_right_on_any_number_of_workers() -> None:
 
 
 def test_no_other_order_is_right() -> None:
-    """Two of those that can be run: what cannot is stopped on the ranks, and told below."""
+    """Two of the orders that can be run; the others are stopped on the ranks, as a test below sees."""
     runnable = [
         order
         for order in itertools.permutations(SOLUTION)

@@ -69,7 +69,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def with_padding(model: nn.Module, batches: Any, loss_fn: Any, make_optimizer: Any) -> None:
-    """Pieces of equal length, as PyTorch's collectives want them."""
+    """Pad pieces to equal length, which PyTorch's collectives need."""
     rank, n = place()
     parameters = trainable(model)
     weights = parameters_to_vector(parameters).detach()
@@ -119,7 +119,7 @@ undecorated = "@train_sharded.mistake\n", ""
 
 
 class Gathered(torch.autograd.Function):
-    """Only the gather has a backward of its own; autograd knows the rest."""
+    """A gather with a backward of its own; autograd does the rest."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, size: int) -> Tensor:
@@ -166,7 +166,7 @@ def pytorch_with_saved_tensors(block: Any, x: Tensor) -> Tensor:
 
 
 recomputed = "Recomputed.apply(x)"
-# All that needs a gradient goes in, so that a block without x's gradient would work as well.
+# All tensors that need a gradient are inputs, so a block without x's gradient works, too.
 by_name: tuple[str, ...] = (
     "x: Tensor) -> Tensor:\n            ctx",
     "x: Tensor, *weights: Tensor) -> Tensor:\n            ctx",

@@ -19,7 +19,7 @@ from tests.lessons.L03_sharded_data_parallelism import solutions as s
 
 
 def hardest(exercise: Exercise) -> list[Case]:
-    """The last case of each number of ranks. In those before, solutions written differently agree: the bank's test."""
+    """The last case of each number of ranks. The bank's test sees that solutions agree in the others."""
     return list({case.world_size: case for case in exercise.cases(3)}.values())
 
 
@@ -39,7 +39,7 @@ def test_pieces_are_those_of_the_sum_and_their_whole(n: int, size: int) -> None:
 
 
 def of_pytorch(rank: int, case: Case) -> Tensor:
-    """ZeRO-1 as PyTorch ships it, after DistributedDataParallel has averaged the gradients."""
+    """Train with PyTorch's ZeRO-1, after DistributedDataParallel has averaged the gradients."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
@@ -94,7 +94,7 @@ def test_the_right_layers_are_those_of_one_process_with_all_samples(case: Case) 
 
 @pytest.mark.parametrize("case", checks.recompute.cases(3)[:-1], ids=lambda case: case.text)
 def test_what_is_computed_twice_is_what_is_computed_once(case: Case) -> None:
-    """To the last bit, with the same numbers left out by dropout. (PyTorch's own is among the right solutions.)"""
+    """Recomputing is exact to the bit, with the same dropout. (PyTorch's own is among the right solutions.)"""
     run = checks.recompute.run([lambda block, x: block(x)], case)
     for once, values in zip(run.results, results(checks.recompute, case), strict=True):
         assert once[0].values.keys() == values.keys()

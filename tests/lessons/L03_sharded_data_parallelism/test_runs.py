@@ -1,4 +1,4 @@
-"""Steps in which ranks share out what replicas hold, against the formulas of the papers and one process."""
+"""Steps with ZeRO, against the formulas of the papers and one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELD[3] = lambda n: (1 / n, 1 / n, 2 / n)
 def test_each_rank_holds_what_the_table_says(stage: int, n: int) -> None:
     for held in sharded_step(stage, n).held:
         parts = (held.parameters, held.gradients, held.optimizer)
-        counts_of_steps = 4 * (len(SIZES) + 2 * n)  # AdamW's, for each piece; a few paddings
+        counts_of_steps = 4 * (len(SIZES) + 2 * n)  # AdamW's step count of each piece; a few paddings
         for found, expected in zip(parts, HELD[stage](n), strict=True):
             assert 0 <= found - 4 * PARAMETERS * expected <= counts_of_steps
 
@@ -58,8 +58,8 @@ def test_recomputing_costs_a_forward_pass_and_changes_no_number() -> None:
     assert again.timeline.busy(0) - kept.timeline.busy(0) == pytest.approx(0.08 / 4)
     assert again.timeline.bytes_sent(0) == kept.timeline.bytes_sent(0)
     samples, inputs = 32 // 4, 4 * FOUR_LAYERS.sequence * FOUR_LAYERS.hidden
-    # The inputs of four layers, and of one that is being computed again all that a layer saves: 16 times as much, the
-    # statistics of its norms and scores; its own input is there already.
+    # The inputs of four layers, and everything that the recomputed layer saves: 16 times as much, and the statistics
+    # of its norms and scores; its own input is there already.
     one_layer = samples * (16 * inputs + 4 * FOUR_LAYERS.sequence * (4 + FOUR_LAYERS.heads))
     assert again.activations[0] == pytest.approx(4 * samples * inputs + one_layer, rel=0.05)
 
@@ -80,6 +80,6 @@ def test_a_layer_that_computes_again_keeps_its_input_alone() -> None:
 
 
 def test_a_step_is_the_last_one_alone() -> None:
-    """Not the steps before it, and not the gathering of the weights."""
+    """The measured step includes neither earlier steps nor the gathering of the weights."""
     timeline: Timeline = sharded_step(3, 2, steps=3).timeline
     assert Fraction(timeline.bytes_sent(0), 4 * PARAMETERS) < Fraction(16, 10)

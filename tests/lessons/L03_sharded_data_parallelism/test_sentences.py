@@ -1,4 +1,4 @@
-"""What the lesson on sharded data parallelism says is so."""
+"""Proofs of what the lesson on sharded data parallelism says."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ def by_the_course(costs: Costs, n_stages: int) -> list[range]:
 
 
 def by_a_limit(costs: Costs, n_stages: int) -> list[range]:
-    """The lowest limit under which the stages, each as full as can be, are not too many."""
+    """Find the lowest limit under which filling stage after stage needs no more than n_stages."""
     for limit in range(max(costs), sum(costs) + 1):
         stages: list[range] = []
         first = own = 0
         for i, cost in enumerate(costs):
-            left = n_stages - len(stages) - 1  # stages after this one, which need a layer each
+            left = n_stages - len(stages) - 1  # leave a layer for each stage after this one
             if i > first and (own + cost > limit or len(costs) - i <= left):
                 stages.append(range(first, i))
                 first, own = i, 0
@@ -65,7 +65,7 @@ handles += (
     done,
     "return loss.item() if rank == last else None",
 )
-# Gradients by torch.autograd.grad, added on one's own.
+# gradients by torch.autograd.grad, added by hand
 by_grad: tuple[str, ...] = (
     "x = inputs\n",
     "x, dy = inputs.clone().requires_grad_(), None\n",
@@ -89,7 +89,7 @@ to_all = "loss = torch.zeros((), dtype=torch.float64) if loss is None else loss.
 
 
 def counted(widths: list[int], stages: list[range], samples: int) -> list[list[int]]:
-    """Each rank's layers are made, trained for a step and counted."""
+    """Build each rank's layers, train them for a step, and count bytes."""
     ranks = []
     for stage in stages:
         module = nn.Sequential(*(m for i in stage for m in (nn.Linear(widths[i], widths[i + 1]), nn.Tanh())))

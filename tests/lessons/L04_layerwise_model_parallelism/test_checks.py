@@ -20,12 +20,12 @@ from tests.lessons.L04_layerwise_model_parallelism import solutions as s
 
 
 def asked(exercise: Exercise, seed: int) -> list[Any]:
-    """What the ranks ask for in all cases."""
+    """The arguments for which ranks ask in all cases."""
     return [one for case in exercise.ladder(seed) for rank in range(case.world_size) for one in case.arguments(rank)[0]]
 
 
 def cheapest_of_all(costs: list[int], n_stages: int) -> int:
-    """Each layer may go to any stage; those count where stages are in order and none is empty."""
+    """The lowest cost by brute force: any layer on any stage, if stages are in order and none is empty."""
     best = sum(costs)
     for moves in product((0, 1), repeat=len(costs) - 1):  # whether a stage begins after each layer
         if sum(moves) == n_stages - 1:

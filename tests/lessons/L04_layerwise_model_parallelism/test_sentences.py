@@ -1,4 +1,4 @@
-"""What the lesson on layer-wise model parallelism says is so."""
+"""Proofs of what the lesson on layer-wise model parallelism says."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def as_in_the_course(name: str, stage: int, n_stages: int, n_micro_batches: int)
 
 
 def with_a_limit(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[Any]:
-    """Forward while there is room, backward when there is none: plain tuples."""
+    """Go forward while there is room, backward when there is none, with plain tuples."""
     limit = n_micro_batches if name == "gpipe" else n_stages - stage
     actions: list[Any] = []
     forward = backward = 0
@@ -44,7 +44,7 @@ from_one = "actions = [one._replace(micro_batch=one.micro_batch + 1) for one in 
 
 
 def by_step_numbers(rank: int, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> list[Action]:
-    """As in Megatron-LM: from the number of a step to its stage and its micro-batch."""
+    """Compute stage and micro-batch from the number of a step, as in Megatron-LM."""
 
     def action(op: str, step: int) -> Action:
         group, inside = divmod(step, n_ranks * stages_per_rank)
@@ -82,7 +82,7 @@ loss = "y = loss_fn(y, targets[k]) * len(targets[k]) / samples"
 sends, returns = "sending.append(dist.isend(y.detach(), rank + 1))", "sending.append(dist.isend(x.grad, rank - 1))"
 handles = "dist.recv(x, rank - 1)", "dist.irecv(x, rank - 1).wait()", "y.detach()", "y.detach().clone()"
 with_handles = changed(ran, "with_handles", *handles, "dy := torch.empty_like(y)", "dy := torch.zeros(y.shape).to(y)")
-# Gradients by torch.autograd.grad, added up on one's own.
+# gradients by torch.autograd.grad, added up by hand
 by_hand: tuple[str, ...] = forward, "y = module(x.requires_grad_())", "x.grad", "dx"
 by_hand += (
     back,
@@ -91,7 +91,7 @@ dx, *gradients = torch.autograd.grad(y, [x, *module.parameters()], dy)
             for parameter, gradient in zip(module.parameters(), gradients):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient""",
 )
-# Sums first, and each gradient divided once by all samples, with those of an earlier minibatch in it.
+# sums first, then each gradient is divided once by all samples, with those of an earlier minibatch in it
 divided = (
     weight,
     " * len(targets[k])",
@@ -101,7 +101,7 @@ divided = (
         parameter.grad /= samples
     for handle in sending:""",
 )
-# The same, and then added to what was there.
+# the same, then added to the earlier gradients
 put_apart = (
     "in_flight, sending = {}, []",
     """in_flight, sending = {}, []

@@ -47,7 +47,7 @@ def test_the_right_gradients_are_those_of_one_process_with_the_whole_minibatch(c
 
 
 def in_this_process(case: Case, rank: int) -> Any:
-    """The arguments of a rank, which asks how many there are."""
+    """The arguments of a rank, made in this process, with the number of ranks patched in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "get_world_size", lambda: case.world_size)
         return case.arguments(rank)
@@ -117,7 +117,7 @@ def test_the_best_number_of_micro_batches_is_run() -> None:
     ((samples, n_stages, overhead, per_sample, _),) = checks.best_micro_batches.priced.arguments(0)[0]
     timeline = verdict_on(
         checks.best_micro_batches, s.by_size
-    ).idle.timeline  # and 16 would make a smaller bubble, in a longer step
+    ).idle.timeline  # 16 would make a smaller bubble, but a longer step
     assert 2 * (16 + 3) * (overhead + per_sample * samples / 16) > timeline.makespan / 0.001
     assert timeline.makespan == pytest.approx(0.001 * 2 * (8 + 3) * (overhead + per_sample * samples / 8), rel=1e-9)
     assert timeline.idle_fraction() == pytest.approx((n_stages - 1) / (8 + n_stages - 1), rel=1e-9)

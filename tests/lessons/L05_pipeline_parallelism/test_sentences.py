@@ -1,4 +1,4 @@
-"""What the lesson on pipeline parallelism says is so."""
+"""The sentences of the lesson on pipeline parallelism, with their proofs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def held(schedule: str, micro_batches: int) -> float:
 
 
 def row(schedule: str) -> list[float]:
-    """The simulator's: idle in percent, the most that each of four ranks holds, of so many."""
+    """The simulator's row: idle time in percent, then how many micro-batches each of four ranks holds, of how many."""
     return numbers("peaks = [peak / stages_each", f"{schedule:<17} idle")[-6:]
 
 
@@ -41,12 +41,12 @@ def messages(schedule: Schedule) -> int:
 
 
 def makespan(*setting: Any) -> float:
-    """What the explorer of pipelines says of stages, micro-batches, schedule, and sixths that the last has too many."""
+    """The time that the explorer predicts. setting: stages, micro-batches, schedule, sixths moved to the last stage."""
     return PipelineSetting(*setting).predict().makespan
 
 
 def in_pytorch(rank: int, samples: int, schedule: Any, stages_each: int) -> dict[str, torch.Tensor]:
-    """The gradients of the lesson's model that rank has, of four micro-batches of so many samples."""
+    """This rank's gradients of the lesson's model in PyTorch, with four micro-batches of `samples` samples together."""
     model, n = TinyGPT(GPTConfig(layers=6), dtype=torch.float64), 4 * stages_each
     parts = [model.blocks[part.start : part.stop] for part in split_layers(8, n)]
     stages = [PipelineStage(parts[i], i, n, torch.device("cpu")) for i in range(rank, n, 4)]

@@ -1,4 +1,4 @@
-"""Solutions that students write: right ones in many ways, and wrong ones that no single idea is behind."""
+"""Solutions as students write them: right ones in many ways, and wrong ones without a single misconception."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row_with_a_function_of_its_own(x: Any, weight: Any, bias: Any) -> Any:
 g, start = "conjugate(addend, summed, unchanged)", "addend = F.linear(x, weight)"
 in_place = "(dist.all_reduce(addend.data) or addend)"
 differentiable = start, f"from torch.distributed.nn.functional import all_reduce; {start}", g, "all_reduce(addend)"
-# The sum, but added to what each rank has: every rank rounds in another way.
+# The sum, but added to each rank's own part: every rank rounds differently.
 difference = "addend + (summed(addend.detach()) - addend.detach())"
 
 # cut_heads
@@ -57,7 +57,7 @@ cut_like_cards = changed(heads_cut, "cut_like_cards", share, "[rank::n]")
 
 
 def loss_by_logsumexp(logits: Any, targets: Any, first: int) -> Any:
-    """Stable without a common largest: log-sum-exp of every rank's log-sum-exp, which are gathered."""
+    """Stay stable without a common maximum: log-sum-exp of all ranks' log-sum-exps, which are gathered."""
     hit = torch.arange(logits.shape[1]) + first == targets[:, None]
     own = torch.stack([torch.logsumexp(logits, -1), logits.where(hit, 0).sum(1)])
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
@@ -94,7 +94,7 @@ RIGHT: dict[Exercise, list[Callable[..., object]]] = {
         row_with_a_function_of_its_own,
         *ways(
             row,
-            # autograd takes no notice of what happens in place to the data, which is what g wants.
+            # autograd does not see in-place changes of .data, just as g needs
             in_place=(g, in_place),
             in_place_with_a_warning=(g, in_place.replace(".data", "")),
             by_gathering=("summed", f"lambda one: {gathered}"),
@@ -155,7 +155,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         loss_without_gradient=("not even of the right type", ", gradient.div_(len(targets))", ""),
         loss_in_the_logits=("changes `logits`", "logits - largest[:, None]", "logits.sub_(largest[:, None])"),
         loss_summed_once_more=("2 times too large", mean, f"summed({mean})"),
-        # The right result, from everything, twice.
+        # the right result, from all logits, twice
         loss_from_logits_of_all=("a rank gives", add_up, f"side_by_side(logits); {add_up}"),
     ),
 }

@@ -19,13 +19,13 @@ N = 4
 
 
 def left(exercise: Exercise, case: Case) -> list[dict[str, Any]]:
-    """What the right solution returns, by rank."""
+    """The results of the right solution, by rank."""
     values = [programs[0].values for programs in exercise.run_right(case).results]
     return [{name[11:-1]: value for name, value in one.items() if "result[" in name} for one in values]
 
 
 def whole(exercise: Exercise, case: Case, dims: dict[str, int]) -> dict[str, Tensor]:
-    """Shards side by side, and of what all ranks hold, the one they agree on."""
+    """Whole results: shards side by side, and for replicated ones the value on which ranks agree."""
     by_rank = left(exercise, case)
     joined = {name: torch.cat([one[name] for one in by_rank], dim) for name, dim in dims.items()}
     equal = [name for name in by_rank[0] if name not in dims]
@@ -83,7 +83,7 @@ def test_the_loss_from_shares_is_that_of_pytorch(size: float) -> None:
 
 
 def in_a_ring(numbers: int) -> str:
-    """Bytes of an all-reduce of so many float64 numbers on 4 ranks."""
+    """Bytes that a rank sends in an all-reduce of float64 numbers on 4 ranks."""
     return f"{2 * 3 * numbers * 8 // 4:,}"
 
 

@@ -33,7 +33,7 @@ def run_on(ranks: int, traffic: list[tuple[int, int]] = SENT, origin: str = "mea
 
 
 def held(name: str) -> list[str]:
-    """The tooltips of a thing's shares."""
+    """The tooltips of the shares of a matrix or an activation."""
     return [box.tip for box in boxes(who_holds_what(run_on(4)).svg) if box.tip.startswith(f"{name}: ")]
 
 

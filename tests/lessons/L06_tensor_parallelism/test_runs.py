@@ -1,4 +1,4 @@
-"""Two matrices, cut in four ways, against one process that has both whole."""
+"""Two matrices, cut in four ways, against one process with whole matrices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbers(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def one_process(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """y, and the gradients of x, a and b."""
+    """The results of one process: y, and the gradients of x, a and b."""
     a, b, x, gradient = numbers(dtype)
     for tensor in (a, b, x):
         tensor.requires_grad_()
@@ -38,7 +38,7 @@ def one_process(dtype: torch.dtype) -> tuple[Tensor, ...]:
 def differences(
     rank: int, cut: tuple[str, str], dtype: torch.dtype, sequence_parallel: bool = False, mistake: str = ""
 ) -> list[float]:
-    """How far y and the gradients of x, a and b are from those of one process."""
+    """The differences of y and of the gradients of x, a and b from those of one process."""
     a, b, x, gradient = numbers(dtype)
     a.requires_grad_(), b.requires_grad_()
     operations = cuts.cut_mlp(a, b, cut, sequence_parallel=sequence_parallel)
@@ -55,7 +55,7 @@ def differences(
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """Sums of at most 34 products, twice, of numbers up to about 3; the sums are of another order on the ranks."""
+    """A bound for rounding: sums of at most 34 products, twice, of numbers up to about 3, in another order on ranks."""
     return 2 * WIDE * 9 * torch.finfo(dtype).eps
 
 

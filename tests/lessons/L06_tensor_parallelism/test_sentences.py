@@ -1,4 +1,4 @@
-"""What the lesson on tensor parallelism says is so."""
+"""The sentences of the lesson on tensor parallelism, with their proofs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def explored(ranks: int, hidden: int) -> Timeline:
 
 
 def directions_of_the_widest(way: str) -> str:
-    """In which an all-reduce of four times x travels. A ring of four sends 3/2 of it."""
+    """The directions in which an all-reduce of four times x travels. In a ring of four a rank sends 3/2 of it."""
     wide = 4 * POSITIONS * 64 * 4 * 3 // 2
     traffic = zip(("forward", "backward"), zip(*run_cut(way, 4).traffic, strict=True), strict=True)
     return " ".join(direction for direction, sent in traffic if wide in sent)
@@ -41,7 +41,7 @@ def directions_of_the_widest(way: str) -> str:
 
 
 def in_pytorch(rank: int) -> dict[str, torch.Tensor]:
-    """The parameters of a model of this rank's seed, one of whose blocks PyTorch has cut; then it is used."""
+    """Cut one block of a model with this rank's seed in PyTorch, and use it; returns all parameters."""
     model = TinyGPT(GPTConfig(layers=1), seed=rank)
     cuts = dict.fromkeys(COLUMNS, ColwiseParallel()) | dict.fromkeys(ROWS, RowwiseParallel())
     block = parallelize_module(model.blocks[1], init_device_mesh("cpu", (2,)), cuts)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Solutions that students write: right ones in many ways, and wrong ones that no single idea is behind."""
+"""Solutions as students write them: right ones in many ways, and wrong ones without a single misconception."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ worst = "torch.tensor(int(any((one.isnan() | one.isinf()).any() for one in gradi
 gathered = "everyone = [None] * dist.get_world_size(); dist.all_gather_object(everyone, bool(is_finite))"
 last = "return True, scale, good_steps"
 in_tensors = last, "return is_finite == 1, torch.tensor(scale), torch.tensor(good_steps)"
-# MAX over ranks may swallow a nan; in how many ways depends on the backend.
+# MAX over ranks may swallow a nan, depending on the backend.
 without_nan = ".nan_to_num(0, torch.inf, torch.inf).max().float()"
 largest = asks, f"torch.stack([torch.zeros(()), *(one{without_nan} for one in gradients)]).max()"
 upside_down = "return False, scale / 2", "return True, scale / 2", "return True, scale * 2", "return False, scale * 2"
@@ -43,7 +43,7 @@ averaged = "[dist.all_reduce(one) for one in gradients if one is not None]; opti
 
 
 def sum_by_scatter(micro_batches: Any) -> Any:
-    """Travels in 16 bits, and is added up in 32, by one rank for each chunk."""
+    """Send in 16 bits, and add up in 32, on one rank for each chunk."""
     n = dist.get_world_size()
     mean = sum(gradient.float() for gradient in micro_batches) / (len(micro_batches) * n)
     padded = torch.nn.functional.pad(mean, (0, -len(mean) % n)).half()
@@ -121,7 +121,7 @@ WRONG: dict[Exercise, dict[Callable[..., object], str]] = {
         updated,
         masters_in_other_weights=("The model's weights stay", each_weight, other_weights),
         masters_averaged=("changes `gradients[0][0]`", step, averaged),
-        # A gradient of zero is not the same as none: momentum goes on.
+        # A zero gradient is not the same as None: momentum goes on.
         masters_with_zeros_for_none=("not what was asked for", wide, zeros),
         masters_rounded_down=("not what was asked for", narrow, lower),
     ),

@@ -70,7 +70,7 @@ def test_the_mean_is_that_in_float64(micro_batches: int, kind: str) -> None:
     case = checks._sums(N, micro_batches, kind)
     expected = torch.stack([torch.stack(case.arguments(rank)[0]).double().mean(0) for rank in range(N)]).mean(0)
     for one in left(checks.sum_gradients, case):
-        # Each rank rounds its part, and 3 additions round: each by half a last digit, 2^-11.
+        # Each rank rounds its part, and 3 additions round, each by half a last digit, 2^-11.
         torch.testing.assert_close(one.values["the result"].double(), expected, rtol=4 * 2.0**-11, atol=0)
 
 

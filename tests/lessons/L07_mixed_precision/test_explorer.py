@@ -27,7 +27,7 @@ SCALED, TOO_LARGE = 2.0**16, 2.0**40
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings of few steps."""
+    """A fixture that shortens trainings to few steps."""
     monkeypatch.setattr(mixed_precision, "STEPS", 40)
 
 
@@ -105,7 +105,7 @@ def test_the_sentences_say_what_vanishes_and_what_overflows() -> None:
 @pytest.mark.usefixtures("no_pause")
 def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(begun: list[Any]) -> None:
     async def until(steps: int, shown: MixedPrecisionExplorer) -> None:
-        for _ in range(100):  # far more turns of the loop than there are pieces
+        for _ in range(100):  # far more turns of the loop than views
             if f"Step {steps} of 40" not in said(shown):
                 await asyncio.sleep(0)
         assert f"Step {steps} of 40" in said(shown)
@@ -121,7 +121,7 @@ def test_the_curve_grows_piece_by_piece_until_a_move_begins_a_new_one(begun: lis
         move(shown, "format", "bfloat16")
         await until(40, shown)
         assert len(begun[-1][1].losses) == 40
-        assert len(left_alone.losses) == 20  # nobody went on with it
+        assert len(left_alone.losses) == 20  # nothing continued the first one
 
     asyncio.run(watch())
 

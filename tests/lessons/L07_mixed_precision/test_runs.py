@@ -1,6 +1,6 @@
-"""What goes wrong without each ingredient of mixed precision, and that it is right with it.
+"""Mixed precision without each of its ingredients, which goes wrong, and with it, which works.
 
-The trainings are real ones, of a small model on two-digit sums, held against float32 with the same seed and data.
+Real trainings of a small model on two-digit sums, against float32 with the same seed and data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lessons.L07_mixed_precision.runs import exponents, running_sum, share_vanis
 
 CONFIG = GPTConfig(layers=1, hidden=32, heads=2)
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-GLOBAL = 2**18  # one of so many micro-batches of one minibatch: the loss of each counts so much less
+GLOBAL = 2**18  # micro-batches in a minibatch, by which each loss is divided
 
 
 @cache
@@ -76,7 +76,7 @@ def test_a_training_stalls_without_master_weights_and_is_rescued_by_them() -> No
 
 
 def test_a_training_diverges_without_master_weights_and_is_rescued_by_them() -> None:
-    """In float16 Adam's squares of gradients are zero, and so is its epsilon: its steps are 0 / 0."""
+    """In float16, Adam's squared gradients and its epsilon are zero: its steps are 0 / 0."""
     diverged, rescued = losses(F16, 60, 3e-3), losses(F16, 60, 3e-3, master_weights=True, scale=2.0**16)
     assert len(diverged) == 2
     assert math.isnan(diverged[-1])
@@ -106,7 +106,7 @@ def test_gradients_vanish_in_float16_and_scaling_saves_them() -> None:
     assert share_vanishing(small, F16) > 0.1
     assert share_vanishing(small, F16, scale=GLOBAL) < 0.01
     assert share_vanishing(small, BF16) == 0
-    # Inside the backward pass numbers are smaller still, so that more is lost than the end of it shows.
+    # Within the backward pass numbers are smaller still, so more is lost than its final gradients show.
     zeros = [torch.cat([g.flatten() == 0 for g in gradients(F16, scale)]).double().mean() for scale in (1 / GLOBAL, 1)]
     assert zeros[0] > 0.5
     assert zeros[1] < 0.1
@@ -118,7 +118,7 @@ def test_the_histogram_counts_powers_of_two() -> None:
 
 
 def test_the_histogram_shows_what_vanishes() -> None:
-    """All below 2^-25 does, and nothing from 2^-24 up; in between it is what rounds to the even zero."""
+    """All numbers below 2^-25 vanish, none from 2^-24 up; between them, those that round to the even zero."""
     small = gradients(F32, 1 / GLOBAL)
     shares = exponents(small)
     is_zero = 1 - sum(shares.values())

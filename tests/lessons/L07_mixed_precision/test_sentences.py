@@ -1,4 +1,4 @@
-"""What the lesson on mixed precision says is so."""
+"""The sentences of the lesson on mixed precision, with their proofs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rounded(number: float, dtype: torch.dtype) -> float:
 
 
 def sums(place: int) -> list[tuple[float, float]]:
-    """Of five numbers of which the one at this place is 256 and the others are 1: exact at each hop, and rounded."""
+    """Sums at each hop, exact and rounded, of five numbers: 256 at this place, else 1."""
     found, total = [], 0.0
     for number in [1.0] * place + [256.0] + [1.0] * (4 - place):
         found.append((total + number, total := rounded(total + number, BF16)))
@@ -39,7 +39,7 @@ def sums(place: int) -> list[tuple[float, float]]:
 
 
 def in_half(of: str, code: str) -> bool:
-    """Whether this line has half of what the line for float32 has, and a few more."""
+    """Whether the number in this line is a little more than half of that in the line for float32."""
     return 0.5 <= numbers(code, of)[-1] / numbers(code, "float32")[-1] < 0.53
 
 
@@ -55,7 +55,7 @@ def moved(lr: float) -> float:
 
 @cache
 def explored(format: str, scale: float | None, has_master_weights: bool, lr: float = 3e-3) -> Training:
-    """A training of the explorer, to its end."""
+    """Run a training of the explorer to its end."""
     training = Training(MixedPrecisionSetting(format, scale, has_master_weights, lr))
     while training.pieces_left:
         training.go_on()
@@ -63,7 +63,7 @@ def explored(format: str, scale: float | None, has_master_weights: bool, lr: flo
 
 
 def gained(format: str, scale: float | None, has_master_weights: bool, lr: float = 3e-3) -> float:
-    """By how much the loss has fallen, as a share of what it falls in float32."""
+    """The fall of the loss, as a share of its fall in float32."""
     curves = [explored(*one, lr).losses for one in ((format, scale, has_master_weights), ("float32", 1.0, True))]
     here, in_32_bits = (curve[0] - loss_at_end(curve) for curve in curves)
     return here / in_32_bits
@@ -90,7 +90,7 @@ def autocast_chooses_by_operation() -> bool:
 
 
 def between_blocks_under_autocast() -> set[torch.dtype]:
-    """What the blocks of a whole model hand to the next."""
+    """The dtypes of the outputs between a model's blocks, under autocast."""
     model, seen = TinyGPT(), set()
     for block in list(model.blocks.children())[:-1]:
         block.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
@@ -100,7 +100,7 @@ def between_blocks_under_autocast() -> set[torch.dtype]:
 
 
 def replica(rank: int) -> None:
-    """A step of DistributedDataParallel with 64 parameters, under autocast."""
+    """Run a step of DistributedDataParallel with 64 parameters, under autocast."""
     model = DistributedDataParallel(torch.nn.Linear(64, 1, bias=False))
     with torch.autocast("cpu", BF16):
         output = model(torch.ones(2, 64))
@@ -109,7 +109,7 @@ def replica(rank: int) -> None:
 
 def replicas_send_32_bits() -> bool:
     spans = launch(replica, 2).timeline.of(0)
-    return sum(span.bytes for span in spans if span.name == "all_reduce") == 4 * 64  # of two in a ring, all of it once
+    return sum(span.bytes for span in spans if span.name == "all_reduce") == 4 * 64  # all of it, once
 
 
 PROOFS: Proofs = {

@@ -132,6 +132,6 @@ ACCIDENTS: dict[Exercise, dict[Callable[..., object], str]] = {
     checks.complete_gradients: told(
         completed,
         complete_stumbles_over_none=("a parameter that is not trained", f" {of_known}", "]"),
-        complete_on_first_tensor_rank=("waits", *on_first_tensor_rank),  # the others do not come to the all-reduce
+        complete_on_first_tensor_rank=("waits", *on_first_tensor_rank),  # the other ranks do not call the all-reduce
     ),
 }

@@ -39,7 +39,7 @@ def test_the_example_of_the_notebook() -> None:
 @pytest.mark.parametrize("sizes", MESHES)
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_the_norm_is_that_of_all_different_gradients(sizes: checks.Sizes, is_frozen: bool) -> None:
-    """Two gradients here are the same to the bit if one is a copy of the other."""
+    """Gradients that are equal to the bit are copies; each counts once."""
     case = checks._on_mesh(checks._held, sizes, 3, frozen=is_frozen)
     held = [one for rank in range(case.world_size) for one in case.arguments(rank)[0] if one is not None]
     different = {tuple(one.flatten().tolist()): one for one in held}

@@ -59,7 +59,7 @@ def test_a_move_runs_eight_real_ranks_beside_what_was_predicted(monkeypatch: pyt
 )
 def test_real_ranks_take_as_long_as_predicted(experiment: HybridExperiment) -> None:
     timeline, (_, pp, tp) = experiment.run().timeline, experiment.sizes
-    # Not predicted are messages of 512 bytes, which say ahead of the first micro-batch what hidden states look like.
+    # Not predicted: messages of 512 bytes that describe the hidden states before the first micro-batch.
     links = [experiment.pace.links_among([stage * tp, (stage + 1) * tp])[0] for stage in range(pp - 1)]
     ahead = sum(512 / link.bandwidth for link in links)
     assert timeline.makespan == pytest.approx(predict(experiment) + ahead, rel=1e-9)
@@ -96,12 +96,12 @@ def test_half_the_bits_are_half_the_bytes_but_for_gradients_and_no_computing() -
     assert narrow.predicted.sent(0)["dp"] == wide.predicted.sent(0)["dp"] * 3 / 4
     gradients, weights = ([_moved(step, name) for step in steps] for name in UPDATES)
     assert gradients[1] == pytest.approx(gradients[0])
-    latency = 2 * BETWEEN.latency  # of two messages to the other machine, which bits do not change
+    latency = 2 * BETWEEN.latency  # latency of two messages to the other machine, whatever the precision
     assert weights[1] - latency == pytest.approx((weights[0] - latency) / 2)
 
 
 def _moved(timeline: Timeline, name: str) -> float:
-    """Seconds that rank 0 takes for this operation."""
+    """Seconds that rank 0 spends on this operation."""
     return sum(span.duration for span in timeline.of(0) if span.name == name and not span.background)
 
 

@@ -24,7 +24,7 @@ PREDICTED = {"tp": 40_000, "pp": 4000, "dp": 8000, "all": 112}
 
 
 def lines(svg: str) -> dict[str, float]:
-    """The width of each line between ranks, by what it says."""
+    """The width of each line between ranks, by its tooltip."""
     found = {}
     for path in parsed(svg).iter(f"{SVG}path"):
         tip = path.find(f"{SVG}title")

@@ -1,4 +1,4 @@
-"""A step on a mesh of real ranks, held against one process and against what can be counted by hand."""
+"""A step on a mesh of real ranks, against one process and against counts by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ranks_talk_to_their_neighbors_on_an_axis_only() -> None:
     assert set(sent["tp"]) == {(rank, rank ^ 1) for rank in range(8)}
     assert set(sent["pp"]) == {(rank, rank ^ 2) for rank in range(8)}
     assert set(sent["dp"]) == {(rank, rank ^ 4) for rank in range(8)}
-    # Hidden states of one replica's samples down, and as many gradients up; 512 bytes say what they look like.
+    # Hidden states of one replica's samples down, as many gradients up; 512 bytes describe them.
     assert sent["pp"][0, 2] == HIDDEN // 2 + 512
     assert sent["pp"][2, 0] == HIDDEN // 2
 
@@ -56,7 +56,7 @@ def test_the_axes_of_a_mesh_are_those_of_the_mechanism() -> None:
 
 def test_the_ranks_of_a_mesh_can_be_used_again() -> None:
     HybridExperiment((1, 2, 1), samples=8).run()
-    assert pool.size_of("launch") == 2  # ranks that keep a group are not
+    assert pool.size_of("launch") == 2  # ranks that keep a group are not reused
 
 
 def test_a_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _train_without_an_average(rank: int, *arguments: object) -> object:
-    """Each replica goes on with its own gradients, twice over."""
+    """Train replicas without averaging: each updates its shard with twice its own gradients."""
     from course_lib.mechanisms import shards
 
     right = shards.reduce_scatter

@@ -1,4 +1,4 @@
-"""What the lesson on combining mechanisms says is so."""
+"""Proofs of what the lesson on combining mechanisms says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sent() -> tuple[list[float], list[float]]:
 
 
 def norms() -> list[float]:
-    """Of one process, with the squares of all ranks, with each gradient once."""
+    """Norms of one process, with the squares of all ranks, and with each gradient once."""
     return numbers("by_rank = launch(")
 
 

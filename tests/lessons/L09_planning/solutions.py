@@ -21,7 +21,7 @@ def by_the_planner(parameters: int, dp: int, tp: int, pp: int, zero: int, precis
 
 
 three, share = "weights, gradients, adam * (share if zero >= 1 else mine)", "-(-mine // dp)"
-# Real pieces, the largest of which is the first.
+# Real pieces, the first of which is the largest.
 cut = "-(-parameters // (tp * pp))", "len(torch.zeros(parameters, dtype=torch.bool).tensor_split(tp * pp)[0])"
 of_all = "[precision]", "[precision]; weight, gradient, adam = dp * weight, dp * gradient, dp * adam"
 halves = "(2, 2, 12)", "(1, 1, 6)", "(4, 4, 8)", "(2, 2, 4)"
@@ -40,7 +40,7 @@ one_by_one = tensor, "sum(2 * (tp - 1) * message / tp for _ in range(reductions)
 cuts, quickest = "(1, 2, 4, 8), (1, 2, 4), RECOMPUTE", "return min(fitting, key=lambda one: one.step_time.total).plan"
 in_order = "ordered = sorted(tried, key=lambda one: one.step_time.total)"
 in_order += "\n    return next(one.plan for one in ordered if one.memory.total <= 0.9 * one.capacity)"
-# A plan that leaves more than was asked for is welcome, where it costs nothing.
+# More memory than asked for may stay free if it costs nothing.
 near = "near = [one for one in fitting if one.step_time.total <= 1.01 * min(fit.step_time.total for fit in fitting)]"
 with_more_room = quickest, f"{near}\n    return min(near, key=lambda one: one.memory.total).plan"
 

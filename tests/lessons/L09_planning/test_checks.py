@@ -34,7 +34,7 @@ def test_tensor_ranks_and_stages_share_nearly_evenly() -> None:
 
 
 def held_by_a_rank(rank: int) -> tuple[int, int, int]:
-    """After a step of ZeRO-3 in 32 bits: parameters, gradients, Adam's state without its counts of steps."""
+    """Bytes of a rank after a step of ZeRO-3 in 32 bits: parameters, gradients, Adam's state without step counts."""
     model = FullySharded(torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False), torch.nn.Linear(16, 8, bias=False)))
     adam = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 16)).sum().backward()
@@ -85,7 +85,7 @@ def test_a_rank_holds_what_the_right_bytes_are() -> None:
 
 
 def test_the_right_choice_fits_and_is_nearly_the_best() -> None:
-    """Of another seed, it is where nbval runs the solution: each seed is six searches more."""
+    """One seed only, as each takes six searches; nbval runs the solution with another one."""
     for case in checks.choose.ladder(0):
         for rank in range(case.world_size):
             model, cluster, global_batch, _, best = case.arguments(rank)

@@ -1,4 +1,4 @@
-"""What the lesson on planning says is so. Large searches are not run again: nbval compares what it shows of them."""
+"""Proofs of what the lesson on planning says. Large searches are not run again: nbval compares what it shows of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defaults on a fleet: a good policy and a naive one, and policies that are none."""
+"""Defaults on a fleet: a good policy, a naive one, and invalid ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def naive(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
 
 
 def good(model: ModelSpec, cluster: Cluster, global_batch: int) -> Plan:
-    """The first that fits, from the cheapest to the most frugal; as the hints of the notebook say."""
+    """The first plan that fits, from the cheapest to the most frugal, as in the hints of the notebook."""
     precision = "bf16" if "bf16" in cluster.spec.peak else "fp16"
     cp = max(1, model.sequence // 16_384)
     for tp, pp in ((1, 1), (2, 1), (2, 2), (4, 2), (2, 4), (4, 4)):

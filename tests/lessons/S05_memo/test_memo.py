@@ -1,4 +1,4 @@
-"""The memo: kept as it is typed, its numbers held against the planner's, and a page that needs nothing from outside."""
+"""The memo: kept as it is typed, its numbers compared with the planner's, and a page that needs no other files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def good() -> Estimate:
 
 
 def write(name: str) -> dict[str, Any]:
-    """All of an instructor's memo, decided on and run; what came of each part."""
+    """Write, commit and run all parts of an instructor's memo; returns the outcome of each."""
     found = {part: questions.load(part).answer(MEMOS[name].sections[part].text) for part in PARTS}
     return {part: feedback.right for part, feedback in found.items()}
 
@@ -72,7 +72,7 @@ def test_one_gpu_cannot_hold_the_model_and_one_node_can() -> None:
 def test_a_plan_is_judged_by_memory_scaling_and_links(plan: Plan, is_met: list[bool]) -> None:
     found = estimate(CASE.model, CASE.cluster, plan, CASE.batch)
     said = [met for met, _ in demands(CASE, found)]
-    if plan == Plan(32):  # it would be fast, had it the memory
+    if plan == Plan(32):  # it would be fast, but does not fit
         said[1] = False
     assert said == is_met
     feedback = questions.load(PLAN).answer(plan)
@@ -105,7 +105,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=300)
 @given(plans(), st.booleans())
 def test_no_plan_crashes_a_check_and_none_that_does_not_fit_passes(fields: dict[str, Any], is_completed: bool) -> None:
-    if is_completed:  # as many replicas as make 32 devices, so that more of them are possible
+    if is_completed:  # the replicas fill 32 devices, so doubling tp is possible
         fields["dp"] = max(1, 32 // (fields["tp"] * fields["pp"] * fields["cp"]))
     form: Any = questions.load(PLAN).form
     try:

@@ -1,4 +1,4 @@
-"""A training job on two machines, what may be wrong with it, and what one may find out about that."""
+"""A training job on two machines, its possible faults, and the instruments to find them."""
 
 from course_lib.ranks import warm_up
 

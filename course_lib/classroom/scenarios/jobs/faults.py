@@ -1,14 +1,14 @@
-"""A case with a fault: a healthy job, what may be wrong with it, and what one may change.
+"""A case with a fault: a healthy job, its possible faults, and the possible changes.
 
-What a student decides, step by step, is four questions. None has a key: each option is tried on the job.
+A student decides four questions, one after the other. None has a key: each option is tried on the job.
 
     NAME_symptom    what is different from last week?            the job's own reports, now and then
-    NAME_suspect    what could look like this?                   a healthy job with that wrong: does it report the same?
-    NAME_measure    which measurement would tell them apart?     read with each suspect that is left: does it differ?
-    NAME_change     what do you change?                          the job with that set otherwise: is it as it was?
+    NAME_suspect    what could look like this?                   a healthy job with that fault: does it report the same?
+    NAME_measure    which measurement would tell them apart?     read with each remaining suspect: does it differ?
+    NAME_change     what do you change?                          the job with that change: is it as it was?
 
-A case has those of them that it has pages for, and its pages say which options. Between them measurements are made,
-which cost minutes of the cluster. A seed draws another culprit.
+A case has those questions that have a page, and the page lists their options. Between them the student measures, which
+costs minutes of the cluster. A seed draws another culprit.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from course_lib.figures import Picture, loss_curves, lost_time
 from course_lib.figures.axis import counted
 
 Changes = Mapping[str, Any]
-SLOWER, LESS = 0.97, 0.07  # less than this share of the samples; more than so much loss
-SLIGHTLY = 0.9  # of the first loss
+SLOWER, LESS = 0.97, 0.07  # a share of the samples per second; a rise of the loss
+SLIGHTLY = 0.9  # share of the first loss
 A_CHANGE = 30  # minutes of the cluster: stop, change, start again from the checkpoint
 SYMPTOMS = {
     "slower": (True, "well"),
@@ -46,12 +46,12 @@ SYMPTOMS = {
     "broken": (False, "broken"),
     "neither": (False, "well"),
 }
-LINES, SETTINGS = 5, 3  # of the log and of changed settings that a student sees
+LINES, SETTINGS = 5, 3  # lines of the log and changed settings that a student sees
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A case. culprits: what is wrong, by name, drawn.  repairs: what is set otherwise, by name."""
+    """A case. culprits: by name, functions that draw a fault's changes to the job.  repairs: changes, by name."""
 
     name: str
     healthy: Situation
@@ -62,14 +62,14 @@ class Fault:
         return Variant(self, seed)
 
     def questions(self) -> dict[str, Step]:
-        """By name: what `questions.load` looks up."""
+        """The case's questions by name, for `questions.load`."""
         tried = {"symptom": _see, "suspect": _suspect, "measure": _plan_to_measure, "change": _change}
         steps = {f"{self.name}_{step}": Step(self.variant, _options(run)) for step, run in tried.items()}
         return {name: step for name, step in steps.items() if name in pages()}
 
 
 def _options(run: Callable[[str, Variant], Outcome]) -> Ask:
-    """Try those that the page has."""
+    """A form with the options of the page, each tried by `run`."""
 
     def ask(page: Page, variant: Variant) -> Form:
         names = [heading.removeprefix("option: ") for heading in page.sections if heading]
@@ -88,7 +88,7 @@ class Variant:
     @cached_property
     def culprit(self) -> str:
         culprits = list(self.case.culprits)
-        round_, place = divmod(self.seed, len(culprits))  # each of them once, before one comes again
+        round_, place = divmod(self.seed, len(culprits))  # every culprit once before any comes again
         return Random(f"{self.case.name} {round_}").sample(culprits, len(culprits))[place]
 
     @cached_property
@@ -96,11 +96,11 @@ class Variant:
         return self.suspected(self.culprit)
 
     def suspected(self, culprit: str) -> Situation:
-        """The healthy job with this wrong."""
+        """The healthy job with this culprit's fault."""
         return self.case.healthy.but(**self.case.culprits[culprit](Random(self.seed)))
 
     def evidence(self) -> Feedback:
-        """What everybody sees who is called: reports, settings that were changed, the log."""
+        """The evidence for anyone on call: reports, memory, configuration, changed settings, the log."""
         jobs = {"last week": self.case.healthy, "now": self.job}
         memory = (f"{when}: {', '.join(f'{size / 1e6:.1f}' for size in job.memory)} MB" for when, job in jobs.items())
         said = {
@@ -116,7 +116,7 @@ class Variant:
         )
 
     def _settings(self) -> list[str]:
-        """Harmless ones, and the culprit's, if it is one that somebody has set."""
+        """Changed settings: harmless ones, and the culprit's, if it is a setting."""
         said, random = self._sections, Random(self.seed)
         own = [items(said[key].text)[0] for key in [f"setting: {self.culprit}"] if key in said]
         lines = [*own, *random.sample(items(said["settings"].text), SETTINGS)][:SETTINGS]
@@ -128,7 +128,7 @@ class Variant:
     def measure(self, name: str) -> Feedback:
         """Use an instrument; it costs its minutes the first time.
 
-        Raises ValueError for one that does not exist.
+        Raises ValueError for an unknown instrument.
         """
         if name not in INSTRUMENTS:
             raise ValueError(f"name={name!r} is no instrument; choose one of {', '.join(INSTRUMENTS)}")
@@ -139,18 +139,18 @@ class Variant:
         return Feedback("", Outcome(None, facts, pictures=found.pictures), title=one.title)
 
     def paid(self) -> list[str]:
-        """The instruments that were used, in this order."""
+        """The instruments that were used, in order."""
         return [note.answer for note in self._notes("measured", self.case.name)]
 
     def bill(self) -> str:
-        """What finding out and trying has cost so far."""
+        """The cost so far of measuring and trying, in words."""
         used, tried = self.paid(), len(self._notes("ran", f"{self.case.name}_change"))
         minutes = sum(INSTRUMENTS[name].minutes for name in used) + A_CHANGE * tried
         what_for = f"{counted(len(used), 'measurement')} and {counted(tried, 'change')}"
         return f"{counted(minutes, 'minute')} of the cluster, for {what_for}."
 
     def debrief(self, anyway: bool = False) -> Feedback:
-        """What it was, and what every change would have led to."""
+        """The debrief: the culprit, and the result of every change."""
         return debrief(f"{self.case.name}_change", self.seed, "find a change that helps", self._told, anyway)
 
     def _told(self) -> Feedback:
@@ -182,13 +182,13 @@ class Variant:
         return slower, next(how for how, is_so in learns.items() if is_so)
 
     def left(self) -> list[str]:
-        """The culprits that look like what is seen."""
+        """The culprits with the same symptoms as the job."""
         seen = self.symptoms(self.job)
         return [culprit for culprit in self.case.culprits if self.symptoms(self.suspected(culprit)) == seen]
 
     @property
     def _sections(self) -> dict[str, Section]:
-        """What the page says of the case."""
+        """The sections of the case's page."""
         return case_of(f"{self.case.name}_change").sections
 
     def _notes(self, what: str, name: str) -> list[journal.Note]:
@@ -199,7 +199,7 @@ def _first(section: Section) -> str:
     return section.text.partition("\n\n")[0]
 
 
-# What becomes of an option
+# Trying an option
 
 
 def _see(symptom: str, variant: Variant) -> Outcome:
@@ -220,7 +220,7 @@ def _suspect(culprit: str, variant: Variant) -> Outcome:
 
 
 def _plan_to_measure(name: str, variant: Variant) -> Outcome:
-    """One suspect alone is told from a healthy job."""
+    """Compare an instrument's readings for the remaining suspects; a single one is compared with a healthy job."""
     one, left = INSTRUMENTS[name], variant.left()
     jobs = {variant.called(culprit): variant.suspected(culprit) for culprit in left}
     jobs |= {"nothing at all": variant.case.healthy} if len(left) == 1 else {}
@@ -241,9 +241,9 @@ def _change(repair: str, variant: Variant) -> Outcome:
     return Outcome(variant.symptoms(jobs["changed"]) == SYMPTOMS["neither"], said, pictures=pictures)
 
 
-# What is seen
+# The pictures
 
 
 def _losses(jobs: Mapping[str, Situation]) -> Picture:
-    """Of rank 0."""
+    """The loss of rank 0 in each job."""
     return loss_curves({name: train(job.recipe)[0].losses for name, job in jobs.items()}, title="The loss")

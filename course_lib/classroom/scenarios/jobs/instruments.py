@@ -1,6 +1,6 @@
-"""What one can find out about a job: what it reports anyway, and measurements that cost the cluster's time.
+"""Instruments for a job: its own reports, and measurements that cost the cluster's time.
 
-Every reading has the same facts in the same order, whatever is wrong, so only what they say can give it away.
+Every reading has the same facts in the same order, whatever the fault, so only their values can reveal it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
 from course_lib.timeline import compute
 
-MESSAGE = 1_000_000  # bytes, to try a link with
+MESSAGE = 1_000_000  # bytes of a message that tests a link
 
 
 class Signals(NamedTuple):
-    """What a job reports without being asked. loss: at the end, the mean of all replicas; nan if it broke off."""
+    """The reports of a job. loss: at the end, the mean of all replicas; nan if the training broke."""
 
     samples_per_second: float
     loss: float
@@ -45,7 +45,7 @@ def signals(job: Situation) -> Signals:
 
 
 def throughput(jobs: Mapping[str, Situation]) -> Picture:
-    """Over the steps of the training. A step without an update is shorter by that."""
+    """Draw the samples per second over the steps of the training. A step without an update is shorter."""
     curves = {name: _samples_per_second(job) for name, job in jobs.items()}
     most, looks = 1.1 * max(map(max, curves.values())), lines_of(curves)
     across, up = Axis("step", 0, STEPS, ticks(STEPS, 8)), Axis("samples a second", 0, most, ticks(most, 4))
@@ -56,7 +56,7 @@ def throughput(jobs: Mapping[str, Situation]) -> Picture:
 
 
 def _points(name: str, rates: list[float]) -> list[Point]:
-    """With a symbol where a training ended."""
+    """The points of a curve, with a symbol where the training ended."""
     return [*starmap(Point, enumerate(rates[:-1])), Point(len(rates) - 1, rates[-1], tip=_range(name, rates))]
 
 
@@ -78,7 +78,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Instrument:
-    """A measurement. minutes: of the whole cluster's time."""
+    """A measurement. minutes: its cost in time of the whole cluster."""
 
     title: str
     minutes: int
@@ -98,7 +98,7 @@ def _compute_alone(rank: int) -> None:
 
 @cache
 def _links(job: Situation) -> Reading:
-    """Devices 0 and 1, 4 and 5, and across, one after the other, wherever their ranks are."""
+    """Test links one after the other: in each machine, and between them, wherever the ranks are."""
     first, second = ([rank for rank in range(DEVICES) if job.machine(rank) == node] for node in (0, 1))
     pairs = {"inside machine 0": first[:2], "inside machine 1": second[:2], "between them": [first[0], second[0]]}
     sent = launch(_send, DEVICES, (list(pairs.values()),), pace=job.pace).timeline
@@ -127,7 +127,7 @@ def _placement(job: Situation) -> Reading:
 
 
 def _replicas(job: Situation) -> Reading:
-    """Beside the first: a sum alone would differ from last week's whatever had happened, and tell nothing."""
+    """Compare replicas with the first: the sum alone differs from last week's in any case, and tells nothing."""
     first, *others = (one.checksum for one in train(job.recipe))
     beside = enumerate((one - first for one in others), start=1)
     return Reading({f"replica {rank} less replica 0": _written(difference, "+.4f") for rank, difference in beside})

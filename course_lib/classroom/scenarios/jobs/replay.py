@@ -1,6 +1,6 @@
-"""A training step as its devices and links see it: what is computed, and every message that is sent, without a model.
+"""A training step without a model: all computing times and all messages, as devices and links see them.
 
-On real ranks, with real messages, on an emulated clock: so it shows who waits for whom in a job of any size, in the
+Real ranks send real messages on an emulated clock, so a replay shows who waits for whom in a job of any size, in the
 time of a blink.
 
     for each action of the schedule      receive, then for each layer: compute, all-reduce among tensor ranks; send on
@@ -26,7 +26,7 @@ from course_lib.timeline import Timeline, compute
 
 @lru_cache(maxsize=128)
 def replay(job: Situation) -> Timeline:
-    """One step of a job, on the emulated clock."""
+    """Run one step of a job, on the emulated clock."""
     return after_barrier(launch(_step, DEVICES, (job,), pace=job.pace).timeline)
 
 
@@ -60,6 +60,6 @@ def _step(rank: int, job: Situation) -> None:
 
 
 def _buckets(job: Situation, stage: int) -> Iterator[int]:
-    """How many layers each bucket of a stage has."""
+    """The number of layers in each bucket of a stage."""
     layers, n = job.of_stages[stage], min(job.buckets, job.of_stages[stage])
     return (layers * (i + 1) // n - layers * i // n for i in range(n))

@@ -1,11 +1,11 @@
-"""What there is to know of a training job: what its engineers have set, and what is wrong with its machines.
+"""The situation of a training job: its engineers' settings, and the faults of its machines.
 
-Eight devices in two machines of four. A case starts from a healthy job; a culprit is what differs from it, and a repair
-is what is set otherwise, so all three are the same kind of thing:
+A job has eight devices in two machines of four. A case starts from a healthy job; a culprit and a repair are changes to
+a job, so all three are situations:
 
     healthy                     Situation(dp=8)
     a culprit                   healthy.but(slow=(5, 1.6))
-    somebody's repair of it     that.but(buckets=1)
+    a repair                    that.but(buckets=1)
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from course_lib.schedules import SCHEDULES, Schedule, peak_in_flight
 
 DEVICES, PER_MACHINE = 8, 4
 LAYERS = 16
-FORWARD, BACKWARD, UPDATE = 0.001, 0.002, 0.01  # seconds of a device: for a layer and a sample; for the optimizer
-ACTIVATIONS, GRADIENTS = 4_000, 160_000  # bytes, 2 for each number: between two layers for a sample; of a layer
+FORWARD, BACKWARD, UPDATE = 0.001, 0.002, 0.01  # seconds of a device: per layer and sample; of the optimizer
+ACTIVATIONS, GRADIENTS = 4_000, 160_000  # bytes, 2 per number: of a sample between two layers; of a layer
 INSIDE, BETWEEN = Link(1e-5, 400e6), Link(5e-5, 50e6)
 
 
 class Recipe(NamedTuple):
-    """The half of a job that decides what it learns.
+    """The recipe of a job: the settings that decide what it learns.
 
-    master_weights: whether the optimizer keeps weights in 32 bits.  scale: what the loss is multiplied by at first.
-    dynamic: whether that number adapts.  sums: what the replicas' gradients are added up in.
+    master_weights: whether the optimizer keeps weights in 32 bits.  scale: the first loss scale.
+    dynamic: whether the scale adapts.  sums: the dtype in which the replicas' gradients are added up.
     together: whether replicas agree on their gradients.  rate: the learning rate.
     bad_rank: a replica whose samples make gradients overflow.
     """
@@ -49,14 +49,14 @@ HEALTHY = Recipe()
 
 @dataclass(frozen=True)
 class Situation:
-    """A job as it is. Everything is set as one should, as long as nothing else is said.
+    """A job's settings and faults; by default everything is right.
 
     dp, pp, tp: how the devices share the work, 8 in all.  samples: of a minibatch.  micro_batches: of each replica.
-    layers: how many each stage has; () for equal numbers.
-    buckets: messages that a replica's gradients leave in, each as soon as its layers are done; 1: all at the end.
+    layers: of each stage; () for equal numbers.
+    buckets: messages for a replica's gradients, each sent as soon as its layers are done; 1: all at the end.
     in_turn: ranks 0, 2, 4 and 6 are on machine 0, in place of 0, 1, 2 and 3.
     slow: a device that takes longer, and how many times as long.  between: the link between the machines.
-    recipe: the other half.
+    recipe: the settings that decide what the job learns.
     """
 
     dp: int = 8
@@ -72,7 +72,7 @@ class Situation:
     recipe: Recipe = HEALTHY
 
     def but(self, **changes: object) -> Situation:
-        """The same with some things otherwise, of either half."""
+        """Change fields of the situation, or of its recipe; returns the new situation."""
         own = {name: changes.pop(name) for name in list(changes) if name not in Recipe._fields}
         return replace(self, recipe=self.recipe._replace(**changes), **own)  # type: ignore[arg-type]
 
@@ -92,11 +92,11 @@ class Situation:
 
     @property
     def memory(self) -> list[float]:
-        """Bytes that each rank needs at its fullest, by the formulas of the planner.
+        """The peak bytes of each rank, by the formulas of the planner.
 
         Weights, gradients and Adam's moments take 16 bytes for each parameter, or 8 if all are in 16 bits. For the
-        backward pass a layer keeps 5 + 12/tp times what it hands on (Korthikanti et al. 2022, without what one kernel
-        for attention does not keep).
+        backward pass a layer keeps 5 + 12/tp times the bytes of its output (Korthikanti et al. 2022, without the part
+        that a fused attention kernel does not keep).
         """
         state = GRADIENTS * (8 if self.recipe.master_weights else 4) / self.tp
         kept = ACTIVATIONS * (5 + 12 / self.tp) * self.micro_batch
@@ -112,7 +112,7 @@ class Situation:
 
     @property
     def configuration(self) -> list[str]:
-        """What its engineers have set, as they would write it down."""
+        """The engineers' settings, one line each, as they would write them down."""
         one, adapts = self.recipe, "adapts" if self.recipe.dynamic else "is fixed"
         inside, between = (link.bandwidth / 1e6 for link in (INSIDE, self.between))
         kept, sums = 32 if one.master_weights else 16, str(one.sums).removeprefix("torch.")

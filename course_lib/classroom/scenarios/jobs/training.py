@@ -1,6 +1,6 @@
-"""The other half of a job: what it learns. A small model is really trained in mixed precision, as its recipe has it.
+"""The learning of a job: a small model is really trained in mixed precision, by the job's recipe.
 
-It stands for the large one, and its four ranks for the replicas.
+It stands for the job's large model, and its four ranks stand for the replicas.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from course_lib.model import TinyGPT
 from course_lib.ranks import launch
 
 RANKS, BATCH, STEPS = 4, 32, 40
-GROWTH = 20  # steps after which the scale may grow: a short training stands for a long one
+GROWTH = 20  # good steps after which the scale grows; few, as a short training stands for a long one
 
 
 class Trained(NamedTuple):
-    """What a rank has to tell of a training, step by step.
+    """A rank's report of a training, step by step.
 
-    losses, scales, overflowed: of its share, what the loss was multiplied by, whether its own gradient was not finite
-        before any sum.
-    moved: how far an update moved the weights, as a share of their length; 0 if it was skipped.
+    losses: of its share.  scales: of the loss.
+    overflowed: whether its own gradient, before any sum, was not finite.
+    moved: the length of an update, as a share of the weights'; 0 if it was skipped.
     checksum: of all weights at the end.
     """
 
@@ -48,14 +48,14 @@ class Trained(NamedTuple):
 
 @cache
 def train(recipe: Recipe) -> list[Trained]:
-    """By rank."""
+    """Train by a recipe; the report of each rank."""
     return launch(_train, RANKS, (recipe,)).results
 
 
 def _train(rank: int, recipe: Recipe) -> Trained:
     model, scaler = TinyGPT(SMALL, dtype=torch.float16), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
     weights = nn.Parameter(flat(model.parameters()))
-    vector_to_parameters(weights, model.parameters())  # which are parts of it from now on
+    vector_to_parameters(weights, model.parameters())  # from now on they are views of it
     keeps: Any = MasterWeights if recipe.master_weights else RoundedWeights
     optimizer = keeps([weights], torch.optim.AdamW, scaler, lr=recipe.rate)
     (kept,) = optimizer.parameters
