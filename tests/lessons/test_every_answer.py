@@ -69,7 +69,7 @@ SAID = {
 
 @functools.cache
 def answered(name: str, answer: str, seed: int = 0) -> tuple[Outcome, set[int]]:
-    """The outcome of an answer, and the numbers of ranks it was run on. (Q3 is calculated; `test_scaling` says how it is run.)"""
+    """The outcome of an answer, and the numbers of ranks it was run on. (`test_scaling` says how Q3 is run.)"""
     run_on, ran = ranks_run.run_on, set()
 
     def watched(purpose: str, fn: Any, world_size: int, *how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Proofs of what the lesson on planning says. Large searches are not run again: nbval compares what it shows of them."""
+"""Proofs of what the lesson on planning says. Large searches are not repeated: nbval compares their output."""
 
 from __future__ import annotations
 
