@@ -45,7 +45,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from course_lib.mechanisms import batches, sharding, state, tensor_parallel, tied_weights
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.layerwise import split_layers
-from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
+from course_lib.mechanisms.guards import SIXTEEN_BITS
+from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import rank_for, run_schedule
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.sharding import ShardedOptimizer
@@ -83,7 +84,7 @@ def train_step(
     mean = _mean_over_replicas(part, loss) / scale
     if math.isfinite(mean):
         complete_gradients(part, optimizer)
-        if scaler is None or scaler.unscale(optimizer.shards):
+        if scaler is None or scaler.unscale_and_update(optimizer.shards):
             if max_norm is not None:
                 clip_grad_norm(optimizer, max_norm)
             optimizer.step()

@@ -239,7 +239,7 @@ checks.sum_gradients(sum_gradients).points(3)
 # well, though it returns 16 bits: within one operation, PyTorch adds up in 32.) The additions inside of the all-reduce
 # are still in 16 bits. A few ranks do no harm. With hundreds, the ring can add up in 32 bits and send in 16, as
 # [`all_reduce_in`](../../course_lib/mechanisms/collectives.py) does, as `all_reduce_in(torch.float16,
-# accumulate=torch.float32)`. In this course, `MasterWeights.collect` adds up micro-batches.
+# accumulate=torch.float32)`. In this course, `MasterWeights.accumulate` adds up micro-batches.
 #
 # PyTorch's `DistributedDataParallel` divides before it adds up, too. Its gradients have the dtype of the weights, so
 # there micro-batches are added up in 16 bits if the weights have 16. `fully_shard` lets you choose what is added up in

@@ -140,7 +140,7 @@ def scale_after(gradients: list[float]) -> float:
     scaler, weight = LossScaler(growth_interval=5), torch.nn.Parameter(torch.zeros(1))
     for gradient in gradients:
         weight.grad = torch.tensor([gradient])
-        scaler.unscale([weight])
+        scaler.unscale_and_update([weight])
     return scaler.scale_factor
 
 
@@ -259,7 +259,7 @@ PROOFS: Proofs = {
     ),
     "For what is kept for each weight, you will read of 16, 18 and 20 bytes. They differ in the gradients: 2 bytes in "
     "16 bits make **16**; 4 bytes in 32 bits, in which micro-batches are added up, make **18**; and both "
-    "side by side, as here while micro-batches are being collected, make **20**.": lambda: (
+    "side by side, as here while micro-batches are being added up, make **20**.": lambda: (
         sum(memory.recipe(Plan())) == 2 + 2 + 12 == 16
         and sum(memory.recipe(Plan(fp32_gradients=True))) == 2 + 4 + 12 == 18
         and 2 + 2 + 4 + 12 == 20

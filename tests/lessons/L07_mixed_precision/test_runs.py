@@ -73,7 +73,7 @@ def test_most_weights_do_not_move_without_master_weights() -> None:
         model = TinyGPT(CONFIG, dtype=BF16)
         make = partial(torch.optim.AdamW, lr=1e-5)
         optimizer: Any = MasterWeights(model.parameters(), make) if master_weights else make(model.parameters())
-        weights = optimizer.parameters if master_weights else list(model.parameters())
+        weights = optimizer.master_parameters if master_weights else list(model.parameters())
         before = [weight.detach().clone() for weight in weights]
         train(model, islice(data.minibatches(data.train_test_split()[0], 64), 1), data.answer_loss, optimizer)
         return share_moved(before, weights)
