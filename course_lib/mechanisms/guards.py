@@ -6,11 +6,14 @@ A mechanism calls them in one line, so that its page can be read without them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from course_lib.mechanisms.groups import Group, rank_in
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 SMALLEST_SCALE = 2.0**-24
@@ -42,6 +45,43 @@ def every_stage_has_a_layer(n_layers: int, n_stages: int) -> None:
 def every_layer_has_a_cost(n_layers: int, costs: Sequence[float]) -> None:
     if len(costs) != n_layers or not all(map(math.isfinite, costs)):
         raise ValueError(f"costs={list(costs)} for n_layers={n_layers} layers; give a finite number for each layer")
+
+
+# pipeline
+
+
+def rank_for(n_ranks: int, group: Group) -> int:
+    """This rank's number in the group, which has to be as large as the schedule."""
+    rank, world_size = rank_in(group), dist.get_world_size(group)
+    if world_size != n_ranks:
+        raise ValueError(f"schedule is for {n_ranks} ranks; the group has {world_size}, so build it for these")
+    return rank
+
+
+def has_stages(rank: int, stages: Iterable[int], modules: Sequence[Any] | Mapping[int, Any]) -> None:
+    held: Container[int] = modules if isinstance(modules, Mapping) else range(len(modules))
+    for stage in stages:
+        if stage not in held:
+            raise ValueError(f"stage_modules has no stage {stage}, which is rank {rank}'s in this schedule")
+
+
+def loss_is_scalar(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.dim():
+        shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"loss_fn returned {shape}; it has to return a scalar tensor, the mean over the micro-batch")
+
+
+def output_can_be_passed_on(stage: int, k: int, output: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if (output.dtype, *output.shape) != (dtype, *shape):
+        raise ValueError(
+            f"stage {stage} returned {output.dtype} {list(output.shape)} for micro-batch {k}, and the next stage "
+            f"expects {dtype} {list(shape)}; only dimension 0 may change, with the number of samples"
+        )
+
+
+def output_is_a_tensor(stage: int, output: Any) -> None:
+    if not isinstance(output, Tensor):
+        raise ValueError(f"stage {stage} returned a {type(output).__name__}; let it return a single tensor")
 
 
 # mixed_precision
@@ -93,3 +133,12 @@ def scale_makes_them_overflow(scale: float) -> None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+# mesh
+
+
+def sizes_make_all_ranks(dp: int, pp: int, tp: int) -> None:
+    if min(dp, pp, tp) < 1 or dp * pp * tp != dist.get_world_size():
+        product, n = f"dp={dp} x pp={pp} x tp={tp}", dist.get_world_size()
+        raise ValueError(f"{product} makes {dp * pp * tp} ranks, and there are {n}; choose sizes that make {n}")

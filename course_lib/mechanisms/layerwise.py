@@ -131,7 +131,7 @@ class LayerWise(nn.Module):
         return x.requires_grad_(torch.is_grad_enabled())
 
     def _mark(self, kind: str) -> AbstractContextManager[None]:
-        return compute(kind, stage=self.stage, work=len(self.blocks))
+        return compute(kind, stage=self.stage, work=len(self.stages[self.stage]))
 
 
 # Where to cut

@@ -219,10 +219,12 @@ def test_a_backward_pass_goes_back_through_all_forward_passes_since_the_last_one
     model = build(case, torch.float64)
     for step in range(STEPS):
         loss_of(*minibatch(step), model).backward()
-    reference = snapshot(model)
-    for name, tensor in itertools.chain.from_iterable(state.items() for state in launch(train, 4, device="cpu").results):
-        # In float32 the two passes' gradients are added in another order than in one process.
-        assert torch.allclose(tensor.double(), reference[name], rtol=1e-4, atol=1e-6), name
+    reference, states = snapshot(model), launch(train, 4, device="cpu").results
+    for name, tensor in itertools.chain.from_iterable(state.items() for state in states):
+        # One process adds up both passes before it adds them to the gradient: n products, n roundings in another order.
+        n = 2 * STEPS * 7 * CONFIG.sequence * CONFIG.ffn_width
+        allowed = n * torch.finfo(torch.float64).eps * max(1, float(reference[name].abs().max()))
+        assert float((tensor - reference[name]).abs().max()) <= allowed, name
 
 
 def backward_twice(chain: LayerWise, rank: int) -> None:

@@ -141,7 +141,7 @@ def test_unscaling_by_hand_before_the_step_is_refused_as_it_would_divide_twice()
 
 def test_a_closure_is_no_argument_of_step() -> None:
     with pytest.raises(TypeError, match="positional argument"):
-        MasterWeights([nn.Parameter(torch.ones(1))], torch.optim.SGD).step(lambda: None)  # type: ignore[misc]
+        MasterWeights([nn.Parameter(torch.ones(1))], torch.optim.SGD).step(lambda: None)  # type: ignore[arg-type, misc]
 
 
 # Parameters that are set from outside, and a training that goes on
