@@ -5,8 +5,7 @@ A mechanism calls them in one line, so that its page can be read without them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +20,6 @@ SMALLEST_SCALE = 2.0**-24
 # layerwise
 
 
-def comes_after_a_forward_pass(forward_passes: Sequence[Any]) -> None:
-    if not forward_passes:
-        raise RuntimeError("backward() has nothing to go back through; call it once after the forward pass of a step")
-
-
 def loss_is_on_the_last_rank(loss: Tensor | None, rank: int, n_ranks: int) -> None:
     if (loss is not None) != (rank == n_ranks - 1):
         raise ValueError(
@@ -34,17 +28,14 @@ def loss_is_on_the_last_rank(loss: Tensor | None, rank: int, n_ranks: int) -> No
         )
 
 
-def every_stage_has_a_layer(n_layers: int, n_stages: int) -> None:
+def layers_can_be_cut(n_layers: int, n_stages: int, costs: Sequence[float]) -> None:
     if not 1 <= n_stages <= n_layers:
         raise ValueError(
             f"n_stages={n_stages} stages cannot be made of n_layers={n_layers} layers, "
             f"as each needs at least one; choose n_stages from 1 to {n_layers}"
         )
-
-
-def every_layer_has_a_cost(n_layers: int, costs: Sequence[float]) -> None:
-    if len(costs) != n_layers or not all(map(math.isfinite, costs)):
-        raise ValueError(f"costs={list(costs)} for n_layers={n_layers} layers; give a finite number for each layer")
+    if len(costs) != n_layers:
+        raise ValueError(f"costs has {len(costs)} numbers for n_layers={n_layers} layers; give one for each layer")
 
 
 # pipeline
@@ -58,30 +49,12 @@ def rank_for(n_ranks: int, group: Group) -> int:
     return rank
 
 
-def has_stages(rank: int, stages: Iterable[int], modules: Sequence[Any] | Mapping[int, Any]) -> None:
-    held: Container[int] = modules if isinstance(modules, Mapping) else range(len(modules))
-    for stage in stages:
-        if stage not in held:
-            raise ValueError(f"stage_modules has no stage {stage}, which is rank {rank}'s in this schedule")
-
-
-def loss_is_scalar(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.dim():
-        shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ValueError(f"loss_fn returned {shape}; it has to return a scalar tensor, the mean over the micro-batch")
-
-
 def output_can_be_passed_on(stage: int, k: int, output: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if (output.dtype, *output.shape) != (dtype, *shape):
         raise ValueError(
             f"stage {stage} returned {output.dtype} {list(output.shape)} for micro-batch {k}, and the next stage "
             f"expects {dtype} {list(shape)}; only dimension 0 may change, with the number of samples"
         )
-
-
-def output_is_a_tensor(stage: int, output: Any) -> None:
-    if not isinstance(output, Tensor):
-        raise ValueError(f"stage {stage} returned a {type(output).__name__}; let it return a single tensor")
 
 
 # mixed_precision
@@ -142,3 +115,43 @@ def sizes_make_all_ranks(dp: int, pp: int, tp: int) -> None:
     if min(dp, pp, tp) < 1 or dp * pp * tp != dist.get_world_size():
         product, n = f"dp={dp} x pp={pp} x tp={tp}", dist.get_world_size()
         raise ValueError(f"{product} makes {dp * pp * tp} ranks, and there are {n}; choose sizes that make {n}")
+
+
+# tensor_parallel
+
+
+def is_whole(layers_to_cut: Sequence[Any]) -> None:
+    if not layers_to_cut:
+        raise ValueError("model has no whole layers to cut; give a TinyGPT or blocks of one that were not cut before")
+
+
+def can_share_heads(modules: Iterable[Any], group: Group) -> None:
+    rank_in(group)
+    for attention in (module for module in modules if hasattr(module, "query")):
+        heads, kv_heads = (layer.out_features // attention.head_width for layer in (attention.query, attention.key))
+        if kv_heads % (n := dist.get_world_size(group)):
+            works = [ranks for ranks in range(1, kv_heads + 1) if kv_heads % ranks == 0]
+            raise ValueError(
+                f"a group of {n} ranks cannot share heads={heads} with kv_heads={kv_heads} equally; "
+                f"this model works on one of {works} ranks"
+            )
+
+
+def every_rank_has_a_share(name: str, length: int, n: int) -> None:
+    if length < n:
+        raise ValueError(f"{name}={length} cannot be cut into shares for {n} ranks; use at most {length} ranks")
+
+
+def sequence_can_be_shared(length: int, n: int) -> None:
+    if length % n:
+        raise ValueError(
+            f"a sequence of {length} positions cannot be shared equally by {n} ranks; with sequence_parallel=True "
+            f"give multiples of {n}, for instance {length + -length % n} by padding"
+        )
+
+
+def are_in_vocabulary(name: str, tokens: Tensor, vocab: int) -> None:
+    if tokens.numel():
+        least, most = map(int, tokens.aminmax())
+        if least < 0 or most >= vocab:
+            raise ValueError(f"{name} go from {least} to {most}; with vocab={vocab}, give 0 to {vocab - 1}")

@@ -10,7 +10,7 @@ ranks to talk to for each. Eight ranks as Mesh(dp=2, pp=2, tp=2):
     stage 1     rank 2 ===== rank 3               rank 6 ===== rank 7
 
     axis       ranks, e.g.   says                                        how often
-    tensor     0 = 1         partial sums of states: all-reduce        4 times per layer and micro-batch
+    tensor     0 = 1         partial sums of hidden states: all-reduce   4 times per layer and micro-batch
     pipeline   0 | 2         hidden states down, their gradients up      twice per stage border and micro-batch
     data       0 . 4         gradients: reduce-scatter, all-gather       once per step, every rank its own part
     all        0 ... 7       one number: loss, norm, overflow            once per step, each
@@ -19,11 +19,11 @@ So the tensor axis is the last: its neighbors, the most talkative, have neighbor
 
 What is on several ranks has to stay the same on all of them, and must not be counted twice in the gradient's norm:
 
-    parameter                        is on                       its gradient is             counts in the norm on
-    cut, as most matrices            one tensor rank             whole                       its rank
-    whole: norms, some biases        all tensor ranks            the same on each, or        tensor rank 0
+    parameter                        is on                       its gradient is               counts in the norm on
+    cut, as most matrices            one tensor rank             whole                         its rank
+    whole: norms, some biases        all tensor ranks            the same on each, or          tensor rank 0
                                                                  partial sums with sequence_parallel
-    tied embedding, if the ends      first and last stage        a partial sum on both          first stage
+    tied embedding, if the ends      first and last stage        a partial sum on both         first stage
     of the pipeline are two ranks    (cut on either)
 
 and of replicas one: with ZeRO-1 each counts the shard that it updates, without it replica 0 counts.
@@ -192,7 +192,7 @@ def make_optimizer(
 
     In its parameter groups `counts` says whether this rank counts them in the norm; see the table at the top.
 
-    Raises ValueError if all of this rank's parameters are frozen.
+    Each rank needs something to train: one whose parameters are all frozen has no optimizer.
     """
     mesh, where = part.mesh, tensor_parallel.placements(part)
     kinds: dict[str, list[nn.Parameter]] = {"cut": [], "whole": [], "tied": []}
@@ -202,8 +202,6 @@ def make_optimizer(
     is_counted_here = zero or mesh.rank("dp") == 0
     # Copies on other ranks lie alike there: an optimizer's vector instructions may round by an element's place.
     groups = [{"params": held, "counts": counts[kind] and is_counted_here} for kind, held in kinds.items() if held]
-    if not groups:
-        raise ValueError(f"part holds stages {list(part.stages)}, all frozen; give each rank something to train")
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if not zero else None
     return ShardedOptimizer(groups, optimizer_cls, alone or mesh.group("dp"), **kwargs)
 

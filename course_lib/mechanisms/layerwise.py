@@ -93,9 +93,8 @@ class LayerWise(nn.Module):
 
         loss: on the last rank, made of its output; None on the others.
 
-        Raises RuntimeError if no forward pass came before, ValueError for a loss on the wrong rank or none on the last.
+        Raises ValueError for a loss on the wrong rank or none on the last.
         """
-        guards.comes_after_a_forward_pass(self._forward_passes)
         guards.loss_is_on_the_last_rank(loss, self.stage, self.n_stages)
         with tied_weights.summed(self._tied, self.group):
             if loss is not None:
@@ -144,11 +143,10 @@ def split_layers(n_layers: int, n_stages: int, costs: Sequence[float] | None = N
         as it can be; among such splits the stages are as equal as possible (least sum of squares), and among
         equals the earlier stages are the larger. None: all layers cost the same.
 
-    Raises ValueError for fewer layers than stages and for costs that are not one finite number per layer.
+    Raises ValueError for fewer layers than stages and for costs that are not one for each layer.
     """
     costs = [1] * n_layers if costs is None else list(costs)
-    guards.every_stage_has_a_layer(n_layers, n_stages)
-    guards.every_layer_has_a_cost(n_layers, costs)
+    guards.layers_can_be_cut(n_layers, n_stages, costs)
     limit, _ = _best_split(costs, n_stages, price=lambda cost: cost, add=max)
     return _best_split(costs, n_stages, lambda cost: cost**2 if cost <= limit else math.inf, operator.add)[1]
 

@@ -24,6 +24,7 @@ Training", arXiv:1905.12322.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -153,13 +154,14 @@ class MasterWeights:
         return zip(self.model_parameters, self.master_parameters, strict=True)
 
 
+@dataclass
 class LossScaler:
     """Multiplies the loss, and with it every gradient, out of the range where float16 has only zeros.
 
     Dynamic, the scale goes up until a gradient overflows; that step is skipped and the scale goes down. Static, it
     stays, and steps are skipped all the same. A power of two changes no bit of what neither under- nor overflows.
 
-    scale: what the loss is multiplied by, at first.
+    scale_factor: what the loss is multiplied by, at first.
     dynamic: double the scale after growth_interval steps without an overflow, and halve it at one.
     groups: process groups over which ranks skip together. One covers data parallelism; with pipeline or tensor
         parallelism, give one group for each of the axes. None: all ranks, where there are some.
@@ -171,19 +173,12 @@ class LossScaler:
     The rules and the numbers are those of torch.amp.GradScaler, which agrees step for step.
     """
 
-    def __init__(
-        self,
-        scale: float = 2.0**16,
-        dynamic: bool = True,
-        growth_interval: int = 2000,
-        groups: Sequence[dist.ProcessGroup] | None = None,
-    ) -> None:
-        self.scale_factor = scale
-        self.dynamic = dynamic
-        self.growth_interval = growth_interval
-        self.groups = groups
-        self.has_scaled = False  # a loss, since the last unscale_and_update()
-        self._finite_in_a_row = 0
+    scale_factor: float = 2.0**16
+    dynamic: bool = True
+    growth_interval: int = 2000
+    groups: Sequence[dist.ProcessGroup] | None = None
+    has_scaled: bool = field(default=False, init=False)  # a loss, since the last unscale_and_update()
+    finite_in_a_row: int = field(default=0, init=False)  # steps, since the scale has changed
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, to call `backward` on.
@@ -232,17 +227,17 @@ class LossScaler:
         return bool(is_finite)
 
     def _adapt(self, is_finite: bool) -> None:
-        self._finite_in_a_row = self._finite_in_a_row + 1 if is_finite else 0
+        self.finite_in_a_row = self.finite_in_a_row + 1 if is_finite else 0
         if not is_finite:
             self.scale_factor /= 2
             guards.scale_makes_them_overflow(self.scale_factor)
-        elif self._finite_in_a_row == self.growth_interval:
+        elif self.finite_in_a_row == self.growth_interval:
             doubled = 2 * self.scale_factor
             self.scale_factor = doubled if doubled <= torch.finfo(torch.float32).max else self.scale_factor
-            self._finite_in_a_row = 0
+            self.finite_in_a_row = 0
 
     def state_dict(self) -> dict[str, float]:
-        return {"scale_factor": self.scale_factor, "finite_in_a_row": self._finite_in_a_row}
+        return {"scale_factor": self.scale_factor, "finite_in_a_row": self.finite_in_a_row}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.scale_factor, self._finite_in_a_row = float(state["scale_factor"]), int(state["finite_in_a_row"])
+        self.scale_factor, self.finite_in_a_row = float(state["scale_factor"]), int(state["finite_in_a_row"])

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,11 +64,10 @@ def run_schedule(
     embedding) gets on each the part of its gradient that arose there. A loss that is not finite is returned as it is.
     In the timeline F is "forward", B and I "backward", W "weight_grad"; a B takes as long as I and W.
 
-    Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, a missing stage, too
-    small a minibatch, and outputs that cannot be passed on.
+    Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, too small a minibatch,
+    and an output without the samples along dimension 0.
     """
     own = rank_schedule(schedule, guards.rank_for(schedule.n_ranks, group))
-    guards.has_stages(own.rank, own.stages, stage_modules)
     modules = {stage: stage_modules[stage] for stage in own.stages}
     minibatch = _Minibatch(own, inputs, targets, loss_fn, weigh)
     messages = StageMessages(own, group, _device(modules.values()), minibatch.samples)
@@ -79,22 +79,21 @@ def run_schedule(
     return minibatch.loss
 
 
+@dataclass
 class StageRunner:
     """The stages of this rank: performs actions, and holds what lies between a forward and its backward."""
 
-    def __init__(
-        self,
-        own: RankSchedule,
-        modules: Mapping[int, nn.Module],
-        messages: StageMessages,
-        minibatch: _Minibatch,
-        work: Mapping[int, float],
-    ) -> None:
-        self.own, self.modules, self.messages, self.minibatch, self.work = own, modules, messages, minibatch, work
+    own: RankSchedule
+    modules: Mapping[int, nn.Module]
+    messages: StageMessages
+    minibatch: _Minibatch
+    work: Mapping[int, float]
+
+    def __post_init__(self) -> None:
         self.in_flight: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # inputs and outputs
         self.unfinished: dict[tuple[int, int], WeightGradients] = {}
-        splitting = {action.stage for action in own.actions if action.op == "I"}
-        self.weights = {stage: accumulators(modules[stage].parameters()) for stage in splitting}
+        splitting = {action.stage for action in self.own.actions if action.op == "I"}
+        self.weights = {stage: accumulators(self.modules[stage].parameters()) for stage in splitting}
 
     def perform(self, action: Action) -> None:
         op, stage, k = action
@@ -106,7 +105,6 @@ class StageRunner:
             output = self.modules[stage](x)
             if stage == self.own.last:
                 output = self.minibatch.share_of_loss(output, k)
-        guards.output_is_a_tensor(stage, output)
         self.in_flight[stage, k] = x, output
         if stage != self.own.last:
             self.messages.send(Action("F", stage + 1, k), output)
@@ -160,7 +158,6 @@ class _Minibatch:
     def share_of_loss(self, output: Any, k: int) -> Tensor:
         """The share of a micro-batch in the minibatch's loss: a mean counts by how many it is over."""
         loss = self.loss_fn(output, self.targets[k])
-        guards.loss_is_scalar(loss)
         share = loss * (self.weigh(self.targets[k]) / self.weight)
         self.loss = share.detach() if self.loss is None else self.loss + share.detach()
         return share

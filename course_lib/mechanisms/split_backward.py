@@ -20,7 +20,7 @@ Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -37,15 +37,15 @@ Step = tuple[list[GradientEdge], list[Tensor], list[nn.Parameter]]
 class WeightGradients:
     """The second half of a backward pass, not done yet: it holds what the graph has saved until then.
 
-    Each step is a backward pass from some joints, with the gradients kept there, to the weights that join there.
+    Each step is a backward pass from a joint, with the gradients kept there, to the weights that join there.
     """
 
     steps: list[Step]
 
     def accumulate(self) -> None:
         """Add the gradients to the parameters' `.grad`. Works once, as it frees the graph."""
-        for joints, gradients, weights in self.steps:
-            torch.autograd.backward(joints, gradients, inputs=weights)
+        for joint, gradients, weights in self.steps:
+            torch.autograd.backward(joint, gradients, inputs=weights)
 
 
 def accumulators(parameters: Iterable[nn.Parameter]) -> dict[Node, nn.Parameter]:
@@ -68,45 +68,36 @@ def input_gradient(
     if not output.requires_grad:
         return None, WeightGradients([])
     joints, urgent = _joints(get_gradient_edge(output), weights)
-    edges = [GradientEdge(node, index) for node, joint in joints.items() for index in joint.used]
     inputs = [get_gradient_edge(x)] if x.requires_grad else []
+    edges = [GradientEdge(node, index) for node, joint in joints.items() for index in joint.used]
     wanted = [*inputs, *edges, *(GradientEdge(node, 0) for node in urgent)]
     if not wanted:
         return None, WeightGradients([])
     found: Iterator[Tensor | None]  # None where the output does not depend on it
     found = iter(torch.autograd.grad([output], wanted, [gradient], retain_graph=True, allow_unused=True))
-    of_input, kept = next(found) if inputs else None, list(islice(found, len(edges)))
+    of_input = next(found) if inputs else None
+    kept = dict(zip(edges, islice(found, len(edges)), strict=True))
     for node, of_weight in zip(urgent, found, strict=True):
         if of_weight is not None:
             weights[node].backward(of_weight)  # of a leaf: adds to .grad
-    starts = [(edge, gradient) for edge, gradient in zip(edges, kept, strict=True) if gradient is not None]
-    return of_input, WeightGradients(_steps(joints, starts, weights))
+    steps: list[Step] = []
+    for node, joint in joints.items():
+        there = [GradientEdge(node, index) for index in joint.used]
+        starts = {edge: gradient for edge in there if (gradient := kept[edge]) is not None}
+        if starts:
+            steps.append((list(starts), list(starts.values()), [weights[end] for end in joint.ends]))
+    return of_input, WeightGradients(steps)
 
 
 class _Joint(NamedTuple):
     """A node where weights join the trunk.
 
-    depth: the longest way from here to an end of the graph.  ends: of the branches that join here.  used: the numbers
-    of its outputs that the graph goes on from; only there can a gradient arrive.
+    ends: of the branches that join here.  used: the numbers of its outputs that the graph goes on from; only there can
+    a gradient arrive.
     """
 
-    depth: int
     ends: set[Node]
     used: set[int]
-
-
-def _steps(
-    joints: dict[Node, _Joint], starts: list[tuple[GradientEdge, Tensor]], weights: dict[Node, nn.Parameter]
-) -> list[Step]:
-    """One step for all joints of the same depth: none of them leads to another, so none is passed through twice."""
-    by_depth: dict[int, list[tuple[GradientEdge, Tensor]]] = defaultdict(list)
-    for edge, gradient in starts:
-        by_depth[joints[edge.node].depth].append((edge, gradient))
-    steps: list[Step] = []
-    for level in by_depth.values():
-        ends = {end for edge, _ in level for end in joints[edge.node].ends}
-        steps.append(([edge for edge, _ in level], [gradient for _, gradient in level], [weights[end] for end in ends]))
-    return steps
 
 
 def _joints(root: GradientEdge, weights: Iterable[Node]) -> tuple[dict[Node, _Joint], set[Node]]:
@@ -115,15 +106,13 @@ def _joints(root: GradientEdge, weights: Iterable[Node]) -> tuple[dict[Node, _Jo
     A weight reaches the trunk over a side branch of nodes with a single input each (a transpose, a change of dtype).
     """
     branch = {node: node for node in weights}
-    depth: dict[Node, int] = {}
     joints: dict[Node, _Joint] = {}
     for node, below in _inputs_first(root.node):
-        depth[node] = 1 + max((depth[child] for child, _ in below), default=0)
         arriving = {branch[child] for child, _ in below if child in branch}
         if arriving and len(below) == 1:
             branch[node] = arriving.pop()
         elif arriving:
-            joints[node] = _Joint(depth[node], arriving, set())
+            joints[node] = _Joint(arriving, set())
         for child, index in below:
             if child in joints:
                 joints[child].used.add(index)
