@@ -45,8 +45,7 @@ from course_lib.mechanisms import batches, guards, sharding, state, tensor_paral
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
 from course_lib.mechanisms.guards import SIXTEEN_BITS
 from course_lib.mechanisms.layerwise import split_layers
-from course_lib.mechanisms.mesh import AXES as AXES
-from course_lib.mechanisms.mesh import Mesh as Mesh
+from course_lib.mechanisms.mesh import Mesh
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.replicas import from_first_rank

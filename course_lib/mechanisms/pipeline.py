@@ -53,14 +53,13 @@ def run_schedule(
         the one before it returned: one tensor of floating-point numbers, with the samples along dimension 0.
     inputs, targets: the whole minibatch, cut by `batches.micro_batches`. Only the rank of the first stage reads inputs,
         only that of the last stage reads targets. Elsewhere they may be None.
-    loss_fn: loss_fn(output, targets) -> the mean over a micro-batch, a scalar.
-    weigh: weigh(targets) -> how many are averaged over there, by which the mean counts in that of the minibatch: the
-        samples, if each of them counts alike. Where padding is left out (`ignore_index`), count the tokens that are
-        not: weigh=lambda targets: int((targets != -100).sum()). A sum is a mean of nothing, and would come out wrong.
+    loss_fn: loss_fn(output, targets) -> the mean over a micro-batch, a scalar. A sum would come out wrong.
+    weigh: weigh(targets) -> how many that mean is over, by which it counts in the minibatch's: samples, if each counts
+        alike. With padding left out (`ignore_index`) count tokens: weigh=lambda targets: int((targets != -100).sum()).
     work: of an action on each of this rank's stages, in the unit of the run's pace. None: one each.
 
-    Returns the minibatch's loss on the rank of the last stage, None on the others. It and the gradients are exactly
-    those of the whole minibatch at once, if loss_fn and weigh are as said. A parameter that several ranks hold (a tied
+    Returns the minibatch's loss on the rank of the last stage, None on the others. With loss_fn and weigh as said, it
+    and the gradients are exactly those of the whole minibatch at once. A parameter that several ranks hold (a tied
     embedding) gets on each the part of its gradient that arose there. A loss that is not finite is returned as it is.
     In the timeline F is "forward", B and I "backward", W "weight_grad"; a B takes as long as I and W.
 
