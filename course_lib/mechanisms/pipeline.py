@@ -63,8 +63,7 @@ def run_schedule(
     embedding) gets on each the part of its gradient that arose there. A loss that is not finite is returned as it is.
     In the timeline F is "forward", B and I "backward", W "weight_grad"; a B takes as long as I and W.
 
-    Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size, too small a minibatch,
-    and an output without the samples along dimension 0.
+    Raises ScheduleError for a schedule that cannot run; ValueError for a group of another size and too few samples.
     """
     own = rank_schedule(schedule, guards.rank_for(schedule.n_ranks, group))
     modules = {stage: stage_modules[stage] for stage in own.stages}
@@ -72,15 +71,13 @@ def run_schedule(
     messages = StageMessages(own, group, _device(modules.values()), minibatch.samples)
     runner = StageRunner(own, modules, messages, minibatch, work or dict.fromkeys(own.stages, 1.0))
     with torch.enable_grad():
-        for action in own.actions:
-            runner.perform(action)
-    messages.finish()
+        runner.run()
     return minibatch.loss
 
 
 @dataclass
 class StageRunner:
-    """The stages of this rank: performs actions, and holds what lies between a forward and its backward."""
+    """The stages of this rank: performs its actions, and holds what lies between a forward and its backward."""
 
     own: RankSchedule
     modules: Mapping[int, nn.Module]
@@ -94,9 +91,11 @@ class StageRunner:
         splitting = {action.stage for action in self.own.actions if action.op == "I"}
         self.weights = {stage: accumulators(self.modules[stage].parameters()) for stage in splitting}
 
-    def perform(self, action: Action) -> None:
-        op, stage, k = action
-        {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[op](stage, k)
+    def run(self) -> None:
+        perform = {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
+        for op, stage, k in self.own.actions:
+            perform[op](stage, k)
+        self.messages.finish()
 
     def forward(self, stage: int, k: int) -> None:
         x = self.messages.fetch(Action("F", stage, k)).requires_grad_() if stage else self.minibatch.inputs[k]
