@@ -28,6 +28,14 @@ def loss_is_on_the_last_rank(loss: Tensor | None, rank: int, n_ranks: int) -> No
         )
 
 
+def has_something_to_go_back_through(forward_passes: Sequence[Any]) -> None:
+    if not forward_passes:
+        raise RuntimeError(
+            "backward() has nothing to go back through: call it once for all forward passes since the last one, with "
+            "the sum of their losses"
+        )
+
+
 def layers_can_be_cut(n_layers: int, n_stages: int, costs: Sequence[float]) -> None:
     if not 1 <= n_stages <= n_layers:
         raise ValueError(

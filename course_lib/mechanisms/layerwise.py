@@ -88,13 +88,14 @@ class LayerWise(nn.Module):
     def backward(self, loss: Tensor | None = None) -> None:
         """Add each parameter's gradient to its `.grad`, as `loss.backward()` does in one process.
 
-        It goes back through all forward passes since the last `backward`. A loss may be made of the outputs of several,
-        and one that it does not use, a validation, adds zeros (inside `torch.no_grad()` it costs nothing).
+        It goes back through all forward passes since the last `backward`. So two losses are added up and go back at
+        once; an output that the loss does not use, a validation's, adds zeros (in `torch.no_grad()` it costs nothing).
 
-        loss: on the last rank, made of its output; None on the others.
+        loss: on the last rank, made of its outputs; None on the others.
 
-        Raises ValueError for a loss on the wrong rank or none on the last.
+        Raises RuntimeError if no forward pass came before, ValueError for a loss on the wrong rank or none on the last.
         """
+        guards.has_something_to_go_back_through(self._forward_passes)
         guards.loss_is_on_the_last_rank(loss, self.stage, self.n_stages)
         with tied_weights.summed(self._tied, self.group):
             if loss is not None:
