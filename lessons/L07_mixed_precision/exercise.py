@@ -100,7 +100,7 @@ checks.update_scale(update_scale).points(3)
 # %% [markdown]
 # What counts here is the one operation in each step, for a single number: its price is the latency of the link.
 #
-# In this course it is [`LossScaler`](../../course_lib/mechanisms/mixed_precision.py). PyTorch's `torch.amp.GradScaler`
+# In this course it is [`LossScaler`](../../course_lib/mechanisms/loss_scaling.py). PyTorch's `torch.amp.GradScaler`
 # has the same rules, with an interval of 2000 steps, and does not ask other ranks. With plain data parallelism it need
 # not: all ranks have the same averaged gradient. `ShardedGradScaler` asks.
 
