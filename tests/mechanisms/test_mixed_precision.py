@@ -162,11 +162,12 @@ def test_masters_follow_a_model_that_has_loaded_other_weights(dtype: torch.dtype
 @pytest.mark.parametrize("model_is_loaded", ["before", "after", "never"])
 def test_a_training_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(model_is_loaded: str) -> None:
     def begin(seed: int) -> tuple[TinyGPT, MasterWeights, LossScaler]:
-        model, scaler = build("plain", torch.float16, seed), LossScaler(TOO_LARGE, growth_interval=3)
+        model, scaler = build("plain", torch.float16, seed), LossScaler(2.0**10, growth_interval=5)
         return model, MasterWeights(model.parameters(), OPTIMIZERS["AdamW"], scaler), scaler
 
     model, master, scaler = begin(seed=0)
-    train(model, master, scaler)
+    assert all(train(model, master, scaler))
+    assert scaler.state_dict() == {"scale_factor": 2.0**11, "finite_in_a_row": 3}
     on_disk = io.BytesIO()
     torch.save([model.state_dict(), master.state_dict()], on_disk)
     resumed, its_master, its_scaler = begin(seed=7)
