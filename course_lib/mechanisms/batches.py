@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 
@@ -34,13 +33,7 @@ def micro_batches(batch: Any, m: int) -> list[Any]:
 
 def size(batch: Any) -> int:
     """The number of samples in a batch. Raises ValueError if its tensors disagree."""
-    lengths = set()
-    for part in tree_leaves(batch):
-        if not isinstance(part, Tensor):
-            raise TypeError(f"batch holds a {type(part).__name__}; give a tensor, or tuples, lists or dicts of tensors")
-        if part.dim() == 0:
-            raise ValueError("batch holds a tensor without dimensions; its samples have to lie along dimension 0")
-        lengths.add(len(part))
+    lengths = {len(part) for part in tree_leaves(batch)}
     if len(lengths) != 1:
         raise ValueError(
             f"batch holds tensors of {sorted(lengths) or 'no'} samples; dimension 0 has to be the same in all of them"

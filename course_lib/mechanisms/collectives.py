@@ -48,7 +48,7 @@ def ring_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
     tensor: any shape and any dtype that torch can add, the same on all ranks. The ranks' results are equal bit
     for bit, because each element is added up once, on one rank, and then copied.
 
-    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
+    Raises ValueError on a rank that is not in the group, RuntimeError for a tensor that is not contiguous.
     """
     ring_reduce_scatter(tensor, group)
     return ring_all_gather(tensor, group)
@@ -62,10 +62,10 @@ def ring_reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
     elements, the first chunks are one longer. Works in place: chunk r of `tensor` becomes the returned sum, and the
     other chunks are left holding partial sums.
 
-    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
+    Raises ValueError on a rank that is not in the group, RuntimeError for a tensor that is not contiguous.
     """
     rank, world_size = _rank_and_size(group)
-    flat = _flat(tensor)
+    flat = tensor.view(-1)
     chunks = flat.tensor_split(world_size)
     arriving = torch.empty_like(chunks[0])  # no chunk is longer than the first
     for step in range(1, world_size):
@@ -83,10 +83,10 @@ def ring_all_gather(tensor: Tensor, group: Group = None) -> Tensor:
 
     Only this rank's own chunk (as `ring_reduce_scatter` cuts them) is read; what the others hold is overwritten.
 
-    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
+    Raises ValueError on a rank that is not in the group, RuntimeError for a tensor that is not contiguous.
     """
     rank, world_size = _rank_and_size(group)
-    flat = _flat(tensor)
+    flat = tensor.view(-1)
     chunks = flat.tensor_split(world_size)
     for step in range(world_size - 1):
         newest, missing = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
@@ -98,9 +98,9 @@ def ring_all_gather(tensor: Tensor, group: Group = None) -> Tensor:
 def tree_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
     """Replace the tensor on every rank by its sum over the group, in place, and return it: up a tree, and down again.
 
-    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
+    Raises ValueError on a rank that is not in the group, RuntimeError for a tensor that is not contiguous.
     """
-    flat = _flat(tensor)
+    flat = tensor.view(-1)
     arriving = torch.empty_like(flat)
     for parent, child in _tree(group):
         if child is None:
@@ -117,9 +117,9 @@ def tree_all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
 def tree_broadcast(tensor: Tensor, group: Group = None) -> Tensor:
     """Fill the tensor on every rank with that of the group's first rank, in place, and return it: down a tree.
 
-    Raises ValueError on a rank that is not in the group, and for a tensor that is not contiguous.
+    Raises ValueError on a rank that is not in the group, RuntimeError for a tensor that is not contiguous.
     """
-    flat = _flat(tensor)
+    flat = tensor.view(-1)
     for parent, child in reversed(_tree(group)):
         if child is None:
             dist.recv(flat, group=group, group_src=parent)
@@ -134,7 +134,7 @@ def hierarchical_all_reduce(tensor: Tensor, inside: dist.ProcessGroup, across: d
 
     inside: this rank's node.  across: the ranks that have the same place in the other nodes.
     """
-    flat = _flat(tensor)
+    flat = tensor.view(-1)
     ring_all_reduce(ring_reduce_scatter(flat, inside), across)
     ring_all_gather(flat, inside)
     return tensor
@@ -146,22 +146,15 @@ def all_reduce_in(dtype: torch.dtype, accumulate: torch.dtype | None = None) -> 
         all_reduce_in(torch.bfloat16)(tensor, group)
         all_reduce_in(torch.bfloat16, accumulate=torch.float32)(tensor, group)
 
-    accumulate: dtype of the sums; None: `dtype`. Both ways send 2 (n - 1) / n of the tensor from each of n ranks:
+    accumulate: dtype of the sums, at least as wide as `dtype`, which it is if None. Both ways send 2 (n - 1) / n of the
+        tensor from each of n ranks:
 
         in dtype     a ring: each sum is rounded at every hop, n - 1 times (so do the rings of NCCL)
         in a wider   everyone's pieces go to the rank that adds them up; a sum is rounded once, when it is complete
 
     The tensor, of whatever dtype, is replaced by the sum, in place; the ranks' results are equal bit for bit.
-
-    Raises ValueError if dtype is not a floating-point type, or accumulate cannot hold all that dtype can.
     """
     accumulate = accumulate or dtype
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype={dtype} cannot work; give a floating-point type, for instance torch.bfloat16")
-    if torch.promote_types(dtype, accumulate) != accumulate:
-        raise ValueError(
-            f"accumulate={accumulate} cannot work; give {dtype} or a wider type, for instance torch.float32"
-        )
 
     @torch.no_grad()
     def all_reduce(tensor: Tensor, group: Group = None) -> Tensor:
@@ -213,10 +206,3 @@ def _tree(group: Group) -> list[tuple[int | None, int | None]]:
 
 def _rank_and_size(group: Group) -> tuple[int, int]:
     return rank_in(group), dist.get_world_size(group)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Its numbers in a row, in the same memory."""
-    if not tensor.is_contiguous():
-        raise ValueError(f"a tensor {list(tensor.shape)} whose numbers do not lie in a row; give tensor.contiguous()")
-    return tensor.view(-1)

@@ -10,7 +10,7 @@ ranks to talk to for each. Eight ranks as Mesh(dp=2, pp=2, tp=2):
     stage 1     rank 2 ===== rank 3               rank 6 ===== rank 7
 
     axis       ranks, e.g.   says                                        how often
-    tensor     0 = 1         addends of hidden states: all-reduce        4 times per layer and micro-batch
+    tensor     0 = 1         partial sums of hidden states: all-reduce   4 times per layer and micro-batch
     pipeline   0 | 2         hidden states down, their gradients up      twice per stage border and micro-batch
     data       0 . 4         gradients: reduce-scatter, all-gather       once per step, every rank its own part
     all        0 ... 7       one number: loss, norm, overflow            once per step, each
@@ -19,11 +19,11 @@ So the tensor axis is the last: its neighbors, the most talkative, have neighbor
 
 What is on several ranks has to stay the same on all of them, and must not be counted twice in the gradient's norm:
 
-    parameter                        is on                       its gradient is             counts in the norm on
-    cut, as most matrices            one tensor rank             whole                       its rank
-    whole: norms, some biases        all tensor ranks            the same on each, or        tensor rank 0
-                                                                 addends with sequence_parallel
-    tied embedding, if the ends      first and last stage        an addend on both           first stage
+    parameter                        is on                       its gradient is               counts in the norm on
+    cut, as most matrices            one tensor rank             whole                         its rank
+    whole: norms, some biases        all tensor ranks            the same on each, or          tensor rank 0
+                                                                 partial sums with sequence_parallel
+    tied embedding, if the ends      first and last stage        a partial sum on both         first stage
     of the pipeline are two ranks    (cut on either)
 
 and of replicas one: with ZeRO-1 each counts the shard that it updates, without it replica 0 counts.
@@ -35,24 +35,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
-from course_lib.mechanisms import batches, sharding, state, tensor_parallel, tied_weights
+from course_lib.mechanisms import batches, guards, sharding, state, tensor_parallel, tied_weights
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
+from course_lib.mechanisms.guards import SIXTEEN_BITS
 from course_lib.mechanisms.layerwise import split_layers
-from course_lib.mechanisms.mixed_precision import SIXTEEN_BITS, LossScaler
-from course_lib.mechanisms.pipeline import rank_for, run_schedule
+from course_lib.mechanisms.mesh import Mesh
+from course_lib.mechanisms.mixed_precision import LossScaler
+from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.sharding import ShardedOptimizer
 from course_lib.schedules import Schedule
 
-Axis = Literal["dp", "pp", "tp"]
-AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
+IGNORED = -100  # a target that is left out of the loss
 
 
 def train_step(
@@ -66,8 +66,8 @@ def train_step(
     """One step of training on a minibatch; returns its mean loss, on every rank.
 
     inputs, targets: tokens [samples, sequence], the whole minibatch, the same on all ranks. Each replica takes its
-        share and cuts that into the schedule's micro-batches; sizes need not divide. Targets of -100 do not count; of
-        the others every sample has the same number.
+        share and cuts that into the schedule's micro-batches; sizes need not divide. Targets of -100 do not count; each
+        micro-batch needs one that does.
     scaler: for float16. If a gradient overflows anywhere, no rank updates anything.
     max_norm: the norm over the whole model's gradient is clipped to this, as torch.nn.utils.clip_grad_norm_ does.
 
@@ -77,13 +77,13 @@ def train_step(
     batches.split(inputs, mesh.size("dp") * part.schedule.n_micro_batches)  # so that all ranks hear of too few
     own_inputs, own_targets = batches.split((inputs, targets), mesh.size("dp"))[mesh.rank("dp")]
     scale = 1.0 if scaler is None else scaler.scale_factor
-    weight = len(own_inputs) * mesh.size("dp") / len(inputs)  # 1 for a mean share
+    weight = count(own_targets) * mesh.size("dp") / count(targets)  # 1 for a mean share
     loss_fn = part.loss_fn(weight * scale)
-    loss = run_schedule(part.schedule, part.stages, own_inputs, own_targets, loss_fn, mesh.group("pp"))
+    loss = run_schedule(part.schedule, part.stages, own_inputs, own_targets, loss_fn, mesh.group("pp"), count)
     mean = _mean_over_replicas(part, loss) / scale
     if math.isfinite(mean):
         complete_gradients(part, optimizer)
-        if scaler is None or scaler.unscale(optimizer.shards):
+        if scaler is None or scaler.unscale_and_update(optimizer.shards):
             if max_norm is not None:
                 clip_grad_norm(optimizer, max_norm)
             optimizer.step()
@@ -91,6 +91,11 @@ def train_step(
     if not math.isfinite(mean):
         raise ValueError(f"loss={mean}, so nothing was updated; look for inf or nan in the data and the weights")
     return mean
+
+
+def count(targets: Tensor) -> int:
+    """How many targets a loss is the mean over."""
+    return int((targets != IGNORED).sum())
 
 
 def complete_gradients(part: ModelPart, optimizer: ShardedOptimizer) -> None:
@@ -125,40 +130,7 @@ def _mean_over_replicas(part: ModelPart, loss: Tensor | None) -> float:
     return float(total)
 
 
-# What a step needs: the mesh, a rank's part of the model, and its optimizer
-
-
-class Mesh:
-    """All ranks as a block of dp x pp x tp. All of them have to make it, with the same sizes.
-
-    dp: replicas of the model.  pp: ranks of a pipeline.  tp: ranks among which each layer is cut.
-    device: "cpu" or "cuda".
-
-    Raises ValueError if the sizes do not multiply to the number of ranks.
-    """
-
-    def __init__(self, dp: int, pp: int, tp: int, device: str = "cpu") -> None:
-        if min(dp, pp, tp) < 1 or dp * pp * tp != dist.get_world_size():
-            product, n = f"dp={dp} x pp={pp} x tp={tp}", dist.get_world_size()
-            raise ValueError(f"{product} makes {dp * pp * tp} ranks, and there are {n}; choose sizes that make {n}")
-        self.device_mesh = init_device_mesh(device, (dp, pp, tp), mesh_dim_names=AXES)
-
-    def group(self, axis: Axis) -> dist.ProcessGroup:
-        """The ranks that differ from this one in their number on this axis only, and this one."""
-        return self.device_mesh.get_group(axis)
-
-    def size(self, axis: Axis) -> int:
-        return dist.get_world_size(self.group(axis))
-
-    def rank(self, axis: Axis) -> int:
-        """This rank's number on the axis, from 0 to size - 1."""
-        return dist.get_rank(self.group(axis))
-
-    def close(self) -> None:
-        """Let the groups go, so that these processes can be used for another mesh."""
-        for group in map(self.group, AXES):
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
+# What a step needs: a rank's part of the model, and its optimizer
 
 
 class ModelPart(nn.Module):
@@ -180,17 +152,12 @@ class ModelPart(nn.Module):
 
     def __init__(self, model: Any, mesh: Mesh, schedule: Schedule, sequence_parallel: bool = False) -> None:
         super().__init__()
-        own = rank_for(schedule, mesh.group("pp"))
-        if schedule.n_stages > len(model.blocks):
-            raise ValueError(
-                f"schedule has {schedule.n_stages} stages, the model {len(model.blocks)} blocks with embedding and "
-                f"head; use at most {len(model.blocks)} stages or a model of layers={schedule.n_stages - 2} or more"
-            )
+        own = guards.rank_for(schedule.n_ranks, mesh.group("pp"))
         self.mesh, self.schedule, self.config = mesh, schedule, model.config
-        from_first_rank(model)
-        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel)
         is_layer = [0, *(1 for _ in model.blocks[1:-1]), 0]
         layers = split_layers(len(model.blocks), schedule.n_stages, costs=is_layer)
+        from_first_rank(model)
+        tensor_parallel.parallelize(model, mesh.group("tp"), sequence_parallel)
         of_rank = [
             nn.ModuleDict({str(i): model.blocks[i] for stage in schedule.stages_of(rank) for i in layers[stage]})
             for rank in range(schedule.n_ranks)
@@ -224,7 +191,7 @@ def make_optimizer(
 
     In its parameter groups `counts` says whether this rank counts them in the norm; see the table at the top.
 
-    Raises ValueError if all of this rank's parameters are frozen.
+    Each rank needs something to train: one whose parameters are all frozen has no optimizer.
     """
     mesh, where = part.mesh, tensor_parallel.placements(part)
     kinds: dict[str, list[nn.Parameter]] = {"cut": [], "whole": [], "tied": []}
@@ -234,18 +201,11 @@ def make_optimizer(
     is_counted_here = zero or mesh.rank("dp") == 0
     # Copies on other ranks lie alike there: an optimizer's vector instructions may round by an element's place.
     groups = [{"params": held, "counts": counts[kind] and is_counted_here} for kind, held in kinds.items() if held]
-    if not groups:
-        raise ValueError(f"part holds stages {list(part.stages)}, all frozen; give each rank something to train")
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if not zero else None
     return ShardedOptimizer(groups, optimizer_cls, alone or mesh.group("dp"), **kwargs)
 
 
 # State, as if there were one process
-
-
-def full_state(part: ModelPart) -> dict[str, Tensor]:
-    """The state_dict of the whole model, on every rank and on the CPU. All ranks call it."""
-    return _from_all_stages(part, tensor_parallel.full_state(part, part.mesh.group("tp")))
 
 
 def training_state(part: ModelPart, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
@@ -255,7 +215,10 @@ def training_state(part: ModelPart, optimizer: ShardedOptimizer) -> dict[str, Te
     """
     where, group = tensor_parallel.placements(part), part.mesh.group("tp")
     own = state.training_state(part, optimizer, lambda name, tensor: where[name].gather(tensor, group))
-    return _from_all_stages(part, own)
+    on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in own.items()}
+    of_stages: list[dict[str, Any]] = [{}] * part.mesh.size("pp")
+    dist.all_gather_object(of_stages, on_cpu, group=part.mesh.group("pp"))
+    return {name: value for held in of_stages for name, value in held.items()}
 
 
 def load_training_state(part: ModelPart, optimizer: ShardedOptimizer, whole: Mapping[str, Tensor]) -> None:
@@ -265,10 +228,3 @@ def load_training_state(part: ModelPart, optimizer: ShardedOptimizer, whole: Map
     """
     where, group = tensor_parallel.placements(part), part.mesh.group("tp")
     state.load_training_state(part, optimizer, whole, lambda name, tensor: where[name].shard(tensor, group))
-
-
-def _from_all_stages(part: ModelPart, own: dict[str, Any]) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = [{}] * part.mesh.size("pp")
-    on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in own.items()}
-    dist.all_gather_object(parts, on_cpu, group=part.mesh.group("pp"))
-    return {name: value for held in parts for name, value in held.items()}

@@ -5,15 +5,13 @@ too large for one device fits on n of them, but a stage has nothing to do until 
 one rank is ever busy:
 
     rank 0   | F |                               | B |
-    rank 1       | F |                       | B |          F  forward, the output goes right by send and recv
-    rank 2           | F |               | B |              B  backward, the gradient of the input goes left
-    rank 3               | F |  loss | B |
+    rank 1       | F |                       | B |          F  receive, compute, send the output to the right
+    rank 2           | F |               | B |              B  the gradient of the output comes back, that of the
+    rank 3               | F |  loss | B |                     input goes on to the left
              0                                        time
 
-n ranks are as fast as one. This is a pipeline with the schedule "naive" and one micro-batch, and so it runs on the
-pipeline's runner. `pipeline` fills the gaps with more micro-batches; the cut into stages stays the same.
-
-Every number is computed by the same operations in the same order as in one process, so the gradients have its bits.
+n ranks are as fast as one. Every number is computed by the same operations in the same order as in one process, so the
+gradients have its bits.
 
 Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism" (figure 2b).
 """
@@ -31,17 +29,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms import tied_weights
-from course_lib.mechanisms.between_stages import Formats, StageMessages
+from course_lib.mechanisms import guards, tied_weights
 from course_lib.mechanisms.groups import Group, rank_in
-from course_lib.mechanisms.pipeline import StageRunner
 from course_lib.mechanisms.replicas import from_first_rank
-from course_lib.schedules import SCHEDULES, rank_schedule
 from course_lib.timeline import compute
 
 
 class LayerWise(nn.Module):
-    """This rank's stage of a model, and the chain that it is a link of.
+    """This rank's stage of a model that is cut between its blocks.
 
         chain = LayerWise(model.blocks)
         for inputs, targets in minibatches:               # the same on all ranks
@@ -53,7 +48,7 @@ class LayerWise(nn.Module):
     blocks: the whole model, as a list of blocks that each take what the one before puts out, a single tensor.
         Parameters and buffers of the group's first rank go to all; then each rank keeps its own blocks, under their
         own names. (Let go of the model, and their memory is free.)
-    costs: as for `split_layers`; those of the group's first rank count.
+    costs: as for `split_layers`; those of the group's first rank count, as measured ones differ from rank to rank.
 
     A parameter that several stages use (a head tied to the token embedding) lives on each of them. `backward` gives
     all of them the sum of their gradients, so equal optimizers keep the copies equal.
@@ -63,80 +58,80 @@ class LayerWise(nn.Module):
 
     def __init__(self, blocks: nn.Sequential, group: Group = None, costs: Sequence[float] | None = None) -> None:
         super().__init__()
-        self.group = group
-        self.stage, self.n_stages = rank_in(group), dist.get_world_size(group)
+        self.group, self.stage, self.n_stages = group, rank_in(group), dist.get_world_size(group)
+        self.is_first, self.is_last = self.stage == 0, self.stage == self.n_stages - 1
         agreed = [split_layers(len(blocks), self.n_stages, costs)]
-        dist.broadcast_object_list(agreed, group=group, group_src=0)  # measured costs differ from rank to rank
+        dist.broadcast_object_list(agreed, group=group, group_src=0)
         (self.stages,) = agreed
         from_first_rank(blocks, group)
         of_rank = [blocks[layers.start : layers.stop] for layers in self.stages]
         self.blocks = of_rank[self.stage]
         self._tied = {p: ranks for p, ranks in tied_weights.holders(of_rank).items() if self.stage in ranks}
-        naive = rank_schedule(SCHEDULES["naive"](self.n_stages, 1), self.stage)
-        # Nothing is asked for ahead of time: whether a backward pass follows is up to the caller.
-        self._schedule = naive._replace(fetching=[message for message in naive.fetching if message.op == "F"])
-        self._formats: dict[Any, Formats] = {}  # of what travels, for each shape of the inputs
-        self._runner: StageRunner | None = None
-        self._output: Any = None
-
-    @property
-    def is_last(self) -> bool:
-        return self.stage == self.n_stages - 1
+        self._forward_passes: list[tuple[Tensor, Tensor]] = []  # input and output of each since the last backward()
+        self._announced: set[torch.Size] = set()  # shapes of the model's inputs for which the next stage knows its own
+        self._expected: dict[torch.Size, list[Any]] = {}  # for each such shape, shape and dtype of this stage's input
 
     def forward(self, inputs: Tensor) -> Tensor | None:
         """The model's output on the last rank, None on the others.
 
         inputs: the same on all ranks; only the first looks at more than the shape.
         """
-        formats = self._formats.setdefault((inputs.shape, torch.is_grad_enabled()), {})
-        messages = StageMessages(self._schedule, self.group, inputs.device, formats)
-        messages.samples = len(inputs)
-        runner = StageRunner({self.stage: self._compute}, messages, [inputs], self._keep_output, self._mark)
-        runner.forward(self.stage, 0)
-        messages.finish()
+        x = inputs if self.is_first else self._receive_input(inputs.shape, inputs.device)
+        with self._mark("forward"):
+            output = self.blocks(x)
+        if not self.is_last:
+            self._send_output(output.detach(), inputs.shape)
         if torch.is_grad_enabled():
-            self._runner = runner
-        output, self._output = self._output, None
-        return output
+            self._forward_passes.append((x, output))
+        return output if self.is_last else None
 
     def backward(self, loss: Tensor | None = None) -> None:
         """Add each parameter's gradient to its `.grad`, as `loss.backward()` does in one process.
 
-        loss: on the last rank, made of its output; None on the others.
+        It goes back through all forward passes since the last `backward`. So two losses are added up and go back at
+        once; an output that the loss does not use, a validation's, adds zeros (in `torch.no_grad()` it costs nothing).
+
+        loss: on the last rank, made of its outputs; None on the others.
 
         Raises RuntimeError if no forward pass came before, ValueError for a loss on the wrong rank or none on the last.
         """
-        if self._runner is None:
-            raise RuntimeError("backward() has nothing to go back through; call it once after each forward pass")
-        if (loss is not None) != self.is_last:
-            raise ValueError(
-                f"loss={'None' if loss is None else 'a tensor'} on rank {self.stage} of {self.n_stages}; "
-                f"the last rank, {self.n_stages - 1}, gives the loss and all others None"
-            )
-        runner, self._runner = self._runner, None
-        if loss is not None:
-            runner.set_loss(0, loss)
+        guards.has_something_to_go_back_through(self._forward_passes)
+        guards.loss_is_on_the_last_rank(loss, self.stage, self.n_stages)
         with tied_weights.summed(self._tied, self.group):
-            runner.backward(self.stage, 0)
-            runner.messages.finish()
+            if loss is not None:
+                with self._mark("backward"):
+                    loss.backward()
+            while self._forward_passes:
+                self._go_back(*self._forward_passes.pop())
 
-    def _compute(self, x: Tensor) -> Any:
-        output = self.blocks(x)
-        if self.is_last:
-            return output
-        if not isinstance(output, Tensor):
-            raise ValueError(
-                f"rank {self.stage}'s last block returned {type(output).__name__}, and only a single tensor can be "
-                "passed on to the next rank; let each block return one, or use pipeline.run_schedule for tuples"
-            )
-        return output.requires_grad_(torch.is_grad_enabled())  # frozen layers may be trained in the next step
+    def _go_back(self, x: Tensor, output: Tensor) -> None:
+        if not self.is_last:
+            gradient = output.new_empty(output.shape)
+            dist.recv(gradient, group=self.group, group_src=self.stage + 1)
+            with self._mark("backward"):
+                if output.requires_grad:  # not if all layers so far are frozen
+                    output.backward(gradient)
+        if not self.is_first:
+            gradient = torch.zeros_like(x) if x.grad is None else x.grad
+            dist.send(gradient, group=self.group, group_dst=self.stage - 1)
 
-    def _keep_output(self, output: Any, k: int) -> Tensor:
-        self._output = output
-        return torch.zeros(())  # stands for the loss, which the caller makes of the output and gives to `backward`
+    def _send_output(self, output: Tensor, key: torch.Size) -> None:
+        if key not in self._announced:
+            dist.send_object_list([output.shape, output.dtype], group=self.group, group_dst=self.stage + 1)
+            self._announced.add(key)
+        dist.send(output.contiguous(), group=self.group, group_dst=self.stage + 1)
 
-    def _mark(self, kind: str, stage: int, k: int, includes: str) -> AbstractContextManager[None]:
-        return compute(kind, stage=stage, work=len(self.stages[stage]))
+    def _receive_input(self, key: torch.Size, device: torch.device) -> Tensor:
+        if key not in self._expected:
+            self._expected[key] = [None, None]
+            dist.recv_object_list(self._expected[key], group=self.group, group_src=self.stage - 1)
+        shape, dtype = self._expected[key]
+        x = torch.empty(shape, dtype=dtype, device=device)
+        dist.recv(x, group=self.group, group_src=self.stage - 1)
+        return x.requires_grad_(torch.is_grad_enabled())
+
+    def _mark(self, kind: str) -> AbstractContextManager[None]:
+        return compute(kind, stage=self.stage, work=len(self.stages[self.stage]))
 
 
 # Where to cut
@@ -149,19 +144,10 @@ def split_layers(n_layers: int, n_stages: int, costs: Sequence[float] | None = N
         as it can be; among such splits the stages are as equal as possible (least sum of squares), and among
         equals the earlier stages are the larger. None: all layers cost the same.
 
-    Raises ValueError for fewer layers than stages and for costs that are not one number of at least 0 per layer.
+    Raises ValueError for fewer layers than stages and for costs that are not one for each layer.
     """
-    if not 1 <= n_stages <= n_layers:
-        raise ValueError(
-            f"n_stages={n_stages} stages cannot be made of n_layers={n_layers} layers, "
-            f"as each needs at least one; choose n_stages from 1 to {n_layers}"
-        )
     costs = [1] * n_layers if costs is None else list(costs)
-    if len(costs) != n_layers:
-        raise ValueError(f"costs has {len(costs)} numbers for n_layers={n_layers} layers; give one for each layer")
-    for layer, cost in enumerate(costs):
-        if not 0 <= cost < math.inf:
-            raise ValueError(f"costs[{layer}]={cost} is not a cost; give a finite number of at least 0")
+    guards.layers_can_be_cut(n_layers, n_stages, costs)
     limit, _ = _best_split(costs, n_stages, price=lambda cost: cost, add=max)
     return _best_split(costs, n_stages, lambda cost: cost**2 if cost <= limit else math.inf, operator.add)[1]
 
@@ -188,32 +174,6 @@ def _best_split(
 
     total, stages = best(0, n_stages)
     return total, list(stages)
-
-
-def measure_costs(blocks: nn.Sequential, inputs: Tensor) -> list[float]:
-    """Seconds of forward and backward for each block, the median of as many as a blink allows, on this process alone.
-
-    inputs: what the first block takes; every other block gets what the one before it puts out. Gradients that
-        the parameters hold are left alone.
-    Times differ from rank to rank: `LayerWise` takes those of the group's first rank.
-    """
-    from torch.utils.benchmark import Timer  # half a second to import
-
-    costs, x = [], inputs
-    for block in blocks:
-        x = x.detach().requires_grad_(x.is_floating_point())
-        timer = Timer("compute(block, x)", globals={"compute": _forward_and_backward, "block": block, "x": x})
-        costs.append(timer.blocked_autorange(min_run_time=0.02).median)
-        with torch.no_grad():
-            x = block(x)
-    return costs
-
-
-def _forward_and_backward(block: nn.Module, x: Tensor) -> None:
-    output = block(x)
-    wanted = [tensor for tensor in (x, *block.parameters()) if tensor.requires_grad]
-    if output.requires_grad:
-        torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
 
 
 def stage_bytes(blocks: nn.Sequential, stages: Sequence[range]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The two halves of a backward pass: gradients of the inputs now, gradients of the weights later.
+"""The two halves of a backward pass: the gradient of the input now, the gradients of the weights later.
 
 A linear layer y = x w needs two products on its way back, and only the first one is urgent: the layers before, and
 the pipeline stage before, wait for it. Nobody waits for the second one, except the optimizer at the very end.
@@ -20,8 +20,8 @@ Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -37,15 +37,15 @@ Step = tuple[list[GradientEdge], list[Tensor], list[nn.Parameter]]
 class WeightGradients:
     """The second half of a backward pass, not done yet: it holds what the graph has saved until then.
 
-    Each step is a backward pass from some joints, with the gradients kept there, to the weights that join there.
+    Each step is a backward pass from a joint, with the gradients kept there, to the weights that join there.
     """
 
     steps: list[Step]
 
     def accumulate(self) -> None:
         """Add the gradients to the parameters' `.grad`. Works once, as it frees the graph."""
-        for joints, gradients, weights in self.steps:
-            torch.autograd.backward(joints, gradients, inputs=weights)
+        for joint, gradients, weights in self.steps:
+            torch.autograd.backward(joint, gradients, inputs=weights)
 
 
 def accumulators(parameters: Iterable[nn.Parameter]) -> dict[Node, nn.Parameter]:
@@ -53,94 +53,83 @@ def accumulators(parameters: Iterable[nn.Parameter]) -> dict[Node, nn.Parameter]
     return {get_gradient_edge(parameter).node: parameter for parameter in parameters if parameter.requires_grad}
 
 
-def input_gradients(
-    outputs: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],
-    weights: dict[Node, nn.Parameter],
-) -> tuple[list[Tensor | None], WeightGradients]:
-    """The gradients of the inputs, and what is left to do for those of the weights.
+def input_gradient(
+    output: Tensor, gradient: Tensor | None, x: Tensor, weights: dict[Node, nn.Parameter]
+) -> tuple[Tensor | None, WeightGradients]:
+    """The gradient of a module's input, and what is left to do for those of its weights.
 
-    outputs: what a module returned; all require a gradient.  gradients: those of the outputs; None is a scalar's 1.
-    inputs: what it was called with, as far as it requires a gradient.  None is returned for an input without use.
+    output: what the module returned for the input x.  gradient: of the output; None is a scalar's 1.
     weights: `accumulators(module.parameters())`; the same for all calls of the module.
 
-    Both halves together add up to what `torch.autograd.backward(outputs, gradients)` does.
+    Returns None for an input that requires no gradient or is not used. Both halves together add up to what
+    `output.backward(gradient)` does for the input and for these weights; any other tensor that the module uses, such
+    as a parameter of another stage, gets no gradient (in torch.distributed.pipelining neither).
     """
-    joints, urgent = _joints([get_gradient_edge(output) for output in outputs], weights)
+    if not output.requires_grad:
+        return None, WeightGradients([])
+    joints, urgent = _joints(get_gradient_edge(output), weights)
+    inputs = [get_gradient_edge(x)] if x.requires_grad else []
     edges = [GradientEdge(node, index) for node, joint in joints.items() for index in joint.used]
-    wanted = [*map(get_gradient_edge, inputs), *edges, *(GradientEdge(node, 0) for node in urgent)]
+    wanted = [*inputs, *edges, *(GradientEdge(node, 0) for node in urgent)]
     if not wanted:
-        return [], WeightGradients([])
-    found: Iterator[Tensor | None]  # None where the outputs do not depend on it
-    found = iter(torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True))
-    of_inputs, kept = list(islice(found, len(inputs))), list(islice(found, len(edges)))
-    for node, gradient in zip(urgent, found, strict=True):
-        if gradient is not None:
-            weights[node].backward(gradient)  # of a leaf: adds to .grad
-    starts = [(edge, gradient) for edge, gradient in zip(edges, kept, strict=True) if gradient is not None]
-    return of_inputs, WeightGradients(_steps(joints, starts, weights))
+        return None, WeightGradients([])
+    found: Iterator[Tensor | None]  # None where the output does not depend on it
+    found = iter(torch.autograd.grad([output], wanted, [gradient], retain_graph=True, allow_unused=True))
+    of_input = next(found) if inputs else None
+    kept = dict(zip(edges, islice(found, len(edges)), strict=True))
+    for node, of_weight in zip(urgent, found, strict=True):
+        if of_weight is not None:
+            weights[node].backward(of_weight)  # of a leaf: adds to .grad
+    steps: list[Step] = []
+    for node, joint in joints.items():
+        there = [GradientEdge(node, index) for index in joint.used]
+        starts = {edge: gradient for edge in there if (gradient := kept[edge]) is not None}
+        if starts:
+            steps.append((list(starts), list(starts.values()), [weights[end] for end in joint.ends]))
+    return of_input, WeightGradients(steps)
 
 
 class _Joint(NamedTuple):
     """A node where weights join the trunk.
 
-    depth: the longest way from here to an end of the graph.  ends: of the branches that join here.  used: the numbers
-    of its outputs that the graph goes on from; only there can a gradient arrive.
+    ends: of the branches that join here.  used: the numbers of its outputs that the graph goes on from; only there can
+    a gradient arrive.
     """
 
-    depth: int
     ends: set[Node]
     used: set[int]
 
 
-def _steps(
-    joints: dict[Node, _Joint], starts: list[tuple[GradientEdge, Tensor]], weights: dict[Node, nn.Parameter]
-) -> list[Step]:
-    """One step for all joints of the same depth: none of them leads to another, so none is passed through twice."""
-    by_depth: dict[int, list[tuple[GradientEdge, Tensor]]] = defaultdict(list)
-    for edge, gradient in starts:
-        by_depth[joints[edge.node].depth].append((edge, gradient))
-    steps: list[Step] = []
-    for level in by_depth.values():
-        ends = {end for edge, _ in level for end in joints[edge.node].ends}
-        steps.append(([edge for edge, _ in level], [gradient for _, gradient in level], [weights[end] for end in ends]))
-    return steps
-
-
-def _joints(roots: list[GradientEdge], weights: Iterable[Node]) -> tuple[dict[Node, _Joint], set[Node]]:
+def _joints(root: GradientEdge, weights: Iterable[Node]) -> tuple[dict[Node, _Joint], set[Node]]:
     """Where weights join the trunk, and the weights that cannot wait.
 
     A weight reaches the trunk over a side branch of nodes with a single input each (a transpose, a change of dtype).
     """
     branch = {node: node for node in weights}
-    depth: dict[Node, int] = {}
     joints: dict[Node, _Joint] = {}
-    for node, below in _inputs_first(root.node for root in roots):
-        depth[node] = 1 + max((depth[child] for child, _ in below), default=0)
+    for node, below in _inputs_first(root.node):
         arriving = {branch[child] for child, _ in below if child in branch}
         if arriving and len(below) == 1:
             branch[node] = arriving.pop()
         elif arriving:
-            joints[node] = _Joint(depth[node], arriving, set())
+            joints[node] = _Joint(arriving, set())
         for child, index in below:
             if child in joints:
                 joints[child].used.add(index)
-    for root in roots:
-        if root.node in joints:
-            joints[root.node].used.add(root.output_nr)
+    if root.node in joints:
+        joints[root.node].used.add(root.output_nr)
     places = Counter(end for joint in joints.values() for end in joint.ends)
     urgent = {end for end, number in places.items() if number > 1}
-    urgent |= {branch[root.node] for root in roots if root.node in branch}  # a branch that joins nowhere
+    urgent |= {branch[root.node]} if root.node in branch else set()  # a branch that joins nowhere
     for joint in joints.values():
         joint.ends.difference_update(urgent)
     return {node: joint for node, joint in joints.items() if joint.ends}, urgent
 
 
-def _inputs_first(roots: Iterable[Node]) -> Iterator[tuple[Node, list[tuple[Node, int]]]]:
-    """Every node of the graph once, with the outputs of other nodes that it leads to, and after those nodes."""
+def _inputs_first(root: Node) -> Iterator[tuple[Node, list[tuple[Node, int]]]]:
+    """Every node of the graph once, with the outputs of other nodes that it leads to; these nodes come before it."""
     seen: set[Node] = set()
-    stack: list[tuple[Node, list[tuple[Node, int]] | None]] = [(root, None) for root in roots]
+    stack: list[tuple[Node, list[tuple[Node, int]] | None]] = [(root, None)]
     while stack:
         node, below = stack.pop()
         if below is not None:

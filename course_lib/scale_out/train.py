@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from course_lib import data
 from course_lib.mechanisms import hybrid
@@ -42,7 +43,6 @@ from course_lib.scale_out import checkpoint
 from course_lib.schedules import SCHEDULES, Schedule
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LOSS_SCALE = 2.0**10  # for fp16; it stays, so that a run that is started again has it too
 WARM_UP = 2  # steps that take longer than those after them
 
 
@@ -58,7 +58,8 @@ class Options:
     schedule: of the pipeline, a name in SCHEDULES.  micro_batches: of each replica, in a step.
     sequence_parallel: tensor ranks share the work between layers, too.
     zero: replicas share the optimizer's state (ZeRO-1).
-    precision: "fp32", "bf16" or "fp16".  max_norm: to clip the gradient to; 0 does not.
+    precision: "fp32", "bf16" or "fp16".  loss_scale: what fp16 begins with; it adapts.
+    max_norm: to clip the gradient to; 0 does not.
 
     Raises ValueError for a number that is too small or an unknown name.
     """
@@ -80,6 +81,7 @@ class Options:
     sequence_parallel: bool = False
     zero: bool = True
     precision: str = "fp32"
+    loss_scale: float = 2.0**16
     max_norm: float = 0.0
 
     def __post_init__(self) -> None:
@@ -106,8 +108,8 @@ def train(rank: int, options: Options) -> list[float]:
     mesh = hybrid.Mesh(replicas, options.pp, options.tp, device.type)
     part = hybrid.ModelPart(build(options).to(device), mesh, schedule_of(options), options.sequence_parallel)
     optimizer = hybrid.make_optimizer(part, torch.optim.Adam, options.zero, lr=options.learning_rate)
-    scaler = LossScaler(LOSS_SCALE, dynamic=False) if options.precision == "fp16" else None
-    done, losses, seconds = resume(part, optimizer, options), [], []
+    scaler = LossScaler(options.loss_scale) if options.precision == "fp16" else None
+    done, losses, seconds = resume(part, optimizer, scaler, options), [], []
     problems, _ = data.train_test_split()
     minibatches = data.minibatches(problems, options.batch, options.seed)
     for step, batch in enumerate(itertools.islice(minibatches, done, options.steps), done + 1):
@@ -116,7 +118,7 @@ def train(rank: int, options: Options) -> list[float]:
         losses.append(hybrid.train_step(part, optimizer, inputs, targets, scaler, options.max_norm or None))
         seconds.append(time.perf_counter() - began)
         if is_due(step, options):
-            checkpoint.save(hybrid.training_state(part, optimizer), options.checkpoints, step)
+            checkpoint.save(state_of(part, optimizer, scaler), options.checkpoints, step)
     if rank == 0 and len(seconds) > WARM_UP:
         print(calibration(part, options, seconds[WARM_UP:]))
     return losses
@@ -159,11 +161,20 @@ def schedule_of(options: Options) -> Schedule:
     return SCHEDULES[options.schedule](stages, options.micro_batches)
 
 
-def resume(part: hybrid.ModelPart, optimizer: ShardedOptimizer, options: Options) -> int:
+def state_of(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None) -> dict[str, Tensor]:
+    """What a checkpoint holds: the training's state, whichever ranks hold it, and the loss scale's."""
+    scale = {} if scaler is None else scaler.state_dict()
+    numbers = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in scale.items()}
+    return hybrid.training_state(part, optimizer) | numbers
+
+
+def resume(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None, options: Options) -> int:
     """Go on from the newest checkpoint; returns its step, 0 if there is none."""
     step, state = checkpoint.load(options.checkpoints, build(options)) if options.checkpoints else (0, {})
     if step:
         hybrid.load_training_state(part, optimizer, state)
+        if scaler is not None:
+            scaler.load_state_dict({name: state[f"scaler.{name}"].item() for name in scaler.state_dict()})
     return step
 
 

@@ -201,7 +201,7 @@ for name, costs in {"by number": None, "by bytes": sizes}.items():
 
 # %% [markdown]
 # The fullest rank decides whether the model fits. The slowest one, as soon as all work at the same time, decides how
-# fast it is, so costs can also be seconds (`measure_costs` measures them). The two need not ask for the same cut: an
+# fast it is, so costs can also be seconds, as you measure them. The two need not ask for the same cut: an
 # embedding is large and computes next to nothing.
 
 # %% tags=["build-only"]

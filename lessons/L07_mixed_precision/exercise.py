@@ -100,7 +100,7 @@ checks.update_scale(update_scale).points(3)
 # %% [markdown]
 # What counts here is the one operation in each step, for a single number: its price is the latency of the link.
 #
-# In this course it is [`LossScaler`](../../course_lib/mechanisms/mixed_precision.py). PyTorch's `torch.amp.GradScaler`
+# In this course it is [`LossScaler`](../../course_lib/mechanisms/loss_scaling.py). PyTorch's `torch.amp.GradScaler`
 # has the same rules, with an interval of 2000 steps, and does not ask other ranks. With plain data parallelism it need
 # not: all ranks have the same averaged gradient. `ShardedGradScaler` asks.
 
@@ -239,7 +239,7 @@ checks.sum_gradients(sum_gradients).points(3)
 # well, though it returns 16 bits: within one operation, PyTorch adds up in 32.) The additions inside of the all-reduce
 # are still in 16 bits. A few ranks do no harm. With hundreds, the ring can add up in 32 bits and send in 16, as
 # [`all_reduce_in`](../../course_lib/mechanisms/collectives.py) does, as `all_reduce_in(torch.float16,
-# accumulate=torch.float32)`. In this course, `MasterWeights.collect` adds up micro-batches.
+# accumulate=torch.float32)`. In this course, `MasterWeights.accumulate` adds up micro-batches.
 #
 # PyTorch's `DistributedDataParallel` divides before it adds up, too. Its gradients have the dtype of the weights, so
 # there micro-batches are added up in 16 bits if the weights have 16. `fully_shard` lets you choose what is added up in

@@ -123,9 +123,9 @@ def accumulate(in_32_bits):
     for _ in range(1000):
         weight.sum().backward()  # a gradient of 1
         if in_32_bits:
-            master.collect()  # add it to a gradient in float32, clear this one
-    master.collect()
-    return master.parameters[0].grad.item()
+            master.accumulate()  # add it to a gradient in float32, clear this one
+    master.accumulate()
+    return master.master_parameters[0].grad.item()
 
 print("added up in 16 bits:", accumulate(in_32_bits=False))
 print("added up in 32 bits:", accumulate(in_32_bits=True))
@@ -240,11 +240,11 @@ print("with master weights it is like float32:", abs(progress[bfloat16_master] /
 # This is `step` of `MasterWeights`, but for the loss scale, which comes next:
 #
 # ```python
-# for parameter, copy in zip(rounded, copies):
-#     copy.grad = parameter.grad.to(torch.float32)
-# optimizer.step()                      # an optimizer over the copies
-# for parameter, copy in zip(rounded, copies):
-#     parameter.copy_(copy)             # rounds
+# for parameter, master in zip(model_parameters, master_parameters):
+#     master.grad = parameter.grad.to(torch.float32)
+# optimizer.step()                      # an optimizer over the masters
+# for parameter, master in zip(model_parameters, master_parameters):
+#     parameter.copy_(master)           # rounds
 # ```
 #
 # ### Question: what is kept in 32 bits costs memory
@@ -280,7 +280,7 @@ of_16_bits, of_32_bits = memory.recipe(Plan()), memory.recipe(Plan(fp32_gradient
 # For what is kept for each weight, you will read three different numbers. They differ in the gradients:
 # {{of_16_bits.gradient}} bytes in 16 bits make **{{sum(of_16_bits)}}**; {{of_32_bits.gradient}} bytes in 32 bits, in
 # which micro-batches are added up, make **{{sum(of_32_bits)}}**; and both side by side, as here while micro-batches are
-# being collected, make **{{sum(of_16_bits) + of_32_bits.gradient}}**. This course says {{sum(of_16_bits)}} unless it
+# being added up, make **{{sum(of_16_bits) + of_32_bits.gradient}}**. This course says {{sum(of_16_bits)}} unless it
 # says more.
 #
 # ## 4. Small gradients
@@ -519,7 +519,7 @@ def ours(rank):
     mlp, scaler = MLP(small).to(torch.float16), LossScaler(2.0**16, growth_interval=5)
     master = MasterWeights(mlp.parameters(), torch.optim.AdamW, scaler, lr=1e-3)
     train(mlp, own_data(rank).to(torch.float16), F.mse_loss, master, scaler)
-    return scaler.scale_factor, [weight.detach() for weight in master.parameters]
+    return scaler.scale_factor, [weight.detach() for weight in master.master_parameters]
 
 # %%
 def step(mlp, x, y, optimizer, scaler):

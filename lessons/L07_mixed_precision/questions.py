@@ -112,7 +112,7 @@ def bytes_per_weight(dtype: torch.dtype, keeps: type[MasterWeights] | type[Round
         optimizer.step()
         data.answer_loss(model(inputs).float(), targets).backward()
     weights = list(model.parameters())
-    masters = [weight for weight in optimizer.parameters if weight not in set(weights)]
+    masters = [weight for weight in optimizer.master_parameters if weight not in set(weights)]
     parts = (weights, gradients_of(model), moments_of(optimizer.optimizer), masters)
     of_each = (size_of(part) // sum(weight.numel() for weight in weights) for part in parts)
     return dict(zip(("weights", "gradients", "AdamW", "master"), of_each, strict=True))
@@ -150,7 +150,7 @@ def _train_with_overflow(rank: int, what: str) -> Tensor:
 
     same = islice(data.minibatches(data.train_test_split()[0], BATCH), 4)
     train(model, same, data.answer_loss, master, scaler, combine=overflow)
-    return flat(master.parameters)
+    return flat(master.master_parameters)
 
 
 # Rationale for mixed precision
@@ -234,9 +234,9 @@ def _move(rank: int, keeps: type[MasterWeights] | type[RoundedWeights]) -> float
     """The share of weights, or of master weights, that move in a bfloat16 step at a learning rate of 0.00001."""
     model = TinyGPT(SMALL, dtype=torch.bfloat16)
     optimizer = keeps(model.parameters(), torch.optim.AdamW, lr=1e-5)
-    before = [weight.detach().clone() for weight in optimizer.parameters]
+    before = [weight.detach().clone() for weight in optimizer.master_parameters]
     train(model, shares(rank, 64, 1), data.answer_loss, optimizer)
-    return share_moved(before, optimizer.parameters)
+    return share_moved(before, optimizer.master_parameters)
 
 
 def _two_faults() -> Outcome:

@@ -22,7 +22,7 @@ from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent
 from course_lib.classroom.checks.part import Case, Left, normal
 from course_lib.classroom.checks.tables import as_number, as_numbers
-from course_lib.mechanisms.hybrid import AXES, Mesh
+from course_lib.mechanisms.mesh import AXES, Mesh
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 

@@ -104,7 +104,7 @@ checks.mesh_groups(mesh_groups).points(2)
 # the other, so the tensor ranks come to lie in one machine, where links are fast.
 #
 # PyTorch's `init_device_mesh` makes the same block, in the order of the sizes it is given, and the process groups as
-# well. In this course it stands in [`Mesh`](../../course_lib/mechanisms/hybrid.py).
+# well. In this course it stands in [`Mesh`](../../course_lib/mechanisms/mesh.py).
 
 # %% [markdown]
 # ## 2. The norm of a gradient on a mesh

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import launch
-from course_lib.mechanisms.hybrid import AXES, Mesh
+from course_lib.mechanisms.mesh import AXES, Mesh
 
 
 def neighbors(rank):

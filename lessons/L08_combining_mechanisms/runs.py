@@ -22,7 +22,7 @@ from course_lib import data
 from course_lib.classroom.runs.steps import after_barrier
 from course_lib.classroom.runs.training import train
 from course_lib.mechanisms import hybrid, tensor_parallel
-from course_lib.mechanisms.hybrid import AXES
+from course_lib.mechanisms.mesh import AXES
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.planner import ModelSpec, exact_bytes
 from course_lib.ranks import Link, Pace, launch

@@ -7,6 +7,7 @@ keeps some layers in float32; on a model of linear layers alone it has to give t
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +22,10 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from course_lib import RankFailed, data, launch
-from course_lib.mechanisms import batches
+from course_lib.mechanisms import batches, guards
 from course_lib.mechanisms.collectives import all_reduce_in
 from course_lib.mechanisms.data_parallel import DataParallel
-from course_lib.mechanisms.mixed_precision import SMALLEST_SCALE, LossScaler, MasterWeights
+from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from tests.mechanisms.ring import contribution, ring_sum
 from tests.mechanisms.training import CONFIG, DTYPES, State, build, equal, gradient_of, minibatch
@@ -109,7 +110,7 @@ def test_training_in_16_bits_is_that_of_float32_weights_cast_by_hand(
         loss_of(cast_by_hand(reference, dtype, inputs), targets).backward()
         by_hand.step()
     trained = [parameter for parameter in reference.parameters() if parameter.requires_grad]
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(master.parameters, trained, strict=True))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(master.master_parameters, trained, strict=True))
     equal(snapshot(model), snapshot(reference.to(dtype)))
 
 
@@ -128,6 +129,61 @@ def test_clipping_sees_complete_and_unscaled_gradients() -> None:
     equal(snapshot(model), snapshot(reference.to(torch.bfloat16)))
 
 
+def test_unscaling_by_hand_before_the_step_is_refused_as_it_would_divide_twice() -> None:
+    weight, scaler = nn.Parameter(torch.ones(1)), LossScaler()
+    master = MasterWeights([weight], torch.optim.SGD, scaler, lr=1)
+    scaler.scale(weight.sum()).backward()
+    master.accumulate()
+    scaler.unscale_and_update(master.master_parameters)
+    with pytest.raises(RuntimeError, match=r"no loss was scaled since .* step\(clip=\.\.\.\)"):
+        master.step()
+
+
+def test_a_closure_is_no_argument_of_step() -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        MasterWeights([nn.Parameter(torch.ones(1))], torch.optim.SGD).step(lambda: None)  # type: ignore[arg-type, misc]
+
+
+# Parameters that are set from outside, and a training that goes on
+
+
+@dtypes
+def test_masters_follow_a_model_that_has_loaded_other_weights(dtype: torch.dtype) -> None:
+    model, loaded = build("tied frozen", dtype), build("tied frozen", dtype, seed=5)
+    master = MasterWeights(model.parameters(), OPTIMIZERS["SGD"])
+    model.load_state_dict(loaded.state_dict())
+    train(model, master)
+    reference = MasterWeights(loaded.parameters(), OPTIMIZERS["SGD"])
+    train(loaded, reference)
+    equal(snapshot(model), snapshot(loaded))
+    assert all(map(torch.equal, master.master_parameters, reference.master_parameters))
+
+
+@pytest.mark.parametrize("model_is_loaded", ["before", "after", "never"])
+def test_a_training_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(model_is_loaded: str) -> None:
+    def begin(seed: int) -> tuple[TinyGPT, MasterWeights, LossScaler]:
+        model, scaler = build("plain", torch.float16, seed), LossScaler(2.0**10, growth_interval=5)
+        return model, MasterWeights(model.parameters(), OPTIMIZERS["AdamW"], scaler), scaler
+
+    model, master, scaler = begin(seed=0)
+    assert all(train(model, master, scaler))
+    assert scaler.state_dict() == {"scale_factor": 2.0**11, "finite_in_a_row": 3}
+    on_disk = io.BytesIO()
+    torch.save([model.state_dict(), master.state_dict()], on_disk)
+    resumed, its_master, its_scaler = begin(seed=7)
+    own, state = torch.load(io.BytesIO(on_disk.getvalue()))
+    if model_is_loaded == "before":
+        resumed.load_state_dict(own)
+    its_master.load_state_dict(state)
+    if model_is_loaded == "after":
+        resumed.load_state_dict(own)
+    equal(snapshot(resumed), own)
+    assert train(model, master, scaler) == train(resumed, its_master, its_scaler)
+    equal(snapshot(resumed), snapshot(model))
+    assert all(map(torch.equal, its_master.master_parameters, master.master_parameters))
+    assert its_scaler.state_dict() == scaler.state_dict()
+
+
 # Adding up micro-batches
 
 
@@ -139,21 +195,21 @@ def test_micro_batches_stall_in_16_bits_and_add_up_in_32(dtype: torch.dtype, sta
         for _ in range(2 * stalls_at):
             weight.sum().backward()
             if in_32_bits:
-                master.collect()
+                master.accumulate()
         master.step()
-        return -master.parameters[0].item()
+        return -master.master_parameters[0].item()
 
     assert gradient(in_32_bits=False) == stalls_at
     assert gradient(in_32_bits=True) == 2 * stalls_at
 
 
-def test_what_was_collected_stays_when_a_bucket_of_gradients_is_filled_again() -> None:
+def test_what_was_accumulated_stays_when_a_bucket_of_gradients_is_filled_again() -> None:
     weight, bucket = nn.Parameter(torch.zeros(1)), torch.ones(1)
     master = MasterWeights([weight], torch.optim.SGD, lr=1)
     for number in (1.0, 2.0):
         weight.grad = bucket.fill_(number)
-        master.collect()
-    assert master.parameters[0].grad.tolist() == [3.0]
+        master.accumulate()
+    assert master.master_parameters[0].grad.tolist() == [3.0]
 
 
 # Scaling the loss
@@ -180,7 +236,7 @@ def test_scales_skips_and_parameters_agree_with_grad_scaler_step_for_step(
             optimizer.zero_grad()
             scaled(parameter.sum()).backward()
             parameter.grad = gradient_of(parameter) * gradient
-        if ours.unscale([mine]):
+        if ours.unscale_and_update([mine]):
             my_optimizer.step()
         amp.step(their_optimizer)
         amp.update()
@@ -194,7 +250,7 @@ def test_a_scale_does_not_grow_out_of_float32() -> None:
     optimizer = make_optimizer("SGD", [theirs])
     for _ in range(3):
         weight.grad, theirs.grad = torch.zeros(1), torch.zeros(1)
-        scaler.unscale([weight])
+        scaler.unscale_and_update([weight])
         amp.scale(torch.zeros(()))
         amp.step(optimizer)
         amp.update()
@@ -236,7 +292,7 @@ def test_a_whole_training_agrees_with_torch_amp_bit_for_bit(dtype: torch.dtype, 
         assert torch.equal(our_loss, loss)
         assert scaler.scale_factor == amp.get_scale()
     assert 5 < sum(taken) < 20 if dtype == torch.float16 else all(taken)
-    assert all(torch.equal(a, b) for a, b in zip(master.parameters, reference.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(master.master_parameters, reference.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *DTYPES], ids=str)
@@ -267,7 +323,7 @@ def test_a_scale_saves_a_small_gradient_from_float16() -> None:
         loss = (weight.float() * 2.0**-30).sum()
         (loss if scaler is None else scaler.scale(loss)).backward()
         master.step()
-        return -master.parameters[0].item()
+        return -master.master_parameters[0].item()
 
     assert step(None) == 0
     assert step(LossScaler(2.0**16)) == 2.0**-30
@@ -438,7 +494,7 @@ def test_a_nan_in_the_loss_of_one_rank_names_the_rank() -> None:
 def test_gradients_that_are_never_finite_end_in_an_error() -> None:
     scaler, weight = LossScaler(2.0**-20), nn.Parameter(torch.ones(1))
     weight.grad = torch.tensor([float("nan")])
-    assert [scaler.unscale([weight]) for _ in range(4)] == [False] * 4
-    assert scaler.scale_factor == SMALLEST_SCALE
+    assert [scaler.unscale_and_update([weight]) for _ in range(4)] == [False] * 4
+    assert scaler.scale_factor == guards.SMALLEST_SCALE
     with pytest.raises(ValueError, match=r"gradients are not finite even with scale=2\.98023e-08"):
-        scaler.unscale([weight])
+        scaler.unscale_and_update([weight])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.mechanisms.split_backward import accumulators, input_gradients
+from course_lib.mechanisms.split_backward import accumulators, input_gradient
 from course_lib.model import GPTConfig, TinyGPT
 
 
@@ -74,8 +74,8 @@ def test_both_halves_add_up_to_the_whole_bit_for_bit(
     module.zero_grad()
     leaves = accumulators(module.parameters())
     for gradient in whole:
-        found, weights = input_gradients([module(x)], [gradient], [x], leaves)
-        halves.append(found[0])
+        found, weights = input_gradient(module(x), gradient, x, leaves)
+        halves.append(found)
         weights.accumulate()
     for parameter, reference in zip(module.parameters(), expected, strict=True):
         assert same(parameter.grad, reference)
@@ -87,8 +87,9 @@ def test_the_first_half_leaves_the_weights_alone_and_the_second_one_the_inputs()
     module = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
     x = torch.randn(5, 6, requires_grad=True)
     y = module(x)
-    found, weights = input_gradients([y], [torch.ones_like(y)], [x], accumulators(module.parameters()))
-    assert found[0].shape == x.shape
+    found, weights = input_gradient(y, torch.ones_like(y), x, accumulators(module.parameters()))
+    assert found is not None
+    assert found.shape == x.shape
     assert [parameter.grad for parameter in module.parameters()] == [None] * 4
     weights.accumulate()
     assert all(parameter.grad is not None for parameter in module.parameters())
@@ -102,7 +103,7 @@ def test_each_half_does_its_products_and_not_the_other_s(half: str) -> None:
     x = torch.randn(5, 6, requires_grad=True)
     y = module(x)
     with torch.profiler.profile() as first:
-        _, weights = input_gradients([y], [torch.ones_like(y)], [x], accumulators(module.parameters()))
+        _, weights = input_gradient(y, torch.ones_like(y), x, accumulators(module.parameters()))
     with torch.profiler.profile() as second:
         weights.accumulate()
     profile = first if half == "first" else second
@@ -114,8 +115,8 @@ def test_the_first_stage_of_a_pipeline_has_halves_too() -> None:
     model = TinyGPT(GPTConfig(hidden=6, heads=2, layers=1))
     stage, tokens = model.blocks[:2], torch.arange(8)[None]
     y = stage(tokens)
-    found, weights = input_gradients([y], [torch.ones_like(y)], [], accumulators(stage.parameters()))
-    assert found == []
+    found, weights = input_gradient(y, torch.ones_like(y), tokens, accumulators(stage.parameters()))
+    assert found is None
     assert [parameter.grad for parameter in stage.parameters() if parameter.grad is not None] == []
     weights.accumulate()
     halves = [parameter.grad.clone() for parameter in stage.parameters()]
@@ -125,16 +126,17 @@ def test_the_first_stage_of_a_pipeline_has_halves_too() -> None:
         assert same(parameter.grad, half)
 
 
-def test_several_outputs_and_inputs_without_use() -> None:
-    module = nn.Linear(6, 6).double()
-    x, unused = (torch.randn(5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    one, two = module(x).tanh().chunk(2, dim=1)
-    gradients = [torch.randn_like(one), torch.randn_like(two)]
-    found, weights = input_gradients([one, two], gradients, [x, unused], accumulators(module.parameters()))
+def test_an_input_without_use_has_no_gradient() -> None:
+    module, unused = nn.Linear(6, 6), torch.randn(5, 6, requires_grad=True)
+    y = module(torch.ones(5, 6))
+    found, weights = input_gradient(y, torch.ones_like(y), unused, accumulators(module.parameters()))
     weights.accumulate()
-    half = module.weight.grad.clone()
-    module.zero_grad()
-    torch.autograd.backward(list(module(x).tanh().chunk(2, dim=1)), gradients)
-    assert found[1] is None
-    assert same(found[0], x.grad)
-    assert same(half, module.weight.grad)
+    assert found is None
+    assert module.bias.grad.tolist() == [5.0] * 6
+
+
+def test_a_module_without_anything_to_train_has_nothing_left_to_do() -> None:
+    module, x = nn.Linear(6, 6).requires_grad_(False), torch.ones(5, 6)
+    y = module(x)
+    found, weights = input_gradient(y, torch.ones_like(y), x, accumulators(module.parameters()))
+    assert (found, weights.steps) == (None, [])

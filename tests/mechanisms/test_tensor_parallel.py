@@ -420,7 +420,7 @@ def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case:
     ("config", "n", "words"),
     [
         (GPTConfig(), 3, r"3 ranks cannot share heads=4 with kv_heads=4 .*works on one of \[1, 2, 4\] ranks"),
-        (GPTConfig(vocab=3), 4, r"vocab=3 cannot be cut into shares for 4 ranks; use at most 3 ranks"),
+        (GPTConfig(vocab=3), 4, r"weight.shape\[0\]=3 cannot be cut into shares for 4 ranks; use at most 3"),
     ],
 )
 def test_a_model_with_too_little_to_share_is_refused_with_what_would_work(
@@ -436,3 +436,11 @@ def test_a_rank_outside_of_the_group_is_told_so() -> None:
 
     with pytest.raises(RankFailed, match="group does not contain rank 1"):
         launch(on_a_rank, 2, device="cpu")
+
+
+def test_a_token_outside_of_the_vocabulary_is_named_and_not_embedded_as_zeros() -> None:
+    def embed(rank: int) -> None:
+        VocabParallelEmbedding(nn.Embedding(5, 4))(torch.tensor([0, 5]))
+
+    with pytest.raises(RankFailed, match="tokens go from 0 to 5; with vocab=5, give 0 to 4"):
+        launch(embed, 2, device="cpu")

@@ -29,15 +29,15 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = Options(steps=4, batch=10, layers=1, hidden=16, heads=2, device="cpu")  # 10 does not divide by 4
 
 
-def parameters(folder: Path) -> dict[str, Tensor]:
+def parameters(folder: Path, options: Options) -> dict[str, Tensor]:
     """The model's parameters in the newest checkpoint."""
-    state = launch(lambda rank: checkpoint.load(folder, build(OPTIONS))[1], 1, device="cpu").results[0]
+    state = launch(lambda rank: checkpoint.load(folder, build(options))[1], 1, device="cpu").results[0]
     return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
 
 
-def equal(folder: Path, reference: Path) -> None:
-    expected = parameters(reference)
-    for name, tensor in parameters(folder).items():
+def equal(folder: Path, reference: Path, options: Options = OPTIONS) -> None:
+    expected = parameters(reference, options)
+    for name, tensor in parameters(folder, options).items():
         assert torch.equal(tensor, expected[name]), name
 
 
@@ -62,14 +62,18 @@ def test_the_losses_are_those_of_one_process(options: Options) -> None:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    whole = replace(OPTIONS, steps=6, checkpoints=str(tmp_path / "whole"))
-    halves = replace(OPTIONS, steps=3, checkpoints=str(tmp_path / "halves"))
+OVERFLOWING = replace(OPTIONS, precision="fp16", loss_scale=2.0**18)  # in the first steps only: then it has come down
+
+
+@pytest.mark.parametrize("options", [OPTIONS, OVERFLOWING], ids=["fp32", "fp16"])
+def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: Path, options: Options) -> None:
+    whole = replace(options, steps=6, checkpoints=str(tmp_path / "whole"))
+    halves = replace(options, steps=3, checkpoints=str(tmp_path / "halves"))
     expected = launch(train, 4, (whole,), device="cpu").results
     first = launch(train, 4, (halves,), device="cpu").results
     second = launch(train, 4, (replace(halves, steps=6),), device="cpu").results
     assert [a + b for a, b in zip(first, second, strict=True)] == expected
-    equal(tmp_path / "halves", tmp_path / "whole")
+    equal(tmp_path / "halves", tmp_path / "whole", options)
     assert launch(train, 4, (replace(halves, steps=6),), device="cpu").results == [[]] * 4
 
 

@@ -119,13 +119,13 @@ class RoundedWeights:
         scaler: LossScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        self.parameters = list(parameters)
-        self.optimizer = optimizer_cls(self.parameters, **kwargs)
+        self.master_parameters = list(parameters)  # the model's own
+        self.optimizer = optimizer_cls(self.master_parameters, **kwargs)
         self.scaler = scaler
 
     def step(self) -> bool:
         """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it updated."""
-        is_finite = self.scaler is None or self.scaler.unscale(self.parameters, in_16_bits=True)
+        is_finite = self.scaler is None or self.scaler.unscale_and_update(self.master_parameters, in_16_bits=True)
         if is_finite:
             self.optimizer.step()
         self.zero_grad()

@@ -2,7 +2,7 @@
 
 Two linear layers with something between them that works on each hidden unit alone need one communication. The first
 is cut by columns (its outputs), so a rank has some of the units, whole; the second by rows (its inputs), so what a
-rank puts out is one addend of the result:
+rank puts out is a partial sum of the result:
 
                     columns              rows
     rank 0   x --f--  A_0  -- gelu --    B_0  --g-- y        y  =  gelu(x A_0) B_0  +  gelu(x A_1) B_1
@@ -35,6 +35,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.mechanisms import guards
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.tensor_parallel.placement import gather, shard, shard_parameters
 
@@ -47,7 +48,7 @@ def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
 
 
 def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
-    """Megatron's g: the sum of the ranks' addends; its gradient, the same on all ranks, is that of each addend."""
+    """Megatron's g: adds up the ranks' partial sums; the gradient, the same on all ranks, is that of each of them."""
     return conjugate(x, forward=lambda x: _all_reduce(x, group), backward=lambda gradient: gradient)
 
 
@@ -122,7 +123,7 @@ def gather_sequence(x: Tensor, group: Group = None) -> Tensor:
 
 
 def reduce_scatter_sequence(x: Tensor, group: Group = None) -> Tensor:
-    """g with sequence parallelism: addends [batch, sequence, hidden] -> the sum, [batch, sequence / ranks, hidden]."""
+    """g with sequence parallelism: partial sums [batch, sequence, hidden] -> sum [batch, sequence / ranks, hidden]."""
     return conjugate(x, lambda x: _reduce_scatter(x, group), lambda gradient: _all_gather(gradient, group))
 
 
@@ -131,12 +132,7 @@ def scatter_sequence(x: Tensor, group: Group = None) -> Tensor:
 
     Raises ValueError if the ranks do not divide the sequence.
     """
-    n, length = dist.get_world_size(group), x.shape[SEQUENCE]
-    if length % n:
-        raise ValueError(
-            f"a sequence of {length} positions cannot be shared equally by {n} ranks; with sequence_parallel=True "
-            f"give multiples of {n}, for instance {length + -length % n} by padding"
-        )
+    guards.sequence_can_be_shared(x.shape[SEQUENCE], dist.get_world_size(group))
     return scatter_to_ranks(x, SEQUENCE, group)
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.mechanisms import guards
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import from_first_rank
 
@@ -49,7 +50,7 @@ class Placement:
 
     dim: the dimension along which it is cut; None: every rank holds all of it, and all hold the same.
     length: of the whole parameter in that dimension.
-    is_partial: a backward pass leaves an addend of its gradient on each rank, see `sum_partial_gradients`.
+    is_partial: a backward pass leaves a partial sum of its gradient on each rank, see `sum_partial_gradients`.
     """
 
     dim: int | None = None
@@ -84,7 +85,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
 
 
 def mark_partial(module: nn.Module) -> None:
-    """Note that a backward pass leaves addends of the gradients of the module's own parameters, unless they are cut."""
+    """Note that a backward pass leaves partial sums of the module's own parameters' gradients, unless they are cut."""
     partial = {name: Placement(is_partial=True) for name, _ in module.named_parameters(recurse=False)}
     setattr(module, _PLACEMENTS, partial | getattr(module, _PLACEMENTS, {}))
 
@@ -106,17 +107,11 @@ def shard_parameters(
             module.register_parameter(name, None)
             continue
         if dim is not None:
-            check_length(f"{name}.shape[{dim}]", parameter.shape[dim], dist.get_world_size(group))
+            guards.every_rank_has_a_share(f"{name}.shape[{dim}]", parameter.shape[dim], dist.get_world_size(group))
         placement = Placement(is_partial=is_partial) if dim is None else Placement(dim, parameter.shape[dim])
         own = placement.shard(parameter.detach(), group).clone()
         module.register_parameter(name, nn.Parameter(own, parameter.requires_grad))
         setattr(module, _PLACEMENTS, getattr(module, _PLACEMENTS, {}) | {name: placement})
-
-
-def check_length(name: str, length: int, n: int) -> None:
-    """Raises ValueError if n ranks cannot all have a shard."""
-    if length < n:
-        raise ValueError(f"{name}={length} cannot be cut into shares for {n} ranks; use at most {length} ranks")
 
 
 def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:

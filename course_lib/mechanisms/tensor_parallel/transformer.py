@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
-from course_lib.mechanisms.groups import Group, rank_in
+from course_lib.mechanisms import guards
+from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.tensor_parallel.linear import (
     ColumnParallelLinear,
@@ -24,8 +23,8 @@ from course_lib.mechanisms.tensor_parallel.linear import (
     enter,
     scatter_sequence,
 )
-from course_lib.mechanisms.tensor_parallel.placement import check_length, mark_partial
-from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding, check_embedding
+from course_lib.mechanisms.tensor_parallel.placement import mark_partial
+from course_lib.mechanisms.tensor_parallel.vocab import VocabParallelEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,15 +45,18 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
 
     Cut are the layers that TinyGPT's blocks are made of, known by their names: query, key, value and out; up and down;
     token; output. Heads, of queries and of keys and values, go to ranks whole and in equal numbers; hidden units and
-    vocabulary need not divide evenly.
+    vocabulary need not divide evenly. A model with dropout is not supported: ranks that hold the same hidden states
+    would drop different parts of them.
 
-    Raises ValueError, before anything is changed, for a model without such layers or with dropout, and if there are
-    more ranks than hidden units or tokens, or if they cannot share the heads.
+    Raises ValueError for a model without such layers, and if there are more ranks than hidden units or tokens, or if
+    they cannot share the heads.
     """
-    _check_model(model, group)
+    found = _to_be_cut(model)
+    guards.is_whole(found)
+    guards.can_share_heads([module for module, _ in found], group)
     from_first_rank(model, group)
     whole = list(model.named_parameters(remove_duplicate=False))
-    for module, cut in _to_be_cut(model):
+    for module, cut in found:
         cut(module, group, sequence_parallel)
     _tie(model, whole)
     if sequence_parallel:
@@ -116,37 +118,3 @@ def _mark_partial_gradients(model: nn.Module) -> None:
     before_the_split = {module for embedding in embeddings for module in embedding.modules()}
     for module in set(model.modules()) - before_the_split:
         mark_partial(module)
-
-
-# Models that cannot be cut
-
-
-def _check_model(model: nn.Module, group: Group) -> None:
-    rank_in(group)
-    n = dist.get_world_size(group)
-    found = _to_be_cut(model)
-    if not found:
-        names = "; ".join(", ".join(names) for names in _CUTS)
-        raise ValueError(f"model has no whole layers to cut; give a model that was not cut before, with layers {names}")
-    if any(isinstance(module, _DropoutNd) and module.p for module in model.modules()):
-        raise ValueError(
-            "model has dropout, of which ranks that hold the same would drop different parts; build it with p=0"
-        )
-    for module, cut in found:
-        if cut is _cut_attention:
-            _check_heads(module, n)
-        if cut is _cut_embedding:
-            check_embedding(module.get_submodule("token"))  # type: ignore[arg-type]
-        for name, length in (("up", "ffn_hidden"), ("token", "vocab"), ("output", "vocab")):
-            if hasattr(module, name):
-                check_length(length, len(getattr(module, name).weight), n)
-
-
-def _check_heads(attention: Any, n: int) -> None:
-    heads, kv_heads = (layer.out_features // attention.head_width for layer in (attention.query, attention.key))
-    if kv_heads % n:
-        works = [ranks for ranks in range(1, kv_heads + 1) if kv_heads % ranks == 0]
-        raise ValueError(
-            f"a group of {n} ranks cannot share heads={heads} with kv_heads={kv_heads} equally; "
-            f"this model works on one of {works} ranks"
-        )

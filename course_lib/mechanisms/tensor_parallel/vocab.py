@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.mechanisms import guards
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.tensor_parallel.linear import gather_from_ranks, sum_over_ranks
 from course_lib.mechanisms.tensor_parallel.placement import shard_parameters, shard_range
@@ -24,23 +25,21 @@ class VocabParallelEmbedding(nn.Module):
 
     Each rank looks up the tokens that it has and puts out zeros for the others; the sum is the embedding.
 
-    embedding: the whole one. It gets the weights of the group's first rank.
+    embedding: the whole one, without options such as padding_idx. It gets the weights of the group's first rank.
 
-    Raises ValueError for a vocabulary smaller than the number of ranks, for an embedding with padding_idx, max_norm or
-    scale_grad_by_freq, and `forward` for a token outside of the vocabulary.
+    Raises ValueError for a vocabulary smaller than the number of ranks, and `forward` for a token outside of it.
     """
 
     weight: nn.Parameter
 
     def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:
         super().__init__()
-        check_embedding(embedding)
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
         self.group = group
         shard_parameters(self, embedding, {"weight": 0}, group)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        _check_vocabulary("tokens", tokens, self.num_embeddings)
+        guards.are_in_vocabulary("tokens", tokens, self.num_embeddings)
         row, is_mine = _own_rows(tokens, self.num_embeddings, self.group)
         return sum_over_ranks(F.embedding(row, self.weight) * is_mine.unsqueeze(-1), self.group)
 
@@ -54,11 +53,10 @@ def vocab_parallel_cross_entropy(
     left out of the mean.  vocab: size of the whole vocabulary.
     Returns what F.cross_entropy does, on every rank; computed in float32 at least.
 
-    Raises ValueError for logits or targets that are not of this vocabulary.
+    Raises ValueError for targets that are not of this vocabulary.
     """
     is_counted = targets != ignore_index
-    _check_logits(logits, targets, vocab, group)
-    _check_vocabulary("targets", targets[is_counted], vocab)
+    guards.are_in_vocabulary("targets", targets[is_counted], vocab)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
@@ -79,40 +77,5 @@ def gather_logits(logits: Tensor, vocab: int, group: Group = None) -> Tensor:
 
 def _own_rows(tokens: Tensor, vocab: int, group: Group) -> tuple[Tensor, Tensor]:
     """Which of this rank's rows a token has, and whether it has one; where not, the row is any."""
-    own = _own_tokens(vocab, group)
+    own = shard_range(vocab, dist.get_rank(group), dist.get_world_size(group))
     return (tokens - own.start).clamp(0, len(own) - 1), (tokens >= own.start) & (tokens < own.stop)
-
-
-def _own_tokens(vocab: int, group: Group) -> range:
-    return shard_range(vocab, dist.get_rank(group), dist.get_world_size(group))
-
-
-# Arguments that cannot work
-
-
-def check_embedding(embedding: nn.Embedding) -> None:
-    """Raises ValueError for an embedding with options that its shards would not follow."""
-    options = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False}
-    for name, default in options.items():
-        if getattr(embedding, name) != default:
-            raise ValueError(
-                f"embedding has {name}={getattr(embedding, name)}, which the cut embedding would not follow; "
-                f"make it with {name}={default}"
-            )
-
-
-def _check_vocabulary(name: str, tokens: Tensor, vocab: int) -> None:
-    if not tokens.numel():
-        return
-    least, most = (int(number) for number in tokens.aminmax())
-    if least < 0 or most >= vocab:
-        raise ValueError(f"{name} go from {least} to {most}; with vocab={vocab} they have to be from 0 to {vocab - 1}")
-
-
-def _check_logits(logits: Tensor, targets: Tensor, vocab: int, group: Group) -> None:
-    expected = [*targets.shape, len(_own_tokens(vocab, group))]
-    if list(logits.shape) != expected:
-        raise ValueError(
-            f"logits {list(logits.shape)} and targets {list(targets.shape)} do not fit vocab={vocab}: on this rank, "
-            f"logits have to be {expected}, its share of the vocabulary"
-        )

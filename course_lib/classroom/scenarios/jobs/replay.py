@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from course_lib.classroom.runs import after_barrier
 from course_lib.classroom.scenarios.jobs.situation import ACTIVATIONS, DEVICES, GRADIENTS, Situation
-from course_lib.mechanisms.hybrid import Mesh
+from course_lib.mechanisms.mesh import Mesh
 from course_lib.ranks import launch
 from course_lib.timeline import Timeline, compute
 

@@ -58,7 +58,7 @@ def _train(rank: int, recipe: Recipe) -> Trained:
     vector_to_parameters(weights, model.parameters())  # from now on they are views of it
     keeps: Any = MasterWeights if recipe.master_weights else RoundedWeights
     optimizer = keeps([weights], torch.optim.AdamW, scaler, lr=recipe.rate)
-    (kept,) = optimizer.parameters
+    (kept,) = optimizer.master_parameters
     scales, overflowed, were = list[float](), list[bool](), [weights.detach().float()]
 
     def combine() -> None:

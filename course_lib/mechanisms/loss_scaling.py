@@ -1,0 +1,109 @@
+"""Loss scaling: multiply the loss, and with it every gradient, out of the range where float16 has only zeros.
+
+    what float16 holds                zero <-- 2^-24 |                                  | 65504 --> inf
+    gradients of the loss                  . : ::::::|:::: : .                          |
+    gradients of the loss x 2^16                     |           . : :::::::::: : .     |
+
+The chain rule carries the factor through to every gradient, and dividing by it, in float32, takes it out again. A power
+of two changes no bit of what neither under- nor overflows.
+
+Micikevicius et al. 2018, "Mixed Precision Training", ICLR (section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.mechanisms import guards
+
+
+@dataclass
+class LossScaler:
+    """The loss scale of a training. Dynamic, it goes up until a gradient overflows; that step is skipped, and it goes
+    down. Static, it stays, and steps are skipped all the same.
+
+    scale_factor: what the loss is multiplied by, at first.
+    dynamic: double the scale after growth_interval steps without an overflow, and halve it at one.
+    groups: process groups over which ranks skip together. One covers data parallelism; with pipeline or tensor
+        parallelism, give one group for each of the axes. None: all ranks, where there are some.
+
+        scaler.scale(loss).backward()
+        if scaler.unscale_and_update(parameters):      # MasterWeights.step does this
+            optimizer.step()
+
+    The rules and the numbers are those of torch.amp.GradScaler, which agrees step for step.
+    """
+
+    scale_factor: float = 2.0**16
+    dynamic: bool = True
+    growth_interval: int = 2000
+    groups: Sequence[dist.ProcessGroup] | None = None
+    has_scaled: bool = field(default=False, init=False)  # a loss, since the last unscale_and_update()
+    finite_in_a_row: int = field(default=0, init=False)  # steps, since the scale has changed
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, to call `backward` on.
+
+        Raises ValueError for a loss that is not finite, which no scale can help, and for one in 16 bits, which the
+        scale itself may carry over the edge.
+        """
+        guards.loss_can_be_scaled(loss, self.scale_factor)
+        self.has_scaled = True
+        return loss * self.scale_factor
+
+    @torch.no_grad()
+    def unscale_and_update(self, parameters: Iterable[Tensor], in_16_bits: bool = False) -> bool:
+        """Divide the parameters' gradients by the scale, in place, then choose the scale of the next step.
+
+        Call it once in a step: nothing tells gradients that were divided from those that were not.
+
+        in_16_bits: also gradients in 16 bits, which lose again what scaling has saved.
+
+        Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
+
+        Raises ValueError for gradients in 16 bits, unless they are asked for, and for a scale so small that the
+        overflow is not its doing.
+        """
+        parameters = guards.listed(parameters)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        guards.gradients_can_be_unscaled(gradients, in_16_bits)
+        # A GPU is asked for one answer, not for one for each gradient.
+        finite = [gradient.isfinite().all() for gradient in gradients]
+        for gradient in gradients:
+            gradient *= 1 / self.scale_factor
+        device = parameters[0].device if parameters else torch.device("cpu")
+        is_finite = self._on_all_ranks(torch.stack([torch.ones((), dtype=torch.bool, device=device), *finite]).all())
+        self.has_scaled = False
+        if self.dynamic:
+            self._adapt(is_finite)
+        return is_finite
+
+    def _on_all_ranks(self, is_finite: Tensor) -> bool:
+        """Whether it is true on all ranks of all groups."""
+        everyone: list[dist.ProcessGroup | None] = [None] if dist.is_initialized() else []
+        is_finite = is_finite.int()
+        # One axis after the other: after the first, all ranks of a row know; after the second, all rows.
+        for group in everyone if self.groups is None else self.groups:
+            dist.all_reduce(is_finite, dist.ReduceOp.MIN, group=group)
+        return bool(is_finite)
+
+    def _adapt(self, is_finite: bool) -> None:
+        self.finite_in_a_row = self.finite_in_a_row + 1 if is_finite else 0
+        if not is_finite:
+            self.scale_factor /= 2
+            guards.scale_makes_them_overflow(self.scale_factor)
+        elif self.finite_in_a_row == self.growth_interval:
+            doubled = 2 * self.scale_factor
+            self.scale_factor = doubled if doubled <= torch.finfo(torch.float32).max else self.scale_factor
+            self.finite_in_a_row = 0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"scale_factor": self.scale_factor, "finite_in_a_row": self.finite_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.scale_factor, self.finite_in_a_row = float(state["scale_factor"]), int(state["finite_in_a_row"])
