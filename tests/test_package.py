@@ -42,7 +42,7 @@ from lessons.L02_data_parallelism import checks
 from lessons.S04_defaults import fleet
 assert lessons.__file__.startswith(PLACE), lessons.__file__
 assert "samples" in questions.load("Q4").text and len(fleet.FLEET) == 12
-assert checks.split_batch.mistakes[0].words.ask.endswith("?")
+assert checks.split_batch.mistakes[0].advice.question.endswith("?")
 """.replace("PLACE", repr(str(installed)))
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     outcome = subprocess.run(

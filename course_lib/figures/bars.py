@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from textwrap import shorten
 
-from course_lib.figures.chart import Axis, Bar, Mark, Panel, Range, Rule, Words, Write
+from course_lib.figures.chart import Axis, Bar, Label, Mark, Panel, Range, Rule, Write
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LIKELY, Style
 from course_lib.figures.svg import text_width
@@ -41,7 +41,7 @@ def bars_panel(
             # Below the bar, where it covers no number.
             marks.append(Range(row + 0.5 + 0.6 * BAR / PITCH, low / unit, high / unit, tip, is_across=True))
     if limit:
-        words = Words(limit[1], down=-9)
+        words = Label(limit[1], down=-9)
         marks.append(Rule(limit[0] / unit, words, width=3, is_over_bars=True))
     pitch = PITCH if len(values) <= MANY else CLOSE
     letters = min(int(0.4 * width / text_width("x")), max(map(len, values)))

@@ -55,7 +55,7 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-class Words(NamedTuple):
+class Label(NamedTuple):
     """A label beside a place, and its distance from there in pixels.
 
     anchor: what of it is there, "middle" or "end"; by default its start.  has_halo: readable over lines and bars.
@@ -76,7 +76,7 @@ class Point(NamedTuple):
     x: float
     y: float
     tip: str = ""
-    words: Words | None = None
+    words: Label | None = None
 
 
 class Curve(NamedTuple):
@@ -128,7 +128,7 @@ class Rule(NamedTuple):
     """
 
     at: float
-    words: Words
+    words: Label
     width: int = 2
     is_across: bool = False
     is_over_bars: bool = False

@@ -137,7 +137,7 @@ def _notes(panel: charts.Panel, mark: charts.Mark) -> list[Data]:
     return [_written(panel, point.words, point.x, point.y) for point in points if point.words]
 
 
-def _written(panel: charts.Panel, words: charts.Words, x: float, y: float) -> Data:
+def _written(panel: charts.Panel, words: charts.Label, x: float, y: float) -> Data:
     return {
         "x": _on_axis(panel.x, x),
         "y": _on_axis(panel.y, y),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Panel, Point, Range, Rule, Words
+from course_lib.figures.chart import Bar, Chart, Cloud, Curve, Label, Panel, Point, Range, Rule
 from course_lib.figures.frame import begin, draw_line, draw_numbers_beside, draw_symbol
 from course_lib.figures.palette import OPACITY, PAPER
 from course_lib.figures.svg import BACKGROUND, HALO, Sheet, text_width
@@ -88,7 +88,7 @@ def _draw_numbers_below(sheet: Sheet, box: _Box) -> None:
             free = x + half + 4
 
 
-def _write(sheet: Sheet, words: Words, x: float, y: float) -> None:
+def _write(sheet: Sheet, words: Label, x: float, y: float) -> None:
     look: dict[str, object] = {"text_anchor": words.anchor} if words.anchor else {}
     look |= {} if words.size == 12 else {"font_size": words.size}
     look |= {"font_weight": "bold"} if words.is_bold else {}

@@ -17,7 +17,7 @@ from itertools import groupby
 from course_lib.figures.axis import TIMES, number, unit_of
 from course_lib.figures.breakdown import filled
 from course_lib.figures.frame import MARGIN, begin, draw_numbers_beside
-from course_lib.figures.lanes import FEW, MANY, SMALL, Bar, Scale, TimelinePanel, began, lanes_of
+from course_lib.figures.lanes import FEW, MANY, SMALL, PlacedSpan, Scale, TimelinePanel, began, lanes_of
 from course_lib.figures.palette import INK, ORIGINS, STYLES
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import Sheet, text_width
@@ -112,9 +112,9 @@ def _draw_spans(sheet: Sheet, panel: TimelinePanel) -> None:
             _draw_micro_batches(sheet, [bar for bar in of_rank if not bar.span.background])
 
 
-def _gather(dust: list[Bar]) -> Iterator[Bar]:
+def _gather(dust: list[PlacedSpan]) -> Iterator[PlacedSpan]:
     """Bars too narrow to see, by pixel column: each kind as wide as all it has there, waits first."""
-    columns: dict[tuple[float, int], list[Bar]] = defaultdict(list)
+    columns: dict[tuple[float, int], list[PlacedSpan]] = defaultdict(list)
     for bar in dust:
         columns[bar.y, int(bar.x)].append(bar)
     for column in columns.values():
@@ -130,14 +130,14 @@ def _gather(dust: list[Bar]) -> Iterator[Bar]:
             x += widths[kind]
 
 
-def _apart(bars: list[Bar]) -> float:
+def _apart(bars: list[PlacedSpan]) -> float:
     """The width above which a bar is an element of its own, with a tooltip: thousands of them are slow in browsers."""
     widths = sorted((bar.width for bar in bars if bar.width >= NARROW), reverse=True)
     # A hundredth of a pixel more, so that bars of one length share one fate.
     return widths[MOST_APART] + 0.01 if len(widths) > MOST_APART else 0.999 * NARROW
 
 
-def _draw_together(sheet: Sheet, bars: list[Bar]) -> None:
+def _draw_together(sheet: Sheet, bars: list[PlacedSpan]) -> None:
     """Draw bars as one shape for each kind."""
     for kind, style in STYLES.items():
         own = (bar for bar in bars if bar.span.kind == kind)
@@ -146,7 +146,7 @@ def _draw_together(sheet: Sheet, bars: list[Bar]) -> None:
             sheet.path(data, tip=f"{style.label}, many short pieces", fill=sheet.fill(kind, style))
 
 
-def _draw_micro_batches(sheet: Sheet, bars: list[Bar]) -> None:
+def _draw_micro_batches(sheet: Sheet, bars: list[PlacedSpan]) -> None:
     """Write its micro-batch on each bar of one rank that has room for it beside what is drawn over it."""
     for i, bar in enumerate(bars):
         if bar.span.micro_batch is None or bar.span.kind not in COMPUTE_KINDS:
@@ -156,7 +156,7 @@ def _draw_micro_batches(sheet: Sheet, bars: list[Bar]) -> None:
             sheet.text((left + right) / 2, bar.y + bar.height / 2 + 4, bar.span.micro_batch)
 
 
-def _free(bar: Bar, later: Iterable[Bar]) -> tuple[float, float]:
+def _free(bar: PlacedSpan, later: Iterable[PlacedSpan]) -> tuple[float, float]:
     """The left and right end of the widest part of a bar that no later bar covers. later: sorted by their left ends."""
     end = bar.x + bar.width
     parts, left = [], bar.x

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from course_lib.figures.axis import TIMES, counted, number
-from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.gantt_chart import GUTTER
 from course_lib.figures.lanes import began
@@ -78,7 +78,7 @@ def _panel(one: Activations, most: float, size: float, time: Axis) -> Panel:
     """A rank's row. size: how many seconds 1 on the time axis stands for."""
     names = (f"rank {one.rank}", -13, 12), (f"at most {number(one.most)}", -2, 11)
     marks: list[Mark] = [
-        Point(0, 0, "", Words(name, -8, down, "end", font, is_bold=False)) for name, down, font in names
+        Point(0, 0, "", Label(name, -8, down, "end", font, is_bold=False)) for name, down, font in names
     ]
     steps = pairwise([(0.0, 0.0), *dict(one.steps).items()])  # of two at once the last
     stairs = [Point(when / size, n) for (_, before), (when, after) in steps for n in (before, after)]

@@ -34,7 +34,7 @@ class Lanes(NamedTuple):
     pitch: float
 
 
-class Bar(NamedTuple):
+class PlacedSpan(NamedTuple):
     """A span and its place in the picture."""
 
     span: Span
@@ -64,16 +64,16 @@ class TimelinePanel(NamedTuple):
         """Where the row of a rank begins."""
         return self.top + rank * self.lanes.pitch
 
-    def bars(self) -> Iterator[Bar]:
+    def bars(self) -> Iterator[PlacedSpan]:
         """Every span, rank by rank, by start time."""
         zero = began(self.timeline)
         for rank in range(self.timeline.world_size):
             for span in self.timeline.of(rank):
                 x, width = self.scale.left + self.scale.pixels(span.start - zero), self.scale.pixels(span.duration)
                 if span.background:
-                    yield Bar(span, x, self.row(rank) + self.lanes.bar + 1, width, self.lanes.lane - 1)
+                    yield PlacedSpan(span, x, self.row(rank) + self.lanes.bar + 1, width, self.lanes.lane - 1)
                 else:
-                    yield Bar(span, x, self.row(rank), width, self.lanes.bar)
+                    yield PlacedSpan(span, x, self.row(rank), width, self.lanes.bar)
 
 
 def lanes_of(timeline: Timeline, many: int) -> Lanes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from course_lib.figures.axis import counted, number, ticks
-from course_lib.figures.chart import Axis, Chart, Curve, Panel, Point, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Panel, Point
 from course_lib.figures.palette import Line, lines_of
 from course_lib.figures.picture import Picture, Row
 
@@ -80,7 +80,7 @@ def _rows(curves: Mapping[str, Sequence[float]], steps: int) -> list[Row]:
 def _line(name: str, finite: Sequence[float], losses: Sequence[float], look: Line, beside: int) -> Curve:
     """A curve with a symbol at its end, and the reason if it ends early. beside: other curves that end at this step."""
     points = [Point(step, loss) for step, loss in enumerate(finite)]
-    reason = Words(f"✗ {name}: not a number", right=10, down=16 * beside - 8, has_halo=True)
+    reason = Label(f"✗ {name}: not a number", right=10, down=16 * beside - 8, has_halo=True)
     words = None if math.isfinite(losses[-1]) else reason
     points[-1] = points[-1]._replace(tip=f"{name} {_in_words(losses)}", words=words)
     return Curve(name, points, look)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import cycle
 
 from course_lib.figures.axis import duration, memory_size
-from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Mark, Panel, Point, Range, Rule, Words
+from course_lib.figures.chart import Axis, Chart, Cloud, Curve, Label, Mark, Panel, Point, Range, Rule
 from course_lib.figures.palette import DOTS, LIKELY, LINES, Line, Look
 from course_lib.figures.picture import Picture, table
 from course_lib.figures.words import plan_in_words
@@ -53,13 +53,13 @@ def _panel(found: Found, clouds: list[Cloud], marked: Mapping[str, Estimate]) ->
     ends = [end for one in drawn for end in (one.step_time.low, one.step_time.high)]
     time = Axis.by_powers("time of one step (s)", ends)
     capacity, is_left = found[0].capacity, memory.share(needed[0]) < ROOM
-    words = Words("fastest that fits", right=-4, down=22, anchor="end")
+    words = Label("fastest that fits", right=-4, down=22, anchor="end")
     fastest = words._replace(right=4, down=34, anchor=None, has_halo=True) if is_left else words
     front = [_point(one, _in_words(one), fastest if one.fits and one is found[0] else None) for one in found.pareto]
-    limit = Rule(capacity / GiB, Words(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
+    limit = Rule(capacity / GiB, Label(f"a device has {memory_size(capacity)}", right=6, down=14), width=3)
     marks: list[Mark] = [*clouds, *map(_range, (found.pareto[0], found.pareto[-1])), Curve(BEST, front, FRONT)]
     for name, one in marked.items():
-        words = Words(name, right=9, down=-9, has_halo=True)
+        words = Label(name, right=9, down=-9, has_halo=True)
         marks.append(Curve(name, [_point(one, f"{name}: {_in_words(one)}", words)], MARKED))
     if memory.low < capacity / GiB < memory.high:
         marks.insert(0, limit)
@@ -77,7 +77,7 @@ def _clouds(found: Found, by: str) -> Iterator[Cloud]:
         yield Cloud(f"{COLORED[by]}: {value}", dots, look, [not one.fits for one in plans], ("s", "GiB"))
 
 
-def _point(one: Estimate, tip: str, words: Words | None = None) -> Point:
+def _point(one: Estimate, tip: str, words: Label | None = None) -> Point:
     return Point(one.memory.total / GiB, one.step_time.total, tip, words)
 
 

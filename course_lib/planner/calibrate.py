@@ -28,7 +28,7 @@ NETWORKS = [0.05 * n for n in range(1, 21)]
 ROUNDING = 1e-9  # squared errors below this count as exact
 
 
-class Step(NamedTuple):
+class MeasuredStep(NamedTuple):
     """One measured step."""
 
     model: ModelSpec
@@ -51,13 +51,13 @@ def calibrate(model: ModelSpec, cluster: Cluster, plan: Plan, global_batch: int,
     """
     if not measured_seconds > 0:
         raise ValueError(f"measured_seconds={measured_seconds} is no time of a step; give seconds above 0")
-    steps = (*cluster.measured, Step(model, plan, global_batch, measured_seconds))
+    steps = (*cluster.measured, MeasuredStep(model, plan, global_batch, measured_seconds))
     if len(steps) > 1 and cluster.nodes > 1:
         cluster = replace(cluster, network=best_network(cluster, steps))
     return replace(fitted(cluster, steps), measured=steps)
 
 
-def best_network(cluster: Cluster, steps: tuple[Step, ...]) -> float | None:
+def best_network(cluster: Cluster, steps: tuple[MeasuredStep, ...]) -> float | None:
     """The network fraction with which the steps agree best, or None for the catalogue's."""
     errors: dict[float | None, float] = {}
     for share in (None, *NETWORKS):
@@ -70,7 +70,7 @@ def best_network(cluster: Cluster, steps: tuple[Step, ...]) -> float | None:
     return best
 
 
-def fitted(cluster: Cluster, steps: tuple[Step, ...]) -> Cluster:
+def fitted(cluster: Cluster, steps: tuple[MeasuredStep, ...]) -> Cluster:
     """The cluster with the matmul fraction that makes the steps right on average."""
 
     def mean_off(matmul: float) -> float:

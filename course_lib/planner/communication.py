@@ -19,7 +19,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from course_lib.planner.hardware import Cluster, Link
+from course_lib.planner.hardware import Cluster, Interconnect
 from course_lib.planner.spec import Plan
 
 # Members that halve the bandwidth of a ring through nodes. Fitted to ZeRO-3 on 384, 768 and 1,536 devices (Narayanan et
@@ -64,12 +64,12 @@ def bytes_sent(op: str, n_bytes: float, size: int) -> float:
     return ROUNDS[op] * n_bytes * (size - 1) / size
 
 
-def ring_seconds(op: str, n_bytes: float, size: int, link: Link) -> float:
+def ring_seconds(op: str, n_bytes: float, size: int, link: Interconnect) -> float:
     steps = ROUNDS[op] * (size - 1)
     return link.launch + steps * link.latency + bytes_sent(op, n_bytes, size) / link.achieved
 
 
-def tree_seconds(n_bytes: float, size: int, link: Link) -> float:
+def tree_seconds(n_bytes: float, size: int, link: Interconnect) -> float:
     """The time of an all-reduce over a double binary tree: every member sends in both directions all the time."""
     return link.launch + 2 * math.ceil(math.log2(size)) * link.latency + 2 * n_bytes / link.achieved
 
@@ -106,6 +106,6 @@ def ring_through_nodes(op: str, n_bytes: float, group: Group, cluster: Cluster) 
     return seconds - ROUNDS[op] * (group.size - group.nodes) * (link.latency - inside.latency)
 
 
-def message_seconds(n_bytes: float, link: Link) -> float:
+def message_seconds(n_bytes: float, link: Interconnect) -> float:
     """The time of a message from one device to another."""
     return link.launch + link.latency + n_bytes / link.achieved

@@ -19,7 +19,7 @@ from course_lib.planner import explain, memory
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
 from course_lib.planner.communication import Group, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
-from course_lib.planner.hardware import Cluster, Link
+from course_lib.planner.hardware import Cluster, Interconnect
 from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
@@ -229,7 +229,7 @@ def layer_cost(model: ModelSpec, cluster: Cluster, cut: Slice) -> LayerCost:
     return LayerCost(work, logits, times.forward + times.backward + times.weight_grad, again, tensor, context)
 
 
-def _link(cluster: Cluster, span: int) -> Link:
+def _link(cluster: Cluster, span: int) -> Interconnect:
     """The slowest link within a group of devices whose first and last are `span` apart."""
     return cluster.inside_link if span <= cluster.devices_per_node else cluster.between_link
 
@@ -275,7 +275,7 @@ def _scaled(flow: Flow, times: float) -> Flow:
     return Flow(flow.bytes * times, flow.link, flow.seconds * times, flow.exposed * times)
 
 
-class Pace(NamedTuple):
+class SlowestRank(NamedTuple):
     """The work of the slowest pipeline rank for a micro-batch. Many plans share it.
 
     layers: on that rank.  others: seconds of all other ranks together.  logits: seconds on that rank.  lead: how much
@@ -292,7 +292,7 @@ class Pace(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> Pace:
+def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> SlowestRank:
     layer = layer_cost(model, cluster, cut)
     logits, found = layer.logits, []
     for rank in memory.candidates(model, depth):
@@ -302,7 +302,7 @@ def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> Pace:
     others = model.layers * layer.work.total + logits.total - slowest.total
     lead = slowest.total - others / (depth.pp - 1) if has_logits and depth.pp > 1 else 0.0
     parameters = memory.most_parameters(model, depth, cut.tp)
-    return Pace(layer, layers, slowest, others, sum(logits) if has_logits else 0.0, lead, parameters)
+    return SlowestRank(layer, layers, slowest, others, sum(logits) if has_logits else 0.0, lead, parameters)
 
 
 def work_of(layers: int, layer: Work, logits: Work = NOTHING) -> Work:
@@ -337,7 +337,7 @@ def _message_seconds(model: ModelSpec, cluster: Cluster, plan: Plan) -> float:
     return seconds
 
 
-def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: Pace) -> Flow:
+def _data_flow(model: ModelSpec, cluster: Cluster, plan: Plan, m: int, pace: SlowestRank) -> Flow:
     """Gradients are summed over the replicas, with ZeRO parameters are gathered, and a tied matrix is kept equal.
 
     In hybrid sharding ZeRO's traffic stays among the ranks that shard, and gradient shards are summed once across them.

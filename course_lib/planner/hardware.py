@@ -29,7 +29,7 @@ LARGEST_CLUSTER = 16_384
 
 
 @dataclass(frozen=True)
-class Link:
+class Interconnect:
     """A link of one device: NVLink inside a node, or one network card.
 
     bandwidth: bytes per second in one direction.  fraction: the part that long collectives reach.
@@ -49,7 +49,7 @@ class Link:
         """Bytes per second, one way, of a long transfer."""
         return self.bandwidth * self.fraction
 
-    def shared(self, bandwidth_factor: float) -> Link:
+    def shared(self, bandwidth_factor: float) -> Interconnect:
         """The same link with this many times the bandwidth: several cards for one device, or one for several."""
         return replace(self, bandwidth=self.bandwidth * bandwidth_factor)
 
@@ -86,7 +86,7 @@ def _device(tflops: dict[str, float], **figures: Any) -> Device:
 
 
 _CATALOGUE = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
-LINKS = {row["name"]: Link(**row) for row in _CATALOGUE["links"]}
+LINKS = {row["name"]: Interconnect(**row) for row in _CATALOGUE["links"]}
 DEVICES = {row["name"]: _device(**row) for row in _CATALOGUE["devices"]}
 
 
@@ -150,11 +150,11 @@ class Cluster:
         return device if self.matmul is None else replace(device, matmul=self.matmul, origin="given by hand")
 
     @cached_property
-    def inside_link(self) -> Link:
+    def inside_link(self) -> Interconnect:
         return LINKS[self.inside or self.spec.link]
 
     @cached_property
-    def between_link(self) -> Link:
+    def between_link(self) -> Interconnect:
         """The share of its node's network cards that one device has, as a link."""
         link = LINKS[self.between].shared((self.nics_per_node or self.devices_per_node) / self.devices_per_node)
         return link if self.network is None else replace(link, fraction=self.network, origin="given by hand")

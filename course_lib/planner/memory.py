@@ -30,7 +30,7 @@ CHANNELS = GiB // 2  # what the communication library keeps for each group that 
 FRAGMENTS = 0.10  # share of all tensors: holes that the allocator cannot fill
 
 
-class Recipe(NamedTuple):
+class StateBytes(NamedTuple):
     """Bytes of a parameter, of its gradient and of its optimizer state (Adam)."""
 
     parameter: int
@@ -39,14 +39,14 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "bf16": Recipe(2, 2, 12),
-    "fp16": Recipe(2, 2, 12),
-    "fp32": Recipe(4, 4, 8),
-    "fp8": Recipe(3, 2, 12),  # products in 8 bits: a copy of the weights beside the 16-bit ones
+    "bf16": StateBytes(2, 2, 12),
+    "fp16": StateBytes(2, 2, 12),
+    "fp32": StateBytes(4, 4, 8),
+    "fp8": StateBytes(3, 2, 12),  # products in 8 bits: a copy of the weights beside the 16-bit ones
 }
 
 
-def recipe(plan: Plan) -> Recipe:
+def recipe(plan: Plan) -> StateBytes:
     bytes_of = RECIPES[plan.precision]
     return bytes_of._replace(gradient=4) if plan.fp32_gradients else bytes_of
 

@@ -70,7 +70,7 @@ def _per_stage(name: str, seconds: Seconds, n_stages: int) -> list[float]:
     return each
 
 
-class _Step(NamedTuple):
+class _StageOperation(NamedTuple):
     """The parts that all micro-batches of one operation on one stage have in common.
 
     `needs` and `gives` + micro-batch are the places, in one long list of times, of its input and of its result.
@@ -84,7 +84,7 @@ class _Step(NamedTuple):
     gives: int
 
 
-def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[int, _Step]]:
+def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[int, _StageOperation]]:
     """For every operation and stage: its cost, what it waits for, and who waits for it.
 
     The list of times has a row of micro-batches for each stage's F, then for each stage's B or I; then one of zeros,
@@ -94,7 +94,7 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
     nothing, nobody = 2 * n_stages * m, (2 * n_stages + 1) * m
     whole = [i + w for i, w in zip(costs["backward"], costs["weight_grad"], strict=True)]
     seconds = {"F": costs["forward"], "B": whole, "I": costs["backward"], "W": costs["weight_grad"]}
-    steps: dict[str, dict[int, _Step]] = {op: {} for op in KINDS}
+    steps: dict[str, dict[int, _StageOperation]] = {op: {} for op in KINDS}
     for op, kind in KINDS.items():
         for stage, rank in home.items():
             forward, backward, source = stage * m, (n_stages + stage) * m, stage
@@ -107,11 +107,13 @@ def _steps(schedule: Schedule, costs: dict[str, list[float]]) -> dict[str, dict[
                 needs = backward + m if stage < n_stages - 1 else forward
             peer = home.get(source, rank)
             lag = costs["transfer"][min(stage, source)] if peer != rank else 0.0
-            steps[op][stage] = _Step(kind, seconds[op][stage], needs, lag, peer if peer != rank else None, gives)
+            steps[op][stage] = _StageOperation(
+                kind, seconds[op][stage], needs, lag, peer if peer != rank else None, gives
+            )
     return steps
 
 
-def _play(schedule: Schedule, steps: dict[str, dict[int, _Step]]) -> list[Span]:
+def _play(schedule: Schedule, steps: dict[str, dict[int, _StageOperation]]) -> list[Span]:
     """Run each rank until it needs an input that is not there yet, and call it again once it is."""
     times = [_NOT_YET] * (2 * schedule.n_stages * schedule.n_micro_batches) + [0.0] * (2 * schedule.n_micro_batches)
     free, position = [0.0] * schedule.n_ranks, [0] * schedule.n_ranks

@@ -26,7 +26,7 @@ RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 OVERLAPS = ("data", "tensor", "pipeline")
 V_SHAPED = ("zbv", "dualpipev")  # two stages on each rank; the second half of the model comes back up the ranks
-SCHEDULES = tuple(schedules.SCHEDULES)
+PLANNED = tuple(schedules.SCHEDULES)
 
 
 class Parameters(NamedTuple):
@@ -270,7 +270,7 @@ class Plan:
         for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} has to be at least 1")
-        known = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS, "zero": (0, 1, 2, 3)}
+        known = {"schedule": PLANNED, "recompute": RECOMPUTE, "precision": PRECISIONS, "zero": (0, 1, 2, 3)}
         for name, choices in known.items():
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(str, choices))

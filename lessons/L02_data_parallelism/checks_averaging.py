@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from course_lib import data
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import sent_more
-from course_lib.classroom.checks.part import Case, Left, effect, normal, on_the_clock
+from course_lib.classroom.checks.part import Case, Observed, effect, normal, on_the_clock
 from course_lib.instruments.watch import Watch
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Link, Pace
@@ -75,10 +75,9 @@ def _cases(seed: int) -> list[Case]:
     return [*two, _case((4, 3, 3), seed + 1), _case((3, 3, 2, 2), seed + 2)]
 
 
-priced = _case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16))
+mean_price = _case((3, 3, 2, 2), 0, config=GPTConfig(hidden=16))
 # A share's weight may be rounded to float32; every mistake is 1,000 times farther off than that.
-average_gradients = Exercise("average_gradients", right, effect, _cases, priced, PACE, memory=0, rounding=1e-5)
-mistake = average_gradients.mistake
+average_gradients = Exercise("average_gradients", right, effect, _cases, mean_price, PACE, memory=0, rounding=1e-5)
 
 
 def _total(samples: int) -> int:
@@ -116,29 +115,29 @@ def _summed(name: str) -> Callable[[nn.Module, int], None]:
 split, beginnings = "message[:-1].split([*map(Tensor.numel, each)])", "[message[: one.numel()] for one in each]"
 average_gradients.change("offset_stuck", split, beginnings)
 for name in SUMS:
-    mistake(_summed(name))
+    average_gradients.mistake(_summed(name))
 
 
-@mistake
+@average_gradients.mistake
 def parameters_averaged(model: nn.Module, samples: int) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size()
 
 
-@mistake
+@average_gradients.mistake
 def result_not_stored(model: nn.Module, samples: int) -> None:
     for gradient in gradients(model):
         dist.all_reduce(gradient * samples)
 
 
-@mistake
+@average_gradients.mistake
 def gradient_of_one_rank(model: nn.Module, samples: int) -> None:
     for gradient in gradients(model):
         dist.broadcast(gradient, 0)
 
 
-@mistake
+@average_gradients.mistake
 def total_grows(model: nn.Module, samples: int) -> None:
     total = torch.tensor(samples)
     for gradient in gradients(model):
@@ -237,7 +236,7 @@ def _take_hooks_off(model: nn.Module) -> bool:
     return found
 
 
-def _few_messages(lefts: list[Left]) -> str:
+def _few_messages(lefts: list[Observed]) -> str:
     arguments = lefts[0].before
     steps = len([name for name in arguments if name.endswith("][0]")])
     size = sum(one.numel() for name, one in arguments.items() if f"{name}.grad" in arguments)  # type: ignore[misc, union-attr]
@@ -245,20 +244,30 @@ def _few_messages(lefts: list[Left]) -> str:
     return sent_more(lefts, most, "The gradients are")
 
 
-priced = _layers(4, 6, 500, 0, width=16)
+bucket_price = _layers(4, 6, 500, 0, width=16)
 slow = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.002, bandwidth=5e4))
 backward_in_buckets = Exercise(
-    "backward_in_buckets", in_buckets, _play_layers, _all_layers, priced, slow, rounding=1e-12, contract=_few_messages
+    "backward_in_buckets",
+    in_buckets,
+    _play_layers,
+    _all_layers,
+    bucket_price,
+    slow,
+    rounding=1e-12,
+    breach=_few_messages,
 )
-change = backward_in_buckets.change
 hooked, back = "register_post_accumulate_grad_hook(ready)", "    loss.backward()\n"
-change("stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n")
-change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
-change("one_on_its_way", "message = ", "in_flight and in_flight[-1][0].wait(); message = ")
-change("rest_stays", "if bucket:", "if False:")
-change("hooks_stay", "hook.remove()", "pass")
-change("summed", "message /= dist.get_world_size()", "pass")
-change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
-change("offset_stuck", "message.split([one.numel() for one in sent])", "[message[: one.numel()] for one in sent]")
-change("each_alone", ">= bucket_size", ">= 0")
-change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)
+backward_in_buckets.change(
+    "stays_when_full", "(ready)", "(lambda _: None)", back, f"{back}    [*map(ready, reversed(trained))]\n"
+)
+backward_in_buckets.change("waits_at_once", ", async_op=True", "", "handle.wait()", "pass")
+backward_in_buckets.change("one_on_its_way", "message = ", "in_flight and in_flight[-1][0].wait(); message = ")
+backward_in_buckets.change("rest_stays", "if bucket:", "if False:")
+backward_in_buckets.change("hooks_stay", "hook.remove()", "pass")
+backward_in_buckets.change("summed", "message /= dist.get_world_size()", "pass")
+backward_in_buckets.change("not_put_back", "one.grad = part.view_as(one)", "part.view_as(one)")
+backward_in_buckets.change(
+    "offset_stuck", "message.split([one.numel() for one in sent])", "[message[: one.numel()] for one in sent]"
+)
+backward_in_buckets.change("each_alone", ">= bucket_size", ">= 0")
+backward_in_buckets.change("not_yet_there", hooked, "register_hook(lambda _, one=one: ready(one))", fails=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import collective_at_work, sent_more
-from course_lib.classroom.checks.part import Case, Left, effect
+from course_lib.classroom.checks.part import Case, Observed, effect
 from course_lib.ranks import Link, Pace, listing
 from course_lib.timeline import compute
 
@@ -71,7 +71,7 @@ def _cases(seed: int) -> list[Case]:
     ]
 
 
-def _contract(lefts: list[Left]) -> str:
+def _breach(lefts: list[Observed]) -> str:
     """Check the rest of the contract: only messages, only to neighbors, and no more than needed."""
     n, tensor = len(lefts), lefts[0].values["tensor"]
     if other := collective_at_work(lefts):
@@ -86,7 +86,7 @@ def _contract(lefts: list[Left]) -> str:
 # Which round went wrong
 
 
-def _first_wrong_round(lefts: list[Left]) -> str:
+def _first_wrong_round(lefts: list[Observed]) -> str:
     """Name the first message that does not carry what a ring carries in that round."""
     n, rounds = len(lefts), len(lefts) - 1
     for round in range(1, 2 * rounds + 1):
@@ -111,21 +111,21 @@ def _ranks_in(number: float, n: int) -> list[int]:
     return ranks if ranks and whole == number and whole // 16**n % len(ranks) == 0 else []
 
 
-priced = Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000))
-exact = partial(Exercise, pace=PACE, rounding=1e-12, contract=_contract, rule=_first_wrong_round)
-ring_all_reduce = exact("ring_all_reduce", right, effect, _cases, priced)
-change, mistake = ring_all_reduce.change, ring_all_reduce.mistake
-change("result_not_in_place", "tensor.view(-1)", "tensor.clone().view(-1)")
-change("second_phase_missing", "_rounds(chunks, first=1, take=Tensor.copy_)", "pass")
-change("added_in_second_phase", "Tensor.copy_", "Tensor.add_")
-change("copied_in_first_phase", "Tensor.add_", "Tensor.copy_")
-change("second_phase_from_own_chunk", "first=1", "first=0")
-change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size() - 2")
-change("mean_instead_of_sum", "Tensor.copy_)", "Tensor.copy_); tensor.copy_(tensor / dist.get_world_size())")
-change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
+price_case = Case("4 ranks and 3,000 fractions", 4, partial(_after_backward, 3_000))
+exact = partial(Exercise, pace=PACE, rounding=1e-12, breach=_breach, rule=_first_wrong_round)
+ring_all_reduce = exact("ring_all_reduce", right, effect, _cases, price_case)
+ring_all_reduce.change("result_not_in_place", "tensor.view(-1)", "tensor.clone().view(-1)")
+ring_all_reduce.change("second_phase_missing", "_rounds(chunks, first=1, take=Tensor.copy_)", "pass")
+ring_all_reduce.change("added_in_second_phase", "Tensor.copy_", "Tensor.add_")
+ring_all_reduce.change("copied_in_first_phase", "Tensor.add_", "Tensor.copy_")
+ring_all_reduce.change("second_phase_from_own_chunk", "first=1", "first=0")
+ring_all_reduce.change("round_missing", "Tensor.add_", "Tensor.add_, n_rounds=dist.get_world_size() - 2")
+mean = "Tensor.copy_); tensor.copy_(tensor / dist.get_world_size())"
+ring_all_reduce.change("mean_instead_of_sum", "Tensor.copy_)", mean)
+ring_all_reduce.change("too_few_chunks", ".tensor_split(", ".chunk(", fails=True)
 
 
-@mistake
+@ring_all_reduce.mistake
 def through_one_rank(tensor: Tensor) -> None:
     rank, arriving = dist.get_rank(), torch.empty_like(tensor)
     if rank:
@@ -138,7 +138,7 @@ def through_one_rank(tensor: Tensor) -> None:
         dist.send(tensor, other)
 
 
-@mistake
+@ring_all_reduce.mistake
 def whole_tensor_in_every_message(tensor: Tensor) -> None:
     copies = [tensor.clone() for _ in range(dist.get_world_size())]
     _rounds(copies, first=0, take=Tensor.copy_)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Left, Value, Values
+from course_lib.classroom.checks.part import Case, Observed, Value, Values
 from course_lib.ranks import Pace
 from course_lib.timeline import compute
 
@@ -48,7 +48,7 @@ def _play(fn: Any, inputs: Tensor, targets: Tensor, rank: int, world_size: int) 
         return {"inputs": share, "targets": fn(targets, rank, world_size)}
 
 
-def _samples(lefts: list[Left], name: str) -> list[list[int]]:
+def _samples(lefts: list[Observed], name: str) -> list[list[int]]:
     """The samples in each rank's share, by their place in the batch; -1 for a row that is not in the batch."""
     batch, shares = lefts[0].before[name], [left.values.get(f"the result[{name}]", "") for left in lefts]
     numbers = {str(row): number for number, row in enumerate(_rows(batch))}
@@ -63,7 +63,7 @@ def _kind_of_row(share: Value) -> Value:
     return share.new_zeros(share.shape[1:]) if isinstance(share, Tensor) and share.dim() else share
 
 
-def _view(lefts: list[Left]) -> list[Values]:
+def _compared(lefts: list[Observed]) -> list[Values]:
     """The values to compare: sizes of shares, how often each sample is used, kinds of rows, and the arguments."""
     inputs, targets = (_samples(lefts, name) for name in NAMES)
     used = Counter(sample for share in inputs for sample in share)
@@ -80,7 +80,7 @@ def _view(lefts: list[Left]) -> list[Values]:
     return of_rank
 
 
-def _rule(lefts: list[Left]) -> str:
+def _rule(lefts: list[Observed]) -> str:
     shares = _samples(lefts, "inputs")
     if min(min(share, default=0) for share in shares) < 0 or not any(shares):
         return ""
@@ -88,19 +88,19 @@ def _rule(lefts: list[Left]) -> str:
     return f"These samples go to your ranks, by their place in the batch. {where}."
 
 
-priced, pace = _case(4, 10), Pace({"forward": 0.01})
-split_batch = Exercise("split_batch", right, _play, _cases, priced, pace, view=_view, rule=_rule)
-change, share, end = split_batch.change, "batch[start:stop]", "len(batch) * end // world_size"
-change("same_share_everywhere", "start:stop", ": stop - start")
-change("borders_overlap", "stop]", "stop + 1]")
-change("samples_lost", "stop]", "stop - 1]")
-change("features_split", share, "batch.tensor_split(world_size, dim=-1)[rank]")
-change("whole_batch_everywhere", share, "batch")
-change("remainder_dropped", share, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]")
-change("empty_share", end, "-(-len(batch) // world_size) * end")
-change("lopsided", end, "len(batch) // world_size * end if end < world_size else len(batch)")
-change("sorted_before", share, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
-change("too_few_pieces", share, "batch.chunk(world_size)[rank]", fails=True)
+price_case, pace = _case(4, 10), Pace({"forward": 0.01})
+split_batch = Exercise("split_batch", right, _play, _cases, price_case, pace, compared=_compared, rule=_rule)
+share, end = "batch[start:stop]", "len(batch) * end // world_size"
+split_batch.change("same_share_everywhere", "start:stop", ": stop - start")
+split_batch.change("borders_overlap", "stop]", "stop + 1]")
+split_batch.change("samples_lost", "stop]", "stop - 1]")
+split_batch.change("features_split", share, "batch.tensor_split(world_size, dim=-1)[rank]")
+split_batch.change("whole_batch_everywhere", share, "batch")
+split_batch.change("remainder_dropped", share, "torch.stack(batch.split(len(batch) // world_size)[:world_size])[rank]")
+split_batch.change("empty_share", end, "-(-len(batch) // world_size) * end")
+split_batch.change("lopsided", end, "len(batch) // world_size * end if end < world_size else len(batch)")
+split_batch.change("sorted_before", share, "batch[batch.view(len(batch), -1)[:, 0].argsort()][start:stop]")
+split_batch.change("too_few_pieces", share, "batch.chunk(world_size)[rank]", fails=True)
 
 
 @split_batch.mistake

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from course_lib import data
 from course_lib.classroom.questions.asking import choice, each, number, open_case, ordering
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.question import SeededQuestion
 from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.steps import training_step
 from course_lib.classroom.runs.training import TINY, flat, gradients_of, shares, train, train_layers
@@ -206,7 +206,7 @@ INSIDE = 50e6  # bytes per second between the devices of a machine
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Machines:
     """Two machines with `devices_per_node` devices each.
 
     between_nodes: bytes per second.  gained: the speed-up with two machines, as the team reports it.
@@ -233,13 +233,13 @@ class Cluster:
 
 
 REMEDIES: dict[str, dict[str, Any]] = {
-    "devices": {"seconds": Cluster.seconds / 2, "update": Cluster.update / 2},
+    "devices": {"seconds": Machines.seconds / 2, "update": Machines.update / 2},
     "links": {"between_nodes": INSIDE},
     "update": {"update": 0.0},
 }
 
 
-def _without(suspect: str, case: Cluster) -> Outcome:
+def _without(suspect: str, case: Machines) -> Outcome:
     """Take one suspect away: does the speed-up come back?"""
     before = [case.step(workers, case.pace()) for workers in (1, case.devices_per_node, case.workers)]
     changed = replace(case, **REMEDIES[suspect])
@@ -258,7 +258,7 @@ def _without(suspect: str, case: Cluster) -> Outcome:
     return Outcome(right, found=found, shown=shown, pictures=pictures)
 
 
-def _held(case: Cluster) -> Outcome:
+def _held(case: Machines) -> Outcome:
     """Compare what every worker holds with few workers and with many."""
     few, many = (train_layers(workers, 1, 1, False) for workers in (case.devices_per_node, case.workers))
     same = {held.states for held in few} == {held.states for held in many}
@@ -319,29 +319,31 @@ def _shares() -> Outcome:
     return Outcome(None, found={"plain": plain, "weighted": weighted}, shown=weighted < 1e-9 < plain)
 
 
-QUESTIONS: dict[str, Family] = {
-    "Q4": Family(
+QUESTIONS: dict[str, SeededQuestion] = {
+    "Q4": SeededQuestion(
         Sharing(512, 8),
         choice(each(_share_out, SPLITS)),
         [Sharing(each * workers, workers) for workers in (3, 4, 6, 8) for each in (16, 32, 48, 64)],
         lambda case: {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]},
     ),
-    "Q1": Family(8, choice(each(_compare_trainings, UPDATES)), OTHER_WORKERS, lambda workers: {"workers": workers}),
-    "Q2": Family(4, ordering(_run_in), OTHER_WORKERS, lambda workers: {"workers": workers}),
-    "bytes_sent": Family(
+    "Q1": SeededQuestion(
+        8, choice(each(_compare_trainings, UPDATES)), OTHER_WORKERS, lambda workers: {"workers": workers}
+    ),
+    "Q2": SeededQuestion(4, ordering(_run_in), OTHER_WORKERS, lambda workers: {"workers": workers}),
+    "bytes_sent": SeededQuestion(
         Gradients(100_000, 8),
         number(BYTES, _count_bytes, _slips),
         [Gradients(ranks * piece, ranks) for ranks in (4, 5, 10) for piece in (5_000, 10_000, 20_000)],
         lambda case: {**case._asdict(), "others": case.ranks - 1, "size": data_size(case.bytes)},
     ),
-    "Q3": Family(
-        Cluster(),
+    "Q3": SeededQuestion(
+        Machines(),
         choice({**each(_without, REMEDIES), "memory": _held}),
-        [Cluster(4, 96, 1e6, 5), Cluster(4, 96, 1.5e6, 5), Cluster(6, 144, 1e6, 7), Cluster(6, 144, 1.5e6, 8)],
+        [Machines(4, 96, 1e6, 5), Machines(4, 96, 1.5e6, 5), Machines(6, 144, 1e6, 7), Machines(6, 144, 1.5e6, 8)],
         lambda case: {"few": case.devices_per_node, "many": case.workers, "gained": case.gained},
     ),
-    "data_distribution": Family(None, open_case(_shares)),
-    "ideal_speed_up": Family(None, open_case(_speed_up)),
-    "find_the_flaw": Family(None, open_case(_flaw)),
-    "evaluate_replicas": Family(None, open_case(_speed_up)),
+    "data_distribution": SeededQuestion(None, open_case(_shares)),
+    "ideal_speed_up": SeededQuestion(None, open_case(_speed_up)),
+    "find_the_flaw": SeededQuestion(None, open_case(_flaw)),
+    "evaluate_replicas": SeededQuestion(None, open_case(_speed_up)),
 }

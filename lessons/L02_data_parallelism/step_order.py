@@ -19,7 +19,7 @@ from course_lib.timeline import compute
 SOLUTION = ("split", "forward", "backward", "all_reduce", "update", "clear")
 
 
-class Worker:
+class Replica:
     """One rank, with a method for each event."""
 
     def __init__(self, rank: int, workers: int, steps: int) -> None:
@@ -57,7 +57,7 @@ class Worker:
 
 def follow(rank: int, order: tuple[str, ...], workers: int, steps: int) -> Tensor:
     """Do the events of each step in this order. Returns the weights after every step, [steps, weights]."""
-    worker = Worker(rank, workers, steps)
+    worker = Replica(rank, workers, steps)
     history = []
     for _ in range(steps):
         for event in order:

@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import collective_at_work, most_sent
-from course_lib.classroom.checks.part import Case, Left, Values, normal, on_the_clock, prepared, result
+from course_lib.classroom.checks.part import Case, Observed, Values, normal, on_the_clock, prepared, result
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
 
@@ -83,7 +83,7 @@ def _piece(size: int, seed: int, rank: int) -> tuple[Tensor, int]:
     return whole.tensor_split(dist.get_world_size())[rank].clone(), size
 
 
-def _sent_too_much(lefts: list[Left]) -> str:
+def _sent_too_much(lefts: list[Observed]) -> str:
     """Check the rest of the contract: messages only, and no more numbers than the other ranks need."""
     n = len(lefts)
     size = max(value.numel() for value in lefts[0].values.values() if isinstance(value, Tensor))
@@ -97,27 +97,27 @@ def _fit(tensor: Tensor, like: Tensor) -> Tensor:
     return nn.functional.pad(tensor, (0, len(like) - len(tensor)))
 
 
-cases, priced = functools.partial(_cases, _tensor), _case(_tensor, 4, 3_000)
-reduce_scatter = exact("reduce_scatter", scattered, result, cases, priced, contract=_sent_too_much)
-change = reduce_scatter.change
-change("own_missing", "pieces[rank].clone()", "torch.zeros_like(pieces[rank])")
-change("divided", "return total", "return total / n")
-change("rank_left_out", "range(1, n)", "range(1, n - 1)")
-change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
-change("last_alone", "total +=", "total = pieces[rank] +")
+reduce_scatter_cases, reduce_scatter_price = functools.partial(_cases, _tensor), _case(_tensor, 4, 3_000)
+reduce_scatter = exact(
+    "reduce_scatter", scattered, result, reduce_scatter_cases, reduce_scatter_price, breach=_sent_too_much
+)
+reduce_scatter.change("own_missing", "pieces[rank].clone()", "torch.zeros_like(pieces[rank])")
+reduce_scatter.change("divided", "return total", "return total / n")
+reduce_scatter.change("rank_left_out", "range(1, n)", "range(1, n - 1)")
+reduce_scatter.change("own_sent", "(pieces[to]", "(_fit(pieces[rank], pieces[to])")
+reduce_scatter.change("last_alone", "total +=", "total = pieces[rank] +")
 whole = "pieces[to], to", "tensor, to", "torch.empty_like(total)", "torch.empty_like(tensor)"
-change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tensor_split(n)[rank]")
-change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
+reduce_scatter.change("whole_tensor_sent", *whole, "total += arriving", "total += arriving.tensor_split(n)[rank]")
+reduce_scatter.change("next_piece", "tensor.tensor_split(n)", "(2 * tensor.tensor_split(n))[1 : n + 1]")
 
 
-cases, priced = functools.partial(_cases, _piece), _case(_piece, 4, 3_000)
-all_gather = exact("all_gather", gathered, result, cases, priced, contract=_sent_too_much)
-change = all_gather.change
-change("own_not_kept", "pieces[rank].copy_(piece)", "pass")
-change("rank_missing", "range(1, n)", "range(1, n - 1)")
-change("as_they_come", "return whole", "return torch.cat([pieces[(rank - i) % n] for i in range(n)])")
-change("one_too_early", "return whole", "return torch.cat([*pieces[1:], pieces[0]])")
-change("same_neighbor", "(rank + distance) % n, (rank - distance) % n", "(rank + 1) % n, (rank - 1) % n")
+all_gather_cases, all_gather_price = functools.partial(_cases, _piece), _case(_piece, 4, 3_000)
+all_gather = exact("all_gather", gathered, result, all_gather_cases, all_gather_price, breach=_sent_too_much)
+all_gather.change("own_not_kept", "pieces[rank].copy_(piece)", "pass")
+all_gather.change("rank_missing", "range(1, n)", "range(1, n - 1)")
+all_gather.change("as_they_come", "return whole", "return torch.cat([pieces[(rank - i) % n] for i in range(n)])")
+all_gather.change("one_too_early", "return whole", "return torch.cat([*pieces[1:], pieces[0]])")
+all_gather.change("same_neighbor", "(rank + distance) % n, (rank - distance) % n", "(rank + 1) % n, (rank - 1) % n")
 
 
 # Training with ZeRO-1
@@ -181,12 +181,12 @@ def _play_training(fn: Callable, model: nn.Module, batches: list, loss_fn: Calla
     return f"{sum(one.numel() for optimizer in made for one in optimizer.state)} of {sum(trained)}"
 
 
-def _weights_alone(lefts: list[Left]) -> list[Values]:
+def _weights_alone(lefts: list[Observed]) -> list[Values]:
     free = ("the result", ".grad")
     return [{name: value for name, value in left.values.items() if not name.endswith(free)} for left in lefts]
 
 
-def _state_is_sharded(lefts: list[Left]) -> str:
+def _state_is_sharded(lefts: list[Observed]) -> str:
     """Check that the optimizer's state is sharded.
 
     A rank may hold its piece of all parameters, or a piece of each: then up to one more for each of the four.
@@ -198,17 +198,18 @@ def _state_is_sharded(lefts: list[Left]) -> str:
     return too_much * (most > share + 4)
 
 
-contracts: dict[str, Any] = {"view": _weights_alone, "contract": _state_is_sharded}
+contracts: dict[str, Any] = {"compared": _weights_alone, "breach": _state_is_sharded}
 train_sharded = exact("train_sharded", trained, _play_training, _trainings, _training(4, 64, 3, 0), **contracts)
-change = train_sharded.change
-add, pieces = "scattered(gradient) / n", "weights.tensor_split(n)"
-change("gradients_summed", add, "scattered(gradient)")
-change("own_gradient_alone", add, "gradient.tensor_split(n)[rank].clone()")
-change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
-change("old_gradients_stay", "model.zero_grad()", "pass")
-change("others_stale", "gathered(shard, len(weights))", f"torch.cat([*{pieces}[:rank], shard, *{pieces}[rank + 1 :]])")
-change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
-change("shard_starts_anew", "shard.grad =", f"shard.copy_({pieces}[rank]); shard.grad =")
+train_sharded_add, pieces = "scattered(gradient) / n", "weights.tensor_split(n)"
+train_sharded.change("gradients_summed", train_sharded_add, "scattered(gradient)")
+train_sharded.change("own_gradient_alone", train_sharded_add, "gradient.tensor_split(n)[rank].clone()")
+train_sharded.change("new_optimizer_each_step", "optimizer.step()", "make_optimizer([shard]).step()")
+train_sharded.change("old_gradients_stay", "model.zero_grad()", "pass")
+train_sharded.change(
+    "others_stale", "gathered(shard, len(weights))", f"torch.cat([*{pieces}[:rank], shard, *{pieces}[rank + 1 :]])"
+)
+train_sharded.change("model_unchanged", "vector_to_parameters(whole, parameters)", "pass")
+train_sharded.change("shard_starts_anew", "shard.grad =", f"shard.copy_({pieces}[rank]); shard.grad =")
 
 
 @train_sharded.mistake
@@ -280,7 +281,7 @@ def _play_layers(fn: Callable, x: Tensor, shards: list[Tensor], shapes: Shapes, 
     return {"y": y, "dx": x.grad, **{f"gradient of shards[{i}]": shard.grad for i, shard in enumerate(shards)}}
 
 
-def _one_layer_at_a_time(lefts: list[Left]) -> str:
+def _one_layer_at_a_time(lefts: list[Observed]) -> str:
     """Check the peak memory with many layers; with few, a layer, its gradient and copies take as much as the model."""
     shards = [[value for name, value in left.before.items() if name.startswith("shards[")] for left in lefts]
     model = 8 * sum(shard.numel() for of_rank in shards for shard in of_rank if isinstance(shard, Tensor))
@@ -289,15 +290,16 @@ def _one_layer_at_a_time(lefts: list[Left]) -> str:
     return too_much * (len(shards[0]) == len(MANY) and most >= model)
 
 
-priced, freed = _layers(4, MANY, 0), _one_layer_at_a_time
-sharded_linear = exact("sharded_linear", linear, _play_layers, _all_layers, priced, contract=freed)
-change = sharded_linear.change
-add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
-change("own_samples", f"{add} / n", f"{own}.clone()")
-change("summed", f"{add} / n", add)
-change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
-change("dx_divided", "return dx", "return dx / n")
-change("never_freed", "def whole()", "@functools.cache\n    def whole()")
+sharded_linear_price, sharded_linear_freed = _layers(4, MANY, 0), _one_layer_at_a_time
+sharded_linear = exact(
+    "sharded_linear", linear, _play_layers, _all_layers, sharded_linear_price, breach=sharded_linear_freed
+)
+sharded_linear_add, own = "scattered((dy.T @ x).flatten())", "(dy.T @ x).flatten().tensor_split(n)[dist.get_rank()]"
+sharded_linear.change("own_samples", f"{sharded_linear_add} / n", f"{own}.clone()")
+sharded_linear.change("summed", f"{sharded_linear_add} / n", sharded_linear_add)
+sharded_linear.change("dx_reduced", "return dx", "dist.all_reduce(dx); return dx")
+sharded_linear.change("dx_divided", "return dx", "return dx / n")
+sharded_linear.change("never_freed", "def whole()", "@functools.cache\n    def whole()")
 
 
 # A block that is recomputed
@@ -366,7 +368,7 @@ def _play_blocks(fn: Callable, blocks: nn.ModuleList, x: Tensor, dy: Tensor) -> 
     return {"y": y, "dx": x.grad, "the next random number": torch.rand(1)}
 
 
-def _one_block_at_a_time(lefts: list[Left]) -> str:
+def _one_block_at_a_time(lefts: list[Observed]) -> str:
     """Check that no more than one block's activations are kept.
 
     Autograd keeps three wide tensors of a block: outputs of tanh and dropout, and the mask. Four blocks keep 12.
@@ -377,17 +379,17 @@ def _one_block_at_a_time(lefts: list[Left]) -> str:
     return too_much * (wide and most > 8 * inside)
 
 
-priced, freed = _blocks(4, 4, WIDE, 0), _one_block_at_a_time
-recompute = exact("recompute", computed_again, _play_blocks, _all_blocks, priced, contract=freed)
-change, back, fork = recompute.change, "y.backward(dy)", "torch.random.fork_rng(devices=[]), "
-change("kept", "Recomputed.apply(x)", "block(x)")
-change("without_history", "Recomputed.apply(x)", "Recomputed.apply(x.detach())")
-change("not_recorded", ", torch.enable_grad()", "", fails=True)
-change("not_cut_off", "x.detach().requires_grad_()", "x", fails=True)
-change("from_ones", back, "y.backward(torch.ones_like(y))")
-change("parameters_left_out", back, "x.grad, = torch.autograd.grad(y, x, dy)")
-change("dx_missing", "return x.grad", "return None")
-change("drawn_anew", "torch.set_rng_state(ctx.random)", "pass")
-change("drawn_on", fork, "", "torch.set_rng_state(ctx.random)", "pass")
-change("noted_too_late", "return block(x)", "y = block(x); ctx.random = torch.get_rng_state(); return y")
-change("random_numbers_again", fork, "")
+recompute_price, recompute_freed = _blocks(4, 4, WIDE, 0), _one_block_at_a_time
+recompute = exact("recompute", computed_again, _play_blocks, _all_blocks, recompute_price, breach=recompute_freed)
+back, fork = "y.backward(dy)", "torch.random.fork_rng(devices=[]), "
+recompute.change("kept", "Recomputed.apply(x)", "block(x)")
+recompute.change("without_history", "Recomputed.apply(x)", "Recomputed.apply(x.detach())")
+recompute.change("not_recorded", ", torch.enable_grad()", "", fails=True)
+recompute.change("not_cut_off", "x.detach().requires_grad_()", "x", fails=True)
+recompute.change("from_ones", back, "y.backward(torch.ones_like(y))")
+recompute.change("parameters_left_out", back, "x.grad, = torch.autograd.grad(y, x, dy)")
+recompute.change("dx_missing", "return x.grad", "return None")
+recompute.change("drawn_anew", "torch.set_rng_state(ctx.random)", "pass")
+recompute.change("drawn_on", fork, "", "torch.set_rng_state(ctx.random)", "pass")
+recompute.change("noted_too_late", "return block(x)", "y = block(x); ctx.random = torch.get_rng_state(); return y")
+recompute.change("random_numbers_again", fork, "")

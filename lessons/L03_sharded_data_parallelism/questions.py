@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from course_lib import data
 from course_lib.classroom.questions.asking import choice, each
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.question import SeededQuestion
 from course_lib.classroom.runs.steps import after_barrier
 from course_lib.classroom.runs.training import shares
 from course_lib.figures import memory_by_part
@@ -23,7 +23,7 @@ from lessons.L03_sharded_data_parallelism.runs import FOUR_LAYERS, STAGES, shard
 # Which stage is enough?
 
 
-class Training(NamedTuple):
+class MemoryBudget(NamedTuple):
     """A model of `billions` parameters, on `devices` devices with `gigabytes` of memory each."""
 
     billions: int
@@ -36,7 +36,7 @@ class Training(NamedTuple):
         return self.billions * (16 - sum(shards) * (1 - 1 / self.devices))
 
 
-def _hold(name: str, case: Training) -> Outcome:
+def _hold(name: str, case: MemoryBudget) -> Outcome:
     """Train a small model with memory in proportion: does it fit, and would a lower stage be enough?"""
     stage = int(name)
     step = sharded_step(stage, case.devices)
@@ -94,12 +94,18 @@ def _send_without(option: str, ranks: int) -> Outcome:
     return Outcome(right, found=found, shown=right == (option == "parameters"))
 
 
-QUESTIONS: dict[str, Family] = {
-    "enough_stage": Family(
-        Training(10, 8, 80),
+QUESTIONS: dict[str, SeededQuestion] = {
+    "enough_stage": SeededQuestion(
+        MemoryBudget(10, 8, 80),
         choice(each(_hold, map(str, STAGES))),
-        [Training(6, 4, 80), Training(12, 4, 96), Training(30, 8, 80), Training(20, 8, 120), Training(3, 4, 80)],
+        [
+            MemoryBudget(6, 4, 80),
+            MemoryBudget(12, 4, 96),
+            MemoryBudget(30, 8, 80),
+            MemoryBudget(20, 8, 120),
+            MemoryBudget(3, 4, 80),
+        ],
         lambda case: {**case._asdict(), **{f"stage_{stage}": f"{case.needed(stage):.3g}" for stage in STAGES}},
     ),
-    "stage_3_sends": Family(4, choice(each(_send_without, WITHOUT)), (2,), lambda ranks: {"ranks": ranks}),
+    "stage_3_sends": SeededQuestion(4, choice(each(_send_without, WITHOUT)), (2,), lambda ranks: {"ranks": ranks}),
 }

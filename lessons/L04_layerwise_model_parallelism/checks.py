@@ -74,14 +74,15 @@ def _dearest(model: tuple, stages: Any) -> str:
     return found[0] if found else f"the dearest costs {max(sum(costs[i] for i in stage) for stage in lists)}"
 
 
-more = [(n, kind) for n in (3, 4) for kind in ("unequal layers", "stages of different length")]
-priced, pace = ("ten layers", ([3, *[10] * 8, 22], 4)), Pace({"forward": 0.002, "backward": 0.004})
-split_layers = computing("split_layers", split, "", _models, more, priced, _pass_through, value=_dearest, pace=pace)
-change = split_layers.change
+split_layers_more = [(n, kind) for n in (3, 4) for kind in ("unequal layers", "stages of different length")]
+price_case, pace = ("ten layers", ([3, *[10] * 8, 22], 4)), Pace({"forward": 0.002, "backward": 0.004})
+split_layers = computing(
+    "split_layers", split, "", _models, split_layers_more, price_case, _pass_through, value=_dearest, pace=pace
+)
 price = "max(sum(costs[i] for i in stage) for"
-change("by_number", price, "sum(len(stage) ** 2 for")
-change("least_squares", price, "sum(sum(costs[i] for i in stage) ** 2 for")
-change("cheapest", price, price.replace("max", "-min"))
+split_layers.change("by_number", price, "sum(len(stage) ** 2 for")
+split_layers.change("least_squares", price, "sum(sum(costs[i] for i in stage) ** 2 for")
+split_layers.change("cheapest", price, price.replace("max", "-min"))
 
 
 def _filled(costs: Costs, n_stages: int, is_full: Callable[[Costs, int, float], bool]) -> list[range]:
@@ -174,17 +175,16 @@ def _play_steps(fn: Callable, stage: nn.Module, minibatches: list, loss_fn: Call
 PACE = Pace({"forward": 0.05, "backward": 0.1}, Link(latency=0.001))
 last = _steps(4, 2, 0, new="hidden states get wider from rank to rank", wider=2)
 forward_and_backward = Exercise("forward_and_backward", passed_on, _play_steps, _all_steps, last, PACE, rounding=1e-12)
-change = forward_and_backward.change
 back = "y.backward(dy)"
-change("no_leaf", "x.requires_grad_()", "pass", fails=True)
-change("frozen_forgotten", "if y.requires_grad", "if True", fails=True)
-change("own_inputs", "stage(x)", "stage(x + (inputs - x).detach())")
-change("own_loss", back, "loss_fn(y, targets).backward()")
-change("from_ones", back, "y.sum().backward()")
-change("divided", back, "y.backward(dy / (last + 1))")
-change("without_loss", "loss.backward()", "y.sum().backward()")
-change("dy_returned", "dist.send(x.grad", "dist.send(x.grad if rank == last else dy")
-change("cleared", "y = stage(x)", "stage.zero_grad(); y = stage(x)")
+forward_and_backward.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
+forward_and_backward.change("frozen_forgotten", "if y.requires_grad", "if True", fails=True)
+forward_and_backward.change("own_inputs", "stage(x)", "stage(x + (inputs - x).detach())")
+forward_and_backward.change("own_loss", back, "loss_fn(y, targets).backward()")
+forward_and_backward.change("from_ones", back, "y.sum().backward()")
+forward_and_backward.change("divided", back, "y.backward(dy / (last + 1))")
+forward_and_backward.change("without_loss", "loss.backward()", "y.sum().backward()")
+forward_and_backward.change("dy_returned", "dist.send(x.grad", "dist.send(x.grad if rank == last else dy")
+forward_and_backward.change("cleared", "y = stage(x)", "stage.zero_grad(); y = stage(x)")
 
 
 # Who holds what
@@ -220,18 +220,17 @@ def _hold(network: tuple, found: Any) -> None:
     torch.empty(int(sum(found[dist.get_rank()])), dtype=torch.uint8)
 
 
-more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
+who_holds_what_more = [(n, kind) for n in (3, 4) for kind in ("more layers on a rank", "stages of different length")]
 network = "seven layers on 4 ranks", (WIDTHS, STAGES, 32)
-who_holds_what = computing("who_holds_what", held, "", _networks, more, network, _hold)
-change = who_holds_what.change
+who_holds_what = computing("who_holds_what", held, "", _networks, who_holds_what_more, network, _hold)
 acts = "sum(widths[stage.start : stage.stop + 1])"
-change("no_bias", "(widths[i] + 1)", "widths[i]")
-change("whole_model", "for i in stage)", "for i in range(len(widths) - 1))")
-change("one_number", "2 * parameters", "parameters")
-change("step_of_a_layer", "4 * 2 * len", "4 * len")
-change("no_steps", " + 4 * 2 * len(stage)", "")
-change("one_sample", "4 * samples *", "4 *")
-change("not_arrived", acts, "sum(widths[i + 1] for i in stage)")
-change("not_sent", acts, "sum(widths[i] for i in stage)")
-change("twice", acts, "sum(widths[i] + widths[i + 1] for i in stage)")
-change("largest", acts, f"max({acts[4:-1]})")
+who_holds_what.change("no_bias", "(widths[i] + 1)", "widths[i]")
+who_holds_what.change("whole_model", "for i in stage)", "for i in range(len(widths) - 1))")
+who_holds_what.change("one_number", "2 * parameters", "parameters")
+who_holds_what.change("step_of_a_layer", "4 * 2 * len", "4 * len")
+who_holds_what.change("no_steps", " + 4 * 2 * len(stage)", "")
+who_holds_what.change("one_sample", "4 * samples *", "4 *")
+who_holds_what.change("not_arrived", acts, "sum(widths[i + 1] for i in stage)")
+who_holds_what.change("not_sent", acts, "sum(widths[i] for i in stage)")
+who_holds_what.change("twice", acts, "sum(widths[i] + widths[i + 1] for i in stage)")
+who_holds_what.change("largest", acts, f"max({acts[4:-1]})")

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Left, effect, normal, prepared
+from course_lib.classroom.checks.part import Case, Observed, effect, normal, prepared
 from course_lib.classroom.checks.tables import Plans, computing
 from course_lib.classroom.runs.events import perform
 from course_lib.ranks import Pace
@@ -90,7 +90,7 @@ def _as_text(actions: Any, row: int, each: int) -> Any:
     return " ".join(f"{op}{k}" if each == 1 and stage == row else f"{op}{k}.{stage}" for op, stage, k in actions)
 
 
-def _what_it_would_do(lefts: list[Left]) -> str:
+def _what_it_would_do(lefts: list[Observed]) -> str:
     """Say why these lists would hang, or in what they are worse than the right ones."""
     name, *sizes = (str(lefts[0].values[size]) for size in ("name", "n_stages", "m", "each"))
     n_stages, m, each = map(int, sizes)
@@ -116,33 +116,44 @@ def _what_it_would_do(lefts: list[Left]) -> str:
 
 
 on_devices = partial(Exercise, pace=Pace({"forward": 0.05, "backward": 0.1}))
-priced = _schedule(4, "1f1b", 4, 8, runs=True)
-pipeline_actions = on_devices("pipeline_actions", listed, _play_schedule, _schedules, priced, rule=_what_it_would_do)
-change = pipeline_actions.change
-ahead, last = "min(n_stages - 1 - stage, n_micro_batches)", "range(n_micro_batches - ahead, n_micro_batches)"
-change("always_gpipe", ahead, "n_micro_batches")
-change("one_by_one", ahead, "0")
-change("all_alike", ahead, "min(n_stages - 1, n_micro_batches)")
-change("other_end", ahead, "min(stage, n_micro_batches)")
-change("one_less", ahead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
-change("one_more", ahead, "min(n_stages - stage, n_micro_batches)")
-change("last_first", last, f"reversed({last})")
-
-
-priced = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
-interleaved_actions = on_devices(
-    "interleaved_actions", interleaved, _play_schedule, _interleavings, priced, rule=_what_it_would_do
+pipeline_actions_price = _schedule(4, "1f1b", 4, 8, runs=True)
+pipeline_actions = on_devices(
+    "pipeline_actions", listed, _play_schedule, _schedules, pipeline_actions_price, rule=_what_it_would_do
 )
-change = interleaved_actions.change
-ahead, stages = "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)", "rank, n_ranks * stages_per_rank, n_ranks"
-change("stages_side_by_side", stages, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
-change("same_way_back", "reversed(stages)", "stages")
-change("one_stage_after_the_other", "size = n_ranks", "size = n_micro_batches")
-change("one_micro_batch_after_the_other", "size = n_ranks", "size = 1")
-change("ahead_as_with_one_stage", ahead, "n_ranks - 1 - rank")
-change("ahead_by_half", ahead, ahead.replace("2 * ", ""))
-change("one_more", ahead, f"{ahead} + 1")
-change("all_forward_first", ahead, "n_micro_batches * stages_per_rank")
+pipeline_actions_ahead, last = (
+    "min(n_stages - 1 - stage, n_micro_batches)",
+    "range(n_micro_batches - ahead, n_micro_batches)",
+)
+pipeline_actions.change("always_gpipe", pipeline_actions_ahead, "n_micro_batches")
+pipeline_actions.change("one_by_one", pipeline_actions_ahead, "0")
+pipeline_actions.change("all_alike", pipeline_actions_ahead, "min(n_stages - 1, n_micro_batches)")
+pipeline_actions.change("other_end", pipeline_actions_ahead, "min(stage, n_micro_batches)")
+pipeline_actions.change("one_less", pipeline_actions_ahead, "min(max(n_stages - 2 - stage, 0), n_micro_batches)")
+pipeline_actions.change("one_more", pipeline_actions_ahead, "min(n_stages - stage, n_micro_batches)")
+pipeline_actions.change("last_first", last, f"reversed({last})")
+
+
+interleaved_actions_price = _schedule(4, "interleaved_1f1b", 8, 8, each=2, runs=True)
+interleaved_actions = on_devices(
+    "interleaved_actions",
+    interleaved,
+    _play_schedule,
+    _interleavings,
+    interleaved_actions_price,
+    rule=_what_it_would_do,
+)
+interleaved_actions_ahead, stages = (
+    "(stages_per_rank - 1) * n_ranks + 2 * (n_ranks - 1 - rank)",
+    "rank, n_ranks * stages_per_rank, n_ranks",
+)
+interleaved_actions.change("stages_side_by_side", stages, "stages_per_rank * rank, stages_per_rank * (rank + 1)")
+interleaved_actions.change("same_way_back", "reversed(stages)", "stages")
+interleaved_actions.change("one_stage_after_the_other", "size = n_ranks", "size = n_micro_batches")
+interleaved_actions.change("one_micro_batch_after_the_other", "size = n_ranks", "size = 1")
+interleaved_actions.change("ahead_as_with_one_stage", interleaved_actions_ahead, "n_ranks - 1 - rank")
+interleaved_actions.change("ahead_by_half", interleaved_actions_ahead, interleaved_actions_ahead.replace("2 * ", ""))
+interleaved_actions.change("one_more", interleaved_actions_ahead, f"{interleaved_actions_ahead} + 1")
+interleaved_actions.change("all_forward_first", interleaved_actions_ahead, "n_micro_batches * stages_per_rank")
 
 
 # A rank that runs its list
@@ -201,17 +212,16 @@ def _steps(seed: int) -> list[Case]:
 
 
 run_actions = on_devices("run_actions", ran, effect, _steps, _step(4, "1f1b", (2,) * 6, 0), rounding=1e-12)
-change = run_actions.change
 share, other = " * len(targets[k]) / samples", "max(j for j in in_flight if len(targets[j]) == len(targets[k]))"
-change("losses_summed", share, "")
-change("all_alike", share, " / len(targets)")
-change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(targets))")
-change("cleared", "in_flight, sending = {}, []", "in_flight, sending, _ = {}, [], module.zero_grad()")
-change("last_alone", "y.backward", "module.zero_grad(), y.backward")
-change("dy_passed_on", "dist.isend(x.grad,", "dist.isend(x.grad if dy is None else dy,")
-change("newest_first", "in_flight.pop(k)", f"in_flight.pop({other})")
-change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
-change("no_leaf", "x.requires_grad_()", "pass", fails=True)
+run_actions.change("losses_summed", share, "")
+run_actions.change("all_alike", share, " / len(targets)")
+run_actions.change("divided_on_all", "(dy)", "(dy if dy is None else dy / len(targets))")
+run_actions.change("cleared", "in_flight, sending = {}, []", "in_flight, sending, _ = {}, [], module.zero_grad()")
+run_actions.change("last_alone", "y.backward", "module.zero_grad(), y.backward")
+run_actions.change("dy_passed_on", "dist.isend(x.grad,", "dist.isend(x.grad if dy is None else dy,")
+run_actions.change("newest_first", "in_flight.pop(k)", f"in_flight.pop({other})")
+run_actions.change("overwritten", "in_flight[k] = x, y", "in_flight = dict.fromkeys(range(99), (x, y))", fails=True)
+run_actions.change("no_leaf", "x.requires_grad_()", "pass", fails=True)
 
 
 # Numbers
@@ -245,19 +255,26 @@ def _run_gpipe(plan: tuple, found: Any) -> None:
     perform(SCHEDULES["gpipe"](len(forward), m).actions[rank], len(forward), forward[rank], backward[rank])
 
 
-more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
+bubble_more = [(3, "equal stages"), (3, "two slow stages"), (4, "equal stages"), (4, "two slow stages")]
 with_gpipe = "GPipe on 4 ranks", ([2, 2, 5, 2], [4, 4, 4, 8], 6)
 bubble = computing(
-    "bubble", idle_share, "pipelines with ", _pipelines, more, with_gpipe, _run_gpipe, pace=Pace(0.01), rounding=1e-6
+    "bubble",
+    idle_share,
+    "pipelines with ",
+    _pipelines,
+    bubble_more,
+    with_gpipe,
+    _run_gpipe,
+    pace=Pace(0.01),
+    rounding=1e-6,
 )
-change = bubble.change
 idle, both = "1 - busy / (n * step)", "seconds([*map(sum, zip(forward, backward))])"
-change("of_computing", idle, "n * step / busy - 1")
-change("seconds_idle", idle, "n * step - busy")
-change("one_turn_more", "(m - 1)", "m")
-change("never_filled", "sum(each)", "max(each)")
-change("equal_stages", idle, "(n - 1) / (m + n - 1)")
-change("one_slowest", "seconds(forward) + seconds(backward)", both)
+bubble.change("of_computing", idle, "n * step / busy - 1")
+bubble.change("seconds_idle", idle, "n * step - busy")
+bubble.change("one_turn_more", "(m - 1)", "m")
+bubble.change("never_filled", "sum(each)", "max(each)")
+bubble.change("equal_stages", idle, "(n - 1) / (m + n - 1)")
+bubble.change("one_slowest", "seconds(forward) + seconds(backward)", both)
 
 
 def best(samples: int, n_stages: int, overhead: float, per_sample: float, room: float) -> int:
@@ -289,14 +306,15 @@ def _run_1f1b(plan: tuple, m: Any) -> None:
     perform(SCHEDULES["1f1b"](n, max(1, min(int(m), samples))).actions[dist.get_rank()], n, seconds, seconds)
 
 
-more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
+best_micro_batches_more = [*((3, kind) for kind in MINIBATCHES), *((4, kind) for kind in MINIBATCHES[:2])]
 minibatch, pace = ("1F1B on 4 ranks", (32, 4, 8, 3, 16)), Pace(0.001)
-best_micro_batches = computing("best_micro_batches", best, "", _minibatches, more, minibatch, _run_1f1b, pace=pace)
-change = best_micro_batches.change
-change("memory_forgotten", " and held(m) <= room", "")
-change("no_overhead", "overhead +", "0 +")
-change("no_bubble", "(m + n_stages - 1)", "m")
-change("holds_one", "min(n_stages, m) *", "")
-change("holds_all", "min(n_stages, m)", "n_stages")
-change("left_over", "samples % m == 0 and", "")
-change("the_size", "min(fitting", "samples // min(fitting")
+best_micro_batches = computing(
+    "best_micro_batches", best, "", _minibatches, best_micro_batches_more, minibatch, _run_1f1b, pace=pace
+)
+best_micro_batches.change("memory_forgotten", " and held(m) <= room", "")
+best_micro_batches.change("no_overhead", "overhead +", "0 +")
+best_micro_batches.change("no_bubble", "(m + n_stages - 1)", "m")
+best_micro_batches.change("holds_one", "min(n_stages, m) *", "")
+best_micro_batches.change("holds_all", "min(n_stages, m)", "n_stages")
+best_micro_batches.change("left_over", "samples % m == 0 and", "")
+best_micro_batches.change("the_size", "min(fitting", "samples // min(fitting")

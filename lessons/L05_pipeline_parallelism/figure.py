@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from course_lib.figures.axis import TIMES, counted, duration, percent
 from course_lib.figures.bars import stacked
-from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point
 from course_lib.figures.frame import MARGIN
 from course_lib.figures.palette import LINES, STYLES, Look, Style
 from course_lib.figures.picture import Picture, table
@@ -26,8 +26,8 @@ PARTS: dict[str, Style] = {
     "idle": STYLES["wait"]._replace(label="idle"),
 }
 NOTES = (  # below the axis
-    Words("held", -8, 33, "end", 11, is_bold=False),
-    Words("of a micro-batch; held: how many have activations; ✗: no room", MARGIN - LEFT, 52, size=11, is_bold=False),
+    Label("held", -8, 33, "end", 11, is_bold=False),
+    Label("of a micro-batch; held: how many have activations; ✗: no room", MARGIN - LEFT, 52, size=11, is_bold=False),
 )
 NONE, RUNS = "None of them fits into memory", "all of it, emulated"
 COLUMNS = (
@@ -88,7 +88,7 @@ def _panel(steps: Sequence[SizedStep], chosen: int | None) -> Panel:
     for x, step in places.items():
         name, held = counted(step.size, "sample"), str(step.held) if step.fits else f"{step.held} ✗"
         marks += stacked(name, vars(step), PARTS, duration, size, x, thickness=2 / 3)
-        marks.append(Point(x, 0, "", Words(held, 0, 33, "middle", is_bold=step.size == chosen)))
+        marks.append(Point(x, 0, "", Label(held, 0, 33, "middle", is_bold=step.size == chosen)))
         if step.measured:
             points.append(Point(x, step.measured / size, f"{name}: {duration(step.measured)}, emulated"))
     marks += [Curve(RUNS, points, MEASURED)] if points else []

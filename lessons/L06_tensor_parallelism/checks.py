@@ -20,7 +20,7 @@ from torch import Tensor
 from course_lib.classroom.checks.evidence import kind
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent
-from course_lib.classroom.checks.part import Case, Left, Values, normal
+from course_lib.classroom.checks.part import Case, Observed, Values, normal
 from course_lib.mechanisms.tensor_parallel.linear import conjugate
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -107,15 +107,14 @@ def _play_linear(fn: Any, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -
     return {"y": y, **{f"{name}.grad": leaf.grad for name, leaf in zip(("x", "weight", "bias"), leaves, strict=True)}}
 
 
-cases, priced = partial(_linear_cases, "outputs"), _linear("outputs", 4, (16,), 32, 64)
-column_parallel = exact("column_parallel", column, _play_linear, cases, priced)
-change = column_parallel.change
-change("without_f", "conjugate(x, unchanged, summed)", "x")
-change("f_averages", "summed", "averaged")
-change("g_in_place_of_f", "unchanged, summed", "summed, unchanged")
-change("f_on_both_ways", "unchanged", "summed")
-change("outputs_gathered", "F.linear(x, weight, bias)", "side_by_side(F.linear(x, weight, bias))")
-change("nothing_goes_on", "summed", "dist.all_reduce")
+column_parallel_cases, column_parallel_price = partial(_linear_cases, "outputs"), _linear("outputs", 4, (16,), 32, 64)
+column_parallel = exact("column_parallel", column, _play_linear, column_parallel_cases, column_parallel_price)
+column_parallel.change("without_f", "conjugate(x, unchanged, summed)", "x")
+column_parallel.change("f_averages", "summed", "averaged")
+column_parallel.change("g_in_place_of_f", "unchanged, summed", "summed, unchanged")
+column_parallel.change("f_on_both_ways", "unchanged", "summed")
+column_parallel.change("outputs_gathered", "F.linear(x, weight, bias)", "side_by_side(F.linear(x, weight, bias))")
+column_parallel.change("nothing_goes_on", "summed", "dist.all_reduce")
 
 
 @column_parallel.mistake
@@ -124,17 +123,21 @@ def outputs_added_up(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return conjugate(F.linear(x, weight, bias), lambda y: summed(F.pad(y, (0, 64 - own)))[..., :own], unchanged)
 
 
-cases, priced = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
-row_parallel = exact("row_parallel", row, _play_linear, cases, priced)
-change, total = row_parallel.change, "conjugate(addend, summed, unchanged)"
-change("without_g", total, "addend")
-change("g_averages", "summed", "averaged")
-change("bias_on_every_rank", f"{total} + bias", "conjugate(addend + bias, summed, unchanged)")
-change("bias_in_parts", f"{total} + bias", "conjugate(addend + bias / dist.get_world_size(), summed, unchanged)")
-change("bias_on_one_rank", f"{total} + bias", "conjugate(addend + (0 if dist.get_rank() else bias), summed, unchanged)")
-change("g_on_both_ways", "unchanged", "summed")
-change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
-change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
+row_parallel_cases, row_parallel_price = partial(_linear_cases, "inputs"), _linear("inputs", 4, (16,), 64, 32)
+row_parallel = exact("row_parallel", row, _play_linear, row_parallel_cases, row_parallel_price)
+total = "conjugate(addend, summed, unchanged)"
+row_parallel.change("without_g", total, "addend")
+row_parallel.change("g_averages", "summed", "averaged")
+row_parallel.change("bias_on_every_rank", f"{total} + bias", "conjugate(addend + bias, summed, unchanged)")
+row_parallel.change(
+    "bias_in_parts", f"{total} + bias", "conjugate(addend + bias / dist.get_world_size(), summed, unchanged)"
+)
+row_parallel.change(
+    "bias_on_one_rank", f"{total} + bias", "conjugate(addend + (0 if dist.get_rank() else bias), summed, unchanged)"
+)
+row_parallel.change("g_on_both_ways", "unchanged", "summed")
+row_parallel.change("f_in_place_of_g", "summed, unchanged", "unchanged, summed")
+row_parallel.change("addends_side_by_side", f"{total} + bias", "side_by_side(addend + bias)")
 
 
 # Attention
@@ -193,7 +196,7 @@ def _are_heads(shares: Any, width: int, hidden: int) -> bool:
     return own > 0 and own % width == 0 and [tuple(one.shape) for one in shares] == wanted
 
 
-def _view_heads(lefts: list[Left]) -> list[Values]:
+def _view_heads(lefts: list[Observed]) -> list[Values]:
     """The values to compare: numbers of heads, and the sum of all outputs. Which heads a rank has is free."""
     results = ([left.values.get(f"the result[{name}]", "") for left in lefts] for name in ("heads", "addend"))
     counts, addends = ([one for one in values if isinstance(one, Tensor)] for values in results)
@@ -204,18 +207,17 @@ def _view_heads(lefts: list[Left]) -> list[Values]:
     return [{k: v for k, v in left.values.items() if "result" not in k} | of_all for left in lefts]
 
 
-cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, priced=_heads(4, 8, 4), view=_view_heads)
-change = cut_heads.change
+cut_heads = exact("cut_heads", heads_cut, _play_heads, _heads_cases, price_case=_heads(4, 8, 4), compared=_view_heads)
 make_rows, cut_them = "torch.cat([own, own + hidden, own + 2 * hidden])", ".tensor_split(n)[rank].flatten()"
-change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_split(n)[rank]")
-change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
-change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
-change("heads_torn", ".view(heads, -1)", "")
-change("out_cut_by_rows", "out[:, own]", "out[own]")
-change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
-change("all_heads", cut_them, ".flatten()")
-change("same_heads", "[rank]", "[0]")
-change("heads_left_out", cut_them, ".split(heads // n)[rank].flatten()")
+cut_heads.change("qkv_cut_as_one", make_rows, "torch.arange(3 * hidden).tensor_split(n)[rank]")
+cut_heads.change("through_the_heads", cut_them, ".tensor_split(n, 1)[rank].flatten()")
+cut_heads.change("heads_interleaved", ".view(heads, -1)", ".view(-1, heads).T")
+cut_heads.change("heads_torn", ".view(heads, -1)", "")
+cut_heads.change("out_cut_by_rows", "out[:, own]", "out[own]")
+cut_heads.change("other_columns_of_out", "out[:, own]", "out.roll(len(own), 1)[:, own]")
+cut_heads.change("all_heads", cut_them, ".flatten()")
+cut_heads.change("same_heads", "[rank]", "[0]")
+cut_heads.change("heads_left_out", cut_them, ".split(heads // n)[rank].flatten()")
 
 
 # Loss
@@ -265,25 +267,29 @@ def _play_entropy(fn: Any, logits: Tensor, targets: Tensor, first: int) -> Any:
     return dict(zip(("loss", "gradient"), result, strict=True)) if is_pair else result
 
 
-def _three_numbers(lefts: list[Left]) -> str:
+def _three_numbers(lefts: list[Observed]) -> str:
     (_, most), allowed = most_sent(lefts), 3 * len(lefts[0].before["targets"])
     too_much = f"The loss is right, but a rank gives {most} numbers to the others, where {allowed} would do"
     return f"{too_much}: three a target." * (most > allowed)
 
 
-priced = _tokens(4, 16, 64)
-cross_entropy = exact("cross_entropy", entropy, _play_entropy, _tokens_cases, priced, contract=_three_numbers)
-change, add_up = cross_entropy.change, "dist.all_reduce(sums)"
-change("own_softmax", add_up, "dist.all_reduce(logit)")
-change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
-change("logarithms_added", add_up, f"total.log_(); {add_up}; total.exp_()")
-change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
-change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
-change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
-change("target_on_every_rank", "place = targets - first", "place = (targets - first).clamp(0, logits.shape[-1] - 1)")
-change("place_not_moved", "targets - first", "targets.clone()")
-change("target_not_in_the_gradient", "gradient[rows, place[rows]] -= 1", "pass")
-change("gradient_of_a_sum", ".div_(len(targets))", "")
+cross_entropy_price = _tokens(4, 16, 64)
+cross_entropy = exact(
+    "cross_entropy", entropy, _play_entropy, _tokens_cases, cross_entropy_price, breach=_three_numbers
+)
+add_up = "dist.all_reduce(sums)"
+cross_entropy.change("own_softmax", add_up, "dist.all_reduce(logit)")
+cross_entropy.change("own_softmax_in_the_gradient", "div_(total[:, None])", "div_(exponentials.sum(-1, keepdim=True))")
+cross_entropy.change("logarithms_added", add_up, f"total.log_(); {add_up}; total.exp_()")
+cross_entropy.change("own_largest", "dist.all_reduce(largest, dist.ReduceOp.MAX)", "pass")
+cross_entropy.change("one_number_for_all_targets", "logits.amax(-1)", "logits.amax().repeat(len(targets))")
+cross_entropy.change("nothing_subtracted", "logits - largest[:, None]", "logits.clone()")
+cross_entropy.change(
+    "target_on_every_rank", "place = targets - first", "place = (targets - first).clamp(0, logits.shape[-1] - 1)"
+)
+cross_entropy.change("place_not_moved", "targets - first", "targets.clone()")
+cross_entropy.change("target_not_in_the_gradient", "gradient[rows, place[rows]] -= 1", "pass")
+cross_entropy.change("gradient_of_a_sum", ".div_(len(targets))", "")
 
 
 @cross_entropy.mistake

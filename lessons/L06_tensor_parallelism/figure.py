@@ -25,7 +25,7 @@ from course_lib.figures.picture import Picture, table
 from course_lib.figures.svg import BACKGROUND, Sheet, text_width
 
 if TYPE_CHECKING:
-    from lessons.L06_tensor_parallelism.runs import CutRun, Operation
+    from lessons.L06_tensor_parallelism.runs import CutRun, LayerOperation
 
 GUTTER, GAP, STATION = 76.0, 12.0, 26.0  # pixels: left of the lanes, between things, of a communication
 NARROW, WIDE, POSITIONS = 28.0, 112.0, 56.0  # pixels: the hidden size, four times that, a sequence
@@ -66,7 +66,7 @@ def who_holds_what(run: CutRun, width: int = 850, title: str | None = None) -> P
 class _Station(NamedTuple):
     """A communication. sent: bytes that each rank sends, forward and backward."""
 
-    operation: Operation
+    operation: LayerOperation
     sent: tuple[int, int]
     width: float = STATION
 
@@ -93,7 +93,7 @@ def _through(name: str, cut: str) -> _Thing:
     return _Thing(name, WIDE if "u" in name else NARROW, POSITIONS, cut)
 
 
-def _matrix(operation: Operation) -> _Thing:
+def _matrix(operation: LayerOperation) -> _Thing:
     cut = "columns" if operation.leaves == "columns" else "rows"
     width, height = (WIDE, NARROW) if operation.name == "A" else (NARROW, WIDE)
     return _Thing(operation.name, width, height, cut, is_matrix=True)

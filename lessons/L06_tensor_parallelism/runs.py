@@ -44,7 +44,7 @@ CUTS = (("columns", "rows"), ("columns", "columns"), ("rows", "rows"), ("rows", 
 DIMENSION = {"columns": 1, "rows": 0}  # of a matrix [in, out], as in x A; a Linear stores it the other way around
 
 
-class Operation(NamedTuple):
+class LayerOperation(NamedTuple):
     """One operation of an MLP on the ranks.
 
     run: the operation on this rank's part of x [batch, sequence, width].
@@ -65,7 +65,7 @@ class Operation(NamedTuple):
         return self.name in ("f", "g", "take", "join")
 
 
-def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = False) -> list[Operation]:
+def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = False) -> list[LayerOperation]:
     """A rank's operations of the MLP y = gelu(x a) b.
 
     a: [hidden, wide] and b: [wide, hidden], the whole matrices; a rank uses its share of each.
@@ -77,7 +77,7 @@ def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = 
     if tuple(cut) not in CUTS:
         raise ValueError(f"cut={cut!r} is unknown; choose one of {', '.join(map(str, CUTS))}")
     first, second = cut
-    gelu = Operation("gelu", F.gelu, "columns" if first == "columns" else "whole")
+    gelu = LayerOperation("gelu", F.gelu, "columns" if first == "columns" else "whole")
     fits = (first, second) == ("columns", "rows")
     between = [] if fits else [*_leave(first, b.shape[0]), *_enter(second)]
     after_sum = 1 if first == "rows" else 0  # a GELU of partial sums would be wrong; one of columns is less work
@@ -92,7 +92,7 @@ def cut_mlp(a: Tensor, b: Tensor, cut: Sequence[str], sequence_parallel: bool = 
     ]
 
 
-def without_sum(operations: Sequence[Operation], name: str) -> list[Operation]:
+def without_sum(operations: Sequence[LayerOperation], name: str) -> list[LayerOperation]:
     """Replace the operations of this name, "f" or "g", by ones that do not add up.
 
     This is a layer whose author has forgotten an all-reduce: every shape is right.
@@ -100,7 +100,7 @@ def without_sum(operations: Sequence[Operation], name: str) -> list[Operation]:
     return [_forgetful(operation) if operation.name == name else operation for operation in operations]
 
 
-def gelu_first(operations: Sequence[Operation]) -> list[Operation]:
+def gelu_first(operations: Sequence[LayerOperation]) -> list[LayerOperation]:
     """Move the GELU of these operations before the sum that it should follow."""
     order = list(operations)
     at = [operation.name for operation in order].index("gelu")
@@ -108,7 +108,7 @@ def gelu_first(operations: Sequence[Operation]) -> list[Operation]:
     return order
 
 
-def forward_and_backward(operations: Sequence[Operation], x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def forward_and_backward(operations: Sequence[LayerOperation], x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Run forward with x, backward with the gradient of the result. Returns the result and the gradient of x."""
     tape = []
     for operation in operations:
@@ -124,45 +124,47 @@ def forward_and_backward(operations: Sequence[Operation], x: Tensor, gradient: T
     return x.detach(), gradient
 
 
-def _marked(kind: str, operation: Operation) -> contextlib.AbstractContextManager[None]:
+def _marked(kind: str, operation: LayerOperation) -> contextlib.AbstractContextManager[None]:
     return compute(kind, operation.name, work=operation.work) if operation.work else contextlib.nullcontext()
 
 
-def _product(name: str, matrix: Tensor, how: str) -> Operation:
+def _product(name: str, matrix: Tensor, how: str) -> LayerOperation:
     own = tp.shard(matrix, DIMENSION[how])
     leaves = "columns" if how == "columns" else "addends"
-    return Operation(name, lambda x: x @ own, leaves, work=matrix.numel() / dist.get_world_size())
+    return LayerOperation(name, lambda x: x @ own, leaves, work=matrix.numel() / dist.get_world_size())
 
 
-def _enter(how: str, sequence_parallel: bool = False) -> list[Operation]:
+def _enter(how: str, sequence_parallel: bool = False) -> list[LayerOperation]:
     """The operations that a product of this cut needs before it."""
     if how == "rows":
         return [*([_join_positions()] if sequence_parallel else []), _take("columns", -1)]
     if sequence_parallel:
-        return [Operation("f", tp.gather_sequence, "whole", "all-gather", "reduce-scatter")]
-    return [Operation("f", tp.copy_to_ranks, "whole", "", "all-reduce")]
+        return [LayerOperation("f", tp.gather_sequence, "whole", "all-gather", "reduce-scatter")]
+    return [LayerOperation("f", tp.copy_to_ranks, "whole", "", "all-reduce")]
 
 
-def _leave(how: str, width: int, sequence_parallel: bool = False) -> list[Operation]:
+def _leave(how: str, width: int, sequence_parallel: bool = False) -> list[LayerOperation]:
     """The operations from a product's result to the whole, or to this rank's positions. width: of the result."""
     if how == "columns":
-        join = Operation("join", lambda x: tp.gather_from_ranks(x, -1, width), "whole", "all-gather", "")
+        join = LayerOperation("join", lambda x: tp.gather_from_ranks(x, -1, width), "whole", "all-gather", "")
         return [join, *([_take("positions", SEQUENCE)] if sequence_parallel else [])]
     if sequence_parallel:
-        return [Operation("g", tp.reduce_scatter_sequence, "positions", "reduce-scatter", "all-gather")]
-    return [Operation("g", tp.sum_over_ranks, "whole", "all-reduce", "")]
+        return [LayerOperation("g", tp.reduce_scatter_sequence, "positions", "reduce-scatter", "all-gather")]
+    return [LayerOperation("g", tp.sum_over_ranks, "whole", "all-reduce", "")]
 
 
-def _take(leaves: str, dim: int) -> Operation:
-    return Operation("take", lambda x: tp.scatter_to_ranks(x, dim), leaves, "", "all-gather")
+def _take(leaves: str, dim: int) -> LayerOperation:
+    return LayerOperation("take", lambda x: tp.scatter_to_ranks(x, dim), leaves, "", "all-gather")
 
 
-def _join_positions() -> Operation:
+def _join_positions() -> LayerOperation:
     n = dist.get_world_size()
-    return Operation("join", lambda x: tp.gather_from_ranks(x, SEQUENCE, n * x.shape[SEQUENCE]), "whole", "all-gather")
+    return LayerOperation(
+        "join", lambda x: tp.gather_from_ranks(x, SEQUENCE, n * x.shape[SEQUENCE]), "whole", "all-gather"
+    )
 
 
-def _forgetful(operation: Operation) -> Operation:
+def _forgetful(operation: LayerOperation) -> LayerOperation:
     if operation.name == "f" and operation.forward:
         return _join_positions()._replace(name="f")
     if operation.name == "g" and operation.leaves == "positions":
@@ -190,7 +192,7 @@ class CutRun(NamedTuple):
     off: for each result the largest difference from one process's, on any rank, as a share of its largest number.
     """
 
-    operations: list[Operation]
+    operations: list[LayerOperation]
     traffic: list[tuple[int, int]]
     off: dict[str, float]
     timeline: Timeline
@@ -222,7 +224,7 @@ def run_cut(
 
 def _run_cut(
     rank: int, cut: tuple[str, str], mistake: str, hidden: int, sequence_parallel: bool
-) -> tuple[list[Operation], dict[str, float]]:
+) -> tuple[list[LayerOperation], dict[str, float]]:
     generator = torch.Generator().manual_seed(0)
     x, gradient = (torch.randn((1, POSITIONS, hidden), generator=generator) for _ in range(2))
     shapes = (hidden, 4 * hidden), (4 * hidden, hidden)
@@ -265,7 +267,7 @@ def _off(got: Tensor, expected: Tensor) -> float:
     return ((got - expected).abs().max() / expected.abs().max()).item()
 
 
-def _traffic(timeline: Timeline, operations: list[Operation]) -> list[tuple[int, int]]:
+def _traffic(timeline: Timeline, operations: list[LayerOperation]) -> list[tuple[int, int]]:
     """The bytes that rank 0 sends for each operation, forward and backward, read off its trace."""
     sent = iter([span.bytes for span in timeline.of(0) if span.kind == "transfer"])
     forward = [next(sent, 0) if operation.forward else 0 for operation in operations]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Left, Values, result
+from course_lib.classroom.checks.part import Case, Observed, Values, result
 from course_lib.classroom.checks.tables import as_number
 from course_lib.ranks import Link, Pace
 from course_lib.timeline import compute
@@ -81,17 +81,17 @@ def _play_steps(fn: Any, steps: list[list[Tensor]], scale: float, good_steps: in
 
 
 update_scale = Exercise("update_scale", adapted, _play_steps, _steps_cases, _steps(4, "..3...", 3), PACE)
-change, agree = update_scale.change, "dist.all_reduce(is_finite, dist.ReduceOp.MIN)"
-change("each_alone", agree, "pass")
-change("all_or_none", "MIN", "MAX")
-change("nan_unseen", ".isfinite()", ".isinf().logical_not()")
-change("sum_overflows", ".isfinite()", ".sum().isfinite()")
-change("never_lower", "scale / 2", "scale")
-change("step_taken", "return False", "return True")
-change("not_in_a_row", "/ 2, 0", "/ 2, good_steps")
-change("one_late", "== interval", "> interval")
-change("no_interval", "== interval", ">= 1")
-change("grows_on", "scale * 2, 0", "scale * 2, good_steps - 1")
+agree = "dist.all_reduce(is_finite, dist.ReduceOp.MIN)"
+update_scale.change("each_alone", agree, "pass")
+update_scale.change("all_or_none", "MIN", "MAX")
+update_scale.change("nan_unseen", ".isfinite()", ".isinf().logical_not()")
+update_scale.change("sum_overflows", ".isfinite()", ".sum().isfinite()")
+update_scale.change("never_lower", "scale / 2", "scale")
+update_scale.change("step_taken", "return False", "return True")
+update_scale.change("not_in_a_row", "/ 2, 0", "/ 2, good_steps")
+update_scale.change("one_late", "== interval", "> interval")
+update_scale.change("no_interval", "== interval", ">= 1")
+update_scale.change("grows_on", "scale * 2, 0", "scale * 2, good_steps - 1")
 
 
 # Master weights
@@ -140,16 +140,18 @@ def _play_updates(fn: Any, weights: list[Tensor], gradients: list[list[Any]], lr
     return {"weights": weights, "masters": [master.detach() for master in masters]}
 
 
-priced = _updates(4, torch.float16, 3, 0.1)
-master_step = Exercise("master_step", updated, _play_updates, _updates_cases, priced, PACE, rounding=1e-6)
-change, make_wide = master_step.change, "gradient.float()"
-change("not_rounded", "weight.copy_(master)", "pass")
-change("one_step_behind", "optimizer.step()", "masters, _ = [*map(torch.clone, masters)], optimizer.step()")
-change("wide_weights", "weight.copy_(master)", "weight.data = master.detach().clone()")
-change("masters_from_weights", "optimizer.step()", "[*map(Tensor.copy_, masters, weights)]; optimizer.step()")
-change("masters_rounded", "weight.copy_(master)", "master.copy_(weight.copy_(master))")
-change("gradients_add_up", make_wide, "gradient.float() + (0 if master.grad is None else master.grad)")
-change("gradient_left_over", "None if gradient is None", "master.grad if gradient is None")
+master_step_price = _updates(4, torch.float16, 3, 0.1)
+master_step = Exercise("master_step", updated, _play_updates, _updates_cases, master_step_price, PACE, rounding=1e-6)
+make_wide = "gradient.float()"
+master_step.change("not_rounded", "weight.copy_(master)", "pass")
+master_step.change("one_step_behind", "optimizer.step()", "masters, _ = [*map(torch.clone, masters)], optimizer.step()")
+master_step.change("wide_weights", "weight.copy_(master)", "weight.data = master.detach().clone()")
+master_step.change(
+    "masters_from_weights", "optimizer.step()", "[*map(Tensor.copy_, masters, weights)]; optimizer.step()"
+)
+master_step.change("masters_rounded", "weight.copy_(master)", "master.copy_(weight.copy_(master))")
+master_step.change("gradients_add_up", make_wide, "gradient.float() + (0 if master.grad is None else master.grad)")
+master_step.change("gradient_left_over", "None if gradient is None", "master.grad if gradient is None")
 
 
 @master_step.mistake
@@ -195,7 +197,7 @@ def _sums_cases(seed: int) -> list[Case]:
     return [*two, _sums(2, 64, "tiny", new=small), more[0], _sums(3, 1, "large"), more[1], _sums(4, 1, "large")]
 
 
-def _two_bytes(lefts: list[Left]) -> str:
+def _two_bytes(lefts: list[Observed]) -> str:
     """Check for two bytes per number, with room for all-reduces made of other operations, and for a scalar besides."""
     most = max(sum(sent.content.nbytes for sent in left.sent) for left in lefts)
     n = lefts[0].values["the result"].numel()  # type: ignore[union-attr]
@@ -203,18 +205,30 @@ def _two_bytes(lefts: list[Left]) -> str:
     return too_much * (most > 3 * n + 16)
 
 
-priced, rounding = _sums(4, 4, "usual", 3_000), 2.0**-8  # a rank rounds once, then each sum: at most 8 times 2^-11
+sum_gradients_price, sum_gradients_rounding = (
+    _sums(4, 4, "usual", 3_000),
+    2.0**-8,
+)  # a rank rounds once, then each sum: at most 8 times 2^-11
 sum_gradients = Exercise(
-    "sum_gradients", mean_of_all, result, _sums_cases, priced, PACE, rounding=rounding, contract=_two_bytes
+    "sum_gradients",
+    mean_of_all,
+    result,
+    _sums_cases,
+    sum_gradients_price,
+    PACE,
+    rounding=sum_gradients_rounding,
+    breach=_two_bytes,
 )
-change, divide = sum_gradients.change, "total /= n * len(micro_batches)"
-change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
-change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
-change("divided_by_ranks", divide, "total /= n")
-change("divided_in_16_bits", divide, "pass", "total += gradient", "total += gradient / (n * len(micro_batches))")
-change("divided_after", divide, "total /= len(micro_batches)", "message.float()", "message.float() / n")
-change("result_in_16_bits", "message.float()", "message")
-change("sent_in_32_bits", "total.half()", "total.clone()")
+divide = "total /= n * len(micro_batches)"
+sum_gradients.change("added_up_in_16_bits", "dtype=torch.float32", "dtype=torch.float16")
+sum_gradients.change("divided_by_micro_batches", divide, "total /= len(micro_batches)")
+sum_gradients.change("divided_by_ranks", divide, "total /= n")
+sum_gradients.change(
+    "divided_in_16_bits", divide, "pass", "total += gradient", "total += gradient / (n * len(micro_batches))"
+)
+sum_gradients.change("divided_after", divide, "total /= len(micro_batches)", "message.float()", "message.float() / n")
+sum_gradients.change("result_in_16_bits", "message.float()", "message")
+sum_gradients.change("sent_in_32_bits", "total.half()", "total.clone()")
 
 
 @sum_gradients.mistake
@@ -268,24 +282,37 @@ def _play_norms(fn: Any, gradients: list[Tensor], scale: float, max_norm: float)
     return as_number(fn([*gradients], scale, max_norm))
 
 
-def _view_norms(lefts: list[Left]) -> list[Values]:
+def _view_norms(lefts: list[Observed]) -> list[Values]:
     """The values to compare: gradients and result, or the result alone if the step has to be skipped."""
     given = [one for left in lefts for one in left.before.values() if isinstance(one, Tensor)]
     matters = all(one.isfinite().all() for one in given)
     return [{name: one for name, one in left.values.items() if matters or name == "the result"} for left in lefts]
 
 
-priced, rounding = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
+unscale_and_clip_price, unscale_and_clip_rounding = _norms(4, "a large norm", 1), 1e-5  # PyTorch adds 1e-6 to the norm
 unscale_and_clip = Exercise(
-    "unscale_and_clip", clipped, _play_norms, _norms_cases, priced, PACE, rounding=rounding, view=_view_norms
+    "unscale_and_clip",
+    clipped,
+    _play_norms,
+    _norms_cases,
+    unscale_and_clip_price,
+    PACE,
+    rounding=unscale_and_clip_rounding,
+    compared=_view_norms,
 )
-change, over_ranks = unscale_and_clip.change, "    dist.all_reduce(total)\n"
-change("own_norm", over_ranks, "")
-change("decided_alone", "not total.isfinite()", "not all(gradient.isfinite().all() for gradient in gradients)")
-change("norms_added", over_ranks, "    total.sqrt_()\n    dist.all_reduce(total)\n    total.square_()\n")
-change("mean_of_squares", over_ranks, "    dist.all_reduce(total)\n    total /= dist.get_world_size()\n")
-change("largest_norm", "(total)\n    if", "(total, dist.ReduceOp.MAX)\n    if")
-change("always", ".clamp(max=1)", "")
-change("never_skipped", "return False", "return True")
-change("still_scaled", "gradient /= scale", "pass")
-change("clipped_before", "gradient.square().sum()", "gradient.mul(scale).square().sum()")
+over_ranks = "    dist.all_reduce(total)\n"
+unscale_and_clip.change("own_norm", over_ranks, "")
+unscale_and_clip.change(
+    "decided_alone", "not total.isfinite()", "not all(gradient.isfinite().all() for gradient in gradients)"
+)
+unscale_and_clip.change(
+    "norms_added", over_ranks, "    total.sqrt_()\n    dist.all_reduce(total)\n    total.square_()\n"
+)
+unscale_and_clip.change(
+    "mean_of_squares", over_ranks, "    dist.all_reduce(total)\n    total /= dist.get_world_size()\n"
+)
+unscale_and_clip.change("largest_norm", "(total)\n    if", "(total, dist.ReduceOp.MAX)\n    if")
+unscale_and_clip.change("always", ".clamp(max=1)", "")
+unscale_and_clip.change("never_skipped", "return False", "return True")
+unscale_and_clip.change("still_scaled", "gradient /= scale", "pass")
+unscale_and_clip.change("clipped_before", "gradient.square().sum()", "gradient.mul(scale).square().sum()")

@@ -55,7 +55,7 @@ class MixedPrecisionSetting(NamedTuple):
         return getattr(torch, self.format)
 
 
-class Training:
+class OngoingTraining:
     """A real training that goes on a few steps at a time.
 
     losses: of each step so far.  skipped: the number of steps skipped because a gradient overflowed.
@@ -133,9 +133,9 @@ def scaled(shares: Mapping[int, float], scale: float) -> dict[int, float]:
     return {exponent + up: share for exponent, share in shares.items()}
 
 
-def look(setting: MixedPrecisionSetting, in_32_bits: Training) -> Iterator[View]:
+def look(setting: MixedPrecisionSetting, in_32_bits: OngoingTraining) -> Iterator[View]:
     """Train from beginning to end. in_32_bits: the same training in float32, as far as it has come."""
-    training, left = Training(setting), 1
+    training, left = OngoingTraining(setting), 1
     while left:
         training.go_on()
         in_32_bits.go_on()
@@ -150,7 +150,7 @@ def look(setting: MixedPrecisionSetting, in_32_bits: Training) -> Iterator[View]
         )
 
 
-def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Training) -> str:
+def describe(setting: MixedPrecisionSetting, training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
     """Say what the format does to the gradients, and how far the training has come beside float32."""
     shares = lost(scaled(first_gradients(), training.scale), Format.of(setting.dtype))
     scale = "no loss scale" if setting.scale == 1 else f"a loss scale of {power(round(math.log2(training.scale)))}"
@@ -162,7 +162,7 @@ def describe(setting: MixedPrecisionSetting, training: Training, in_32_bits: Tra
     return text + _progress(training, in_32_bits)
 
 
-def _progress(training: Training, in_32_bits: Training) -> str:
+def _progress(training: OngoingTraining, in_32_bits: OngoingTraining) -> str:
     steps = len(training.losses)
     if training.is_broken:
         return f"After {counted(steps - 1, 'step')} the loss is not a number, and nothing is left."
@@ -200,5 +200,5 @@ class MixedPrecisionExplorer(Explorer):
             Slider("weights", (False, True), has_master_weights, keeps),
             Slider("learning", RATES, learning_rate, [f"rate {each:.5f}".rstrip("0") for each in RATES]),
         ]
-        in_32_bits = cache(lambda rate: Training(MixedPrecisionSetting("float32", 1.0, False, rate)))
+        in_32_bits = cache(lambda rate: OngoingTraining(MixedPrecisionSetting("float32", 1.0, False, rate)))
         super().__init__(controls, lambda *values: look(MixedPrecisionSetting(*values), in_32_bits(values[-1])))

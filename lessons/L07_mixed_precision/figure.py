@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from course_lib.figures.axis import percent, ticks
-from course_lib.figures.chart import Axis, Bar, Chart, Mark, Panel, Point, Rule, Words
+from course_lib.figures.chart import Axis, Bar, Chart, Label, Mark, Panel, Point, Rule
 from course_lib.figures.palette import STYLES, Style
 from course_lib.figures.picture import Picture, table
 
@@ -94,7 +94,7 @@ def _panel(shares: Mapping[int, float], holds: Format) -> Panel:
     up = Axis("share of the numbers", 0, highest, ticks(highest, 4), percent)
     first, last = max(holds.lowest, low), min(holds.highest, high)
     beyond = [ends for ends in ((low, first), (last, high)) if ends[0] < ends[1]]
-    name = Words(f"what {holds.name} holds", down=-4, anchor="middle", size=11, is_bold=False)
+    name = Label(f"what {holds.name} holds", down=-4, anchor="middle", size=11, is_bold=False)
     marks: list[Mark] = []
     for exponent in seen:
         part, share = fate(exponent, holds), shares[exponent]
@@ -110,4 +110,4 @@ def _edges(shares: Mapping[int, float], holds: Format, low: int, high: int) -> I
     for exponent, name, anchor, aside in ((holds.lowest, "zero", "end", -6), (holds.highest, "infinite", "start", 6)):
         if low < exponent < high:
             text = f"{percent(share_of[name])} {name}".replace("under ", "<")
-            yield Rule(exponent, Words(text, right=aside, down=16, anchor=anchor, has_halo=True))
+            yield Rule(exponent, Label(text, right=aside, down=16, anchor=anchor, has_halo=True))

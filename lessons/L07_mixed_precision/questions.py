@@ -16,7 +16,7 @@ from torch.nn.utils import vector_to_parameters
 from course_lib import data
 from course_lib.classroom.questions.asking import choice, each, number, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.question import SeededQuestion
 from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.events import Grid, flow
 from course_lib.classroom.runs.training import (
@@ -46,7 +46,7 @@ STEPS, BATCH = 150, 64
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSetup:
     """One training. weights: the dtype in which they are kept; compute: that of forward and backward.
 
     sums: the dtype in which the ranks' gradients are added up.
@@ -61,12 +61,12 @@ class Training:
 
 
 @cache
-def last_loss(case: Training) -> float:
+def last_loss(case: TrainingSetup) -> float:
     """The mean loss of the last ten steps, in 32 bits. (Cached: all answers are compared with the same trainings.)"""
     return launch(_train, case.workers, (case,)).results[0]
 
 
-def _train(rank: int, case: Training) -> float:
+def _train(rank: int, case: TrainingSetup) -> float:
     model = TinyGPT(SMALL, seed=case.seed, dtype=case.compute)
     kept = flat(model.parameters()).to(case.weights)
     optimizer = torch.optim.AdamW([kept], lr=case.learning_rate)
@@ -88,7 +88,7 @@ REMEDIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def _without(suspect: str, case: Training) -> Outcome:
+def _without(suspect: str, case: TrainingSetup) -> Outcome:
     """Train in 16 bits, in 32, and in 16 with one thing changed: does the change bring most of the loss back?"""
     name, change = REMEDIES[suspect]
     sixteen = last_loss(case)
@@ -156,7 +156,7 @@ def _train_with_overflow(rank: int, what: str) -> Tensor:
 # Rationale for mixed precision
 
 
-class Recipe(NamedTuple):
+class PrecisionRecipe(NamedTuple):
     """A recipe for precision: the dtype to compute in, and the optimizer's way to keep weights."""
 
     dtype: torch.dtype
@@ -164,13 +164,13 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "float32": Recipe(torch.float32, RoundedWeights),
-    "everything in float16": Recipe(torch.float16, RoundedWeights),
-    "mixed": Recipe(torch.float16, MasterWeights),
+    "float32": PrecisionRecipe(torch.float32, RoundedWeights),
+    "everything in float16": PrecisionRecipe(torch.float16, RoundedWeights),
+    "mixed": PrecisionRecipe(torch.float16, MasterWeights),
 }
 
 
-class Trained(NamedTuple):
+class RankReport(NamedTuple):
     """Rank 0's report of a training. losses: of each step.  sent: bytes, in all steps.
 
     activations: peak bytes.  states: peak bytes of weights, gradients and optimizer, per parameter.
@@ -182,16 +182,16 @@ class Trained(NamedTuple):
     states: float
 
 
-def train_by(recipe: Recipe, workers: int = 4, steps: int = 40) -> Trained:
+def train_by(recipe: PrecisionRecipe, workers: int = 4, steps: int = 40) -> RankReport:
     """Train data-parallel with AdamW on real ranks, to the end or until the loss is not a number."""
     run = launch(_train_by, workers, (recipe, steps))
     losses, held, parameters = run.results[0]
     states = max(one.parameters + one.gradients + one.optimizer for one in held)
     activations = max(one.activations for one in held)
-    return Trained(losses, run.timeline.bytes_sent(0), activations, states / parameters)
+    return RankReport(losses, run.timeline.bytes_sent(0), activations, states / parameters)
 
 
-def _train_by(rank: int, recipe: Recipe, steps: int) -> tuple[list[float], list[Bytes], int]:
+def _train_by(rank: int, recipe: PrecisionRecipe, steps: int) -> tuple[list[float], list[Bytes], int]:
     replica = DataParallel(TinyGPT(SMALL, dtype=recipe.dtype))
     scaler = LossScaler() if recipe.keeps is MasterWeights else None
     optimizer: Any = recipe.keeps(replica.parameters(), torch.optim.AdamW, scaler, lr=3e-3)
@@ -321,18 +321,18 @@ def _ways() -> Outcome:
     return Outcome(None, found=found, shown=right, pictures=pictures)
 
 
-QUESTIONS: dict[str, Family] = {
-    "Q9": Family(
-        Training(),
+QUESTIONS: dict[str, SeededQuestion] = {
+    "Q9": SeededQuestion(
+        TrainingSetup(),
         choice(each(_without, REMEDIES)),
-        [Training(workers=4, seed=seed) for seed in range(1, 100)],
+        [TrainingSetup(workers=4, seed=seed) for seed in range(1, 100)],
         lambda case: {"workers": case.workers},
     ),
-    "bytes_per_weight": Family(
+    "bytes_per_weight": SeededQuestion(
         None, number(BYTES, _count_bytes, lambda: {"all_in_16": 1 / 2, "no_master": 3 / 4}, tolerance=0.0)
     ),
-    "one_overflow": Family(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
-    "why_mixed_precision": Family(None, open_case(_recipes)),
-    "diagnose_efficiency": Family(None, open_case(_two_faults)),
-    "optimize_training": Family(None, open_case(_ways)),
+    "one_overflow": SeededQuestion(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
+    "why_mixed_precision": SeededQuestion(None, open_case(_recipes)),
+    "diagnose_efficiency": SeededQuestion(None, open_case(_two_faults)),
+    "optimize_training": SeededQuestion(None, open_case(_ways)),
 }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.messages import most_sent
-from course_lib.classroom.checks.part import Case, Left, normal
+from course_lib.classroom.checks.part import Case, Observed, normal
 from course_lib.classroom.checks.tables import as_number, as_numbers
 from course_lib.mechanisms.mesh import AXES, Mesh
 from course_lib.ranks import Link, Pace
@@ -86,15 +86,15 @@ def _in_tensors(groups: dict) -> dict:
 
 
 mesh_groups = Exercise("mesh_groups", grouped, _play_mesh, _meshes, _mesh(4, (2, 2, 2), 0), PACE)
-change, view = mesh_groups.change, ".view(dp, pp, tp)"
+view = ".view(dp, pp, tp)"
 axes = '"dp": mesh[:, p, t].tolist(), "pp": mesh[d, :, t].tolist(), "tp": mesh[d, p].tolist()'
-change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
-change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
-change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
-change("first_replica", axes, axes.replace("[d,", "[0,"))
+mesh_groups.change("replicas_adjacent", view, ".view(tp, pp, dp).permute(2, 1, 0)")
+mesh_groups.change("stages_adjacent", view, ".view(dp, tp, pp).transpose(1, 2)")
+mesh_groups.change("stages_outside", view, ".view(pp, dp, tp).transpose(0, 1)")
+mesh_groups.change("first_replica", axes, axes.replace("[d,", "[0,"))
 others = '"dp": [*mesh[d].flatten()], "pp": [*mesh[:, p].flatten()], "tp": [*mesh[:, :, t].flatten()]'
-change("same_number", axes, others)
-change("counted_from_0", axes, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
+mesh_groups.change("same_number", axes, others)
+mesh_groups.change("counted_from_0", axes, '"dp": [*range(dp)], "pp": [*range(pp)], "tp": [*range(tp)]')
 
 
 @mesh_groups.mistake
@@ -139,28 +139,37 @@ def _play_norm(fn: Any, gradients: list[Any], copied_on: list[Axes], groups: Gro
     return as_number(fn(gradients, copied_on, groups))
 
 
-def _one_message(lefts: list[Left]) -> str:
+def _one_message(lefts: list[Observed]) -> str:
     times, n = most_sent(lefts)
     wrong = f"The norm is right, but a rank communicates {times} times, {n} numbers in all. One number would do."
     return wrong * (n > 1)
 
 
-cases, priced = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
+gradient_norm_cases, gradient_norm_price = partial(_on_meshes, _held), _on_mesh(_held, (2, 1, 2))
 # for rounding: dozens of squares are added up in float32
-gradient_norm = Exercise("gradient_norm", norm, _play_norm, cases, priced, PACE, rounding=1e-5, contract=_one_message)
-change, counts = gradient_norm.change, "all(rank == groups[axis][0] for axis in axes)"
+gradient_norm = Exercise(
+    "gradient_norm",
+    norm,
+    _play_norm,
+    gradient_norm_cases,
+    gradient_norm_price,
+    PACE,
+    rounding=1e-5,
+    breach=_one_message,
+)
+counts = "all(rank == groups[axis][0] for axis in axes)"
 reduce = "dist.all_reduce(squares)"
-change("counted_everywhere", counts, "True")
-change("replicas_alone", counts, 'rank == groups["dp"][0]')
-change("stages_forgotten", counts, counts.replace("in axes", 'in axes if axis != "pp"'))
-change("rank_0_alone", counts, "rank == 0")
-change("first_on_one_axis", counts, counts.replace("all(", "any("))
-change("shared_out", counts, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)")
-change("own_norm", reduce, "pass")
-change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
-change("no_root", "squares.sqrt()", "squares")
-change("norms_added", reduce, f"squares.sqrt_(); {reduce}; squares.square_()")
-change("two_messages", reduce, f"{reduce}; dist.all_reduce(torch.zeros(()))")
+gradient_norm.change("counted_everywhere", counts, "True")
+gradient_norm.change("replicas_alone", counts, 'rank == groups["dp"][0]')
+gradient_norm.change("stages_forgotten", counts, counts.replace("in axes", 'in axes if axis != "pp"'))
+gradient_norm.change("rank_0_alone", counts, "rank == 0")
+gradient_norm.change("first_on_one_axis", counts, counts.replace("all(", "any("))
+gradient_norm.change("shared_out", counts, "True", ".sum()", ".sum() / math.prod(len(groups[axis]) for axis in axes)")
+gradient_norm.change("own_norm", reduce, "pass")
+gradient_norm.change("mean", reduce, f"{reduce}; squares /= dist.get_world_size()")
+gradient_norm.change("no_root", "squares.sqrt()", "squares")
+gradient_norm.change("norms_added", reduce, f"squares.sqrt_(); {reduce}; squares.square_()")
+gradient_norm.change("two_messages", reduce, f"{reduce}; dist.all_reduce(torch.zeros(()))")
 
 
 # Partial sums and averages
@@ -220,14 +229,24 @@ def _play_step(fn: Any, gradients: list[Any], added_on: list[Axes], sizes: Sizes
     mesh.close()
 
 
-cases, priced = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
-complete_gradients = Exercise("complete_gradients", completed, _play_step, cases, priced, PACE, rounding=1e-12)
-change, addends = complete_gradients.change, '("tp", "pp")'
-change("averaged_over_all", '= groups["dp"]', "= None")
-change("summed", ", 1 / dist.get_world_size(replicas)", "")
-change("divided_by_all", "size(replicas)", "size()")
-change("addends_left", addends, "()")
-change("stages_left", addends, '("tp",)')
-change("all_added", " if axis in axes", "")
-change("addends_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))")
-change("addends_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep")
+complete_gradients_cases, complete_gradients_price = partial(_on_meshes, _arisen), _on_mesh(_arisen, (2, 1, 2))
+complete_gradients = Exercise(
+    "complete_gradients",
+    completed,
+    _play_step,
+    complete_gradients_cases,
+    complete_gradients_price,
+    PACE,
+    rounding=1e-12,
+)
+addends = '("tp", "pp")'
+complete_gradients.change("averaged_over_all", '= groups["dp"]', "= None")
+complete_gradients.change("summed", ", 1 / dist.get_world_size(replicas)", "")
+complete_gradients.change("divided_by_all", "size(replicas)", "size()")
+complete_gradients.change("addends_left", addends, "()")
+complete_gradients.change("stages_left", addends, '("tp",)')
+complete_gradients.change("all_added", " if axis in axes", "")
+complete_gradients.change("addends_averaged", "groups[axis])", "groups[axis], 1 / dist.get_world_size(groups[axis]))")
+complete_gradients.change(
+    "addends_not_averaged", "for one, axes in known], rep", "for one, axes in known if not axes], rep"
+)

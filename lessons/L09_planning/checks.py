@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Left
+from course_lib.classroom.checks.part import Case, Observed
 from course_lib.classroom.checks.tables import Plans, computing
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate, search
 from course_lib.planner.spec import RECOMPUTE
@@ -52,23 +52,22 @@ def _hold(plan: tuple, found: Any) -> None:
     assert len([torch.empty(int(n_bytes), dtype=torch.uint8) for n_bytes in found]) == 3
 
 
-more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
-priced = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
-state_bytes = computing("state_bytes", held, "plans with ", _memories, more, priced, _hold)
-change = state_bytes.change
+state_bytes_more = [(3, "tensor ranks and stages"), (3, "ZeRO"), (4, "sizes that do not divide")]
+price_case = "a plan with ZeRO-2", (40_000, 4, 2, 1, 2, "bf16")
+state_bytes = computing("state_bytes", held, "plans with ", _memories, state_bytes_more, price_case, _hold)
 mine, order = "(tp * pp)", "(share if zero >= {} else mine)"
-change("no_master_copy", "2, 12", "2, 8")
-change("master_of_fp32", "4, 8", "4, 12")
-change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)")
-change("no_stages", mine, "tp")
-change("no_slices", mine, "pp")
-change("replicas_cut", mine, "(dp * tp * pp)")
-change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
-change("state_whole", f"adam * {order.format(1)}", "adam * mine")
-change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
-change("gradients_late", "zero >= 2", "zero >= 3")
-change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
-change("rounded_down", "-(-mine // dp)", "mine // dp")
+state_bytes.change("no_master_copy", "2, 12", "2, 8")
+state_bytes.change("master_of_fp32", "4, 8", "4, 12")
+state_bytes.change("wide_gradients", "(2, 2, 12)", "(2, 4, 12)")
+state_bytes.change("no_stages", mine, "tp")
+state_bytes.change("no_slices", mine, "pp")
+state_bytes.change("replicas_cut", mine, "(dp * tp * pp)")
+state_bytes.change("other_order", f"adam * {order.format(1)}", f"adam * {order.format(3)}")
+state_bytes.change("state_whole", f"adam * {order.format(1)}", "adam * mine")
+state_bytes.change("one_kind_alone", "zero >= 1", "zero == 1", "zero >= 2", "zero == 2")
+state_bytes.change("gradients_late", "zero >= 2", "zero >= 3")
+state_bytes.change("weights_whole", f"weight * {order.format(3)}", "weight * mine")
+state_bytes.change("rounded_down", "-(-mine // dp)", "mine // dp")
 
 
 # Traffic
@@ -110,23 +109,24 @@ def _send(plan: tuple, _: Any) -> None:
     dist.all_reduce(torch.ones(parameters, dtype=torch.float16), group=across)
 
 
-more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
+step_traffic_more = [(3, "ZeRO-3"), (3, "everything together"), (4, "everything together")]
 traffic = "2 replicas of 2 tensor ranks, on 4 ranks", (6_000, 2, 800, 3, 2, 2, 1, 0, 0)
 pace = Pace({"forward": 0.001, "backward": 0.002}, Link(latency=1e-5, bandwidth=2e6))
-step_traffic = computing("step_traffic", sent, "plans with ", _traffics, more, traffic, _send, pace=pace, rounding=1e-9)
-change = step_traffic.change
-change("one_half", "else 2", "else 1")
-change("sum_and_then_gathered", "else 2", "else 2 + (zero == 1)")
-change("tensor_half", "4 * layers", "2 * layers")
-change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
-change("grows", "(dp - 1) / dp", "(dp - 1)")
-change("wide", "dp * 2 *", "dp * 4 *")
-change("every_time", "else 2", "else 2 * micro_batches")
-change("gathered_once", "3 * micro_batches", "2 * micro_batches")
-change("for_a_step", "3 * micro_batches", "3")
-change("whole_messages", "message / tp", "message")
-change("downwards", "(stage > 0) + ", "")
-change("all_alike", "(stage > 0) + (stage < pp - 1)", "2 * (pp > 1)")
+step_traffic = computing(
+    "step_traffic", sent, "plans with ", _traffics, step_traffic_more, traffic, _send, pace=pace, rounding=1e-9
+)
+step_traffic.change("one_half", "else 2", "else 1")
+step_traffic.change("sum_and_then_gathered", "else 2", "else 2 + (zero == 1)")
+step_traffic.change("tensor_half", "4 * layers", "2 * layers")
+step_traffic.change("all_pieces", "(dp - 1) / dp", "(dp > 1)")
+step_traffic.change("grows", "(dp - 1) / dp", "(dp - 1)")
+step_traffic.change("wide", "dp * 2 *", "dp * 4 *")
+step_traffic.change("every_time", "else 2", "else 2 * micro_batches")
+step_traffic.change("gathered_once", "3 * micro_batches", "2 * micro_batches")
+step_traffic.change("for_a_step", "3 * micro_batches", "3")
+step_traffic.change("whole_messages", "message / tp", "message")
+step_traffic.change("downwards", "(stage > 0) + ", "")
+step_traffic.change("all_alike", "(stage > 0) + (stage < pp - 1)", "2 * (pp > 1)")
 
 
 # A choice
@@ -227,22 +227,21 @@ def _complaint(plan: Any, best: Estimate) -> str:
     return f"{shape} fits, and its step takes {slower:.2f} times as long as it could. {where}" * (slower > SLOWER)
 
 
-def _said(lefts: list[Left]) -> str:
+def _said(lefts: list[Observed]) -> str:
     said = [str(left.values["the result"]) for left in lefts]
     return next((one for one in said if one != GOOD), "")
 
 
 priced_choice = _choice(("13B", "70B"), "A100 on a slow network", seed=0, new="a network an eighth as fast")
 choose = Exercise("choose", chosen, _play_choice, _choices, priced_choice, rule=_said)
-change = choose.change
 room, whole = "0.9 * one.capacity", "product((1, 2, 4, 8), (1, 2, 4, 8)"
-change("memory_forgotten", f"one.memory.total <= {room}", "True")
-change("no_margin", room, "one.capacity")
-change("smallest", "step_time.total).plan", "memory.total).plan")
-change("always_again", "RECOMPUTE", '("full",)')
-change("bubble", '"zb_h1"', '"1f1b"')
-change("whole_node", whole, "product((8,), (1, 2, 4, 8)")
-change("no_pipeline", whole, "product((1, 2, 4, 8), (1,)")
+choose.change("memory_forgotten", f"one.memory.total <= {room}", "True")
+choose.change("no_margin", room, "one.capacity")
+choose.change("smallest", "step_time.total).plan", "memory.total).plan")
+choose.change("always_again", "RECOMPUTE", '("full",)')
+choose.change("bubble", '"zb_h1"', '"1f1b"')
+choose.change("whole_node", whole, "product((8,), (1, 2, 4, 8)")
+choose.change("no_pipeline", whole, "product((1, 2, 4, 8), (1,)")
 
 
 @choose.mistake

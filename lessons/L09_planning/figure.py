@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from course_lib.figures.axis import number, percent, powers, with_prefix
-from course_lib.figures.chart import Axis, Chart, Curve, Mark, Panel, Point, Range, Words
+from course_lib.figures.chart import Axis, Chart, Curve, Label, Mark, Panel, Point, Range
 from course_lib.figures.palette import LIKELY, LINES, Line
 from course_lib.figures.picture import Picture, table
 from course_lib.planner import Estimate
@@ -114,7 +114,7 @@ def _panel(uses: list[_Use], roofs: Mapping[str, float], peak: float, looks: Map
 def _joined(name: str, uses: list[_Use]) -> Curve:
     """A thin line through the points of a plan, with its name to the right of the last."""
     *others, last = sorted(Point(use.intensity, use.speed) for use in uses if use.name == name)
-    words = Words(name, right=9, down=4, is_bold=False, has_halo=True)
+    words = Label(name, right=9, down=4, is_bold=False, has_halo=True)
     return Curve("", [*others, last._replace(words=words)], look=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib.classroom.scenarios.plans import Planning
-from course_lib.classroom.scenarios.targets import Change, Task
+from course_lib.classroom.scenarios.targets import Change, PlanTask
 from course_lib.planner import Cluster, ModelSpec
 
 # Zhang et al. 2022, "OPT", table 1; Black et al. 2022, "GPT-NeoX-20B".
@@ -28,8 +28,8 @@ TURNS = {
 }
 
 
-def _tasks(words: str, model: ModelSpec, node: Cluster, tokens: int, more: int) -> tuple[Task, Task]:
-    first = Task(words, model, node, 256, "dp=8", tokens, changes=CHANGES)
+def _tasks(words: str, model: ModelSpec, node: Cluster, tokens: int, more: int) -> tuple[PlanTask, PlanTask]:
+    first = PlanTask(words, model, node, 256, "dp=8", tokens, changes=CHANGES)
     return first, replace(first, tokens=more, waiting={node.inside_link.name: 0.1}, turns=TURNS)
 
 

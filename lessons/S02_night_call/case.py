@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from course_lib.classroom.scenarios.jobs.faults import Fault
-from course_lib.classroom.scenarios.jobs.situation import BETWEEN, DEVICES, Situation
+from course_lib.classroom.scenarios.jobs.job import BETWEEN, DEVICES, Job
 from course_lib.classroom.scenarios.jobs.training import RANKS
 from course_lib.ranks import Link
 
 CASE = Fault(
     "S2",
-    Situation(dp=8),
+    Job(dp=8),
     culprits={
         "device": lambda random: {"slow": (random.randrange(DEVICES), random.choice([1.4, 1.6, 1.8]))},
         "link": lambda random: {"between": Link(BETWEEN.latency, random.choice([8e6, 10e6, 12e6]))},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib.classroom.scenarios.plans import Planning
-from course_lib.classroom.scenarios.targets import Change, Task
+from course_lib.classroom.scenarios.targets import Change, PlanTask
 from course_lib.planner import Cluster, ModelSpec
 from course_lib.planner.models import LLAMA3
 
@@ -30,8 +30,8 @@ TURNS = {
 }
 
 
-def _tasks(words: str, model: ModelSpec, batch: int, tokens: int, more: int) -> tuple[Task, Task]:
-    first = Task(words, model, Cluster("B200-180GB"), batch, "pp=8", tokens, changes=CHANGES)
+def _tasks(words: str, model: ModelSpec, batch: int, tokens: int, more: int) -> tuple[PlanTask, PlanTask]:
+    first = PlanTask(words, model, Cluster("B200-180GB"), batch, "pp=8", tokens, changes=CHANGES)
     return first, replace(first, tokens=more, within=0.98, bubble=0.02, turns=TURNS)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from course_lib.classroom.questions.asking import choice, each, plan, prose
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.question import SeededQuestion
 from course_lib.figures import step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.planner import Estimate, Plan, estimate, search
@@ -17,7 +17,7 @@ from lessons.S05_memo.memo import (
     CASE,
     NO_PLAN,
     PLAN,
-    Case,
+    Brief,
     decided,
     demands,
     figures,
@@ -29,7 +29,7 @@ NEARLY = 0.9  # of the largest: the planner cannot tell them apart
 FIGURES = {"S5_memory": 0, "S5_pipeline": 1, "S5_precision": 0}  # the figure of each section
 
 
-def _judge(case: Case, chosen: Estimate) -> Outcome:
+def _judge(case: Brief, chosen: Estimate) -> Outcome:
     asked, seconds, (best, alike) = demands(case, chosen), chosen.step_time.total, _best(case)
     right = all(is_met for is_met, _ in asked)
     is_alike = right and seconds <= alike
@@ -39,7 +39,7 @@ def _judge(case: Case, chosen: Estimate) -> Outcome:
 
 
 @cache
-def _best(case: Case) -> tuple[float, float]:
+def _best(case: Brief) -> tuple[float, float]:
     """Step times in seconds: of the best plan, and of the slowest one that the planner cannot tell from it."""
     found = search(case.model, case.cluster, case.batch)
     return found.best.step_time.total, max(one.step_time.total for one in found.tied)
@@ -62,7 +62,7 @@ def _grown(step: Estimate) -> dict[str, float]:
     return {name: step.step_time.parts[part] - before[part] / ideal for name, (part, _) in LOSSES.items()}
 
 
-def _blame(loss: str, case: Case) -> Outcome:
+def _blame(loss: str, case: Brief) -> Outcome:
     if (step := decided()) is None:
         return Outcome(None, NO_PLAN)
     grown, lost = _grown(step), step.step_time.total - one_node().step_time.total / case.cluster.nodes
@@ -85,7 +85,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 FREE = ("overlap", "schedule", "tensor")
 
 
-def _changed(change: str, case: Case, chosen: Plan) -> Estimate | None:
+def _changed(change: str, case: Brief, chosen: Plan) -> Estimate | None:
     """The estimate after a change; None if there can be no such plan, or it does not fit."""
     cluster = replace(case.cluster, between="Ethernet 100") if change == "network" else case.cluster
     changes = {"tp": 2 * chosen.tp, "dp": chosen.dp // 2} if change == "tensor" else CHANGES[change]
@@ -100,7 +100,7 @@ def _gain(before: Estimate, after: Estimate | None) -> float:
     return after.tokens_per_second / before.tokens_per_second - 1 if after else -1.0
 
 
-def _mitigate(change: str, case: Case) -> Outcome:
+def _mitigate(change: str, case: Brief) -> Outcome:
     if (before := decided()) is None:
         return Outcome(None, NO_PLAN)
     after = _changed(change, case, before.plan)
@@ -114,7 +114,7 @@ def _mitigate(change: str, case: Case) -> Outcome:
     return Outcome(right, said, pictures=(step_time_by_part({"before": before, "after": after}, title="A step"),))
 
 
-def _sizes(case: Case) -> dict[str, object]:
+def _sizes(case: Brief) -> dict[str, object]:
     """The numbers in the brief."""
     model, cluster = case.model, case.cluster
     return {
@@ -130,14 +130,14 @@ def _sizes(case: Case) -> dict[str, object]:
     }
 
 
-def _gpus(case: Case) -> dict[str, object]:
+def _gpus(case: Brief) -> dict[str, object]:
     return {"gpus": case.cluster.devices}
 
 
-QUESTIONS: dict[str, Family] = {
-    PLAN: Family(CASE, plan(_judge), fields=_sizes),
-    **{name: Family(CASE, prose(partial(read_section, figure))) for name, figure in FIGURES.items()},
-    "S5_gradients": Family(CASE, prose(partial(read_section, 2)), fields=_gpus),
-    "S5_bottleneck": Family(CASE, choice(each(_blame, LOSSES)), fields=_gpus),
-    "S5_mitigation": Family(CASE, choice(each(_mitigate, CHANGES))),
+QUESTIONS: dict[str, SeededQuestion] = {
+    PLAN: SeededQuestion(CASE, plan(_judge), fields=_sizes),
+    **{name: SeededQuestion(CASE, prose(partial(read_section, figure))) for name, figure in FIGURES.items()},
+    "S5_gradients": SeededQuestion(CASE, prose(partial(read_section, 2)), fields=_gpus),
+    "S5_bottleneck": SeededQuestion(CASE, choice(each(_blame, LOSSES)), fields=_gpus),
+    "S5_mitigation": SeededQuestion(CASE, choice(each(_mitigate, CHANGES))),
 }

@@ -28,7 +28,7 @@ from lessons.S05_memo.facts import facts
 from lessons.S05_memo.numbers import AGREES, DIFFERS, NOT_CHECKED, Remark, remarks
 
 
-class Case(NamedTuple):
+class Brief(NamedTuple):
     """A case for a memo. expected: the share of the ideal speed-up that all nodes should reach against one."""
 
     model: ModelSpec
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     expected: float
 
 
-CASE = Case(
+CASE = Brief(
     ModelSpec(layers=40, hidden=5120, heads=80, sequence=2048, vocab=51200, flash_attention=True),
     Cluster("A100-40GB", nodes=4, between="Ethernet 25"),
     batch=256,
@@ -49,12 +49,12 @@ NO_PLAN = "Decide on a plan first, in the card of section 1; then your numbers c
 
 
 @cache
-def one_node(case: Case = CASE) -> Estimate:
+def one_node(case: Brief = CASE) -> Estimate:
     """The best plan for a single node and the same minibatch, with which all nodes together are compared."""
     return search(case.model, replace(case.cluster, nodes=1), case.batch).best
 
 
-def demands(case: Case, plan: Estimate) -> list[tuple[bool, str]]:
+def demands(case: Brief, plan: Estimate) -> list[tuple[bool, str]]:
     """The demands on a plan: for each, whether it is met, and a sentence."""
     ideal, gained = case.cluster.nodes, one_node(case).step_time.total / plan.step_time.total
     is_inside = plan.plan.tp * plan.plan.cp <= case.cluster.devices_per_node
@@ -97,7 +97,7 @@ def in_words(found: list[Remark]) -> str:
     return "\n\n".join(said) or "There is no number in it. One or two would make it stronger."
 
 
-def read_section(figure: int, case: Case, text: str) -> Outcome:
+def read_section(figure: int, case: Brief, text: str) -> Outcome:
     """Compare a section with the plan. figure: the number of its figure."""
     if (plan := decided()) is None:
         return Outcome(None, NO_PLAN)

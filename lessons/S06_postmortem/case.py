@@ -9,16 +9,16 @@ import torch
 
 from course_lib.classroom.questions.asking import choice, each
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import Family
+from course_lib.classroom.questions.question import SeededQuestion
 from course_lib.classroom.scenarios.jobs.faults import Fault
+from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.replay import replay
-from course_lib.classroom.scenarios.jobs.situation import Situation
 from course_lib.figures import gantt, lost_time
 from course_lib.figures.axis import percent
 
 CASE = Fault(
     "S6",
-    Situation(dp=2, pp=4, micro_batches=4).but(dynamic=False),
+    Job(dp=2, pp=4, micro_batches=4).but(dynamic=False),
     culprits={
         "kept": lambda random: {"master_weights": False},
         "sums": lambda random: {"sums": torch.float16},
@@ -62,4 +62,4 @@ def _redesign(name: str) -> Outcome:
     )
 
 
-QUESTIONS = {**CASE.questions(), "S6_redesign": Family(None, choice(each(_redesign, REDESIGNS)))}
+QUESTIONS = {**CASE.questions(), "S6_redesign": SeededQuestion(None, choice(each(_redesign, REDESIGNS)))}

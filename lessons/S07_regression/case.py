@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from course_lib.classroom.scenarios.jobs.faults import Fault
-from course_lib.classroom.scenarios.jobs.situation import BETWEEN, DEVICES, Situation
+from course_lib.classroom.scenarios.jobs.job import BETWEEN, DEVICES, Job
 from course_lib.ranks import Link
 
 THIN = Link(BETWEEN.latency, 10e6)
 
 CASE = Fault(
     "S7",
-    Situation(dp=2, pp=2, tp=2, micro_batches=8, between=THIN),
+    Job(dp=2, pp=2, tp=2, micro_batches=8, between=THIN),
     culprits={
         "in_turn": lambda random: {"in_turn": True},
         "few": lambda random: {"micro_batches": random.choice([1, 2])},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from course_lib.classroom.scenarios.jobs.faults import Fault
-from course_lib.classroom.scenarios.jobs.situation import Situation
+from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.training import RANKS
 from course_lib.ranks import Link
 
@@ -11,7 +11,7 @@ FAR = Link(0.002, 50e6)  # between two clusters
 
 CASE = Fault(
     "S8",
-    Situation(dp=8, buckets=2, between=FAR),
+    Job(dp=8, buckets=2, between=FAR),
     culprits={
         "link": lambda random: {"between": Link(FAR.latency, random.choice([10e6, 15e6]))},
         "batch": lambda random: {"samples": 16},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib.classroom.scenarios.plans import Planning
-from course_lib.classroom.scenarios.targets import Change, Task
+from course_lib.classroom.scenarios.targets import Change, PlanTask
 from course_lib.planner import Cluster, ModelSpec
 
 # Narayanan et al. 2021, table 1: the models of 18.4 and 39.1 billion parameters.
@@ -22,14 +22,16 @@ TURNS = {
 }
 
 
-def _tasks(words: str, model: ModelSpec, new: Cluster, tokens: int, more: int, now: str, old: str) -> tuple[Task, Task]:
+def _tasks(
+    words: str, model: ModelSpec, new: Cluster, tokens: int, more: int, now: str, old: str
+) -> tuple[PlanTask, PlanTask]:
     changes: dict[str, Change] = {
         "network": ("", replace(new, nics_per_node=16)),
         "memory": ("", replace(new, device="H200-141GB")),
         "stages": "dp=2 pp=2",
         "again": "recompute=none",
     }
-    first = Task(words, model, new, 512, now, tokens, changes=changes, old=(old, V100))
+    first = PlanTask(words, model, new, 512, now, tokens, changes=changes, old=(old, V100))
     slow = replace(new, between="Ethernet 25")
     return first, replace(first, cluster=slow, tokens=more, waiting={"Ethernet 25": 0.2}, turns=TURNS)
 

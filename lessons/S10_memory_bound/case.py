@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib.classroom.scenarios.plans import Planning
-from course_lib.classroom.scenarios.targets import Change, Task
+from course_lib.classroom.scenarios.targets import Change, PlanTask
 from course_lib.planner import Cluster, ModelSpec
 
 # Zhang et al. 2022, "OPT", table 1, with longer sequences; Narayanan et al. 2021, table 1: 18.4 billion.
@@ -27,10 +27,10 @@ TURNS = {
 }
 
 
-def _tasks(words: str, model: ModelSpec, nodes: int, now: str, tokens: int, more: int) -> tuple[Task, Task]:
+def _tasks(words: str, model: ModelSpec, nodes: int, now: str, tokens: int, more: int) -> tuple[PlanTask, PlanTask]:
     a100 = Cluster("A100-40GB", nodes, between="InfiniBand HDR")
     v100 = Cluster("V100-32GB", 4, between="InfiniBand EDR", nics_per_node=4)
-    first = Task(words, model, a100, 128, now, tokens, within=0.9, changes=CHANGES)
+    first = PlanTask(words, model, a100, 128, now, tokens, within=0.9, changes=CHANGES)
     then = replace(first, cluster=v100, now="dp=4 tp=8 precision=fp32", tokens=more, within=0.95, turns=TURNS)
     return first, replace(then, waiting={"InfiniBand EDR": 0.05})
 

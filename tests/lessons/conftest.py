@@ -33,7 +33,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every setting with the training that begins for it."""
     trainings: list[Any] = []
-    begin = mixed_precision.Training
+    begin = mixed_precision.OngoingTraining
 
     def recorded(setting: Any) -> Any:
         trainings.append((setting, begin(setting)))

@@ -16,7 +16,7 @@ from course_lib import data, launch
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.examine import _judge
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Left, Mistake
+from course_lib.classroom.checks.part import Case, Mistake, Observed
 from course_lib.classroom.checks.verdict import Verdict
 from lessons.L02_data_parallelism import checks_averaging as averaging
 from lessons.L02_data_parallelism import checks_ring as ring
@@ -34,7 +34,7 @@ Program = Callable[..., object]
 def verdicts(
     exercise: Exercise,
     programs: list[Program],
-    leave: Callable[[list[Program], Case], list[list[Left]]],
+    leave: Callable[[list[Program], Case], list[list[Observed]]],
     cases: list[Case],
 ) -> dict[Program, Verdict]:
     """The verdict on each program that does not pass. leave: returns the results of programs in a case, by program."""
@@ -56,20 +56,20 @@ def verdicts(
 def bank(exercise: Exercise, ranks: tuple[int, ...]) -> dict[Program, Verdict]:
     """The verdicts on a bank's mistakes, from the cases with these numbers of ranks only."""
 
-    def leave(programs: list[Program], case: Case) -> list[list[Left]]:
+    def leave(programs: list[Program], case: Case) -> list[list[Observed]]:
         known = {mistake.program: left for mistake, left in exercise.run_mistakes(case).items()}
         return [known[program] for program in programs]
 
     programs = [mistake.program for mistake in exercise.mistakes if not mistake.fails]
-    return verdicts(exercise, programs, leave, [one for one in exercise.ladder(0)[:-1] if one.world_size in ranks])
+    return verdicts(exercise, programs, leave, [one for one in exercise.all_cases(0)[:-1] if one.world_size in ranks])
 
 
 def verdicts_on(exercise: Exercise, programs: list[Program]) -> dict[Program, Verdict]:
-    def leave(left_over: list[Program], case: Case) -> list[list[Left]]:
+    def leave(left_over: list[Program], case: Case) -> list[list[Observed]]:
         run = exercise.run(left_over, case)
         return [list(lefts) for lefts in zip(*run.results, strict=True)]
 
-    return verdicts(exercise, programs, leave, exercise.ladder(0)[:-1])
+    return verdicts(exercise, programs, leave, exercise.all_cases(0)[:-1])
 
 
 MISTAKES = [(exercise, mistake) for exercise in checks.PARTS for mistake in exercise.mistakes]
@@ -91,7 +91,7 @@ def test_a_mistake_is_recognized_as_itself_and_only_as_itself(exercise: Exercise
 @pytest.mark.parametrize("exercise", checks.PARTS, ids=lambda exercise: exercise.name)
 def test_mistakes_ask_and_are_at_least_five(exercise: Exercise) -> None:
     assert len(exercise.mistakes) >= 5
-    words = [mistake.words for mistake in exercise.mistakes]
+    words = [mistake.advice for mistake in exercise.mistakes]
     assert all(idea.endswith((".", "`.")) and ask.endswith("?") for idea, ask in words)
 
 
@@ -215,7 +215,7 @@ def size_of(model: nn.Module) -> int:
 
 
 def test_the_best_average_is_one_all_reduce_of_all_gradients_and_the_samples() -> None:
-    size = size_of(checks.average_gradients.priced.arguments(0)[0])
+    size = size_of(checks.average_gradients.price_case.arguments(0)[0])
     price = costs(checks.average_gradients, averaging.right)
     assert price["bytes a rank sends"] == (f"{ring_bytes(size + 8):,}",) * 2
     yours, best = price["bytes of extra memory on a rank"]

@@ -12,7 +12,7 @@ from course_lib.classroom import questions
 from course_lib.classroom.questions.forms import Choice, FreeText
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.ranks.parent import run as ranks_run
-from lessons.L02_data_parallelism.questions import Cluster
+from lessons.L02_data_parallelism.questions import Machines
 from tests.lessons.asked import ASKED
 from tests.lessons.L02_data_parallelism.test_scaling import calculated
 from tests.lessons.test_every_number import NAMES, RANKS
@@ -79,7 +79,7 @@ def answered(name: str, answer: str, seed: int = 0) -> tuple[Outcome, set[int]]:
     form: Any = questions.load(name, seed).form
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks_run, "run_on", watched)
-        patch.setattr(Cluster, "step", calculated)
+        patch.setattr(Machines, "step", calculated)
         return form.run(form.read(answer)), ran
 
 

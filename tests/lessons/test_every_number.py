@@ -58,7 +58,7 @@ def peak(device: str) -> float:
 
 def needed(stage: int) -> float:
     """GB on each of eight devices for a billion parameters."""
-    return sharding.Training(1, 8, 80).needed(stage)
+    return sharding.MemoryBudget(1, 8, 80).needed(stage)
 
 
 def held(name: str, micro_batches: int, stages_each: int = 1) -> float:
@@ -154,13 +154,13 @@ PROOFS: dict[str, dict[str, Callable[[], object]]] = {
     "Q3": {
         "devices of twice the speed": lambda: (
             scaling.REMEDIES["devices"]
-            == {"seconds": scaling.Cluster().seconds / 2, "update": scaling.Cluster().update / 2}
+            == {"seconds": scaling.Machines().seconds / 2, "update": scaling.Machines().update / 2}
         ),
     },
     "enough_stage": {
         "16 bytes for each parameter": lambda: needed(0) == 16,
         "8 bytes for each parameter. Only the optimizer's 8 bytes are shared out": lambda: needed(1) == 8 + 8 / 8,
-        "it stays above half of what it was": lambda: 8 < sharding.Training(1, 10**6, 80).needed(1) < 8.001,
+        "it stays above half of what it was": lambda: 8 < sharding.MemoryBudget(1, 10**6, 80).needed(1) < 8.001,
         "4 bytes for each. The other 12 are shared out": lambda: needed(2) == 4 + 12 / 8,
         "All 16 bytes are shared out": lambda: needed(3) == 16 / 8,
     },

@@ -13,9 +13,9 @@ import course
 from course_lib.classroom import journal, questions
 from course_lib.classroom.questions.catalog import case_of
 from course_lib.classroom.questions.prose import items
-from course_lib.classroom.scenarios.jobs.faults import SYMPTOMS, Variant
+from course_lib.classroom.scenarios.jobs.faults import SYMPTOMS, Incident
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS
-from course_lib.classroom.scenarios.jobs.situation import Situation
+from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.training import STEPS
 from tests.lessons import cases as scenarios
 from tests.lessons.asked import ASKED
@@ -36,7 +36,7 @@ def own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COURSE_POLL", raising=False)
 
 
-def facts(job: Situation, name: str) -> list[str]:
+def facts(job: Job, name: str) -> list[str]:
     return list(INSTRUMENTS[name].read(job).facts.values())
 
 
@@ -45,7 +45,7 @@ def number(text: str) -> float:
     return float(found)
 
 
-def diagnose(variant: Variant) -> str:
+def diagnose(variant: Incident) -> str:
     """The culprit, found only from measurements, by the rules in the debriefs."""
     slower, learns = variant.symptoms(variant.job)
     if not slower:
@@ -53,7 +53,7 @@ def diagnose(variant: Variant) -> str:
     return of_time(variant.job, variant.case.healthy, set(variant.case.culprits))
 
 
-def of_time(job: Situation, healthy: Situation, known: set[str]) -> str:
+def of_time(job: Job, healthy: Job, known: set[str]) -> str:
     ranks, seconds = facts(job, "placement"), list(map(number, facts(job, "devices")))
     if ranks != facts(healthy, "placement"):
         return "in_turn"
@@ -69,7 +69,7 @@ def of_time(job: Situation, healthy: Situation, known: set[str]) -> str:
     return next(name for name in ("few", "one_bucket", "small_buckets") if name in known)
 
 
-def of_numbers(job: Situation, learns: str) -> str:
+def of_numbers(job: Job, learns: str) -> str:
     if learns == "broken":
         return "kept"
     if set(facts(job, "replicas")) != {"+0.0000"}:

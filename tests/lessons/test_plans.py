@@ -18,10 +18,10 @@ from course_lib.classroom import journal, questions
 from course_lib.classroom.questions import plan_text
 from course_lib.classroom.questions.forms import PlanForm
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.scenarios.plans import Planning, Variant
-from course_lib.classroom.scenarios.targets import ALIKE, Task
+from course_lib.classroom.scenarios.plans import PlanCase, Planning
+from course_lib.classroom.scenarios.targets import ALIKE, PlanTask
 from course_lib.planner import Cluster, Estimate, Plan, estimate
-from course_lib.planner.spec import OVERLAPS, PRECISIONS, RECOMPUTE, SCHEDULES
+from course_lib.planner.spec import OVERLAPS, PLANNED, PRECISIONS, RECOMPUTE
 from tests.lessons import cases
 
 CASES = {"S1": "S01_single_node", "S3": "S03_fit_then_fast", "S9": "S09_refresh", "S10": "S10_memory_bound"}
@@ -44,7 +44,7 @@ def variants(*seeds: int) -> list[Any]:
     return [pytest.param(case(name).variant(seed), id=f"{name}-{seed}") for name, seed in every]
 
 
-def steps(variant: Variant) -> dict[str, Task]:
+def steps(variant: PlanCase) -> dict[str, PlanTask]:
     return {f"{variant.case.name}_plan": variant.first, f"{variant.case.name}_better": variant.then}
 
 
@@ -52,7 +52,7 @@ def answer(name: str, seed: int, plan: Plan | str) -> Outcome:
     return questions.load(name, seed).answer(plan).outcome
 
 
-def reached(task: Task, one: Estimate) -> dict[str, bool]:
+def reached(task: PlanTask, one: Estimate) -> dict[str, bool]:
     """Whether each target is reached, by the target's first word."""
     seconds = one.step_time.total
     waits = {link: sum(flow.exposed for flow in one.flows.values() if flow.link == link) for link in task.waiting}
@@ -65,7 +65,7 @@ def reached(task: Task, one: Estimate) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("variant", variants())
-def test_the_best_of_a_search_is_right_and_so_is_what_cannot_be_told_apart_from_it(variant: Variant) -> None:
+def test_the_best_of_a_search_is_right_and_so_is_what_cannot_be_told_apart_from_it(variant: PlanCase) -> None:
     for task in (variant.first, variant.then):
         fitting = [one for one in task.found if one.memory.total <= task.room]
         able = [one for one in fitting if all(ok for what, ok in reached(task, one).items() if what != "tokens")]
@@ -76,7 +76,7 @@ def test_the_best_of_a_search_is_right_and_so_is_what_cannot_be_told_apart_from_
 
 
 @pytest.mark.parametrize("variant", variants(*SEEDS))
-def test_a_right_plan_passes_and_is_ranked(variant: Variant) -> None:
+def test_a_right_plan_passes_and_is_ranked(variant: PlanCase) -> None:
     for name, task in steps(variant).items():
         best, last = task.reaching[0], task.reaching[-1]
         for one in (best, last):
@@ -91,7 +91,7 @@ def test_a_right_plan_passes_and_is_ranked(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("variant", variants(*SEEDS))
-def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best(variant: Variant) -> None:
+def test_a_plan_that_misses_a_target_is_told_which_one_and_not_told_what_is_best(variant: PlanCase) -> None:
     for name, task in steps(variant).items():
         best, some = task.reaching.best.plan, task.found.estimates[::7]
         for what in reached(task, task.found[0]):
@@ -138,7 +138,7 @@ def test_random_plans_are_judged_without_a_crash_and_none_is_right_that_does_not
         "tp": tp,
         "pp": pp,
         "micro_batch": data.draw(st.sampled_from([1, 1, 2, 4, 3, 512])),
-        "schedule": data.draw(st.sampled_from(SCHEDULES)),
+        "schedule": data.draw(st.sampled_from(PLANNED)),
         "virtual_stages": data.draw(st.sampled_from([1, 1, 2, 5])),
         "zero": data.draw(st.integers(0, 4)),
         "sequence_parallel": data.draw(st.booleans()),
@@ -161,12 +161,12 @@ def test_random_plans_are_judged_without_a_crash_and_none_is_right_that_does_not
     assert not (outcome.right and not one.fits)
 
 
-def task_of(name: str) -> Task:
+def task_of(name: str) -> PlanTask:
     return steps(case(name.partition("_")[0]).variant())[name]
 
 
 @pytest.mark.parametrize("variant", variants())
-def test_one_change_helps_most_and_by_more_than_chance(variant: Variant) -> None:
+def test_one_change_helps_most_and_by_more_than_chance(variant: PlanCase) -> None:
     name = variant.case.name
     form = questions.load(f"{name}_limit", variant.seed).form
     (right,) = [words for words, outcome in form.reveal() if outcome.right]
@@ -180,7 +180,7 @@ def speed(one: Estimate) -> tuple[bool, float]:
 
 
 @pytest.mark.parametrize("variant", variants())
-def test_the_plan_as_it_stands_misses_both_tasks_and_can_be_begun_with(variant: Variant) -> None:
+def test_the_plan_as_it_stands_misses_both_tasks_and_can_be_begun_with(variant: PlanCase) -> None:
     for name, task in steps(variant).items():
         form = questions.load(name, variant.seed).form
         assert task.missed(task.estimate())
@@ -188,7 +188,7 @@ def test_the_plan_as_it_stands_misses_both_tasks_and_can_be_begun_with(variant: 
 
 
 @pytest.mark.parametrize("variant", variants(*SEEDS))
-def test_a_plan_is_defended_beside_the_usual_choices(variant: Variant) -> None:
+def test_a_plan_is_defended_beside_the_usual_choices(variant: PlanCase) -> None:
     name = variant.case.name
     before = questions.load(f"{name}_defend", variant.seed).answer("Because it fits.").outcome
     assert "You have not decided on a plan yet." in before.happened
@@ -205,7 +205,7 @@ def test_a_plan_is_defended_beside_the_usual_choices(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("variant", variants(*SEEDS))
-def test_the_debrief_waits_for_a_plan_that_reaches_all_targets(variant: Variant) -> None:
+def test_the_debrief_waits_for_a_plan_that_reaches_all_targets(variant: PlanCase) -> None:
     name = f"{variant.case.name}_better"
     answer(name, variant.seed, variant.then.estimate().plan)
     assert "There is no debrief yet." in str(variant.debrief())
@@ -222,7 +222,7 @@ def test_the_debrief_waits_for_a_plan_that_reaches_all_targets(variant: Variant)
 
 
 @pytest.mark.parametrize("variant", variants(*SEEDS))
-def test_the_evidence_shows_the_job_and_does_not_say_what_to_do(variant: Variant) -> None:
+def test_the_evidence_shows_the_job_and_does_not_say_what_to_do(variant: PlanCase) -> None:
     shown = variant.evidence()
     now = variant.first.estimate()
     assert f"{now.tokens_per_second:,.0f} tokens a second" in str(shown)
@@ -249,7 +249,7 @@ def test_eight_bits_need_more_memory_than_sixteen() -> None:
 
 
 @pytest.mark.parametrize("variant", variants())
-def test_instructors_have_a_best_plan_of_every_variant(variant: Variant) -> None:
+def test_instructors_have_a_best_plan_of_every_variant(variant: PlanCase) -> None:
     page = (Path(__file__).parents[2] / "lessons" / "instructors" / "variants.md").read_text(encoding="utf-8")
     best = [f"`{plan_text.write(task.reaching.best.plan)}`" for task in (variant.first, variant.then)]
     assert f"| {' | '.join([variant.case.name, str(variant.seed), variant.first.words, *best])} |" in page

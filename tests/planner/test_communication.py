@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.planner import LINKS, Cluster, Link, Plan
+from course_lib.planner import LINKS, Cluster, Interconnect, Plan
 from course_lib.planner.communication import (
     LONG_RING,
     Group,
@@ -17,7 +17,7 @@ from course_lib.planner.communication import (
     tree_seconds,
 )
 
-PLAIN = Link("plain", 100.0, 0.5, latency=2.0, launch=10.0, source="", origin="")
+PLAIN = Interconnect("plain", 100.0, 0.5, latency=2.0, launch=10.0, source="", origin="")
 
 
 @pytest.mark.parametrize(("op", "factor"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
@@ -96,7 +96,7 @@ def test_traffic_inside_a_node_uses_the_fast_link() -> None:
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=lambda link: link.name)
-def test_every_link_names_its_source_and_the_origin_of_what_it_achieves(link: Link) -> None:
+def test_every_link_names_its_source_and_the_origin_of_what_it_achieves(link: Interconnect) -> None:
     assert link.source and link.origin
     assert 0 < link.fraction <= 1
 

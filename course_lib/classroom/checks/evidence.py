@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from course_lib.classroom.checks.part import Case, Left, Mistake, Part, Value
+from course_lib.classroom.checks.part import Case, Mistake, Observed, Part, Value
 from course_lib.ranks import listing
 
 
@@ -45,8 +45,8 @@ class Evidence:
 
     exercise: Part
     case: Case
-    left: list[Left]
-    right: list[Left]
+    left: list[Observed]
+    right: list[Observed]
 
     @cached_property
     def differences(self) -> list[Difference]:
@@ -63,9 +63,9 @@ class Evidence:
         largest = max((float(v.abs().max()) for v in finite), default=0.0)
         return self.exercise.rounding * largest
 
-    def _between(self, wanted: list[Left], given: list[Left]) -> list[Difference]:
+    def _between(self, wanted: list[Observed], given: list[Observed]) -> list[Difference]:
         found = []
-        for rank, both in enumerate(zip(*map(self.exercise.view, (wanted, given)), strict=True)):
+        for rank, both in enumerate(zip(*map(self.exercise.compared, (wanted, given)), strict=True)):
             for name in both[0] | both[1]:
                 values = (values.get(name, "nothing") for values in (self.right[rank].before, *both))
                 found.append(Difference(rank, name, *values))
@@ -74,13 +74,13 @@ class Evidence:
     @cached_property
     def disagreeing(self) -> list[int]:
         """Ranks that differ from rank 0, by even one bit, where the right solution leaves all ranks the same."""
-        got, same = self.exercise.view(self.left), self.common
+        got, same = self.exercise.compared(self.left), self.common
         return [r for r, one in enumerate(got) if not all(is_same(one.get(n, ""), got[0].get(n, "")) for n in same)]
 
     @cached_property
     def common(self) -> list[str]:
         """The names of the values that the right solution leaves the same on all ranks."""
-        right = self.exercise.view(self.right)
+        right = self.exercise.compared(self.right)
         return [name for name in right[0] if all(is_same(one.get(name, ""), right[0][name]) for one in right)]
 
     @cached_property
@@ -93,7 +93,7 @@ class Evidence:
         closer = [one for one, left in fitting.items() if all(map(_sent_the_same, self.left, left))]
         return closer or list(fitting)
 
-    def _fits(self, theirs: list[Left]) -> bool:
+    def _fits(self, theirs: list[Observed]) -> bool:
         """Whether the messages fit a mistake: the same where the result is right, else only some where it had some."""
         mine, other = ([_traffic(left) for left in lefts] for lefts in (self.left, theirs))
         alike = [*map(bool, mine)] == [*map(bool, other)] if self.differences else mine == other
@@ -102,7 +102,7 @@ class Evidence:
     def would_pass(self, mistake: Mistake) -> bool:
         """Whether this wrong solution passes this case."""
         left = self.exercise.run_mistakes(self.case)[mistake]
-        return not self._between(self.right, left) and not self.exercise.contract(left)
+        return not self._between(self.right, left) and not self.exercise.breach(left)
 
     def sentence(self) -> str:
         """A sentence about the difference that holds for any exercise."""
@@ -166,12 +166,12 @@ def _sorted(value: Value) -> Value:
     return value if isinstance(value, str) else value.flatten().sort()[0]
 
 
-def _traffic(left: Left) -> Counter[tuple[str, int, int]]:
+def _traffic(left: Observed) -> Counter[tuple[str, int, int]]:
     """The number of messages by operation, peer and elements."""
     return Counter((sent.operation, sent.peer, sent.content.numel()) for sent in left.sent)
 
 
-def _sent_the_same(left: Left, other: Left) -> bool:
+def _sent_the_same(left: Observed, other: Observed) -> bool:
     """Whether two programs sent the same floating-point numbers up to a factor, in any pieces and order."""
     contents = (
         [s.content.double().flatten() for s in one.sent if s.content.is_floating_point()] for one in (left, other)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.classroom.checks.evidence import Evidence
-from course_lib.classroom.checks.part import TIMEOUT, Case, Left, Mistake, Part
+from course_lib.classroom.checks.part import TIMEOUT, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
 from course_lib.ranks import RankTimeout, Run, RunError, Stopped
 from course_lib.timeline import Timeline
@@ -53,8 +53,8 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
     if complaint := _wrong_arguments(exercise, fn):
         return Verdict(exercise.name, "slip", complaint)
     passed: list[Evidence] = []
-    ladder = exercise.ladder(seed)
-    for case in ladder:
+    cases = exercise.all_cases(seed)
+    for case in cases:
         wrong: Verdict | None
         try:
             run = exercise.run([fn], case)
@@ -68,7 +68,7 @@ def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
             wrong = _judge(found, passed)
         if wrong:
             facts = (*wrong.facts, *_what_is_new(case, passed))
-            return replace(wrong, situation=case.text, facts=facts, share=len(passed) / len(ladder))
+            return replace(wrong, situation=case.text, facts=facts, share=len(passed) / len(cases))
         passed.append(found)
     tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
     verdict = Verdict(exercise.name, "passed", tried, share=1.0)
@@ -102,7 +102,7 @@ def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], .
 def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
     """The verdict on a run that came to its end; None if nothing is wrong."""
     exercise = found.exercise
-    breach = exercise.contract(found.left) if found.is_right else ""
+    breach = exercise.breach(found.left) if found.is_right else ""
     if found.is_right and not breach:
         return None
     failing = [one for one in found.mistakes() if not found.would_pass(one)]
@@ -115,7 +115,7 @@ def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
 def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
     if not mistakes:
         return verdict
-    text = " Or: ".join(" ".join(mistake.words) for mistake in mistakes)
+    text = " Or: ".join(" ".join(mistake.advice) for mistake in mistakes)
     several = f"{len(mistakes)} ideas lead to exactly this. " if len(mistakes) > 1 else ""
     return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
 
@@ -198,7 +198,7 @@ def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdic
 
 def _price(run: Run) -> tuple[int, int, int, float]:
     """Bytes sent, operations and bytes of extra memory, each of the rank that has most; and the share of idle time."""
-    left: list[Left] = [programs[0] for programs in run.results]
+    left: list[Observed] = [programs[0] for programs in run.results]
     timeline: Timeline = run.timeline
     sent = max(map(timeline.bytes_sent, range(run.world_size)))
     calls, held = max(len(one.sent) for one in left), max(one.memory for one in left)

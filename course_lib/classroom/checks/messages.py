@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from course_lib.classroom.checks.part import Left
+from course_lib.classroom.checks.part import Observed
 
 # The names in torch.distributed of collectives that the library below calls otherwise.
 SPELLED = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
-def most_sent(lefts: list[Left]) -> tuple[int, int]:
+def most_sent(lefts: list[Observed]) -> tuple[int, int]:
     """The most operations of a rank, and the most numbers that it sent."""
     numbers = (sum(sent.content.numel() for sent in left.sent) for left in lefts)
     return max(len(left.sent) for left in lefts), max(numbers)
 
 
-def sent_more(lefts: list[Left], most: tuple[int, int], what: str) -> str:
+def sent_more(lefts: list[Observed], most: tuple[int, int], what: str) -> str:
     """A sentence: `what` is right, but a rank sends more messages or numbers than these; "" if none does."""
     sent = most_sent(lefts)
     yours, enough = (f"{messages} messages with {numbers} numbers" for messages, numbers in (sent, most))
@@ -22,7 +22,7 @@ def sent_more(lefts: list[Left], most: tuple[int, int], what: str) -> str:
     return too_much * (sent[0] > most[0] or sent[1] > most[1])
 
 
-def collective_at_work(lefts: list[Left]) -> str:
+def collective_at_work(lefts: list[Observed]) -> str:
     """A sentence about a collective where only messages are allowed; "" if there is none."""
     other = [sent.operation.removesuffix("_base") for left in lefts for sent in left.sent if sent.operation != "send"]
     called = SPELLED.get(other[0], other[0]) if other else ""

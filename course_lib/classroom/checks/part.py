@@ -1,6 +1,6 @@
 """An exercise part: a right solution, the cases to try it in, and wrong solutions as students write them.
 
-    ring_all_reduce = Exercise("ring_all_reduce", right, play, cases, priced=Case(...))
+    ring_all_reduce = Exercise("ring_all_reduce", right, play, cases, price_case=Case(...))
 
     @ring_all_reduce.mistake
     def added_in_second_phase(tensor): ...
@@ -49,7 +49,7 @@ class Case:
     new: str = ""
 
 
-class Left(NamedTuple):
+class Observed(NamedTuple):
     """Everything that a program left on one rank.
 
     values, before: its result ("the result") and its arguments afterwards; its arguments as they were.
@@ -72,7 +72,7 @@ class Mistake(NamedTuple):
     fails: bool
 
     @property
-    def words(self) -> prose.Words:
+    def advice(self) -> prose.Advice:
         """The idea behind it, in a sentence, and a question that leads out of it."""
         return prose.words()[self.part, self.program.__name__]
 
@@ -85,11 +85,11 @@ class Part:
     play: calls a solution with the arguments of a case, as play(solution, *arguments); what it returns is compared, and
         so are the arguments afterwards, by their names in play. `result` and `effect` take those of the right solution.
     cases: what to try, for a seed: the smallest first, each harder by one thing.
-    priced: the case that comes last, and whose price is told.  pace: of the emulated clock.
+    price_case: the case that comes last, and whose price is told.  pace: of the emulated clock.
     memory: the least extra bytes that are possible; None: those of the right solution.
     rounding: how far a number may be off, as a share of the largest one that the right solution makes.
-    view: the values that matter, by rank, where solutions are free to differ.
-    contract: says what is wrong although the result is right; "" if nothing is.  rule: says what only a rule can tell
+    compared: the values that matter, by rank, where solutions are free to differ.
+    breach: says what is wrong although the result is right; "" if nothing is.  rule: says what only a rule can tell
         about a wrong result.
     """
 
@@ -97,13 +97,13 @@ class Part:
     right: Callable[..., Any]
     play: Callable[..., Any]
     cases: Callable[[int], list[Case]]
-    priced: Case
+    price_case: Case
     pace: Pace = field(default_factory=Pace)
     memory: int | None = None
     rounding: float = 0.0
-    view: Callable[[list[Left]], list[Values]] = lambda lefts: [left.values for left in lefts]
-    contract: Callable[[list[Left]], str] = lambda lefts: ""
-    rule: Callable[[list[Left]], str] = lambda lefts: ""
+    compared: Callable[[list[Observed]], list[Values]] = lambda lefts: [left.values for left in lefts]
+    breach: Callable[[list[Observed]], str] = lambda lefts: ""
+    rule: Callable[[list[Observed]], str] = lambda lefts: ""
     mistakes: list[Mistake] = field(default_factory=list)
 
     def mistake(self, program: Callable[..., Any], fails: bool = False) -> Callable[..., Any]:
@@ -116,9 +116,9 @@ class Part:
         self.mistake(changed(self.right, name, *places), fails)
 
     @functools.cache  # noqa: B019  (an exercise lives as long as the program)
-    def ladder(self, seed: int) -> list[Case]:
+    def all_cases(self, seed: int) -> list[Case]:
         """All cases for a seed; the same objects each time, so that their results can be cached."""
-        return [*self.cases(seed), self.priced]
+        return [*self.cases(seed), self.price_case]
 
     def run(self, programs: list[Callable], case: Case) -> Run:
         """Run programs one after the other; a rank's result lists what each of them left there."""
@@ -136,7 +136,7 @@ class Part:
         return self.run([self.right], case)
 
     @functools.cache  # noqa: B019
-    def run_mistakes(self, case: Case) -> dict[Mistake, list[Left]]:
+    def run_mistakes(self, case: Case) -> dict[Mistake, list[Observed]]:
         """The results, by rank, of all mistakes whose runs come to their end."""
         mistakes = [mistake for mistake in self.mistakes if not mistake.fails]
         run = self.run([mistake.program for mistake in mistakes], case)
@@ -204,18 +204,18 @@ def on_the_clock(output: Tensor) -> Tensor:
     return output
 
 
-def _leave_all(rank: int, programs: list[Callable], play: Callable, names: list[str], make: Callable) -> list[Left]:
+def _leave_all(rank: int, programs: list[Callable], play: Callable, names: list[str], make: Callable) -> list[Observed]:
     return [_leave(rank, program, play, names, make(rank)) for program in programs]
 
 
-def _leave(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Left:
+def _leave(rank: int, program: Callable, play: Callable, names: list[str], arguments: tuple[Any, ...]) -> Observed:
     torch.manual_seed(1000 + rank)
     named = dict(zip(names, arguments, strict=True))
     before = _values_of(named)
     with Watch() as watch:
         returned = play(program, *arguments)
     after = _values_of({"the result": returned, **named})
-    return Left(after, before, watch.sent, watch.peak, not dist.is_initialized())
+    return Observed(after, before, watch.sent, watch.peak, not dist.is_initialized())
 
 
 def _values_of(thing: Any, name: str = "") -> Values:

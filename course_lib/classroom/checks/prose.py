@@ -19,23 +19,23 @@ from course_lib.classroom import rooms
 from course_lib.classroom.pages import sections
 
 
-class Words(NamedTuple):
+class Advice(NamedTuple):
     idea: str
-    ask: str
+    question: str
 
 
 @functools.cache
-def words() -> dict[tuple[str, str], Words]:
+def words() -> dict[tuple[str, str], Advice]:
     """The words about each mistake, by part and name. Raises ValueError, with file and line, for an unreadable page."""
-    said: dict[tuple[str, str], Words] = {}
+    said: dict[tuple[str, str], Advice] = {}
     part = ""
     for place, heading, text in (one for file in rooms.files("checks.md") for one in sections(file)):
         marks, _, name = heading.partition(" ")
-        idea, _, ask = text.partition("\n\n")
+        idea, _, question = text.partition("\n\n")
         if marks == "#" and not text:
             part = name
-        elif marks != "##" or not part or not idea or not ask.endswith("?") or (part, name) in said:
+        elif marks != "##" or not part or not idea or not question.endswith("?") or (part, name) in said:
             raise ValueError(f"{place}: {heading!r} should be a mistake of its own, with an idea and then a question")
         else:
-            said[part, name] = Words(idea, ask)
+            said[part, name] = Advice(idea, question)
     return said

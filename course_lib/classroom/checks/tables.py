@@ -21,7 +21,7 @@ def computing(
     what: str,
     plans: Callable[[int, int], Plans],
     more: list[tuple[int, str]],
-    priced: tuple[str, tuple],
+    price_case: tuple[str, tuple],
     run: Callable[[tuple, Any], None],
     value: Callable[[tuple, Any], Any] = lambda plan, found: found,
     **options: Any,
@@ -29,7 +29,7 @@ def computing(
     """The part with this name: each kind of plans is tried on 2 ranks, then some of them on more.
 
     what: the plans' name, before their kind.  plans: those of a seed and a rank.  more: ranks, with a kind for each.
-    priced: the name of a plan for 4 ranks, and that plan.  run: spends what it costs there, given the plan and the
+    price_case: the name of a plan for 4 ranks, and that plan.  run: spends what it costs there, given the plan and the
         answer for it.  value: the part of an answer that matters.
     """
 
@@ -39,7 +39,7 @@ def computing(
             run(plans[0], found[0])
         return {f"{name}{plan}": as_numbers(value(plan, one)) for plan, one in zip(plans, found, strict=True)}
 
-    text, plan = priced
+    text, plan = price_case
     last = Case(text, 4, lambda rank: ([plan], True), "other sizes")
     return Exercise(name, right, play, partial(_cases, what, plans, more), last, **options)
 

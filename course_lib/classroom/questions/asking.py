@@ -26,18 +26,18 @@ from course_lib.classroom.questions.prose import Expressions, Page, items
 from course_lib.classroom.questions.units import Quantity, Slip
 from course_lib.planner import Plan
 
-Ask = Callable[[Page, Any], Form]
+MakeForm = Callable[[Page, Any], Form]
 
 
-def choice(experiments: Mapping[str, Callable[..., Outcome]]) -> Ask:
+def choice(experiments: Mapping[str, Callable[..., Outcome]]) -> MakeForm:
     """experiments: name of an option to what tries it. Their order is the page's."""
 
-    def ask(page: Page, case: Any) -> Choice:
+    def make(page: Page, case: Any) -> Choice:
         runs = {f"option: {name}": _told(page, name, _with(case, run)) for name, run in experiments.items()}
         texts = {heading: text.partition("\n\n") for heading, text in page.only(*runs).items()}
         return Choice(tuple(Option(text, runs[heading], why) for heading, (text, _, why) in texts.items()))
 
-    return ask
+    return make
 
 
 def each(run: Callable[..., Outcome], names: Iterable[str]) -> dict[str, Callable[..., Outcome]]:
@@ -50,59 +50,59 @@ def number(
     measure: Callable[..., Outcome],
     slips: Callable[..., dict[str, float]] = lambda *case: {},
     tolerance: float = 0.01,
-) -> Ask:
+) -> MakeForm:
     """slips: names of slips, with the factor by which such an answer is off.  tolerance: as in `Number`."""
 
-    def ask(page: Page, case: Any) -> Number:
+    def make(page: Page, case: Any) -> Number:
         factors = {f"slip: {name}": factor for name, factor in _with(case, slips)().items()}
         texts = page.only("why", *factors)
         own = tuple(Slip(factor, texts[heading]) for heading, factor in factors.items())
         return Number(quantity, _told(page, "", _with(case, measure)), texts["why"], own, tolerance)
 
-    return ask
+    return make
 
 
-def ordering(execute: Callable[..., Outcome]) -> Ask:
-    def ask(page: Page, case: Any) -> Ordering:
+def ordering(execute: Callable[..., Outcome]) -> MakeForm:
+    def make(page: Page, case: Any) -> Ordering:
         texts = page.only("events", "why")
         events = {event.partition(":")[0]: event for event in items(texts["events"])}
         return Ordering(events, _told(page, "", _with(case, execute)), texts["why"])
 
-    return ask
+    return make
 
 
-def plan(judge: Callable[..., Outcome], start: Callable[..., Plan] | None = None) -> Ask:
+def plan(judge: Callable[..., Outcome], start: Callable[..., Plan] | None = None) -> MakeForm:
     """judge: called with the case, which has a model, a cluster and a batch, and with the estimate of a plan for them.
 
     start: the plan that one begins with; by default replicas alone.
     """
 
-    def ask(page: Page, case: Any) -> PlanForm:
+    def make(page: Page, case: Any) -> PlanForm:
         why = page.only("why")["why"]
         first = start(case) if start else Plan(dp=case.cluster.devices)
         return PlanForm(case.model, case.cluster, case.batch, _with(case, judge), why, first)
 
-    return ask
+    return make
 
 
-def open_case(experiment: Callable[..., Outcome]) -> Ask:
+def open_case(experiment: Callable[..., Outcome]) -> MakeForm:
     """An open case is answered in words."""
 
-    def ask(page: Page, case: Any) -> FreeText:
+    def make(page: Page, case: Any) -> FreeText:
         texts, run = page.only("answer", "checklist"), _told(page, "", _with(case, experiment))
         return FreeText(lambda _: run(), texts["answer"], tuple(items(texts["checklist"])))
 
-    return ask
+    return make
 
 
-def prose(experiment: Callable[..., Outcome]) -> Ask:
+def prose(experiment: Callable[..., Outcome]) -> MakeForm:
     """A section of a longer text. experiment: is called with the case, and with what was written."""
 
-    def ask(page: Page, case: Any) -> FreeText:
+    def make(page: Page, case: Any) -> FreeText:
         texts = page.only("levels", "checklist")
         return FreeText(_with(case, experiment), "", *(tuple(items(texts[name])) for name in ("checklist", "levels")))
 
-    return ask
+    return make
 
 
 def _with(case: Any, run: Callable[..., Any]) -> Callable[..., Any]:

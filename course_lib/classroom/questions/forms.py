@@ -24,7 +24,7 @@ from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.figures.words import plan_in_words
 from course_lib.planner import Cluster, Estimate, ModelSpec, Plan, estimate
-from course_lib.planner.spec import RECOMPUTE, SCHEDULES, divisors
+from course_lib.planner.spec import PLANNED, RECOMPUTE, divisors
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class PlanForm:
         listed = {
             **dict.fromkeys(("dp", "tp", "pp"), devices),
             "micro_batch": divisors(self.global_batch),
-            "schedule": SCHEDULES,
+            "schedule": PLANNED,
             "virtual_stages": each,
             "zero": range(4),
             "recompute": RECOMPUTE,

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from course_lib.classroom import journal, rooms
-from course_lib.classroom.questions.asking import Ask
+from course_lib.classroom.questions.asking import MakeForm
 from course_lib.classroom.questions.catalog import pages
 from course_lib.classroom.questions.forms import Form
 from course_lib.classroom.questions.outcome import Feedback
@@ -103,15 +103,15 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Family:
+class SeededQuestion:
     """A question for any numbers.
 
-    first: those of the lesson; None if there are none.  ask: makes its form.  others: what a seed draws from.
+    first: those of the lesson; None if there are none.  make_form: makes its form.  others: what a seed draws from.
     fields: what numbers are in the fields of its page.
     """
 
     first: Any
-    ask: Ask
+    make_form: MakeForm
     others: Sequence[Any] = ()
     fields: Callable[[Any], dict[str, object]] = lambda case: {}
 
@@ -125,4 +125,4 @@ class Family:
         page = pages()[name]
         own = importlib.import_module(rooms.module_of(page.file))
         page = page.fill(self.fields(case), **{**vars(axis), **vars(own)})
-        return Question(name, seed, page.text, self.ask(page, case), varies=bool(self.others))
+        return Question(name, seed, page.text, self.make_form(page, case), varies=bool(self.others))

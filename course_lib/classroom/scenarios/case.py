@@ -8,28 +8,28 @@ from string import Formatter
 from typing import Any
 
 from course_lib.classroom import questions
-from course_lib.classroom.questions.asking import Ask
+from course_lib.classroom.questions.asking import MakeForm
 from course_lib.classroom.questions.catalog import pages
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.question import Question, is_for_a_room
 
 
 @dataclass(frozen=True)
-class Step:
+class CaseQuestion:
     """One question of a case.
 
-    about: the subject that a seed draws.  ask: makes the form, from the page and the subject.  facts: for its page.
+    about: the subject that a seed draws.  make_form: called with the page and the subject.  facts: for its page.
     """
 
     about: Callable[[int], Any]
-    ask: Ask
+    make_form: MakeForm
     facts: Callable[[Any], dict[str, object]] = lambda about: {}
 
     def question(self, name: str, seed: int = 0) -> Question:
         page, about = pages()[name], self.about(seed)
         said = {field for section in page.sections.values() for _, field, _, _ in Formatter().parse(section.text)}
         page = page.fill({field: fact for field, fact in self.facts(about).items() if field in said})
-        form = self.ask(page, about)
+        form = self.make_form(page, about)
         return Question(name, seed, page.text, form, varies=False)  # else one card would change without the others
 
 

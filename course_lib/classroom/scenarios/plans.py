@@ -22,8 +22,8 @@ from course_lib.classroom.questions.asking import choice, each, open_case, plan
 from course_lib.classroom.questions.catalog import case_of
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
-from course_lib.classroom.scenarios.case import Step, debrief
-from course_lib.classroom.scenarios.targets import Task, brief
+from course_lib.classroom.scenarios.case import CaseQuestion, debrief
+from course_lib.classroom.scenarios.targets import PlanTask, brief
 from course_lib.figures import devices, memory_by_part, plan_map, step_time_by_part
 from course_lib.planner import Estimate, Plan, estimate
 
@@ -33,31 +33,31 @@ class Planning:
     """A case. tasks: a first and a harder one, for each of its variants."""
 
     name: str
-    tasks: Sequence[tuple[Task, Task]]
+    tasks: Sequence[tuple[PlanTask, PlanTask]]
 
-    def variant(self, seed: int = 0) -> Variant:
-        return Variant(self, seed, *self.tasks[seed % len(self.tasks)])
+    def variant(self, seed: int = 0) -> PlanCase:
+        return PlanCase(self, seed, *self.tasks[seed % len(self.tasks)])
 
-    def questions(self) -> dict[str, Step]:
+    def questions(self) -> dict[str, CaseQuestion]:
         """The case's questions by name, for `questions.load`."""
         asked = {
             "limit": (lambda seed: self.variant(seed).first, choice(each(_change, self.tasks[0][0].changes))),
             "plan": (lambda seed: self.variant(seed).first, plan(_judge, _now)),
             "better": (lambda seed: self.variant(seed).then, plan(_judge, _now)),
         }
-        steps = {f"{self.name}_{step}": Step(about, ask, _facts) for step, (about, ask) in asked.items()}
-        defend = Step(self.variant, open_case(Variant.compare), lambda variant: _facts(variant.then))
+        steps = {f"{self.name}_{step}": CaseQuestion(about, ask, _facts) for step, (about, ask) in asked.items()}
+        defend = CaseQuestion(self.variant, open_case(PlanCase.compare), lambda variant: _facts(variant.then))
         return {**steps, f"{self.name}_defend": defend}
 
 
 @dataclass(frozen=True)
-class Variant:
+class PlanCase:
     """A case with one of its pairs of tasks, chosen by the seed."""
 
     case: Planning
     seed: int
-    first: Task
-    then: Task
+    first: PlanTask
+    then: PlanTask
 
     def evidence(self) -> Feedback:
         """The evidence before any decision: the job, the machine, and the cost of the present plan."""
@@ -103,17 +103,17 @@ class Variant:
         return Feedback("", Outcome(None, bullets(said), incident), title="What usual choices lead to (modelled)")
 
 
-def _facts(task: Task) -> dict[str, object]:
+def _facts(task: PlanTask) -> dict[str, object]:
     """The fields that a page may use about a task."""
     states = f"{16 * task.model.parameters / 1e9:,.0f} GB"
     return {"model": task.words, "machine": task.machine, "targets": bullets(task.targets), "states": states}
 
 
-def _now(task: Task) -> Plan:
+def _now(task: PlanTask) -> Plan:
     return plan_text.parse(task.now)
 
 
-def _change(name: str, task: Task) -> Outcome:
+def _change(name: str, task: PlanTask) -> Outcome:
     """Does this change help more than the others? First it has to fit, then it has to be fast."""
     steps = {other: task.estimate(change) for other, change in task.changes.items()}
     gains = {other: (one.fits, one.tokens_per_second) for other, one in steps.items()}
@@ -128,7 +128,7 @@ def _change(name: str, task: Task) -> Outcome:
     return Outcome(gains[name] == max(gains.values()), f"Modelled. {said}", pictures=(picture,))
 
 
-def _judge(task: Task, one: Estimate) -> Outcome:
+def _judge(task: PlanTask, one: Estimate) -> Outcome:
     """Any plan that reaches the targets will do."""
     said = f"Modelled:\n\n{bullets(target.of(one) for target in task.targets)}\n\n{one.interval}"
     if task.missed(one):

@@ -43,7 +43,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class PlanTask:
     """words: the model.  now: the plan as it stands, as in `plan_text`.
 
     tokens: a second, at least.  within: the share of a device's memory that a plan may need.  bubble: the share of a

@@ -13,7 +13,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from course_lib.classroom.scenarios.jobs.faults import Variant
+from course_lib.classroom.scenarios.jobs.faults import Incident
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, Instrument
 from course_lib.classroom.widgets.answers import Button
 from course_lib.classroom.widgets.running import Running, attempt, explained, said, shown
@@ -23,7 +23,7 @@ from course_lib.figures.axis import counted
 class Measuring:
     """The instruments as a widget; where widgets do not run, as a list of them that says how to call one."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: Incident) -> None:
         self.variant, self._key = variant, f"measuring-{secrets.token_hex(4)}"
         self.running, self.bill, self.found = Running(), widgets.HTML(said(variant.bill())), widgets.HTML()
         self.buttons = {name: Button(partial(self._try, name), _priced(one)) for name, one in INSTRUMENTS.items()}

@@ -22,7 +22,7 @@ import traitlets
 from course_lib.classroom.widgets.running import KEYS, beside_this, shown
 from course_lib.figures import gantt, held
 from course_lib.figures.axis import TIMES, unit_of
-from course_lib.figures.lanes import Bar
+from course_lib.figures.lanes import PlacedSpan
 from course_lib.figures.picture import Picture
 from course_lib.figures.svg import ROOMY
 from course_lib.figures.words import activity
@@ -77,7 +77,7 @@ def places(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _bar(bar: Bar) -> dict[str, Any]:
+def _bar(bar: PlacedSpan) -> dict[str, Any]:
     span = bar.span
     place = {"x": bar.x, "y": bar.y, "width": bar.width, "height": bar.height}
     said = {"rank": span.rank, "does": activity(span), "kind": span.kind, "peer": span.peer, "bytes": span.bytes}

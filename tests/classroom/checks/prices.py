@@ -1,4 +1,4 @@
-"""The price of a right solution; all cases but the priced one are left to tests/lessons/test_bank.py."""
+"""The price of a right solution; all cases but the price_case one are left to tests/lessons/test_bank.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from course_lib.classroom.checks.verdict import Verdict
 
 @functools.cache
 def verdict_on(exercise: Exercise, program: Callable[..., Any]) -> Verdict:
-    """The verdict on a program in the priced case alone."""
-    case = exercise.priced
+    """The verdict on a program in the price_case case alone."""
+    case = exercise.price_case
     run, right = exercise.run([program], case), exercise.run_right(case)
     found = Evidence(exercise, case, *([programs[0] for programs in one.results] for one in (run, right)))
     assert _judge(found, []) is None

@@ -14,7 +14,7 @@ from course_lib import launch
 from course_lib.classroom.checks import examine, messages, part, prose
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case
-from course_lib.classroom.checks.prose import Words
+from course_lib.classroom.checks.prose import Advice
 from course_lib.instruments.watch import Watch
 from course_lib.ranks import Stopped
 from course_lib.ranks.parent import monitor
@@ -294,11 +294,11 @@ def play(fn: Any, tensor: Tensor) -> Any:
 
 def make(**options: Any) -> Exercise:
     case = Case("2 ranks", 2, numbers)
-    return Exercise("doubled", doubled, play, lambda seed: [case], priced=case, **options)
+    return Exercise("doubled", doubled, play, lambda seed: [case], price_case=case, **options)
 
 
 def test_when_two_ideas_fit_both_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    part, said = make(), {("doubled", name): Words(f"{name}.", "Which?") for name in ("Three", "Thrice", "Four")}
+    part, said = make(), {("doubled", name): Advice(f"{name}.", "Which?") for name in ("Three", "Thrice", "Four")}
     monkeypatch.setattr(prose, "words", lambda: said)
     for name, factor in (("Three", 3), ("Thrice", 3.0), ("Four", 4)):
         part.mistake(named(name, times(factor)))
@@ -364,7 +364,7 @@ def test_a_price_is_not_called_an_idea_that_costs_nothing() -> None:
     def breach(lefts: list[Any]) -> str:
         return "Too many bytes." if lefts[0].sent[0].content.dtype == torch.float64 else ""
 
-    part = make(contract=breach)
+    part = make(breach=breach)
     part.mistake(sends(torch.float32))
     verdict = part(sends(torch.float64))
     assert (verdict.outcome, verdict.message, verdict.idea) == ("price", "Too many bytes.", "")
@@ -384,7 +384,7 @@ def test_what_may_be_rounding_is_right() -> None:
 
 
 def test_a_check_never_raises_by_itself() -> None:
-    verdict = make(view=lambda lefts: [{}][1:5])(doubled)
+    verdict = make(compared=lambda lefts: [{}][1:5])(doubled)
     assert (verdict.outcome, verdict.message) == ("error", examine.BROKEN)
 
 

@@ -9,12 +9,12 @@ from course_lib.classroom import questions
 from course_lib.classroom.questions.outcome import Outcome
 from course_lib.classroom.runs.training import SMALL
 from course_lib.model import TinyGPT
-from lessons.L02_data_parallelism.questions import QUESTIONS, Cluster, Gradients, _count_bytes
+from lessons.L02_data_parallelism.questions import QUESTIONS, Gradients, Machines, _count_bytes
 
 GRADIENTS = 4 * sum(parameter.numel() for parameter in TinyGPT(SMALL).parameters())
 
 
-def calculated(case: Cluster, workers: int, pace: Pace) -> Timeline:
+def calculated(case: Machines, workers: int, pace: Pace) -> Timeline:
     """A textbook step: computing is divided among ranks, the ring all-reduce is not, and everyone updates."""
     samples = case.batch_size / workers
     compute = sum(pace.compute_seconds(kind, samples) or 0 for kind in ("forward", "backward"))
@@ -42,7 +42,7 @@ def test_q3_has_the_numbers_of_the_team_that_got_ten_times_from_sixteen() -> Non
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_real_ranks_take_as_long_as_calculated(workers: int) -> None:
-    case = Cluster(devices_per_node=2, batch_size=16)
+    case = Machines(devices_per_node=2, batch_size=16)
     step, expected = case.step(workers, case.pace()), calculated(case, workers, case.pace())
     assert step.makespan == pytest.approx(expected.makespan, rel=1e-9)
     for rank in range(workers):

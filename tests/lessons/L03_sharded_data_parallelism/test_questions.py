@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from course_lib.classroom import questions
-from lessons.L03_sharded_data_parallelism.questions import QUESTIONS, Training
+from lessons.L03_sharded_data_parallelism.questions import QUESTIONS, MemoryBudget
 
 
 @pytest.mark.parametrize("seed", [2, 5, 7])  # whose answers are b, a and d
@@ -21,7 +21,7 @@ def test_other_numbers_have_one_right_answer_too(seed: int) -> None:
 def test_what_is_needed_is_the_table_of_the_zero_paper() -> None:
     """Section 5 of Rajbhandari et al. 2020, in 32 bits: 4 + 4 + 8 bytes, of which each stage shards one more."""
     n = 64
-    needed = [Training(1, n, 80).needed(stage) for stage in range(4)]
+    needed = [MemoryBudget(1, n, 80).needed(stage) for stage in range(4)]
     assert needed == pytest.approx([16, 8 + 8 / n, 4 + 12 / n, 16 / n])
 
 

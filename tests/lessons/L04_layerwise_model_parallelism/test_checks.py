@@ -21,7 +21,9 @@ from tests.lessons.L04_layerwise_model_parallelism import solutions as s
 
 def asked(exercise: Exercise, seed: int) -> list[Any]:
     """The arguments for which ranks ask in all cases."""
-    return [one for case in exercise.ladder(seed) for rank in range(case.world_size) for one in case.arguments(rank)[0]]
+    return [
+        one for case in exercise.all_cases(seed) for rank in range(case.world_size) for one in case.arguments(rank)[0]
+    ]
 
 
 def cheapest_of_all(costs: list[int], n_stages: int) -> int:
@@ -52,7 +54,7 @@ def test_the_split_that_the_exercise_draws_is_the_best() -> None:
     assert (cheapest_of_all(drawn, 3), max(2 + 2, 3 + 3, 4 + 8)) == (8, 12)
 
 
-@pytest.mark.parametrize("case", checks.forward_and_backward.ladder(3), ids=lambda case: case.text)
+@pytest.mark.parametrize("case", checks.forward_and_backward.all_cases(3), ids=lambda case: case.text)
 def test_the_right_gradients_and_losses_are_those_of_one_process_to_the_last_bit(case: Case) -> None:
     ranks = [case.arguments(rank) for rank in range(case.world_size)]
     whole = nn.Sequential(*(stage for stage, *_ in ranks))
@@ -87,7 +89,7 @@ SENT, HELD, IDLE, CALLS = (
 
 
 def test_the_dearest_stage_decides_how_long_the_others_wait() -> None:
-    (model,) = checks.split_layers.priced.arguments(0)[0]
+    (model,) = checks.split_layers.price_case.arguments(0)[0]
     seconds = [sum(model[0][i] for i in stage) for stage in s.by_a_limit(*model)]
     idle = simulate(SCHEDULES["gpipe"](4, 8), seconds, [2 * one for one in seconds]).idle_fraction()
     assert counted(checks.split_layers, s.by_a_limit)[IDLE][0] == round(100 * idle)
@@ -103,6 +105,6 @@ def test_a_rank_sends_hidden_states_and_a_gradient_and_is_busy_for_a_quarter_of_
 
 
 def test_the_fullest_rank_is_the_price_of_a_split() -> None:
-    (network,) = checks.who_holds_what.priced.arguments(0)[0]
+    (network,) = checks.who_holds_what.price_case.arguments(0)[0]
     fullest = max(sum(rank) for rank in s.counted(*network))
     assert fullest <= counted(checks.who_holds_what, s.layer_by_layer)[HELD][0] <= fullest + 1_000

@@ -55,7 +55,7 @@ def in_this_process(case: Case, rank: int) -> Any:
 
 def plans(exercise: Exercise, seed: int) -> list[Any]:
     return [
-        plan for case in exercise.ladder(seed) for rank in range(case.world_size) for plan in case.arguments(rank)[0]
+        plan for case in exercise.all_cases(seed) for rank in range(case.world_size) for plan in case.arguments(rank)[0]
     ]
 
 
@@ -109,12 +109,12 @@ def test_a_stage_sends_a_message_each_way_and_is_idle_no_longer_than_the_bubble(
 
 def test_the_emulated_step_is_idle_as_long_as_the_formula_says() -> None:
     verdict = verdict_on(checks.bubble, s.simulated)
-    ((forward, backward, m),) = checks.bubble.priced.arguments(0)[0]
+    ((forward, backward, m),) = checks.bubble.price_case.arguments(0)[0]
     assert verdict.idle.timeline.idle_fraction() == pytest.approx(checks.idle_share(forward, backward, m), rel=1e-9)
 
 
 def test_the_best_number_of_micro_batches_is_run() -> None:
-    ((samples, n_stages, overhead, per_sample, _),) = checks.best_micro_batches.priced.arguments(0)[0]
+    ((samples, n_stages, overhead, per_sample, _),) = checks.best_micro_batches.price_case.arguments(0)[0]
     timeline = verdict_on(
         checks.best_micro_batches, s.by_size
     ).idle.timeline  # 16 would make a smaller bubble, but a longer step

@@ -9,13 +9,15 @@ import pytest
 from course_lib.figures.palette import INK, PAPER, RANKS
 from course_lib.timeline import Timeline
 from lessons.L06_tensor_parallelism.figure import who_holds_what
-from lessons.L06_tensor_parallelism.runs import CutRun, Operation
+from lessons.L06_tensor_parallelism.runs import CutRun, LayerOperation
 from tests.figures.drawn import boxes, texts
 from tests.figures.test_palette import contrast
 
 
-def operations(*named: tuple[str, str, str, str, float]) -> list[Operation]:
-    return [Operation(name, abs, leaves, forward, backward, work) for name, leaves, forward, backward, work in named]
+def operations(*named: tuple[str, str, str, str, float]) -> list[LayerOperation]:
+    return [
+        LayerOperation(name, abs, leaves, forward, backward, work) for name, leaves, forward, backward, work in named
+    ]
 
 
 FITTING = operations(

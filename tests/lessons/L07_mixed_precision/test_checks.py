@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from course_lib import launch
 from course_lib.classroom.checks.exercise import Exercise
-from course_lib.classroom.checks.part import Case, Left
+from course_lib.classroom.checks.part import Case, Observed
 from lessons.L07_mixed_precision import checks
 from tests.classroom.checks.prices import costs, verdict_on
 from tests.lessons.L07_mixed_precision import solutions as s
@@ -17,7 +17,7 @@ from tests.lessons.L07_mixed_precision import solutions as s
 N = 4
 
 
-def left(exercise: Exercise, case: Case) -> list[Left]:
+def left(exercise: Exercise, case: Case) -> list[Observed]:
     return [programs[0] for programs in exercise.run_right(case).results]
 
 

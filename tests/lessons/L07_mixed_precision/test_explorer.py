@@ -18,7 +18,7 @@ from lessons.L07_mixed_precision.explorer import (
     MICRO_BATCHES,
     MixedPrecisionExplorer,
     MixedPrecisionSetting,
-    Training,
+    OngoingTraining,
 )
 from tests.classroom.widgets.hands import move
 
@@ -31,8 +31,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_precision, "STEPS", 40)
 
 
-def trained(setting: MixedPrecisionSetting) -> Training:
-    training = Training(setting)
+def trained(setting: MixedPrecisionSetting) -> OngoingTraining:
+    training = OngoingTraining(setting)
     while training.pieces_left:
         training.go_on()
     return training
@@ -141,7 +141,7 @@ def test_a_training_leaves_the_kernel_as_many_threads_as_it_had() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        Training(MixedPrecisionSetting("float32", 1.0, False, 1e-3)).go_on()
+        OngoingTraining(MixedPrecisionSetting("float32", 1.0, False, 1e-3)).go_on()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

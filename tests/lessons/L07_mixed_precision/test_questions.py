@@ -11,13 +11,13 @@ from course_lib.classroom import questions
 from course_lib.classroom.runs.training import RoundedWeights
 from course_lib.mechanisms.mixed_precision import MasterWeights
 from lessons.L07_mixed_precision import questions as precision
-from lessons.L07_mixed_precision.questions import Training
+from lessons.L07_mixed_precision.questions import TrainingSetup
 
 
 @pytest.mark.parametrize("change", [change for _, change in precision.REMEDIES.values()])
 def test_each_answer_changes_one_thing(change: dict[str, Any]) -> None:
     (name,) = change
-    assert getattr(Training(), name) != change[name]
+    assert getattr(TrainingSetup(), name) != change[name]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from course_lib.classroom.runs.training import SMALL, train
 from course_lib.figures import loss_at_end
 from course_lib.model import TinyGPT
 from course_lib.planner import Cluster
-from lessons.L07_mixed_precision.explorer import STEPS, MixedPrecisionSetting, Training, first_gradients
+from lessons.L07_mixed_precision.explorer import STEPS, MixedPrecisionSetting, OngoingTraining, first_gradients
 from lessons.L07_mixed_precision.runs import share_moved
 from tests.notebooks.lesson import Proofs, is_proved, lesson
 
@@ -54,9 +54,9 @@ def moved(lr: float) -> float:
 
 
 @cache
-def explored(format: str, scale: float | None, has_master_weights: bool, lr: float = 3e-3) -> Training:
+def explored(format: str, scale: float | None, has_master_weights: bool, lr: float = 3e-3) -> OngoingTraining:
     """Run a training of the explorer to its end."""
-    training = Training(MixedPrecisionSetting(format, scale, has_master_weights, lr))
+    training = OngoingTraining(MixedPrecisionSetting(format, scale, has_master_weights, lr))
     while training.pieces_left:
         training.go_on()
     return training

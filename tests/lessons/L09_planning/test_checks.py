@@ -69,7 +69,7 @@ def test_the_right_traffic_is_the_planner_s(plan: Plan, stage: int) -> None:
 
 
 def plans_of(exercise: Any) -> list[Any]:
-    return exercise.priced.arguments(0)[0]
+    return exercise.price_case.arguments(0)[0]
 
 
 def test_four_ranks_send_what_the_right_traffic_is() -> None:
@@ -86,7 +86,7 @@ def test_a_rank_holds_what_the_right_bytes_are() -> None:
 
 def test_the_right_choice_fits_and_is_nearly_the_best() -> None:
     """One seed only, as each takes six searches; nbval runs the solution with another one."""
-    for case in checks.choose.ladder(0):
+    for case in checks.choose.all_cases(0):
         for rank in range(case.world_size):
             model, cluster, global_batch, _, best = case.arguments(rank)
             found = estimate(model, cluster, checks.chosen(model, cluster, global_batch), global_batch)

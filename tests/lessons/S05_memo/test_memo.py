@@ -17,7 +17,7 @@ from course_lib.classroom.questions import plan_text
 from course_lib.classroom.questions.prose import items, read
 from course_lib.planner import Estimate, Plan, estimate
 from course_lib.planner.memory import memory_of_rank
-from course_lib.planner.spec import PRECISIONS, RECOMPUTE, SCHEDULES
+from course_lib.planner.spec import PLANNED, PRECISIONS, RECOMPUTE
 from lessons import Card
 from lessons.S05_memo import memo
 from lessons.S05_memo.memo import CASE, PARTS, PLAN, SECTIONS, check, demands, export
@@ -92,7 +92,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     sizes = st.sampled_from([1, 2, 3, 4, 5, 8, 10, 16, 32, 64])
     return {
         **{axis: draw(sizes) for axis in ("dp", "tp", "pp", "micro_batch")},
-        "schedule": draw(st.sampled_from(SCHEDULES)),
+        "schedule": draw(st.sampled_from(PLANNED)),
         "virtual_stages": draw(st.sampled_from([1, 1, 2, 5])),
         "zero": draw(st.integers(0, 3)),
         "recompute": draw(st.sampled_from(RECOMPUTE)),

@@ -21,16 +21,16 @@ from random import Random
 from typing import Any
 
 from course_lib.classroom import journal
-from course_lib.classroom.questions.asking import Ask, choice, each
+from course_lib.classroom.questions.asking import MakeForm, choice, each
 from course_lib.classroom.questions.catalog import case_of, pages
 from course_lib.classroom.questions.forms import Form
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Feedback, Outcome
 from course_lib.classroom.questions.prose import Page, Section, items
-from course_lib.classroom.scenarios.case import Step, debrief
+from course_lib.classroom.scenarios.case import CaseQuestion, debrief
 from course_lib.classroom.scenarios.jobs.instruments import INSTRUMENTS, signals, throughput
+from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.replay import replay
-from course_lib.classroom.scenarios.jobs.situation import Situation
 from course_lib.classroom.scenarios.jobs.training import train
 from course_lib.figures import Picture, loss_curves, lost_time
 from course_lib.figures.axis import counted
@@ -54,32 +54,32 @@ class Fault:
     """A case. culprits: by name, functions that draw a fault's changes to the job.  repairs: changes, by name."""
 
     name: str
-    healthy: Situation
+    healthy: Job
     culprits: Mapping[str, Callable[[Random], Changes]]
     repairs: Mapping[str, Changes]
 
-    def variant(self, seed: int = 0) -> Variant:
-        return Variant(self, seed)
+    def variant(self, seed: int = 0) -> Incident:
+        return Incident(self, seed)
 
-    def questions(self) -> dict[str, Step]:
+    def questions(self) -> dict[str, CaseQuestion]:
         """The case's questions by name, for `questions.load`."""
         tried = {"symptom": _see, "suspect": _suspect, "measure": _plan_to_measure, "change": _change}
-        steps = {f"{self.name}_{step}": Step(self.variant, _options(run)) for step, run in tried.items()}
+        steps = {f"{self.name}_{step}": CaseQuestion(self.variant, _options(run)) for step, run in tried.items()}
         return {name: step for name, step in steps.items() if name in pages()}
 
 
-def _options(run: Callable[[str, Variant], Outcome]) -> Ask:
+def _options(run: Callable[[str, Incident], Outcome]) -> MakeForm:
     """A form with the options of the page, each tried by `run`."""
 
-    def ask(page: Page, variant: Variant) -> Form:
+    def make(page: Page, variant: Incident) -> Form:
         names = [heading.removeprefix("option: ") for heading in page.sections if heading]
         return choice(each(run, names))(page, variant)
 
-    return ask
+    return make
 
 
 @dataclass(frozen=True)
-class Variant:
+class Incident:
     """A case with one of its culprits, drawn by the seed."""
 
     case: Fault
@@ -92,10 +92,10 @@ class Variant:
         return Random(f"{self.case.name} {round_}").sample(culprits, len(culprits))[place]
 
     @cached_property
-    def job(self) -> Situation:
+    def job(self) -> Job:
         return self.suspected(self.culprit)
 
-    def suspected(self, culprit: str) -> Situation:
+    def suspected(self, culprit: str) -> Job:
         """The healthy job with this culprit's fault."""
         return self.case.healthy.but(**self.case.culprits[culprit](Random(self.seed)))
 
@@ -166,10 +166,10 @@ class Variant:
         """A culprit in words."""
         return _first(self._sections[f"culprit: {culprit}"])
 
-    def repaired(self, name: str) -> Situation:
+    def repaired(self, name: str) -> Job:
         return self.job.but(**self.case.repairs[name])
 
-    def symptoms(self, job: Situation) -> tuple[bool, str]:
+    def symptoms(self, job: Job) -> tuple[bool, str]:
         """Whether a job is slower than the healthy one, and how it learns."""
         now, before = signals(job), signals(self.case.healthy)
         learns = {
@@ -202,13 +202,13 @@ def _first(section: Section) -> str:
 # Trying an option
 
 
-def _see(symptom: str, variant: Variant) -> Outcome:
+def _see(symptom: str, variant: Incident) -> Outcome:
     now, before = signals(variant.job), signals(variant.case.healthy)
     right = variant.symptoms(variant.job) == SYMPTOMS[symptom]
     return Outcome(right, f"Last week: {before}. Now: {now}.")
 
 
-def _suspect(culprit: str, variant: Variant) -> Outcome:
+def _suspect(culprit: str, variant: Incident) -> Outcome:
     suspected = variant.suspected(culprit)
     right = variant.symptoms(suspected) == variant.symptoms(variant.job)
     said = (
@@ -219,7 +219,7 @@ def _suspect(culprit: str, variant: Variant) -> Outcome:
     return Outcome(right, said, pictures=(_losses(jobs),))
 
 
-def _plan_to_measure(name: str, variant: Variant) -> Outcome:
+def _plan_to_measure(name: str, variant: Incident) -> Outcome:
     """Compare an instrument's readings for the remaining suspects; a single one is compared with a healthy job."""
     one, left = INSTRUMENTS[name], variant.left()
     jobs = {variant.called(culprit): variant.suspected(culprit) for culprit in left}
@@ -233,7 +233,7 @@ def _plan_to_measure(name: str, variant: Variant) -> Outcome:
     return Outcome(different > 1, said)
 
 
-def _change(repair: str, variant: Variant) -> Outcome:
+def _change(repair: str, variant: Incident) -> Outcome:
     jobs = {"last week": variant.case.healthy, "now": variant.job, "changed": variant.repaired(repair)}
     said = " ".join(f"{name.capitalize()}: {signals(job)}." for name, job in jobs.items())
     steps = {name: replay(job) for name, job in jobs.items()}
@@ -244,6 +244,6 @@ def _change(repair: str, variant: Variant) -> Outcome:
 # The pictures
 
 
-def _losses(jobs: Mapping[str, Situation]) -> Picture:
+def _losses(jobs: Mapping[str, Job]) -> Picture:
     """The loss of rank 0 in each job."""
     return loss_curves({name: train(job.recipe)[0].losses for name, job in jobs.items()}, title="The loss")

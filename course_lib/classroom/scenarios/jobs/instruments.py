@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from course_lib.classroom.scenarios.jobs.job import DEVICES, Job
 from course_lib.classroom.scenarios.jobs.replay import replay
-from course_lib.classroom.scenarios.jobs.situation import DEVICES, Situation
 from course_lib.classroom.scenarios.jobs.training import RANKS, STEPS, train
 from course_lib.figures import Picture, gantt, loss_at_end, lost_time
 from course_lib.figures.axis import counted, duration, number, percent, ticks
@@ -39,12 +39,12 @@ class Signals(NamedTuple):
         return f"{self.samples_per_second:.0f} samples a second (emulated), {loss} at the end (measured)"
 
 
-def signals(job: Situation) -> Signals:
+def signals(job: Job) -> Signals:
     ended = [loss_at_end(one.losses) if isfinite(one.losses[-1]) else nan for one in train(job.recipe)]
     return Signals(job.samples / replay(job).makespan, sum(ended) / RANKS)
 
 
-def throughput(jobs: Mapping[str, Situation]) -> Picture:
+def throughput(jobs: Mapping[str, Job]) -> Picture:
     """Draw the samples per second over the steps of the training. A step without an update is shorter."""
     curves = {name: _samples_per_second(job) for name, job in jobs.items()}
     most, looks = 1.1 * max(map(max, curves.values())), lines_of(curves)
@@ -65,7 +65,7 @@ def _range(name: str, rates: list[float]) -> str:
     return f"{name}, {between} over {counted(len(rates), 'step')}"
 
 
-def _samples_per_second(job: Situation) -> list[float]:
+def _samples_per_second(job: Job) -> list[float]:
     step = replay(job)
     before_update = replace(step, spans=[span for span in step.spans if span.kind != "optimizer"])
     return [job.samples / (before_update if skips else step).makespan for skips in train(job.recipe)[0].skipped]
@@ -82,11 +82,11 @@ class Instrument:
 
     title: str
     minutes: int
-    read: Callable[[Situation], Reading]
+    read: Callable[[Job], Reading]
 
 
 @cache
-def _devices(job: Situation) -> Reading:
+def _devices(job: Job) -> Reading:
     timeline = launch(_compute_alone, DEVICES, pace=job.pace).timeline
     return Reading({f"device {rank}": f"{duration(timeline.busy(rank))} for a layer" for rank in range(DEVICES)})
 
@@ -97,7 +97,7 @@ def _compute_alone(rank: int) -> None:
 
 
 @cache
-def _links(job: Situation) -> Reading:
+def _links(job: Job) -> Reading:
     """Test links one after the other: in each machine, and between them, wherever the ranks are."""
     first, second = ([rank for rank in range(DEVICES) if job.machine(rank) == node] for node in (0, 1))
     pairs = {"inside machine 0": first[:2], "inside machine 1": second[:2], "between them": [first[0], second[0]]}
@@ -115,32 +115,32 @@ def _send(rank: int, pairs: list[list[int]]) -> None:
             dist.recv(message, source)
 
 
-def _profile(job: Situation) -> Reading:
+def _profile(job: Job) -> Reading:
     step = replay(job)
     of_ranks = {f"rank {rank}": f"computes {percent(step.busy(rank) / step.makespan)}" for rank in range(DEVICES)}
     pictures = gantt(step, title="One step"), lost_time({"one step": step}, title="Where its time goes")
     return Reading({"the step": f"takes {duration(step.makespan)}", **of_ranks}, pictures)
 
 
-def _placement(job: Situation) -> Reading:
+def _placement(job: Job) -> Reading:
     return Reading({f"rank {rank}": f"on machine {job.machine(rank)}" for rank in range(DEVICES)})
 
 
-def _replicas(job: Situation) -> Reading:
+def _replicas(job: Job) -> Reading:
     """Compare replicas with the first: the sum alone differs from last week's in any case, and tells nothing."""
     first, *others = (one.checksum for one in train(job.recipe))
     beside = enumerate((one - first for one in others), start=1)
     return Reading({f"replica {rank} less replica 0": _written(difference, "+.4f") for rank, difference in beside})
 
 
-def _scale(job: Situation) -> Reading:
+def _scale(job: Job) -> Reading:
     one = train(job.recipe)[0]
     at = {"first": one.scales[0], "half-way": one.scales[len(one.scales) // 2], "last": one.scales[-1]}
     facts = {f"loss scale, {when}": f"{scale:g}" for when, scale in at.items()}
     return Reading({**facts, "updates skipped": f"{sum(one.skipped)} of {len(one.skipped)}"})
 
 
-def _gradients(job: Situation) -> Reading:
+def _gradients(job: Job) -> Reading:
     return Reading(
         {
             f"replica {rank}": f"overflows by itself in {sum(one.overflowed)} of {len(one.overflowed)} steps"
@@ -149,7 +149,7 @@ def _gradients(job: Situation) -> Reading:
     )
 
 
-def _updates(job: Situation) -> Reading:
+def _updates(job: Job) -> Reading:
     return Reading({"the last update moved the weights by": _written(train(job.recipe)[0].moved[-1], ".2%")})
 
 

@@ -18,19 +18,19 @@ import torch
 import torch.distributed as dist
 
 from course_lib.classroom.runs import after_barrier
-from course_lib.classroom.scenarios.jobs.situation import ACTIVATIONS, DEVICES, GRADIENTS, Situation
+from course_lib.classroom.scenarios.jobs.job import ACTIVATIONS, DEVICES, GRADIENTS, Job
 from course_lib.mechanisms.mesh import Mesh
 from course_lib.ranks import launch
 from course_lib.timeline import Timeline, compute
 
 
 @lru_cache(maxsize=128)
-def replay(job: Situation) -> Timeline:
+def replay(job: Job) -> Timeline:
     """Run one step of a job, on the emulated clock."""
     return after_barrier(launch(_step, DEVICES, (job,), pace=job.pace).timeline)
 
 
-def _step(rank: int, job: Situation) -> None:
+def _step(rank: int, job: Job) -> None:
     mesh = Mesh(job.dp, job.pp, job.tp)
     dist.barrier()
     stage, pipeline = mesh.rank("pp"), mesh.group("pp")
@@ -59,7 +59,7 @@ def _step(rank: int, job: Situation) -> None:
     mesh.close()
 
 
-def _buckets(job: Situation, stage: int) -> Iterator[int]:
+def _buckets(job: Job, stage: int) -> Iterator[int]:
     """The number of layers in each bucket of a stage."""
     layers, n = job.of_stages[stage], min(job.buckets, job.of_stages[stage])
     return (layers * (i + 1) // n - layers * i // n for i in range(n))

@@ -17,7 +17,7 @@ from torch.nn.utils import vector_to_parameters
 from course_lib import data
 from course_lib.classroom.runs import training
 from course_lib.classroom.runs.training import SMALL, RoundedWeights, average_into, flat, gradients_of, shares
-from course_lib.classroom.scenarios.jobs.situation import Recipe
+from course_lib.classroom.scenarios.jobs.job import TrainingRecipe
 from course_lib.mechanisms.mixed_precision import LossScaler, MasterWeights
 from course_lib.model import TinyGPT
 from course_lib.ranks import launch
@@ -26,7 +26,7 @@ RANKS, BATCH, STEPS = 4, 32, 40
 GROWTH = 20  # good steps after which the scale grows; few, as a short training stands for a long one
 
 
-class Trained(NamedTuple):
+class TrainingRecord(NamedTuple):
     """A rank's report of a training, step by step.
 
     losses: of its share.  scales: of the loss.
@@ -47,12 +47,12 @@ class Trained(NamedTuple):
 
 
 @cache
-def train(recipe: Recipe) -> list[Trained]:
+def train(recipe: TrainingRecipe) -> list[TrainingRecord]:
     """Train by a recipe; the report of each rank."""
     return launch(_train, RANKS, (recipe,)).results
 
 
-def _train(rank: int, recipe: Recipe) -> Trained:
+def _train(rank: int, recipe: TrainingRecipe) -> TrainingRecord:
     model, scaler = TinyGPT(SMALL, dtype=torch.float16), LossScaler(recipe.scale, recipe.dynamic, GROWTH)
     weights = nn.Parameter(flat(model.parameters()))
     vector_to_parameters(weights, model.parameters())  # from now on they are views of it
@@ -75,4 +75,4 @@ def _train(rank: int, recipe: Recipe) -> Trained:
     minibatches = shares(rank, BATCH, STEPS)
     losses = training.train(model, minibatches, data.answer_loss, optimizer, scaler, combine, remember)
     moved = [((after - before).norm() / before.norm()).item() for before, after in pairwise(were)]
-    return Trained(losses, scales, overflowed, moved, weights.double().sum().item())
+    return TrainingRecord(losses, scales, overflowed, moved, weights.double().sum().item())

@@ -3,7 +3,7 @@
 A job has eight devices in two machines of four. A case starts from a healthy job; a culprit and a repair are changes to
 a job, so all three are situations:
 
-    healthy                     Situation(dp=8)
+    healthy                     Job(dp=8)
     a culprit                   healthy.but(slow=(5, 1.6))
     a repair                    that.but(buckets=1)
 """
@@ -26,7 +26,7 @@ ACTIVATIONS, GRADIENTS = 4_000, 160_000  # bytes, 2 per number: of a sample betw
 INSIDE, BETWEEN = Link(1e-5, 400e6), Link(5e-5, 50e6)
 
 
-class Recipe(NamedTuple):
+class TrainingRecipe(NamedTuple):
     """The recipe of a job: the settings that decide what it learns.
 
     master_weights: whether the optimizer keeps weights in 32 bits.  scale: the first loss scale.
@@ -44,11 +44,11 @@ class Recipe(NamedTuple):
     bad_rank: int | None = None
 
 
-HEALTHY = Recipe()
+HEALTHY = TrainingRecipe()
 
 
 @dataclass(frozen=True)
-class Situation:
+class Job:
     """A job's settings and faults; by default everything is right.
 
     dp, pp, tp: how the devices share the work, 8 in all.  samples: of a minibatch.  micro_batches: of each replica.
@@ -69,11 +69,11 @@ class Situation:
     in_turn: bool = False
     slow: tuple[int, float] | None = None
     between: Link = BETWEEN
-    recipe: Recipe = HEALTHY
+    recipe: TrainingRecipe = HEALTHY
 
-    def but(self, **changes: object) -> Situation:
+    def but(self, **changes: object) -> Job:
         """Change fields of the situation, or of its recipe; returns the new situation."""
-        own = {name: changes.pop(name) for name in list(changes) if name not in Recipe._fields}
+        own = {name: changes.pop(name) for name in list(changes) if name not in TrainingRecipe._fields}
         return replace(self, recipe=self.recipe._replace(**changes), **own)  # type: ignore[arg-type]
 
     @property
