@@ -22,6 +22,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.mechanisms import guards
+from course_lib.timeline import progress
+
+
+class Bucket:
+    """Parameters and a flat tensor in which each has its place, one after the other.
+
+    views: the places, in the shapes of the parameters. The flat tensor may be longer than all of them together.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+        self.parameters, self.flat = parameters, flat
+        self._shapes = [parameter.shape for parameter in parameters]
+        self.views = self.split(flat)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """The places in another flat tensor."""
+        sizes = [shape.numel() for shape in self._shapes]
+        parts = flat[: sum(sizes)].split(sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
 
 def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float | None) -> list[list[nn.Parameter]]:
     """Parameters in the given order, in buckets of one dtype and device; one that holds two has at most `bucket_mb`.
@@ -43,56 +64,52 @@ def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float | None) ->
     return [*full, *filling.values()]
 
 
-class InOrder:
-    """Sends buckets, each when its gradients are computed and those before it are sent.
+class Reducer:
+    """Reduces buckets in order, each once its gradients are computed and the buckets before it are on their way.
 
-    send: a method that is told the number of a bucket.
+    reduce: a method that is told the number of a bucket.
+    overlap: reduce from within the backward pass; otherwise all buckets wait for `reduce_rest`.
     """
 
-    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], send: Callable[[int], None]) -> None:
-        self.buckets, self._send = buckets, weakly(send)
+    def __init__(
+        self, buckets: Sequence[Sequence[nn.Parameter]], reduce: Callable[[int], None], overlap: bool = True
+    ) -> None:
+        self._buckets, self._reduce, self._overlap = buckets, weakly(reduce), overlap
         self._total_bytes = sum(parameter.nbytes for bucket in buckets for parameter in bucket)
-        self.begin()
+        self.begin_step()
 
-    def begin(self) -> None:
-        """Expect a gradient of each parameter, and to send bucket 0 first."""
-        self._missing: list[set[Tensor]] = [set(bucket) for bucket in self.buckets]
+    def begin_step(self) -> None:
+        """Expect a gradient of each parameter, and to reduce bucket 0 first."""
+        self._missing: list[set[Tensor]] = [set(bucket) for bucket in self._buckets]
         self._bucket_of = {parameter: missing for missing in self._missing for parameter in missing}
-        self.next = 0
+        self._computed_bytes = self._next = 0
+        self.has_begun = False
 
-    def expects(self, parameter: Tensor) -> bool:
-        return parameter in self._bucket_of[parameter]
-
-    def note(self, parameter: Tensor) -> bool:
-        """A gradient is computed. Returns whether those of its bucket all are."""
+    def gradient_is_computed(self, parameter: Tensor) -> None:
         missing = self._bucket_of[parameter]
-        missing.discard(parameter)
-        return not missing
+        guards.only_one_backward(parameter in missing)
+        missing.remove(parameter)
+        self._computed_bytes += parameter.nbytes
+        self.has_begun = True
+        if not missing and self._overlap:
+            progress(self._computed_bytes / self._total_bytes)
+            while self._next < len(self._buckets) and not self._missing[self._next]:
+                self._reduce_next()
 
-    def fraction(self) -> float:
-        """How much of the gradients is computed, from 0 to 1."""
-        return 1 - sum(parameter.nbytes for missing in self._missing for parameter in missing) / self._total_bytes
+    def reduce_rest(self) -> None:
+        """Reduce the buckets that are left, also those with parameters that this rank has not used."""
+        while self._next < len(self._buckets):
+            self._reduce_next()
 
-    def send(self, rest: bool = False) -> None:
-        """Send the buckets whose turn it is; with `rest` all that are left, complete or not."""
-        while self.next < len(self.buckets) and (rest or not self._missing[self.next]):
-            self.next += 1
-            self._send(self.next - 1)
+    def _reduce_next(self) -> None:
+        self._next += 1
+        self._reduce(self._next - 1)
 
 
 def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], None]) -> None:
     """Call the method with a parameter whenever its gradient is computed."""
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(weakly(method))
-
-
-def nobody_had_one(sums: Iterable[Tensor]) -> list[bool]:
-    """Of these sums over the ranks, which are of a gradient that no rank had, where each of them sends -0.0 then.
-
-    Only -0.0 + -0.0 is -0.0, so nothing else has to be sent for all to know.
-    """
-    firsts = torch.stack([total.reshape(-1)[0] if total.numel() else total.new_zeros(()) for total in sums])
-    return ((firsts == 0) & firsts.signbit()).tolist()  # a GPU is asked once, not for each
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -31,7 +31,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms.replicas import check_finished
 from course_lib.mechanisms.shards import master_dtype
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -98,10 +97,7 @@ class MasterWeights:
 
         `step` does it. Call it after each micro-batch's backward pass to add up micro-batches in 32 bits; without,
         `backward` adds them up in the parameters' own dtype.
-
-        Raises RuntimeError for gradients that a `DataParallel` has yet to average: call its `finish()` before.
         """
-        check_finished(self.rounded)
         for parameter, copy in zip(self.rounded, self.parameters, strict=True):
             if parameter.grad is None:
                 continue
