@@ -75,7 +75,7 @@ class FullySharded(nn.Module):
         guards.not_sharded_yet(model)
         make_equal(model, group)
         self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
-        self.blocks = [_Block(model, *found, group, compute_dtype) for found in _parameters_by_block(model)]
+        self.blocks = [_Block(self, *found) for found in enumerate(_parameters_by_block(model))]
         self._size = sum(block.size for block in self.blocks)
         self._is_backward = False
         self._reducing: _Block | None = None
@@ -114,7 +114,7 @@ class FullySharded(nn.Module):
 
     def _compute(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         block = self.blocks[number]
-        block.unshard(self, number)
+        block.unshard()
         if self._is_backward:  # activations are being computed again
             return forward(*args, **kwargs)
         self._prefetch(number + 1)
@@ -141,7 +141,7 @@ class FullySharded(nn.Module):
         if block.module is not self.module:
             for later in self.blocks[number + 1 :]:
                 later.reshard()
-        block.unshard(self, number)
+        block.unshard()
         self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
 
     def reduce_scatter(self, number: int, gradients: Sequence[Tensor | None]) -> None:
@@ -161,7 +161,7 @@ class FullySharded(nn.Module):
     def end_backward(self) -> list[Tensor | None]:
         """The mean gradients of the shards, for autograd to add to `.grad`."""
         self._receive()
-        if all(block.is_done for block in self.blocks if block.is_used):
+        if all(block.is_done or block.is_frozen for block in self.blocks):  # else a checkpoint's own backward pass ends
             for block in self.blocks:
                 block.reshard()
         return [self._means.pop(parameter, None) for parameter in self.entries]
@@ -201,7 +201,7 @@ class _Shards(torch.autograd.Function):
         return tuple(shard.data for shard in shards)
 
     @staticmethod
-    def backward(ctx: Any, *_: None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *_: None) -> Any:
         return None, *ctx.model.end_backward()
 
 
@@ -218,7 +218,7 @@ class _Unshard(torch.autograd.Function):
         return wholes
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         ctx.model.reduce_scatter(ctx.number, gradients)
         return None, None, *(None for _ in gradients)
 
@@ -229,65 +229,59 @@ class _Block:
     is_done: whether the module has computed in the pass that is going on, forward or backward.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        module: nn.Module,
-        parameters: list[nn.Parameter],
-        group: Group,
-        compute_dtype: torch.dtype | None,
-    ) -> None:
-        dtype = parameters[0].dtype
-        self.module, self.parameters = module, parameters
-        self.size = sum(parameter.numel() for parameter in parameters)
-        self.shards = Shards(parameters, group, master_dtype(dtype) if compute_dtype else dtype, compute_dtype, True)
-        for parameter, piece in zip(parameters, self.shards.pieces, strict=True):
+    def __init__(self, sharded: FullySharded, number: int, home: tuple[nn.Module, list[nn.Parameter]]) -> None:
+        # The proxy, as Python's garbage collector cannot look into autograd's graph, which gets hold of it.
+        self._sharded, self._number, (self.module, self.parameters) = weakref.proxy(sharded), number, home
+        self.size = sum(parameter.numel() for parameter in self.parameters)
+        dtype, compute_dtype = self.parameters[0].dtype, sharded.compute_dtype
+        shard_dtype = master_dtype(dtype) if compute_dtype else dtype
+        self.shards = Shards(self.parameters, sharded.group, shard_dtype, compute_dtype, is_apart=True)
+        for parameter, piece in zip(self.parameters, self.shards.pieces, strict=True):
             parameter.data, parameter.grad, parameter.is_shard = piece, None, True  # type: ignore[attr-defined]
-        found = [(user, name, own) for user in model.modules() for name, own in _own_parameters(user)]
-        self._places = [place for place in found if place[2] in set(parameters)]
+        found = [(user, name, own) for user in sharded.module.modules() for name, own in _own_parameters(user)]
+        self._places = [place for place in found if place[2] in set(self.parameters)]
         self._gathering: dist.Work | None = None
-        self._is_whole = True
         self.begin()
+
+    @property
+    def is_frozen(self) -> bool:
+        return not any(parameter.requires_grad for parameter in self.parameters)
 
     def begin(self) -> None:
         self.reshard()
         self._wholes: dict[Tensor, Tensor] = {}
         self.is_done = False
 
-    @property
-    def is_used(self) -> bool:
-        return any(whole.requires_grad for whole in self._wholes.values())
-
     def start_gather(self) -> None:
-        if not self._is_whole and not self._gathering:
-            self.shards.whole.flat.untyped_storage().resize_(self.shards.whole.flat.nbytes)
+        flat = self.shards.whole.flat
+        if not flat.untyped_storage().nbytes():
+            flat.untyped_storage().resize_(flat.nbytes)
             self._gathering = self.shards.all_gather()
-
-    def unshard(self, model: FullySharded, number: int) -> None:
-        """Let the modules find whole parameters."""
-        self.start_gather()
-        self._finish_gather()
-        if not self._wholes:
-            entries = [model.entries.get(parameter, parameter) for parameter in self.parameters]
-            wholes = _Unshard.apply(weakref.proxy(model), number, *entries)
-            self._wholes = dict(zip(self.parameters, wholes, strict=True))
-        for module, name, parameter in self._places:
-            vars(module)[name] = self._wholes[parameter]  # Python finds it before the module's own parameter
-
-    def reshard(self) -> None:
-        """Let the modules find this rank's pieces, and free the whole."""
-        self._finish_gather()
-        if self._is_whole:
-            for module, name, _ in self._places:
-                vars(module).pop(name, None)
-            # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
-            self.shards.whole.flat.untyped_storage().resize_(0)
-            self._is_whole = False
 
     def _finish_gather(self) -> None:
         if self._gathering:
             self._gathering.wait()
-            self._gathering, self._is_whole = None, True
+            self._gathering = None
+
+    def unshard(self) -> None:
+        """Let the modules find whole parameters."""
+        self.start_gather()
+        self._finish_gather()
+        if not self._wholes:
+            entries = [self._sharded.entries.get(parameter, parameter) for parameter in self.parameters]
+            wholes = _Unshard.apply(self._sharded, self._number, *entries)
+            self._wholes = dict(zip(self.parameters, wholes, strict=True))
+        for module, name, parameter in self._places:
+            vars(module)[name] = self._wholes[parameter]  # Python finds it before the module's own parameter
+            vars(module)[name]._is_param = True  # for those who tell weights from activations
+
+    def reshard(self) -> None:
+        """Let the modules find this rank's pieces, and free the whole."""
+        self._finish_gather()
+        for module, name, _ in self._places:
+            vars(module).pop(name, None)
+        # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
+        self.shards.whole.flat.untyped_storage().resize_(0)
 
 
 def _parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:

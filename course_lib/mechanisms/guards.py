@@ -122,15 +122,10 @@ def only_one_backward(is_first: bool) -> None:
 
 def backward_is_done(samples: int | None, has_gradients: bool) -> None:
     """Raise RuntimeError where there is nothing to finish. samples: of the forward pass, None if there was none."""
-    if samples is None:
+    if samples is None or (samples and not has_gradients):  # without samples there may be no loss to go back from
         raise RuntimeError(
-            "finish() has nothing to finish: there was no forward pass since the last one; "
-            "call it once per step, after backward()"
-        )
-    if samples and not has_gradients:  # without samples there may be no loss to go back from
-        raise RuntimeError(
-            "finish() was called before backward(), so there is no gradient to average yet; call it after "
-            "backward() and before optimizer.step() (and evaluate inside torch.no_grad())"
+            "finish() was called before backward(), so there is no gradient to average yet; call it once per step, "
+            "after backward() and before optimizer.step() (and evaluate inside torch.no_grad())"
         )
 
 
@@ -164,20 +159,7 @@ def finish_came_first(is_finished: bool) -> None:
         )
 
 
-def still_in_place(parameters: Iterable[Tensor], places: Iterable[Tensor]) -> None:
-    """Raise RuntimeError if a parameter is elsewhere than in the tensor that shards are gathered into."""
-    for parameter, place in zip(parameters, places, strict=True):
-        if (parameter.data_ptr(), parameter.dtype) != (place.data_ptr(), place.dtype):
-            raise RuntimeError(
-                f"a parameter of shape {list(place.shape)} was moved or converted after it was sharded, so updates "
-                f"would not reach it; convert the model first, and shard it after that"
-            )
-
-
 def not_sharded_yet(model: nn.Module) -> None:
-    """Raise ValueError for a model without parameters, and for one whose parameters are shards already."""
-    parameters = list(model.parameters())
-    if not parameters:
-        raise ValueError(f"model={type(model).__name__} has no parameters, so there is nothing to shard")
-    if any(getattr(parameter, "is_shard", False) for parameter in parameters):
+    """Raise ValueError for a model whose parameters are shards already."""
+    if any(getattr(parameter, "is_shard", False) for parameter in model.parameters()):
         raise ValueError(f"model={type(model).__name__} is sharded already; build it anew")

@@ -38,6 +38,7 @@ from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.shards import Shards, master_dtype
+from course_lib.mechanisms.state import cut_state, gather_state
 from course_lib.timeline import compute
 
 
@@ -88,7 +89,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(params, optimizer_cls([torch.zeros(1)], **kwargs).defaults)
         self.group, self.gradients, self._is_finished = group, gradients, False
         self._buckets: list[Shards] = []
-        self._owners: list[list[nn.Parameter]] = []  # the pieces in each bucket, as parameters of `inner`
         self.inner = optimizer_cls([self._shard_out(whole, bucket_mb) for whole in self.param_groups], **kwargs)
         self._reducer = Reducer([bucket.parameters for bucket in self._buckets], self._reduce_scatter)
         for bucket in self._buckets:
@@ -98,24 +98,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The same parameter group with shards in place of parameters."""
         guards.same_parameters(whole["params"], self.group)
         from_first_rank(whole["params"], self.group)
-        parameters, owners = [parameter for parameter in whole["params"] if parameter.requires_grad], []
+        parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
+        buckets = []
         for held in fill_buckets(reversed(parameters), bucket_mb):
-            bucket = Shards(held, self.group, master_dtype(held[0].dtype))
-            for parameter, view in zip(held, bucket.whole.views, strict=True):
+            buckets.append(Shards(held, self.group, master_dtype(held[0].dtype)))
+            buckets[-1].pieces = [nn.Parameter(piece) for piece in buckets[-1].pieces]
+            for parameter, view in zip(held, buckets[-1].whole.views, strict=True):
                 parameter.data = view
-            self._buckets.append(bucket)
-            self._owners.append([nn.Parameter(piece) for piece in bucket.pieces])
-            owners += self._owners[-1]
-        return {**_settings(whole), "params": owners}
+        self._buckets += buckets
+        return {**_settings(whole), "params": [piece for bucket in buckets for piece in bucket.pieces]}
 
     # A step: reduce-scatter, update, all-gather
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on all ranks; returns what the closure does, which is called first.
-
-        Raises RuntimeError if a parameter was moved or converted since the optimizer was made.
-        """
+        """Update the parameters on all ranks; returns what the closure does, which is called first."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.finish()
         self._update_shards()
@@ -138,7 +135,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _update_shards(self) -> None:
         for bucket in self._buckets:
-            guards.still_in_place(bucket.parameters, bucket.whole.views)
             bucket.take_over_changes()
         for whole, sharded in zip(self.param_groups, self.inner.param_groups, strict=True):
             sharded.update(_settings(whole))
@@ -155,8 +151,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 parameter.grad = None
 
     def _receive(self, number: int) -> None:
-        for owner, mean in zip(self._owners[number], self._buckets[number].receive(), strict=True):
-            owner.grad = mean
+        bucket = self._buckets[number]
+        for piece, mean in zip(bucket.pieces, bucket.receive(), strict=True):
+            piece.grad = mean
 
     @torch.no_grad()
     def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
@@ -176,21 +173,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._is_finished = False
 
     @property
-    def shards(self) -> list[nn.Parameter]:
+    def shards(self) -> list[Tensor]:
         """This rank's part of each parameter, flat, with the mean gradient. Raises RuntimeError before `finish()`."""
         guards.finish_came_first(self._is_finished)
-        return [piece for owners in self._owners for piece in owners]
+        return [piece for bucket in self._buckets for piece in bucket.pieces]
 
     # State, as if there were one process
 
     def state_dict(self) -> dict[str, Any]:
         """The state of `optimizer_cls` on one process, with whole tensors, on every rank. All ranks call it."""
         packed, numbers = super().state_dict(), self._numbers()
-        for bucket, owners in zip(self._buckets, self._owners, strict=True):
-            states = [dict(self.inner.state.get(owner, {})) for owner in owners]
-            if bucket.has_master:
-                states = [{**state, "master": owner.detach()} for state, owner in zip(states, owners, strict=True)]
-            for parameter, whole in zip(bucket.parameters, bucket.gather_state(states), strict=True):
+        for bucket in self._buckets:
+            states = [dict(self.inner.state.get(piece, {})) for piece in bucket.pieces]
+            for state, piece in zip(states, bucket.pieces, strict=True):
+                state |= {"master": piece.detach()} if bucket.has_master else {}
+            for parameter, whole in zip(bucket.parameters, gather_state(bucket, states), strict=True):
                 packed["state"] |= {numbers[parameter]: whole} if whole else {}
         return packed
 
@@ -202,12 +199,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         numbers = self._numbers()
-        for bucket, owners in zip(self._buckets, self._owners, strict=True):
+        for bucket in self._buckets:
             bucket.take_over_changes()
             wholes = [state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters]
-            for owner, state in zip(owners, bucket.cut_state(wholes), strict=True):
-                owner.copy_(state.pop("master", owner))
-                self.inner.state[owner] = state
+            for piece, state in zip(bucket.pieces, cut_state(bucket, wholes), strict=True):
+                piece.copy_(state.pop("master", piece))
+                self.inner.state[piece] = state
             bucket.all_gather().wait()  # a master decides what the parameter is
 
     def _numbers(self) -> dict[nn.Parameter, int]:

@@ -9,15 +9,12 @@ again, and whatever works element by element, as most optimizers do, can work on
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.mechanisms.buckets import Bucket
@@ -74,11 +71,12 @@ class Shards:
 
     def _message(self, gradients: Sequence[Tensor | None]) -> Tensor:
         like = next((gradient for gradient in gradients if gradient is not None), self.whole.flat)
-        flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
+        pairs = zip(gradients, self.whole.views, strict=True)
+        flat = [(like.new_zeros(view.shape) if gradient is None else gradient).reshape(-1) for gradient, view in pairs]
         counts = like.new_tensor([gradient is not None for gradient in gradients])
         parts = []
         for *ranges, (begin, end) in self.local_ranges:
-            parts += [_part(tensor, *bounds, like) for tensor, bounds in zip(flat, ranges, strict=True)]
+            parts += [tensor[first:last] for tensor, (first, last) in zip(flat, ranges, strict=True)]
             parts += [like.new_zeros(end - begin), counts]
         message = torch.cat(parts).view(self.n, -1)
         # A gradient that overflowed here is seen on all ranks: infinity times zero is nan.
@@ -121,34 +119,6 @@ class Shards:
         if self.has_master:
             self.shard.copy_(torch.where(own == self.shard.to(own.dtype), self.shard, own))
 
-    # The state of an optimizer
-
-    def gather_state(self, states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What an optimizer has for the pieces -> what it would have for the parameters. All ranks call it."""
-        own = [{name: value.cpu() if _is_piece(value) else value for name, value in s.items()} for s in states]
-        everyone: list[Any] = [None] * self.n
-        dist.all_gather_object(everyone, own, group=self.group)
-        wholes = []
-        for parameter, *parts in zip(self.parameters, *everyone, strict=True):
-            whole = dict(parts[0])
-            for name in [name for name, value in whole.items() if _is_piece(value)]:  # a count of steps is not cut
-                joined = torch.cat([part[name] for part in parts])[: parameter.numel()]
-                whole[name] = joined.view(parameter.shape).to(parameter.device, copy=True)
-            wholes.append(whole)
-        return wholes
-
-    def cut_state(self, states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The reverse of `gather_state`. Any parameter may have no state, or another one than the others."""
-        cut = [copy.deepcopy(dict(state)) for state in states]
-        ranges = self.local_ranges[self.rank][:-1]
-        for state, parameter, piece, bounds in zip(cut, self.parameters, self.pieces, ranges, strict=True):
-            for name, value in state.items():
-                # For a parameter of shape [] the shape alone does not tell a count of steps.
-                if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
-                    part = value.reshape(-1)[slice(*bounds)]
-                    state[name] = F.pad(part, (0, len(piece) - len(part))).to(piece.device)
-        return cut
-
 
 def _between(begin: int, end: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
     """The range of each of these tensors that lies between two places, when they are laid end to end."""
@@ -157,14 +127,6 @@ def _between(begin: int, end: int, sizes: Sequence[int]) -> list[tuple[int, int]
         (min(max(begin - start, 0), size), min(max(end - start, 0), size))
         for start, size in zip(starts, sizes, strict=True)
     ]
-
-
-def _part(flat: Tensor | None, begin: int, end: int, like: Tensor) -> Tensor:
-    return like.new_zeros(end - begin) if flat is None else flat[begin:end]
-
-
-def _is_piece(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 1
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import gc
+import math
 import time
 import warnings
 import weakref
@@ -22,11 +23,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from course_lib import Link, Pace, data, launch, timeline
-from course_lib.mechanisms import batches
+from course_lib.mechanisms import batches, fully_sharded, tensor_parallel
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.sharding import FullySharded, ShardedOptimizer, clip_grad_norm
 from course_lib.model import GPTConfig, TinyGPT
-from tests.mechanisms.training import CONFIG, State, build, differ_by_at_most, equal, make_optimizer, minibatch
+from tests.mechanisms.training import (
+    CONFIG,
+    State,
+    build,
+    differ_by_at_most,
+    equal,
+    gradient_of,
+    make_optimizer,
+    minibatch,
+)
 
 pytestmark = pytest.mark.long
 
@@ -232,7 +242,7 @@ def test_each_block_is_gathered_while_the_one_before_it_computes() -> None:
         seen: list[str] = []
         gather = dist.all_gather_single
 
-        def compute(layer: nn.Linear, name: str, x: Tensor) -> Tensor:
+        def compute(layer: Any, name: str, x: Tensor) -> Tensor:
             seen.append(f"compute {name}")
             layer.weight.register_hook(lambda _: seen.append(f"gradient {name}"))
             return F.linear(x, layer.weight)
@@ -390,7 +400,163 @@ def test_a_model_that_is_dropped_frees_its_shards() -> None:
     assert launch(is_gone, 2, device="cpu").results == [[True, True]] * 2
 
 
+def three_layers() -> nn.Sequential:
+    """Layers of 12, 6 and 2 numbers."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width - 1, bias=False, dtype=torch.float64) for width in (4, 3, 2)))
+
+
+SHARE = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 1, 4)  # one sample for each of two ranks
+
+
+def test_a_block_is_done_when_its_share_of_a_pass_is() -> None:
+    def fractions(rank: int) -> list[float]:
+        reached: list[float] = []
+        sharded = FullySharded(three_layers())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fully_sharded, "progress", reached.append)
+            for _ in range(2):
+                sharded(SHARE[rank]).sum().backward()
+        return reached
+
+    for reached in launch(fractions, 2, device="cpu").results:
+        assert reached == pytest.approx([12 / 20, 18 / 20, 1.0, 2 / 20, 8 / 20, 1.0] * 2)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_a_frozen_layer_is_gathered_and_nothing_of_it_is_scattered(frozen: int) -> None:
+    def gradients(rank: int) -> tuple[list[Any], int]:
+        model = three_layers()
+        model[frozen].requires_grad_(False)
+        sharded = FullySharded(model)
+        sharded(SHARE[rank]).square().sum().backward()
+        held = sum(block.shards.whole.flat.untyped_storage().nbytes() for block in sharded.blocks)
+        return [parameter.grad for parameter in sharded.parameters()], held
+
+    model = three_layers()
+    model(SHARE.view(2, 4)).square().sum().backward()
+    run = launch(gradients, 2, device="cpu")
+    sizes = [12, 6, 2]
+    for number, layer in enumerate(model):
+        parts = [gradients[number] for gradients, _ in run.results]
+        if number == frozen:
+            assert parts == [None, None]
+        else:
+            differ_by_at_most({"": 2 * torch.cat(parts)}, {"": layer.weight.grad.flatten()}, 10)
+    assert [held for _, held in run.results] == [0, 0]
+    scattered = [span.bytes for span in run.timeline.of(0) if span.name == "all_to_all" and span.bytes]
+    assert sorted(scattered) == sorted(8 * (size // 2 + 1) for number, size in enumerate(sizes) if number != frozen)
+
+
+def test_a_penalty_on_the_parameters_is_that_of_the_whole_model() -> None:
+    def gradients(rank: int) -> list[Tensor]:
+        sharded = FullySharded(three_layers())
+        penalty = sum(parameter.square().sum() for parameter in sharded.parameters())
+        (sharded(SHARE[rank]).square().sum() + penalty).backward()
+        return [gradient_of(parameter) for parameter in sharded.parameters()]
+
+    model = three_layers()
+    loss = model(SHARE.view(2, 4)).square().sum() / 2
+    (loss + sum(parameter.square().sum() for parameter in model.parameters())).backward()
+    first, second = launch(gradients, 2, device="cpu").results
+    for number, parameter in enumerate(model.parameters()):
+        found = torch.cat([first[number], second[number]])
+        differ_by_at_most({"": found}, {"": gradient_of(parameter).flatten()}, 10)
+
+
+def test_a_gradient_that_overflows_on_one_rank_lets_torchs_own_scaler_skip_on_all() -> None:
+    def train(rank: int) -> tuple[float, State]:
+        sharded, scaler = FullySharded(three_layers()), torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+        for factor in (1.0, math.inf if rank == 0 else 1.0):
+            optimizer.zero_grad()
+            scaler.scale(sharded(SHARE[rank]).square().sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return scaler.get_scale(), sharded.state_dict()
+
+    model = three_layers()
+    (model(SHARE.view(2, 4)).square().sum() / 2).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for scale, state in launch(train, 2, device="cpu").results:
+        assert scale == 2.0
+        differ_by_at_most(state, model.state_dict(), 10)
+
+
+def test_a_sharded_model_says_that_it_cannot_be_copied_or_sharded_again() -> None:
+    def refusals(rank: int) -> list[str]:
+        sharded = FullySharded(three_layers())
+        with pytest.raises(RuntimeError) as copied:
+            copy.deepcopy(sharded)
+        with pytest.raises(ValueError) as again:
+            FullySharded(sharded.module)
+        return [str(copied.value), str(again.value)]
+
+    for copied, again in launch(refusals, 2, device="cpu").results:
+        assert "copy its state_dict()" in copied
+        assert "sharded already; build it anew" in again
+
+
 # ShardedOptimizer is an optimizer
+
+
+def test_a_reduce_scatter_leaves_when_its_gradients_are_there() -> None:
+    def one_step(rank: int) -> None:
+        model = three_layers()
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, gradients="sharded", bucket_mb=1e-9)
+        with timeline.compute("backward"):
+            model(SHARE[rank]).sum().backward()
+        optimizer.step()
+
+    run = launch(one_step, 2, pace=Pace({"backward": 20.0}, Link(bandwidth=1e12)), device="cpu")
+    starts = [span.start for span in run.timeline.of(1) if span.name == "all_to_all"]
+    (backward,) = (span for span in run.timeline.of(1) if span.kind == "backward")
+    assert [start - backward.start for start in starts] == pytest.approx([2, 8, 20], abs=1e-6)
+
+
+def test_a_closure_is_called_before_the_step() -> None:
+    def train(rank: int) -> tuple[float, State]:
+        model = three_layers()
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(SHARE[rank]).square().sum()
+            loss.backward()
+            return loss
+
+        return float(optimizer.step(closure)), snapshot(model)
+
+    model = three_layers()
+    losses = [model(share).square().sum() for share in SHARE]
+    (sum(losses) / 2).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for (found, state), loss in zip(launch(train, 2, device="cpu").results, losses, strict=True):
+        assert found == pytest.approx(float(loss))
+        differ_by_at_most(state, snapshot(model), 10)
+
+
+def test_the_state_of_single_numbers_is_put_together_and_cut_again() -> None:
+    """A parameter of shape [] looks like a count of steps, and its piece like any other."""
+
+    def train(rank: int, start: Any = None, kind: Any = ShardedOptimizer) -> tuple[list[Tensor], Any]:
+        parameters = [nn.Parameter(torch.full(shape, 2.0)) for shape in ((), (1,), (3,))]
+        optimizer = kind(parameters, torch.optim.Adam, lr=0.1)
+        if start:
+            for parameter, value in zip(parameters, start[0], strict=True):
+                parameter.data.copy_(value)
+            optimizer.load_state_dict(copy.deepcopy(start[1]))
+        sum(parameter.pow(3).sum() for parameter in parameters).backward()
+        optimizer.step()
+        return [parameter.detach().clone() for parameter in parameters], copy.deepcopy(optimizer.state_dict())
+
+    plain = train(0, None, lambda parameters, kind, **how: kind(parameters, **how))
+    again = train(0, plain, lambda parameters, kind, **how: kind(parameters, **how))
+    for start, expected in ((None, plain), (plain, again)):
+        for values, state in launch(train, 2, (start,), device="cpu").results:
+            nearly_equal(dict(zip("abc", values, strict=True)), dict(zip("abc", expected[0], strict=True)))
+            for number, held in expected[1]["state"].items():
+                nearly_equal(state["state"][number], held)
 
 
 def test_schedulers_and_parameter_groups_work_as_with_the_plain_optimizer() -> None:
@@ -534,6 +700,16 @@ def different_frozen(rank: int) -> None:
     FullySharded(model)
 
 
+def a_tensor_share_in_a_sharded_optimizer(rank: int) -> None:
+    share = tensor_parallel.ColumnParallelLinear(nn.Linear(3, 3))
+    ShardedOptimizer(share.parameters(), torch.optim.SGD)
+
+
+def a_stage_in_fully_sharded(rank: int) -> None:
+    dist.new_group([rank], use_local_synchronization=True)
+    FullySharded(nn.Linear(3, 3))
+
+
 def different_parameters(rank: int) -> None:
     parameters = [nn.Parameter(torch.ones(size)) for size in ((3,), (4 + rank // 2,))]
     ShardedOptimizer(parameters, torch.optim.SGD)
@@ -545,6 +721,8 @@ def different_parameters(rank: int) -> None:
         (different_models, "weight [2, 3] is listed only on rank 0, 2 of 3"),
         (different_frozen, "parameters the model has: bias (frozen) [2] is listed only on rank 0, 1 of 3"),
         (different_parameters, "params[1] [4] is listed only on rank 0, 1 of 3"),
+        (a_tensor_share_in_a_sharded_optimizer, "give group=, the ranks that hold the same part"),
+        (a_stage_in_fully_sharded, "give group=, the ranks that hold the same part"),
     ],
 )
 def test_what_cannot_work_is_refused_on_all_ranks_and_none_is_left_waiting(
