@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,35 @@ def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float | None) ->
             bucket = filling.setdefault(kind, [])
         bucket.append(parameter)
     return [*full, *filling.values()]
+
+
+def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """The parameters that each block alone uses, of one dtype and frozen ones apart; first the model, with the rest."""
+    homes = [model, *dict.fromkeys(_blocks(model))]
+    home_of = {module: home for home in homes for module in home.modules()}
+    users: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for _, parameter in own_parameters(module):
+            users.setdefault(parameter, set()).add(home_of[module])
+    alike: dict[Any, list[nn.Parameter]] = {}
+    for parameter, used_by in users.items():
+        home = next(iter(used_by)) if len(used_by) == 1 else model
+        alike.setdefault((homes.index(home), parameter.dtype, parameter.requires_grad), []).append(parameter)
+    return [(homes[kind[0]], alike[kind]) for kind in sorted(alike, key=lambda kind: kind[0])]
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost lists of modules."""
+    for child in module.children():
+        is_element = isinstance(module, (nn.Sequential, nn.ModuleList))
+        if is_element and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # those are never called
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return module.named_parameters(recurse=False, remove_duplicate=False)
 
 
 class Reducer:

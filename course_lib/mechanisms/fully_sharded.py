@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms import guards
+from course_lib.mechanisms.buckets import own_parameters, parameters_by_block
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import device_of, make_equal, samples_in, tensors_in
 from course_lib.mechanisms.shards import Shards, master_dtype
@@ -75,7 +76,7 @@ class FullySharded(nn.Module):
         guards.not_sharded_yet(model)
         make_equal(model, group)
         self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
-        self.blocks = [_Block(self, *found) for found in enumerate(_parameters_by_block(model))]
+        self.blocks = [_Block(self, *found) for found in enumerate(parameters_by_block(model))]
         self._size = sum(block.size for block in self.blocks)
         self._is_backward = False
         self._reducing: _Block | None = None
@@ -238,7 +239,7 @@ class _Block:
         self.shards = Shards(self.parameters, sharded.group, shard_dtype, compute_dtype, is_apart=True)
         for parameter, piece in zip(self.parameters, self.shards.pieces, strict=True):
             parameter.data, parameter.grad, parameter.is_shard = piece, None, True  # type: ignore[attr-defined]
-        found = [(user, name, own) for user in sharded.module.modules() for name, own in _own_parameters(user)]
+        found = [(user, name, own) for user in sharded.module.modules() for name, own in own_parameters(user)]
         self._places = [place for place in found if place[2] in set(self.parameters)]
         self._gathering: dist.Work | None = None
         self.begin()
@@ -282,32 +283,3 @@ class _Block:
             vars(module).pop(name, None)
         # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
         self.shards.whole.flat.untyped_storage().resize_(0)
-
-
-def _parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The parameters that each block alone uses, of one dtype and frozen ones apart; first the model, with the rest."""
-    homes = [model, *dict.fromkeys(_blocks(model))]
-    home_of = {module: home for home in homes for module in home.modules()}
-    users: dict[nn.Parameter, set[nn.Module]] = {}
-    for module in model.modules():
-        for _, parameter in _own_parameters(module):
-            users.setdefault(parameter, set()).add(home_of[module])
-    alike: dict[Any, list[nn.Parameter]] = {}
-    for parameter, used_by in users.items():
-        home = next(iter(used_by)) if len(used_by) == 1 else model
-        alike.setdefault((homes.index(home), parameter.dtype, parameter.requires_grad), []).append(parameter)
-    return [(homes[kind[0]], alike[kind]) for kind in sorted(alike, key=lambda kind: kind[0])]
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists of modules."""
-    for child in module.children():
-        is_element = isinstance(module, (nn.Sequential, nn.ModuleList))
-        if is_element and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # those are never called
-            yield child
-        else:
-            yield from _blocks(child)
-
-
-def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return module.named_parameters(recurse=False, remove_duplicate=False)

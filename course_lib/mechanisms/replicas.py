@@ -26,7 +26,7 @@ def make_equal(model: nn.Module, group: Group) -> None:
         for name, parameter in model.named_parameters()
     }
     tensors |= {f"{name} (a buffer)": buffer for name, buffer in model.named_buffers()}
-    guards.same_on_all_ranks(tensors, device_of(model), group)
+    guards.same_on_all_ranks(tensors, group)
     from_first_rank(model, group)
 
 

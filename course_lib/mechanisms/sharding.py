@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.mechanisms import guards
@@ -38,7 +37,8 @@ from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.shards import Shards, master_dtype
-from course_lib.mechanisms.state import cut_state, gather_state
+from course_lib.mechanisms.shards import clip_grad_norm as clip_grad_norm
+from course_lib.mechanisms.state import cut_states, gather_states
 from course_lib.timeline import compute
 
 
@@ -184,11 +184,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The state of `optimizer_cls` on one process, with whole tensors, on every rank. All ranks call it."""
         packed, numbers = super().state_dict(), self._numbers()
         for bucket in self._buckets:
-            states = [dict(self.inner.state.get(piece, {})) for piece in bucket.pieces]
-            for state, piece in zip(states, bucket.pieces, strict=True):
-                state |= {"master": piece.detach()} if bucket.has_master else {}
-            for parameter, whole in zip(bucket.parameters, gather_state(bucket, states), strict=True):
-                packed["state"] |= {numbers[parameter]: whole} if whole else {}
+            wholes = gather_states(bucket, self.inner.state)
+            packed["state"] |= {numbers[parameter]: state for parameter, state in wholes.items() if state}
         return packed
 
     @torch.no_grad()
@@ -202,9 +199,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for bucket in self._buckets:
             bucket.take_over_changes()
             wholes = [state_dict["state"].get(numbers[parameter], {}) for parameter in bucket.parameters]
-            for piece, state in zip(bucket.pieces, cut_state(bucket, wholes), strict=True):
-                piece.copy_(state.pop("master", piece))
-                self.inner.state[piece] = state
+            self.inner.state |= cut_states(bucket, wholes)
             bucket.all_gather().wait()  # a master decides what the parameter is
 
     def _numbers(self) -> dict[nn.Parameter, int]:
@@ -214,26 +209,3 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
-
-
-@torch.no_grad()
-def clip_grad_norm(
-    shards: Iterable[Tensor], max_norm: float, group: Group = None, counted: Iterable[Tensor] | None = None
-) -> float:
-    """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns it from before.
-
-    shards: `FullySharded.parameters()`, or `ShardedOptimizer.shards` after `finish()`. Every element is on one
-        rank only, so the squares of all ranks add up to the square of the norm.
-    counted: those of them that this rank counts, where others hold copies of the rest. None: all.
-    """
-    shards = list(shards)
-    squares = torch.zeros((), dtype=torch.float64, device=shards[0].device)
-    for shard in shards if counted is None else counted:
-        if shard.grad is not None:
-            squares += shard.grad.square().sum()
-    dist.all_reduce(squares, group=group)
-    norm = float(squares.sqrt())
-    for shard in shards:
-        if shard.grad is not None:
-            shard.grad *= min(1.0, max_norm / (norm + 1e-6))  # as in torch.nn.utils.clip_grad_norm_
-    return norm

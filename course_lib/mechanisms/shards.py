@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -132,3 +132,26 @@ def _between(begin: int, end: int, sizes: Sequence[int]) -> list[tuple[int, int]
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
     """What a sum or a copy to be updated is kept in: float32 for 16 bits, else the same."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@torch.no_grad()
+def clip_grad_norm(
+    shards: Iterable[Tensor], max_norm: float, group: Group = None, counted: Iterable[Tensor] | None = None
+) -> float:
+    """Scale the shards' gradients so that the norm over all parameters is at most `max_norm`; returns it from before.
+
+    shards: `FullySharded.parameters()`, or `ShardedOptimizer.shards` after `finish()`. Every element is on one
+        rank only, so the squares of all ranks add up to the square of the norm.
+    counted: those of them that this rank counts, where others hold copies of the rest. None: all.
+    """
+    shards = list(shards)
+    squares = torch.zeros((), dtype=torch.float64, device=shards[0].device)
+    for shard in shards if counted is None else counted:
+        if shard.grad is not None:
+            squares += shard.grad.square().sum()
+    dist.all_reduce(squares, group=group)
+    norm = float(squares.sqrt())
+    for shard in shards:
+        if shard.grad is not None:
+            shard.grad *= min(1.0, max_norm / (norm + 1e-6))  # as in torch.nn.utils.clip_grad_norm_
+    return norm

@@ -75,31 +75,36 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, t
 # The state of an optimizer that works on shards
 
 
-def gather_state(shards: Shards, states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What an optimizer has for the pieces -> what it would have for the parameters. All ranks call it."""
-    own = [{name: value.cpu() if _is_piece(value) else value for name, value in state.items()} for state in states]
+def gather_states(shards: Shards, states: Mapping[Any, Mapping[str, Any]]) -> dict[nn.Parameter, dict[str, Any]]:
+    """What an optimizer remembers of the pieces -> what it would of the parameters, and masters. All ranks call it."""
+    own = [dict(states.get(piece, {})) for piece in shards.pieces]
+    for state, piece in zip(own, shards.pieces, strict=True):
+        state |= {"master": piece.detach()} if shards.has_master else {}
+        state |= {name: value.cpu() for name, value in state.items() if _is_piece(value)}
     everyone: list[Any] = [None] * shards.n
     dist.all_gather_object(everyone, own, group=shards.group)
-    wholes = []
+    wholes = {}
     for parameter, *parts in zip(shards.parameters, *everyone, strict=True):
-        whole = dict(parts[0])
+        wholes[parameter] = whole = dict(parts[0])
         for name in [name for name, value in whole.items() if _is_piece(value)]:  # a count of steps is not cut
             joined = torch.cat([part[name] for part in parts])[: parameter.numel()]
             whole[name] = joined.view(parameter.shape).to(parameter.device, copy=True)
-        wholes.append(whole)
     return wholes
 
 
-def cut_state(shards: Shards, states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The reverse of `gather_state`. Any parameter may have no state, or another one than the others."""
-    cut = [copy.deepcopy(dict(state)) for state in states]
+@torch.no_grad()
+def cut_states(shards: Shards, wholes: Sequence[Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
+    """The reverse of `gather_states`. Any parameter may have no state, or another one than the others."""
+    cut: dict[Tensor, dict[str, Any]] = {}
     ranges = shards.local_ranges[shards.rank][:-1]
-    for state, parameter, piece, (begin, end) in zip(cut, shards.parameters, shards.pieces, ranges, strict=True):
+    for whole, parameter, piece, (begin, end) in zip(wholes, shards.parameters, shards.pieces, ranges, strict=True):
+        cut[piece] = state = copy.deepcopy(dict(whole))
         for name, value in state.items():
             # For a parameter of shape [] the shape alone does not tell a count of steps.
             if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
                 part = value.reshape(-1)[begin:end]
                 state[name] = F.pad(part, (0, len(piece) - len(part))).to(piece.device)
+        piece.copy_(state.pop("master", piece))
     return cut
 
 
