@@ -464,23 +464,36 @@ def test_a_penalty_on_the_parameters_is_that_of_the_whole_model() -> None:
         differ_by_at_most({"": found}, {"": gradient_of(parameter).flatten()}, 10)
 
 
-def test_a_gradient_that_overflows_on_one_rank_lets_torchs_own_scaler_skip_on_all() -> None:
-    def train(rank: int) -> tuple[float, State]:
-        sharded, scaler = FullySharded(three_layers()), torch.amp.GradScaler("cpu", init_scale=4.0)
-        optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
-        for factor in (1.0, math.inf if rank == 0 else 1.0):
+def test_an_overflow_in_the_shard_of_one_rank_lets_torchs_own_scaler_skip_on_all() -> None:
+    def train(rank: int) -> tuple[float, Tensor]:
+        layer = nn.Linear(4, 1, bias=False)
+        nn.init.zeros_(layer.weight)
+        sharded, scaler = FullySharded(layer), torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
+        for first in (1.0, math.inf if rank == 0 else 1.0):
             optimizer.zero_grad()
-            scaler.scale(sharded(SHARE[rank]).square().sum() * factor).backward()
+            inputs = torch.tensor([[first, 1.0, 1.0, 1.0]])  # which is the gradient
+            scaler.scale(sharded(inputs).sum()).backward()
             scaler.step(optimizer)
             scaler.update()
-        return scaler.get_scale(), sharded.state_dict()
+        return scaler.get_scale(), sharded.state_dict()["weight"]
 
-    model = three_layers()
-    (model(SHARE.view(2, 4)).square().sum() / 2).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    for scale, state in launch(train, 2, device="cpu").results:
+    for scale, weight in launch(train, 2, device="cpu").results:
         assert scale == 2.0
-        differ_by_at_most(state, model.state_dict(), 10)
+        assert weight.tolist() == [[-1.0] * 4]
+
+
+def test_a_layer_that_is_frozen_later_is_there_until_those_before_it_have_their_gradients() -> None:
+    def gradient(rank: int, is_sharded: bool) -> Tensor:
+        model = three_layers()
+        model = nn.Sequential(model[0], nn.Sequential(model[1], model[2]))
+        sharded = FullySharded(model) if is_sharded else model
+        model.get_parameter("1.0.weight").requires_grad_(False)
+        sharded(SHARE[0]).square().sum().backward()
+        return gradient_of(model.get_parameter("0.weight")).flatten()
+
+    first, second = launch(gradient, 2, (True,), device="cpu").results
+    assert torch.equal(torch.cat([first, second]), gradient(0, False))
 
 
 def test_a_sharded_model_says_that_it_cannot_be_copied_or_sharded_again() -> None:

@@ -24,6 +24,8 @@ NAME = "sharded_data_parallelism"
 numbers = lesson(NAME).numbers
 PACE = Pace({"forward": 0.08, "backward": 0.16, "optimizer": 0.0}, Link(0.0002, 80e6))  # of section 5
 
+COUNTS = 1e-3  # next to the numbers in a gradient: for each parameter, how many ranks had one
+
 
 @lru_cache
 def step(stage: int, recompute: bool = False) -> ShardedStep:
@@ -160,7 +162,7 @@ PROOFS: Proofs = {
     "(Not quite 4, because the last block, which makes the model's answer, is not computed again.)": lambda: (
         3.99 < numbers("keeping, computing", "compute again")[-1] < 4 and numbers("keeping, computing", "keep")[0] == 3
     ),
-    "ZeRO-3 cuts the parameters, too, and sends half as much again.": lambda: abs(sent(3) / sent(1) - 1.5) < 1e-4,
+    "ZeRO-3 cuts the parameters, too, and sends half as much again.": lambda: abs(sent(3) / sent(1) - 1.5) < COUNTS,
     "Recomputing saves activations, which no stage does, for about a third more computing.": lambda: (
         step(3, recompute=True).timeline.busy(0) / step(3).timeline.busy(0) == pytest.approx(4 / 3, rel=1e-6)
         and len({step(stage).activations[0] for stage in (0, 1, 2)}) == 1
@@ -177,15 +179,18 @@ PROOFS: Proofs = {
     ),
     "5 is 1 + 4, from ranks 0 and 2": lambda: 2**0 + 2**2 == 5,
     "The same training, the same bytes, and a quarter of the optimizer state on each rank.": lambda: (
-        abs(sent(1) - sent(0)) < 100 and abs(4 * step(1).held[0].optimizer / step(0).held[0].optimizer - 1) < 0.01
+        abs(sent(1) / sent(0) - 1) < COUNTS
+        and abs(4 * step(1).held[0].optimizer / step(0).held[0].optimizer - 1) < 0.01
     ),
-    "the optimizer state can be cut for free, and the gradients too": lambda: max(sent(1), sent(2)) <= sent(0),
+    "the optimizer state can be cut for free, and the gradients too": lambda: (
+        max(sent(1), sent(2)) < (1 + COUNTS) * sent(0)
+    ),
     "In a step of four ranks each sends 6, which is 1.5 times the 4 bytes of a gradient.": lambda: (
-        round(sent(0) / step(0).weights.numel(), 3) == 6
+        abs(sent(0) / step(0).weights.numel() / 6 - 1) < COUNTS
     ),
     "With four ranks, ZeRO-3 holds a quarter. Stages 1 and 2 send what data parallelism sends, and stage 3 half as "
     "much again.": lambda: (
-        abs(4 * step(3).held[0].total / step(0).held[0].total - 1) < 0.01 and abs(sent(3) / sent(1) - 1.5) < 1e-4
+        abs(4 * step(3).held[0].total / step(0).held[0].total - 1) < 0.01 and abs(sent(3) / sent(1) - 1.5) < COUNTS
     ),
     "traffic sticks out in three places: before the first layer, in the middle, where the last layer is wanted back at "
     "once, and after the last gradient.": lambda: places(times(step(3).timeline)) == 3,
