@@ -148,8 +148,7 @@ class FullySharded(nn.Module):
     def reduce_scatter(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         block = self.blocks[number]
         self._has_computed(block)
-        if all(parameter.requires_grad for parameter in block.parameters):  # else it waits for the next block's turn
-            block.reshard()
+        block.reshard()  # autograd comes here after all of its operations, as they were recorded later
         self._receive()  # one on its way at a time, or their copies would fill the memory
         block.shards.reduce_scatter(gradients)
         self._reducing = block
