@@ -16,11 +16,32 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from course_lib.mechanisms import guards
+from course_lib.timeline import progress
+
+
+class Bucket:
+    """Parameters and a flat tensor in which each has its place, one after the other.
+
+    views: the places, in the shapes of the parameters. The flat tensor may be longer than all of them together.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+        self.parameters, self.flat = parameters, flat
+        self._shapes = [parameter.shape for parameter in parameters]
+        self.views = self.split(flat)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """The places in another flat tensor."""
+        sizes = [shape.numel() for shape in self._shapes]
+        parts = flat[: sum(sizes)].split(sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
 def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float | None) -> list[list[nn.Parameter]]:
@@ -43,56 +64,81 @@ def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float | None) ->
     return [*full, *filling.values()]
 
 
-class InOrder:
-    """Sends buckets, each when its gradients are computed and those before it are sent.
+def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """The parameters that each block alone uses, of one dtype and frozen ones apart; first the model, with the rest."""
+    homes = [model, *dict.fromkeys(_blocks(model))]
+    home_of = {module: home for home in homes for module in home.modules()}
+    users: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for _, parameter in own_parameters(module):
+            users.setdefault(parameter, set()).add(home_of[module])
+    alike: dict[Any, list[nn.Parameter]] = {}
+    for parameter, used_by in users.items():
+        home = next(iter(used_by)) if len(used_by) == 1 else model
+        alike.setdefault((homes.index(home), parameter.dtype, parameter.requires_grad), []).append(parameter)
+    return [(homes[kind[0]], alike[kind]) for kind in sorted(alike, key=lambda kind: kind[0])]
 
-    send: a method that is told the number of a bucket.
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost lists of modules."""
+    for child in module.children():
+        is_element = isinstance(module, (nn.Sequential, nn.ModuleList))
+        if is_element and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # those are never called
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return module.named_parameters(recurse=False, remove_duplicate=False)
+
+
+class Reducer:
+    """Reduces buckets in order, each once its gradients are computed and the buckets before it are on their way.
+
+    reduce: a method that is told the number of a bucket.
+    overlap: reduce from within the backward pass; otherwise all buckets wait for `reduce_rest`.
     """
 
-    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], send: Callable[[int], None]) -> None:
-        self.buckets, self._send = buckets, weakly(send)
+    def __init__(
+        self, buckets: Sequence[Sequence[nn.Parameter]], reduce: Callable[[int], None], overlap: bool = True
+    ) -> None:
+        self._buckets, self._reduce, self._overlap = buckets, weakly(reduce), overlap
         self._total_bytes = sum(parameter.nbytes for bucket in buckets for parameter in bucket)
-        self.begin()
+        self.begin_step()
 
-    def begin(self) -> None:
-        """Expect a gradient of each parameter, and to send bucket 0 first."""
-        self._missing: list[set[Tensor]] = [set(bucket) for bucket in self.buckets]
+    def begin_step(self) -> None:
+        """Expect a gradient of each parameter, and to reduce bucket 0 first."""
+        self._missing: list[set[Tensor]] = [set(bucket) for bucket in self._buckets]
         self._bucket_of = {parameter: missing for missing in self._missing for parameter in missing}
-        self.next = 0
+        self._computed_bytes = self._next = 0
+        self.has_begun = False
 
-    def expects(self, parameter: Tensor) -> bool:
-        return parameter in self._bucket_of[parameter]
-
-    def note(self, parameter: Tensor) -> bool:
-        """A gradient is computed. Returns whether those of its bucket all are."""
+    def gradient_is_computed(self, parameter: Tensor) -> None:
         missing = self._bucket_of[parameter]
-        missing.discard(parameter)
-        return not missing
+        guards.only_one_backward(parameter in missing)
+        missing.remove(parameter)
+        self._computed_bytes += parameter.nbytes
+        self.has_begun = True
+        if not missing and self._overlap:
+            progress(self._computed_bytes / self._total_bytes)
+            while self._next < len(self._buckets) and not self._missing[self._next]:
+                self._reduce_next()
 
-    def fraction(self) -> float:
-        """How much of the gradients is computed, from 0 to 1."""
-        return 1 - sum(parameter.nbytes for missing in self._missing for parameter in missing) / self._total_bytes
+    def reduce_rest(self) -> None:
+        """Reduce the buckets that are left, also those with parameters that this rank has not used."""
+        while self._next < len(self._buckets):
+            self._reduce_next()
 
-    def send(self, rest: bool = False) -> None:
-        """Send the buckets whose turn it is; with `rest` all that are left, complete or not."""
-        while self.next < len(self.buckets) and (rest or not self._missing[self.next]):
-            self.next += 1
-            self._send(self.next - 1)
+    def _reduce_next(self) -> None:
+        self._next += 1
+        self._reduce(self._next - 1)
 
 
 def watch_gradients(parameters: Iterable[nn.Parameter], method: Callable[[Any], None]) -> None:
     """Call the method with a parameter whenever its gradient is computed."""
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(weakly(method))
-
-
-def nobody_had_one(sums: Iterable[Tensor]) -> list[bool]:
-    """Of these sums over the ranks, which are of a gradient that no rank had, where each of them sends -0.0 then.
-
-    Only -0.0 + -0.0 is -0.0, so nothing else has to be sent for all to know.
-    """
-    firsts = torch.stack([total.reshape(-1)[0] if total.numel() else total.new_zeros(()) for total in sums])
-    return ((firsts == 0) & firsts.signbit()).tolist()  # a GPU is asked once, not for each
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -1,11 +1,17 @@
 """Fully sharded data parallelism (ZeRO-3, FSDP): every rank holds one Nth of everything, parameters too.
 
-A block's parameters are gathered for as long as the block computes, once forward and once backward, and while it
-computes, the next one's are on their way. Gradients are averaged shard by shard as soon as a block's are complete:
+A block's parameters are gathered (unshard) for as long as the block computes, and freed again (reshard), once forward
+and once backward; while it computes, the next one's are on their way. Gradients are averaged shard by shard as soon as
+a block's are complete (reduce-scatter):
 
     compute      |  block 0  |  block 1  |  block 2  || block 2' | block 1'   | block 0'   |
     network      | gather 1  | gather 2  |            | gather 1  | gather 0   |            |
                                                       |           | scatter 2' | scatter 1' | scatter 0'
+
+For autograd this is one operation: where forward gathers shards, backward reduce-scatters gradients.
+
+    shards  --- _Shards --- _Unshard ---  whole parameters  ---  the block
+                   <--          <--              <--                         backward
 
 Three halves of an all-reduce instead of two: 1.5 times the bytes of plain data parallelism.
 
@@ -15,93 +21,20 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 
-from course_lib.mechanisms.buckets import watch_gradients, weakly
+from course_lib.mechanisms import guards
+from course_lib.mechanisms.buckets import own_parameters, parameters_by_block
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import device_of, make_equal, mean_share, samples_in, tensors_in
-from course_lib.mechanisms.shards import Bucket, Layout, check_frozen, master_dtype, take_back
+from course_lib.mechanisms.replicas import device_of, make_equal, samples_in, tensors_in
+from course_lib.mechanisms.shards import Shards, master_dtype
 from course_lib.timeline import progress
-
-
-class _Block:
-    """A module whose parameters come and go together: gather them, use them, free them, and scatter their gradients.
-
-    While a block is not whole, its parameters are this rank's pieces.
-    """
-
-    def __init__(self, module: nn.Module, buckets: Sequence[Bucket]) -> None:
-        self.module, self.buckets = module, buckets
-        parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
-        self.size = sum(parameter.numel() for parameter in parameters)
-        self.trained = {parameter for parameter in parameters if parameter.requires_grad}
-        self.expect_gradients()
-        # Gradients of the pieces while the parameters are whole, and of whole parameters until they are sent.
-        self._aside: dict[Tensor, Tensor | None] = {}
-        self._gathering: list[dist.Work] = []
-        self.is_whole = True
-        self.free()
-
-    def start_gather(self) -> None:
-        if self.is_whole or self._gathering:
-            return
-        for bucket in self.buckets:
-            bucket.receive()
-            bucket.flat.untyped_storage().resize_(bucket.flat.nbytes)
-            take_back(bucket.parameters, bucket.pieces)
-            self._gathering.append(bucket.gather())
-
-    def gather(self) -> None:
-        self.start_gather()
-        self._finish_gather()
-
-    def _finish_gather(self) -> None:
-        if not self._gathering:
-            return
-        for bucket, work in zip(self.buckets, self._gathering, strict=True):
-            work.wait()
-            self._become(bucket.parameters, bucket.views)
-        self._gathering, self.is_whole = [], True
-
-    def free(self) -> None:
-        self._finish_gather()
-        if not self.is_whole:
-            return
-        for bucket in self.buckets:
-            self._become(bucket.parameters, bucket.pieces)
-            # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
-            bucket.flat.untyped_storage().resize_(0)
-        self.is_whole = False
-
-    def _become(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-        """Let the parameters be these, and exchange their gradients for those that were put aside."""
-        for parameter, value in zip(parameters, values, strict=True):
-            gradient, parameter.grad = parameter.grad, None  # it has another shape
-            parameter.data = value
-            self._aside[parameter], parameter.grad = gradient, self._aside.get(parameter)
-
-    def scatter(self) -> None:
-        """Begin to average the gradients, and free them."""
-        self.free()
-        for bucket in self.buckets:
-            if self.trained.issuperset(bucket.parameters):
-                bucket.send(self._aside.pop(parameter, None) for parameter in bucket.parameters)
-        self.is_reduced = True
-
-    def receive(self) -> None:
-        for bucket in self.buckets:
-            bucket.receive()
-
-    def expect_gradients(self) -> None:
-        self.missing = set(self.trained)  # whose gradient is not computed yet
-        self.is_reduced = False
 
 
 class FullySharded(nn.Module):
@@ -114,16 +47,17 @@ class FullySharded(nn.Module):
             optimizer.step()
             optimizer.zero_grad()
 
-    A block is an element of an outermost `nn.Sequential` or `nn.ModuleList`; parameters outside of them or shared by
-    several belong to the model as a whole, and are there for the whole forward and the whole backward pass.
-    While one block computes, the next one's parameters are on their way: in the order in which the model lists them,
-    and in the reverse order backward. All ranks have to use the same parameters.
+    A block is an element of an outermost `nn.Sequential` or `nn.ModuleList`, and returns a tensor, or a tuple, list,
+    dict or dataclass of some. Parameters outside of blocks or shared by several belong to the model as a whole, and are
+    there for the whole forward and the whole backward pass. While one block computes, the next one's parameters are on
+    their way: in the order in which the model lists them, and in the reverse order backward. All ranks have to use the
+    same blocks. If ranks hold different parts of a model, group= names those that hold the same.
 
-    Construction gives every rank a shard of the first rank's parameters, and its buffers. Outside of its block's
-    computation, a parameter of the model is this rank's part of it from then on, flat and maybe empty: optimizers
-    can have the model's parameters, made before or after. After backward() their `.grad` is that of the mean gradient,
-    for which all ranks need shares of the same size: the length of the first tensor given to `forward`. A parameter
-    that no rank has used has no gradient, and gradients of several backward passes add up.
+    Construction gives every rank a shard of the first rank's parameters, and its buffers. From then on, the model's
+    parameters are this rank's part of each, flat and maybe empty; while a block computes, its modules find whole ones
+    in their place. After backward() the `.grad` of a parameter is its part of the mean gradient, for which all ranks
+    need shares of the same size: the length of the first tensor given to `forward`. A parameter that no rank has used
+    has no gradient, and gradients of several backward passes add up; one that overflowed is nan on all ranks.
     `torch.nn.utils.clip_grad_norm_` would take the norm of this rank's part for that of the whole gradient: use
     `sharding.clip_grad_norm`. To go on from a state, load it into the plain model; what an optimizer remembers of
     shards is not made whole (`ShardedOptimizer` can do that).
@@ -132,128 +66,109 @@ class FullySharded(nn.Module):
     compute_dtype: the floating-point type to gather, compute and send gradients in; floating-point inputs are
         converted. The shards, and with them gradients and optimizer, stay in float32 (or float64).
 
-    Raises ValueError for an argument that cannot work, and on all ranks if their models differ. `forward` and
-    backward() raise RuntimeError for what would end in a wrong gradient.
+    Raises ValueError for a model that is sharded already, and on all ranks if their models differ.
     """
 
     def __init__(
         self, model: nn.Module, group: Group = None, compute_dtype: torch.dtype | None = None, prefetch: bool = True
     ) -> None:
         super().__init__()
-        _check_model(model, compute_dtype)
-        self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
+        guards.not_sharded_yet(model)
         make_equal(model, group)
-        self._blocks = [
-            _Block(module, _buckets(parameters, group, compute_dtype))
-            for module, parameters in _parameters_by_block(model).items()
-        ]
-        self._buckets = [bucket for block in self._blocks for bucket in block.buckets]
-        self._block_of = {parameter: block for block in self._blocks for parameter in block.trained}
-        self._total = sum(block.size for block in self._blocks)
-        self._done = 0
-        self._backward: int | None = None  # autograd's number for the backward pass that is going on
-        self._sending: _Block | None = None
-        watch_gradients(self._block_of, self._gradient_is_computed)
-        before, after = weakly(self._before_forward), weakly(self._after_forward)
-        for number, block in enumerate(self._blocks):
-            block.module.register_forward_pre_hook(functools.partial(before, number))
-            block.module.register_forward_hook(functools.partial(after, number))
+        self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
+        self.blocks = [_Block(self, *found) for found in enumerate(parameters_by_block(model))]
+        self._size = sum(block.size for block in self.blocks)
+        self._is_backward = False
+        self._reducing: _Block | None = None
+        self._means: dict[Tensor, Tensor | None] = {}
+        model.register_forward_pre_hook(lambda *_: self._begin())
+        for number, block in enumerate(self.blocks):
+            block.module.forward = functools.partial(self._compute, number, block.module.forward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns.
 
         Raises RuntimeError if this rank's share of the minibatch is not as large as the mean share.
         """
-        self._check_backward()
-        check_frozen(self.module.parameters(), self._block_of, "FullySharded")
-        self._done = 0
         samples = samples_in((args, kwargs))
-        mean = mean_share(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
+        check = guards.equal_shares(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
         kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         outputs = self.module(*map(self._cast, args), **kwargs)
-        for block in self._blocks:
-            block.free()  # one that was prefetched, and then left out
-        if mean is not None and samples != mean():
-            raise RuntimeError(
-                f"this rank's share has {samples} samples and the mean share {mean():g}, and their gradients would "
-                f"count the same; give all ranks shares of the same size"
-            )
+        if check:
+            check()
         return outputs
-
-    def _before_forward(self, number: int, _: nn.Module, inputs: Any) -> None:
-        block = self._blocks[number]
-        block.gather()
-        if self._backward is not None:  # activations are being recomputed
-            return
-        self._prefetch(number + 1)
-        differentiable = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
-        if not block.trained and len(differentiable) == 1:  # no gradient of its own says when it is done
-            differentiable[0].register_hook(lambda _: block.free())
-
-    def _after_forward(self, number: int, _: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._backward is not None:
-            return
-        block = self._blocks[number]
-        block.free()
-        self._has_computed(block)
-        if torch.is_grad_enabled():
-            tensors = list(tensors_in(outputs))
-            if block.trained and not tensors:
-                raise TypeError(
-                    f"a block returned {type(outputs).__name__}, in which no tensor is found, so nothing tells when "
-                    f"its backward pass begins; return a tensor, or a tuple, list, dict or dataclass of some"
-                )
-            for tensor in tensors:
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _: self._before_backward(number))
-
-    def _before_backward(self, number: int) -> None:
-        self._check_backward()
-        if self._backward is None:
-            self._backward, self._done = torch._C._current_graph_task_id(), 0
-            Variable._execution_engine.queue_callback(self._end_backward)
-        block = self._blocks[number]
-        if block.is_reduced:  # it is used twice, and may get its gradients one after the other
-            block.expect_gradients()
-        block.gather()
-        self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
-
-    def _prefetch(self, number: int) -> None:
-        if self.prefetch and number < len(self._blocks) and not self._blocks[number].is_reduced:
-            self._blocks[number].start_gather()
-
-    def _gradient_is_computed(self, parameter: nn.Parameter) -> None:
-        block = self._block_of[parameter]
-        block.missing.discard(parameter)
-        if not block.missing:
-            self._scatter(block)
-
-    @torch.no_grad()
-    def _scatter(self, block: _Block) -> None:
-        self._has_computed(block)
-        if self._sending is not None:
-            self._sending.receive()  # one on its way at a time, or their copies would fill the memory
-        block.scatter()
-        self._sending = block
-
-    @torch.no_grad()
-    def _end_backward(self) -> None:
-        for block in reversed(self._blocks):
-            if block.missing:  # of parameters that were not used; other ranks may have used them
-                self._scatter(block)
-            block.receive()
-            block.free()
-            block.expect_gradients()
-        self._backward, self._sending = None, None
-
-    def _has_computed(self, block: _Block) -> None:
-        self._done += block.size
-        progress(min(1.0, self._done / self._total))  # a block may be used twice
 
     def _cast(self, value: Any) -> Any:
         if self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point():
             return value.to(self.compute_dtype)
         return value
+
+    # Forward: unshard, compute, reshard
+
+    def _begin(self) -> None:
+        for block in self.blocks:
+            block.begin()
+        self._is_backward = False
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        entries = _Shards.apply(weakref.proxy(self), *trained)
+        self.entries: dict[Tensor, Tensor] = dict(zip(trained, entries, strict=True))
+
+    def _compute(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        block = self.blocks[number]
+        block.unshard()
+        if self._is_backward:  # activations are being computed again
+            return forward(*args, **kwargs)
+        self._prefetch(number + 1)
+        outputs = forward(*args, **kwargs)
+        block.reshard()
+        self._has_computed(block)
+        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self._before_backward(number))
+        return outputs
+
+    def _prefetch(self, number: int) -> None:
+        if self.prefetch and number < len(self.blocks) and not self.blocks[number].is_done:
+            self.blocks[number].start_gather()
+
+    # Backward: unshard, compute, reshard, reduce-scatter
+
+    def _before_backward(self, number: int) -> None:
+        if not self._is_backward:
+            self._is_backward = True
+            for block in self.blocks:
+                block.is_done = False
+        block = self.blocks[number]
+        if block.module is not self.module:
+            for later in self.blocks[number + 1 :]:
+                later.reshard()
+        block.unshard()
+        self._prefetch(number - 1)  # before block 0, the model as a whole, comes the last one
+
+    def reduce_scatter(self, number: int, gradients: Sequence[Tensor | None]) -> None:
+        block = self.blocks[number]
+        self._has_computed(block)
+        block.reshard()  # autograd comes here after all of its operations, as they were recorded later
+        self._receive()  # one on its way at a time, or their copies would fill the memory
+        block.shards.reduce_scatter(gradients)
+        self._reducing = block
+
+    def _receive(self) -> None:
+        if self._reducing is not None:
+            self._means |= zip(self._reducing.parameters, self._reducing.shards.receive(), strict=True)
+            self._reducing = None
+
+    def end_backward(self) -> list[Tensor | None]:
+        """The mean gradients of the shards, for autograd to add to `.grad`."""
+        self._receive()
+        if all(block.is_done or block.is_frozen for block in self.blocks):  # else a checkpoint's own backward pass ends
+            for block in self.blocks:
+                block.reshard()
+        return [self._means.pop(parameter, None) for parameter in self.entries]
+
+    def _has_computed(self, block: _Block) -> None:
+        block.is_done = True
+        progress(sum(block.size for block in self.blocks if block.is_done) / self._size)
 
     # State
 
@@ -262,74 +177,108 @@ class FullySharded(nn.Module):
     ) -> dict[str, Any]:
         """The whole model's, with the plain model's names, on every rank. All ranks call it."""
         wholes: dict[Tensor, Tensor] = {}
-        for bucket in self._buckets:
-            take_back(bucket.parameters, bucket.pieces)
-            wholes.update(zip(bucket.parameters, bucket.layout.gather(bucket.shard), strict=True))
+        for block in self.blocks:
+            wholes |= zip(block.parameters, block.shards.gather(), strict=True)
         destination = {} if destination is None else destination
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             destination[prefix + name] = wholes.get(tensor, tensor).clone()
         return destination
 
-    def _load_from_state_dict(self, *_: Any) -> None:
+    def _load_from_state_dict(self, *_: Any) -> NoReturn:
         raise RuntimeError("parameters are in shards already; load the state into the plain model, and shard it then")
 
-    # What would end in a wrong gradient
-
-    def _check_backward(self) -> None:
-        if self._backward not in (None, torch._C._current_graph_task_id()):
-            raise RuntimeError(
-                "the last backward() was interrupted by an error, and what the ranks have sent each other since no "
-                "longer fits together; start the ranks again, and look at that first error"
-            )
+    def __deepcopy__(self, _: Any) -> NoReturn:
+        raise RuntimeError("a sharded model cannot be copied; copy its state_dict(), or the plain model before")
 
 
-def _buckets(parameters: Iterable[nn.Parameter], group: Group, compute_dtype: torch.dtype | None) -> list[Bucket]:
-    """Parameters of one dtype together, frozen ones apart; the whole is made when it is needed."""
-    alike: dict[Any, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        alike.setdefault((parameter.dtype, parameter.requires_grad), []).append(parameter)
-        parameter.is_sharded = True  # type: ignore[attr-defined]
-    buckets = []
-    for held in alike.values():
-        layout = Layout(held, group)
-        flat = layout.join([parameter.detach() for parameter in held], like=held[0])
-        own = layout.shard(flat).clone()
-        if compute_dtype is not None:
-            flat, own = flat.to(compute_dtype), own.to(master_dtype(own.dtype))
-        buckets.append(Bucket(held, layout, flat, own))
-    return buckets
+class _Shards(torch.autograd.Function):
+    """The shards as they are. Backward ends here, and hands out their mean gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, model: FullySharded, *shards: Tensor) -> tuple[Tensor, ...]:
+        ctx.model = model
+        ctx.set_materialize_grads(False)
+        return tuple(shard.data for shard in shards)
+
+    @staticmethod
+    def backward(ctx: Any, *_: None) -> Any:
+        return None, *ctx.model.end_backward()
 
 
-def _parameters_by_block(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
-    """The parameters that each block alone uses; the model as a whole comes first and has the rest."""
-    blocks = dict.fromkeys(_blocks(model))
-    inside = {module for block in blocks for module in block.modules()}
-    outside = (module for module in model.modules() if module not in inside)
-    shared = {parameter for module in outside for parameter in module.parameters(recurse=False)}
-    users = Counter(parameter for block in blocks for parameter in block.parameters())
-    shared |= {parameter for parameter, count in users.items() if count > 1}
-    owned = {block: [parameter for parameter in block.parameters() if parameter not in shared] for block in blocks}
-    return {
-        model: [parameter for parameter in model.parameters() if parameter in shared],
-        **{block: parameters for block, parameters in owned.items() if parameters},
-    }
+class _Unshard(torch.autograd.Function):
+    """Whole parameters, which are there already. Backward begins to reduce-scatter their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, model: FullySharded, number: int, *pieces: Tensor) -> tuple[Tensor, ...]:
+        ctx.model, ctx.number = model, number
+        ctx.set_materialize_grads(False)
+        wholes = tuple(view.data for view in model.blocks[number].shards.whole.views)
+        is_trained = ctx.needs_input_grad[2:]
+        ctx.mark_non_differentiable(*(whole for whole, needed in zip(wholes, is_trained, strict=True) if not needed))
+        return wholes
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        ctx.model.reduce_scatter(ctx.number, gradients)
+        return None, None, *(None for _ in gradients)
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists of modules."""
-    for child in module.children():
-        is_element = isinstance(module, (nn.Sequential, nn.ModuleList))
-        if is_element and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # those are never called
-            yield child
-        else:
-            yield from _blocks(child)
+class _Block:
+    """Parameters of a module that come and go together.
 
+    is_done: whether the module has computed in the pass that is going on, forward or backward.
+    """
 
-def _check_model(model: nn.Module, compute_dtype: torch.dtype | None) -> None:
-    parameters = list(model.parameters())
-    if not parameters:
-        raise ValueError(f"model={type(model).__name__} has no parameters, so there is nothing to shard")
-    if any(hasattr(parameter, "is_sharded") for parameter in parameters):
-        raise ValueError(f"model={type(model).__name__} is sharded already; build it anew")
-    if compute_dtype is not None and not compute_dtype.is_floating_point:
-        raise ValueError(f"compute_dtype={compute_dtype} cannot hold gradients; give torch.bfloat16, for instance")
+    def __init__(self, sharded: FullySharded, number: int, home: tuple[nn.Module, list[nn.Parameter]]) -> None:
+        # The proxy, as Python's garbage collector cannot look into autograd's graph, which gets hold of it.
+        self._sharded, self._number, (self.module, self.parameters) = weakref.proxy(sharded), number, home
+        self.size = sum(parameter.numel() for parameter in self.parameters)
+        dtype, compute_dtype = self.parameters[0].dtype, sharded.compute_dtype
+        shard_dtype = master_dtype(dtype) if compute_dtype else dtype
+        self.shards = Shards(self.parameters, sharded.group, shard_dtype, compute_dtype, is_apart=True)
+        for parameter, piece in zip(self.parameters, self.shards.pieces, strict=True):
+            parameter.data, parameter.grad, parameter.is_shard = piece, None, True  # type: ignore[attr-defined]
+        found = [(user, name, own) for user in sharded.module.modules() for name, own in own_parameters(user)]
+        self._places = [place for place in found if place[2] in set(self.parameters)]
+        self._gathering: dist.Work | None = None
+        self.begin()
+
+    @property
+    def is_frozen(self) -> bool:
+        return not any(parameter.requires_grad for parameter in self.parameters)
+
+    def begin(self) -> None:
+        self.reshard()
+        self._wholes: dict[Tensor, Tensor] = {}
+        self.is_done = False
+
+    def start_gather(self) -> None:
+        flat = self.shards.whole.flat
+        if not flat.untyped_storage().nbytes():
+            flat.untyped_storage().resize_(flat.nbytes)
+            self._gathering = self.shards.all_gather()
+
+    def _finish_gather(self) -> None:
+        if self._gathering:
+            self._gathering.wait()
+            self._gathering = None
+
+    def unshard(self) -> None:
+        """Let the modules find whole parameters."""
+        self.start_gather()
+        self._finish_gather()
+        if not self._wholes:
+            entries = [self._sharded.entries.get(parameter, parameter) for parameter in self.parameters]
+            wholes = _Unshard.apply(self._sharded, self._number, *entries)
+            self._wholes = dict(zip(self.parameters, wholes, strict=True))
+        for module, name, parameter in self._places:
+            vars(module)[name] = self._wholes[parameter]  # Python finds it before the module's own parameter
+            vars(module)[name]._is_param = True  # for those who tell weights from activations
+
+    def reshard(self) -> None:
+        """Let the modules find this rank's pieces, and free the whole."""
+        self._finish_gather()
+        for module, name, _ in self._places:
+            vars(module).pop(name, None)
+        # What autograd has saved, a transposed weight for instance, shares this memory, and finds it filled again.
+        self.shards.whole.flat.untyped_storage().resize_(0)

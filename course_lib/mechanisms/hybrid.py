@@ -113,8 +113,6 @@ def clip_grad_norm(optimizer: ShardedOptimizer, max_norm: float) -> float:
     """Scale all gradients by one factor, so that their norm over the whole model is at most max_norm.
 
     Returns the norm from before, on every rank the same. Comes after `complete_gradients`.
-
-    Raises ValueError if max_norm is not positive.
     """
     counted = [shard for group in optimizer.inner.param_groups if group["counts"] for shard in group["params"]]
     return sharding.clip_grad_norm(optimizer.shards, max_norm, counted=counted)

@@ -31,7 +31,6 @@ from torch import nn
 
 from course_lib.mechanisms import guards
 from course_lib.mechanisms.loss_scaling import LossScaler
-from course_lib.mechanisms.replicas import check_finished
 from course_lib.mechanisms.shards import master_dtype
 
 
@@ -102,10 +101,7 @@ class MasterWeights:
 
         `step` does it. Call it after each micro-batch's backward pass to add up micro-batches in 32 bits; without,
         `backward` adds them up in the model's own dtype.
-
-        Raises RuntimeError for gradients that a `DataParallel` has yet to average: call its `finish()` before.
         """
-        check_finished(self.model_parameters)
         for parameter, master in self._pairs():
             if parameter.grad is None:
                 continue

@@ -9,11 +9,16 @@ state fits other ranks, and one process with a plain model and optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from course_lib.mechanisms.shards import Shards
 
 Convert = Callable[[str, Tensor], Tensor]
 
@@ -65,3 +70,43 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, t
     numbers = {parameter: number for number, parameter in enumerate(trained)}
     named = model.named_parameters(remove_duplicate=False)
     return {name: (numbers[parameter], parameter) for name, parameter in named if parameter in numbers}
+
+
+# The state of an optimizer that works on shards
+
+
+def gather_states(shards: Shards, states: Mapping[Any, Mapping[str, Any]]) -> dict[nn.Parameter, dict[str, Any]]:
+    """What an optimizer remembers of the pieces -> what it would of the parameters, and masters. All ranks call it."""
+    own = [dict(states.get(piece, {})) for piece in shards.pieces]
+    for state, piece in zip(own, shards.pieces, strict=True):
+        state |= {"master": piece.detach()} if shards.has_master else {}
+        state |= {name: value.cpu() for name, value in state.items() if _is_piece(value)}
+    everyone: list[Any] = [None] * shards.n
+    dist.all_gather_object(everyone, own, group=shards.group)
+    wholes = {}
+    for parameter, *parts in zip(shards.parameters, *everyone, strict=True):
+        wholes[parameter] = whole = dict(parts[0])
+        for name in [name for name, value in whole.items() if _is_piece(value)]:  # a count of steps is not cut
+            joined = torch.cat([part[name] for part in parts])[: parameter.numel()]
+            whole[name] = joined.view(parameter.shape).to(parameter.device, copy=True)
+    return wholes
+
+
+@torch.no_grad()
+def cut_states(shards: Shards, wholes: Sequence[Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
+    """The reverse of `gather_states`. Any parameter may have no state, or another one than the others."""
+    cut: dict[Tensor, dict[str, Any]] = {}
+    ranges = shards.local_ranges[shards.rank][:-1]
+    for whole, parameter, piece, (begin, end) in zip(wholes, shards.parameters, shards.pieces, ranges, strict=True):
+        cut[piece] = state = copy.deepcopy(dict(whole))
+        for name, value in state.items():
+            # For a parameter of shape [] the shape alone does not tell a count of steps.
+            if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
+                part = value.reshape(-1)[begin:end]
+                state[name] = F.pad(part, (0, len(piece) - len(part))).to(piece.device)
+        piece.copy_(state.pop("master", piece))
+    return cut
+
+
+def _is_piece(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1

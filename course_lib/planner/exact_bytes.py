@@ -5,6 +5,7 @@ a shard, the header of a message. So here is the same arithmetic in whole number
 
     axis   what one rank sends in a step, for s samples of its replica and h = s x sequence x hidden x size bytes
     dp     reduce-scatter of 32-bit gradients, all-gather of the updated weights    (dp - 1) shard (4 + size)
+            and for each parameter, how many replicas had a gradient             (dp - 1) tensors 4
     pp     hidden states down, their gradients up, and one header                h each, and 512
     tp     all-reduces: 4 in each layer, one at each end of the model, the loss's   2 (tp - 1) / tp h each
     all    the loss, around all ranks                                               2 (n - 1) / n 8
@@ -44,11 +45,12 @@ class Hybrid(NamedTuple):
         is_first, is_last = self._stage(rank) == 0, self._stage(rank) == pp - 1
         held = self._parameters(rank)
         shards = share(held.cut // tp, dp) + share(held.whole, dp)
+        tensors = 16 * self.model.layers // pp + 2 * is_first + 3 * is_last
         tokens = self.samples // dp * self.model.sequence
         hidden = tokens * self.model.hidden * self.size
         losses = 3 * tokens * 4 * is_last  # one number for each token, and then two
         return {
-            "dp": (dp - 1) * shards * (4 + self.size),
+            "dp": (dp - 1) * (shards * (4 + self.size) + 4 * tensors),
             "pp": (hidden + DESCRIPTION) * (not is_last) + hidden * (not is_first),
             "tp": all_reduce((4 * self.model.layers // pp + is_first + is_last) * hidden + losses, tp),
             "all": all_reduce(NUMBER, dp * pp * tp),

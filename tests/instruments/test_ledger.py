@@ -367,6 +367,7 @@ def test_every_rank_has_a_ledger_of_its_own() -> None:
         first, second = (sample.held.activations for sample in samples[2:4])  # after blocks 1 and 2
         assert second - first == saved_by_block(CONFIG, share, torch.float32)
         assert samples[-1].held.parameters == size
-        assert samples[-1].held.gradients == size + 4  # the bucket, which carries the share's weight, too
+        counts = 4 * len(list(TinyGPT(CONFIG).parameters()))
+        assert samples[-1].held.gradients == size + counts + 4  # the bucket, which carries the share's weight, too
         assert samples[-1].held.optimizer == 2 * size + 4 * len(list(TinyGPT(CONFIG).parameters()))
     assert [share for _, share in results] == [3, 2]

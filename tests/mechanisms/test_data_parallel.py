@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import RankFailed, Span, data, launch, timeline
-from course_lib.mechanisms import batches, data_parallel
+from course_lib.mechanisms import batches, buckets, tensor_parallel
 from course_lib.mechanisms.data_parallel import DataParallel, average_gradients
-from tests.mechanisms.training import CONFIG, F32, F64, State, build, differ_by_at_most, equal, minibatch, snapshot
+from tests.mechanisms.training import F32, State, build, equal, minibatch
 
 SAMPLES = 12
 REPLICATE = ["average_gradients", "DataParallel"]
@@ -46,8 +46,8 @@ def all_reduces(spans: list[Span]) -> list[Span]:
 
 
 @pytest.mark.parametrize("case", ["plain", "tied frozen"])
-def test_each_gradient_travels_once_with_one_number_more_in_each_bucket(case: str) -> None:
-    n_bytes = sum(p.nbytes for p in build(case).parameters() if p.requires_grad)
+def test_each_gradient_travels_once_with_a_count_and_each_bucket_with_a_weight(case: str) -> None:
+    n_bytes = sum(p.nbytes + 4 for p in build(case).parameters() if p.requires_grad)
     for bucket_mb in (25, 0.004):
         spans = launch(one_step, 2, (bucket_mb, True, case), device="cpu").timeline.of(0)
         buckets = all_reduces(spans)
@@ -58,7 +58,8 @@ def test_each_gradient_travels_once_with_one_number_more_in_each_bucket(case: st
 def test_buckets_hold_no_more_than_their_size_unless_one_parameter_is_larger() -> None:
     spans = launch(one_step, 2, (0.004,), device="cpu").timeline.of(0)
     largest = 16 * 64 * 4
-    assert all(span.bytes - 4 <= max(0.004 * 2**20, largest) for span in all_reduces(spans))
+    numbers = 4 * (1 + len(list(build("plain").parameters())))  # counts and a weight
+    assert all(span.bytes - numbers <= max(0.004 * 2**20, largest) for span in all_reduces(spans))
 
 
 def test_with_overlap_buckets_leave_during_the_backward_pass_and_without_it_after() -> None:
@@ -90,7 +91,7 @@ def test_a_bucket_leaves_when_its_share_of_the_backward_pass_is_done() -> None:
     def fractions(rank: int) -> list[float]:
         reached: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(data_parallel, "progress", reached.append)
+            patch.setattr(buckets, "progress", reached.append)
             model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False))
             replica = DataParallel(model, bucket_mb=1e-9)
             replica(torch.ones(2, 4)).sum().backward()
@@ -113,43 +114,6 @@ def test_construction_gives_every_rank_the_parameters_and_buffers_of_the_first()
     assert not torch.equal(results[0][0]["0.weight"], results[1][0]["0.weight"])
     for _, after in results:
         equal(after, results[0][0])
-
-
-def test_accumulating_without_sync_gives_the_whole_minibatch_and_sends_it_once() -> None:
-    """Both ranks cut their unequal shares (4 and 3 samples) into 2 micro-batches that weigh by their size."""
-    inputs, targets = minibatch(0, 7)
-
-    def accumulated(rank: int) -> State:
-        replica = DataParallel(build("plain", F64, seed=rank))
-        share = batches.split((inputs, targets), 2)[rank]
-        first, last = batches.micro_batches(share, 2)
-        with replica.no_sync():
-            (data.answer_loss(replica(first[0]), first[1]) * len(first[0]) / len(share[0])).backward()
-        (data.answer_loss(replica(last[0]), last[1]) * len(last[0]) / len(share[0])).backward()
-        replica.finish()
-        return snapshot(replica.module)
-
-    reference = build("plain", F64)
-    data.answer_loss(reference(inputs), targets).backward()
-    run = launch(accumulated, 2, device="cpu")
-    for state in run.results:
-        differ_by_at_most(
-            state, snapshot(reference), 7 * CONFIG.sequence + CONFIG.ffn_width
-        )  # terms of the longest sum
-    sent = [span for span in run.timeline.of(0) if span.name == "all_reduce" and span.bytes]
-    assert len(sent) == 2  # the sizes of the shares, and the one bucket
-
-
-def test_gradients_accumulated_entirely_without_sync_are_sent_by_finish() -> None:
-    def accumulated(rank: int) -> list[float]:
-        replica = DataParallel(nn.Linear(1, 1, bias=False))
-        with replica.no_sync():
-            for _ in range(3):
-                replica(torch.full((1, 1), float(rank))).sum().backward()
-        replica.finish()
-        return gradient(replica.module).flatten().tolist()
-
-    assert launch(accumulated, 2, device="cpu").results == [[1.5], [1.5]]
 
 
 class TwoWays(nn.Module):
@@ -182,8 +146,10 @@ def test_a_parameter_that_a_rank_does_not_use_counts_as_zeros_there(overlap: boo
         assert seen == [[1.5, 1.0], [1.0, 1.5]] * 2
 
 
-@pytest.mark.parametrize("way", REPLICATE)
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 40_000.0), (torch.bfloat16, 2.0**127)])
+@pytest.mark.parametrize(
+    ("way", "dtype", "size"),
+    [*((way, torch.float16, 40_000.0) for way in REPLICATE), ("DataParallel", torch.bfloat16, 2.0**127)],
+)
 def test_a_mean_in_16_bits_is_there_although_the_sum_would_overflow(way: str, dtype: torch.dtype, size: float) -> None:
     def mean(rank: int) -> float:
         model = nn.Linear(1, 1, bias=False, dtype=dtype)
@@ -302,11 +268,25 @@ def different_models(rank: int) -> None:
     DataParallel(nn.Linear(3, 2 + (rank == 1)))
 
 
+def a_tensor_share_of_a_model(rank: int) -> None:
+    """Whose other shares are on the other ranks."""
+    DataParallel(tensor_parallel.ColumnParallelLinear(nn.Linear(3, 3)))
+
+
+def a_stage_of_a_pipeline(rank: int) -> None:
+    """Of two pipelines, rank 0 alone and ranks 1 and 2; one replica of a stage is not another one's."""
+    dist.new_group([0])
+    dist.new_group([1, 2])
+    DataParallel(nn.Linear(3, 3))
+
+
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [
-        (some_gradients, "right [3] is listed only on rank 1 of 3"),
+        (some_gradients, "right has one on 1 of 3 ranks"),
         (different_models, "weight [2, 3] is listed only on rank 0, 2 of 3"),
+        (a_tensor_share_of_a_model, "give group=, the ranks that hold the same part"),
+        (a_stage_of_a_pipeline, "give group=, the ranks that hold the same part"),
     ],
 )
 def test_ranks_that_disagree_are_all_told_so_and_none_is_left_waiting(
@@ -327,13 +307,23 @@ def test_parameters_without_a_gradient_on_any_rank_are_left_alone() -> None:
     assert launch(gradients, 2, device="cpu").results == [[0.5, None, None]] * 2
 
 
-def test_an_optimizer_of_something_else_steps_while_gradients_travel() -> None:
-    def other(rank: int) -> float:
-        replica, weight = DataParallel(nn.Linear(1, 1)), nn.Parameter(torch.zeros(1))
-        replica(torch.ones(1, 1)).sum().backward()
-        weight.grad = torch.ones(1)
-        torch.optim.SGD([weight], lr=1.0).step()
-        replica.finish()
-        return float(weight)
+def test_a_rank_outside_of_the_group_is_told() -> None:
+    def attempt(rank: int) -> str:
+        group = dist.new_group([0])
+        if rank == 0:
+            return ""
+        with pytest.raises(ValueError) as refusal:
+            DataParallel(nn.Linear(1, 1), group)
+        return str(refusal.value)
 
-    assert launch(other, 2, device="cpu").results == [-1.0, -1.0]
+    assert "group does not contain rank 1" in launch(attempt, 2, device="cpu").results[1]
+
+
+def test_average_gradients_sends_each_parameter_once_and_nothing_else() -> None:
+    def average(rank: int) -> None:
+        model = TwoWays()
+        model(torch.ones(3), "left").backward()
+        average_gradients(model)
+
+    spans = launch(average, 2, device="cpu").timeline.of(0)
+    assert [(span.name, span.bytes) for span in spans if span.bytes] == [("all_reduce", 4 * (3 + 2))] * 3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
+import math
 import time
 import warnings
 import weakref
@@ -15,16 +17,26 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from course_lib import Link, Pace, data, launch, timeline
-from course_lib.mechanisms import batches
+from course_lib.mechanisms import batches, fully_sharded, tensor_parallel
 from course_lib.mechanisms.data_parallel import DataParallel
 from course_lib.mechanisms.sharding import FullySharded, ShardedOptimizer, clip_grad_norm
 from course_lib.model import GPTConfig, TinyGPT
-from tests.mechanisms.training import CONFIG, State, build, differ_by_at_most, equal, make_optimizer, minibatch
+from tests.mechanisms.training import (
+    CONFIG,
+    State,
+    build,
+    differ_by_at_most,
+    equal,
+    gradient_of,
+    make_optimizer,
+    minibatch,
+)
 
 pytestmark = pytest.mark.long
 
@@ -150,13 +162,16 @@ def test_a_block_is_whole_only_while_it_or_the_one_before_it_computes() -> None:
         psi = sum(parameter.numel() for parameter in model.parameters())
         block = sum(parameter.numel() for parameter in model.blocks[1].parameters())
         forward, backward = [0], [0]
-        for name, parameter in model.named_parameters():  # a block's last gradient comes when it holds most
-            if name.endswith("attention_norm.weight"):
-                parameter.register_post_accumulate_grad_hook(lambda _: backward.append(settled(before)))
         sharded = FullySharded(model)
+
+        def look(norm: Any, *_: Any) -> None:  # a block's last gradient comes when it holds most
+            norm.weight.register_hook(lambda _: backward.append(settled(before)))
+
         for name, module in model.named_modules():
             if name.endswith("mlp.up"):
                 module.register_forward_hook(lambda module, inputs, output: forward.append(settled(before)))
+            if name.endswith("attention_norm"):
+                module.register_forward_pre_hook(look)
         sharded(one_token).sum().backward()
         return max(forward), max(backward), psi * 4, block * 4
 
@@ -214,7 +229,8 @@ def test_a_step_sends_as_much_as_the_zero_paper_says(way: str, halves: int) -> N
     sent = [launch(train_steps, n, (way, steps), device="cpu").timeline.bytes_sent(0) for steps in (1, 2)]
     formula = halves * (n - 1) / n * 4 * psi
     blocks = CONFIG.layers + 2
-    assert 0 <= sent[1] - sent[0] - formula <= halves * 4 * blocks * n + 16  # padding, and the number of samples
+    counts = 2 * (n - 1) * 4 * len(list(build("plain").parameters()))  # of ranks with a gradient
+    assert 0 <= sent[1] - sent[0] - formula <= halves * 4 * blocks * n + 16 + counts  # padding, a number of samples
 
 
 def test_each_block_is_gathered_while_the_one_before_it_computes() -> None:
@@ -226,18 +242,19 @@ def test_each_block_is_gathered_while_the_one_before_it_computes() -> None:
         seen: list[str] = []
         gather = dist.all_gather_single
 
+        def compute(layer: Any, name: str, x: Tensor) -> Tensor:
+            seen.append(f"compute {name}")
+            layer.weight.register_hook(lambda _: seen.append(f"gradient {name}"))
+            return F.linear(x, layer.weight)
+
         def logged(output: Tensor, *args: Any, **kwargs: Any) -> Any:
             assert kwargs["async_op"]
             seen.append(f"gather {names[len(output)]}")
             return gather(output, *args, **kwargs)
 
         for layer, name in zip(model, names.values(), strict=True):
-            layer.get_parameter("weight").register_post_accumulate_grad_hook(
-                lambda _, name=name: seen.append(f"gradient {name}")
-            )
+            layer.forward = functools.partial(compute, layer, name)
         sharded = FullySharded(model)
-        for layer, name in zip(model, names.values(), strict=True):
-            layer.register_forward_pre_hook(lambda module, inputs, name=name: seen.append(f"compute {name}"))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "all_gather_single", logged)
             sharded(torch.ones(1, 1)).sum().backward()
@@ -261,8 +278,8 @@ def test_gathers_and_reductions_are_hidden_behind_the_computation() -> None:
     run = launch(one_step, 2, pace=pace, device="cpu")
     embedding, head = (4 * sum(p.numel() for p in TinyGPT(CONFIG).blocks[end].parameters()) for end in (0, -1))
     # Of two ranks each sends half of a block. Not hidden are the first gather of each pass, which in the forward pass
-    # stands behind a number of 8 bytes, how many samples there are, and the last reduction.
-    exposed = (8 + embedding / 2 + head / 2 + embedding / 2) / 1e6
+    # stands behind a number of 8 bytes, how many samples there are, and the last reduction with its two counts.
+    exposed = (8 + embedding / 2 + head / 2 + embedding / 2 + 2 * 4) / 1e6
     for rank in range(2):
         spans = run.timeline.of(rank)
         (forward,), (backward,) = ([span for span in spans if span.kind == kind] for kind in ("forward", "backward"))
@@ -371,20 +388,188 @@ def test_activations_may_be_recomputed() -> None:
 
 def test_a_model_that_is_dropped_frees_its_shards() -> None:
     def is_gone(rank: int) -> list[bool]:
-        gc.disable()
         sharded = FullySharded(build("plain", torch.float32))
         Batch(rank).loss(sharded).backward()
         model = build("plain", torch.float32)
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, gradients="sharded")
         watched: list[weakref.ref[Any]] = [weakref.ref(sharded), weakref.ref(optimizer)]
         del sharded, optimizer
-        gc.enable()
+        gc.collect()
         return [reference() is None for reference in watched]
 
     assert launch(is_gone, 2, device="cpu").results == [[True, True]] * 2
 
 
+def three_layers() -> nn.Sequential:
+    """Layers of 12, 6 and 2 numbers."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width - 1, bias=False, dtype=torch.float64) for width in (4, 3, 2)))
+
+
+SHARE = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 1, 4)  # one sample for each of two ranks
+
+
+def test_a_block_is_done_when_its_share_of_a_pass_is() -> None:
+    def fractions(rank: int) -> list[float]:
+        reached: list[float] = []
+        sharded = FullySharded(three_layers())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fully_sharded, "progress", reached.append)
+            for _ in range(2):
+                sharded(SHARE[rank]).sum().backward()
+        return reached
+
+    for reached in launch(fractions, 2, device="cpu").results:
+        assert reached == pytest.approx([12 / 20, 18 / 20, 1.0, 2 / 20, 8 / 20, 1.0] * 2)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_a_frozen_layer_is_gathered_and_nothing_of_it_is_scattered(frozen: int) -> None:
+    def gradients(rank: int) -> tuple[list[Any], int]:
+        model = three_layers()
+        model[frozen].requires_grad_(False)
+        sharded = FullySharded(model)
+        sharded(SHARE[rank]).square().sum().backward()
+        held = sum(block.shards.whole.flat.untyped_storage().nbytes() for block in sharded.blocks)
+        return [parameter.grad for parameter in sharded.parameters()], held
+
+    model = three_layers()
+    model(SHARE.view(2, 4)).square().sum().backward()
+    run = launch(gradients, 2, device="cpu")
+    sizes = [12, 6, 2]
+    for number, parameter in enumerate(model.parameters()):
+        parts = [gradients[number] for gradients, _ in run.results]
+        if number == frozen:
+            assert parts == [None, None]
+        else:
+            differ_by_at_most({"": 2 * torch.cat(parts)}, {"": gradient_of(parameter).flatten()}, 10)
+    assert [held for _, held in run.results] == [0, 0]
+    scattered = [span.bytes for span in run.timeline.of(0) if span.name == "all_to_all" and span.bytes]
+    assert sorted(scattered) == sorted(8 * (size // 2 + 1) for number, size in enumerate(sizes) if number != frozen)
+
+
+def test_a_penalty_on_the_parameters_is_that_of_the_whole_model() -> None:
+    def gradients(rank: int) -> list[Tensor]:
+        sharded = FullySharded(three_layers())
+        penalty = sum(parameter.square().sum() for parameter in sharded.parameters())
+        (sharded(SHARE[rank]).square().sum() + penalty).backward()
+        return [gradient_of(parameter) for parameter in sharded.parameters()]
+
+    model = three_layers()
+    loss = model(SHARE.view(2, 4)).square().sum() / 2
+    (loss + sum(parameter.square().sum() for parameter in model.parameters())).backward()
+    first, second = launch(gradients, 2, device="cpu").results
+    for number, parameter in enumerate(model.parameters()):
+        found = torch.cat([first[number], second[number]])
+        differ_by_at_most({"": found}, {"": gradient_of(parameter).flatten()}, 10)
+
+
+def test_an_overflow_in_the_shard_of_one_rank_lets_torchs_own_scaler_skip_on_all() -> None:
+    def train(rank: int) -> tuple[float, Tensor]:
+        layer = nn.Linear(4, 1, bias=False)
+        nn.init.zeros_(layer.weight)
+        sharded, scaler = FullySharded(layer), torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
+        for first in (1.0, math.inf if rank == 0 else 1.0):
+            optimizer.zero_grad()
+            inputs = torch.tensor([[first, 1.0, 1.0, 1.0]])  # which is the gradient
+            scaler.scale(sharded(inputs).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return scaler.get_scale(), sharded.state_dict()["weight"]
+
+    for scale, weight in launch(train, 2, device="cpu").results:
+        assert scale == 2.0
+        assert weight.tolist() == [[-1.0] * 4]
+
+
+def test_a_layer_that_is_frozen_later_is_there_until_those_before_it_have_their_gradients() -> None:
+    def gradient(rank: int, is_sharded: bool) -> Tensor:
+        model = three_layers()
+        model = nn.Sequential(model[0], nn.Sequential(model[1], model[2]))
+        sharded = FullySharded(model) if is_sharded else model
+        model.get_parameter("1.0.weight").requires_grad_(False)
+        sharded(SHARE[0]).square().sum().backward()
+        return gradient_of(model.get_parameter("0.weight")).flatten()
+
+    first, second = launch(gradient, 2, (True,), device="cpu").results
+    assert torch.equal(torch.cat([first, second]), gradient(0, False))
+
+
+def test_a_sharded_model_says_that_it_cannot_be_copied_or_sharded_again() -> None:
+    def refusals(rank: int) -> list[str]:
+        sharded = FullySharded(three_layers())
+        with pytest.raises(RuntimeError) as copied:
+            copy.deepcopy(sharded)
+        with pytest.raises(ValueError) as again:
+            FullySharded(sharded.module)
+        return [str(copied.value), str(again.value)]
+
+    for copied, again in launch(refusals, 2, device="cpu").results:
+        assert "copy its state_dict()" in copied
+        assert "sharded already; build it anew" in again
+
+
 # ShardedOptimizer is an optimizer
+
+
+def test_a_reduce_scatter_leaves_when_its_gradients_are_there() -> None:
+    def one_step(rank: int) -> None:
+        model = three_layers()
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, gradients="sharded", bucket_mb=1e-9)
+        with timeline.compute("backward"):
+            model(SHARE[rank]).sum().backward()
+        optimizer.step()
+
+    run = launch(one_step, 2, pace=Pace({"backward": 20.0}, Link(bandwidth=1e12)), device="cpu")
+    starts = [span.start for span in run.timeline.of(1) if span.name == "all_to_all"]
+    (backward,) = (span for span in run.timeline.of(1) if span.kind == "backward")
+    assert [start - backward.start for start in starts] == pytest.approx([2, 8, 20], abs=1e-6)
+
+
+def test_a_closure_is_called_before_the_step() -> None:
+    def train(rank: int) -> tuple[float, State]:
+        model = three_layers()
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(SHARE[rank]).square().sum()
+            loss.backward()
+            return loss
+
+        return float(optimizer.step(closure)), snapshot(model)
+
+    model = three_layers()
+    losses = [model(share).square().sum() for share in SHARE]
+    (sum(losses) / 2).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for (found, state), loss in zip(launch(train, 2, device="cpu").results, losses, strict=True):
+        assert found == pytest.approx(float(loss))
+        differ_by_at_most(state, snapshot(model), 10)
+
+
+def test_the_state_of_single_numbers_is_put_together_and_cut_again() -> None:
+    """A parameter of shape [] looks like a count of steps, and its piece like any other."""
+
+    def train(rank: int, start: Any = None, kind: Any = ShardedOptimizer) -> tuple[list[Tensor], Any]:
+        parameters = [nn.Parameter(torch.full(shape, 2.0)) for shape in ((), (1,), (3,))]
+        optimizer = kind(parameters, torch.optim.Adam, lr=0.1)
+        if start:
+            for parameter, value in zip(parameters, start[0], strict=True):
+                parameter.data.copy_(value)
+            optimizer.load_state_dict(copy.deepcopy(start[1]))
+        sum(parameter.pow(3).sum() for parameter in parameters).backward()
+        optimizer.step()
+        return [parameter.detach().clone() for parameter in parameters], copy.deepcopy(optimizer.state_dict())
+
+    plain = train(0, None, lambda parameters, kind, **how: kind(parameters, **how))
+    again = train(0, plain, lambda parameters, kind, **how: kind(parameters, **how))
+    for start, expected in ((None, plain), (plain, again)):
+        for values, state in launch(train, 2, (start,), device="cpu").results:
+            nearly_equal(dict(zip("abc", values, strict=True)), dict(zip("abc", expected[0], strict=True)))
+            for number, held in expected[1]["state"].items():
+                nearly_equal(state["state"][number], held)
 
 
 def test_schedulers_and_parameter_groups_work_as_with_the_plain_optimizer() -> None:
@@ -468,18 +653,19 @@ def test_parameters_in_bfloat16_get_a_master_in_float32_that_survives_small_upda
 def test_the_gradients_norm_is_that_of_the_whole_model_and_can_be_clipped() -> None:
     def on_a_rank(rank: int, way: str, max_norm: float) -> tuple[float, State]:
         model: nn.Module = build("tied frozen", torch.float64)
-        shards: list[nn.Parameter]
         if way == "FullySharded":
             model = FullySharded(model)
-            shards = list(model.parameters())
             optimizer: torch.optim.Optimizer = make_optimizer("SGD", model)
         else:
             optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, gradients="sharded", lr=0.1, momentum=0.9)
-            shards = optimizer.shards
         Batch(rank).loss(model).backward()
         if isinstance(optimizer, ShardedOptimizer):
+            with pytest.raises(RuntimeError, match=r"call the optimizer's finish\(\) after backward"):
+                clip_grad_norm(optimizer.shards, max_norm)
             optimizer.finish()
-        norm = clip_grad_norm(shards, max_norm)
+        norm = clip_grad_norm(
+            optimizer.shards if isinstance(optimizer, ShardedOptimizer) else model.parameters(), max_norm
+        )
         optimizer.step()
         return float(norm), snapshot(model)
 
@@ -527,6 +713,16 @@ def different_frozen(rank: int) -> None:
     FullySharded(model)
 
 
+def a_tensor_share_in_a_sharded_optimizer(rank: int) -> None:
+    share = tensor_parallel.ColumnParallelLinear(nn.Linear(3, 3))
+    ShardedOptimizer(share.parameters(), torch.optim.SGD)
+
+
+def a_stage_in_fully_sharded(rank: int) -> None:
+    dist.new_group([rank], use_local_synchronization=True)
+    FullySharded(nn.Linear(3, 3))
+
+
 def different_parameters(rank: int) -> None:
     parameters = [nn.Parameter(torch.ones(size)) for size in ((3,), (4 + rank // 2,))]
     ShardedOptimizer(parameters, torch.optim.SGD)
@@ -538,6 +734,8 @@ def different_parameters(rank: int) -> None:
         (different_models, "weight [2, 3] is listed only on rank 0, 2 of 3"),
         (different_frozen, "parameters the model has: bias (frozen) [2] is listed only on rank 0, 1 of 3"),
         (different_parameters, "params[1] [4] is listed only on rank 0, 1 of 3"),
+        (a_tensor_share_in_a_sharded_optimizer, "give group=, the ranks that hold the same part"),
+        (a_stage_in_fully_sharded, "give group=, the ranks that hold the same part"),
     ],
 )
 def test_what_cannot_work_is_refused_on_all_ranks_and_none_is_left_waiting(

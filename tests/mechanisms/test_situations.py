@@ -219,8 +219,10 @@ def several_backward_passes_of_different_layers(start: Start) -> State:
 
 def forgotten_finish(start: Start) -> State:
     training = start()
-    training.loss(0).backward()
-    training.optimizer.step()
+    for step in range(2):
+        training.optimizer.zero_grad()
+        training.loss(step).backward()
+        training.optimizer.step()
     return training.weights()
 
 
@@ -285,12 +287,15 @@ TABLE: dict[Callable[[Start], State], dict[str, str | None]] = {
     a_learning_rate_is_changed: {},
     gradients_of_zero: {},
     zero_grad_of_the_model: {},
-    forgotten_zero_grad: {},
+    forgotten_zero_grad: {SHARDED: None},  # step() has used them up
     frozen_later: {},
     never_used: {},
     used_now_and_then: {},
-    several_backward_passes_of_different_layers: {"DataParallel": "finish() was not called after the last backward()"},
-    forgotten_finish: {"DataParallel": "step() came before finish()"},
+    several_backward_passes_of_different_layers: {
+        "DataParallel": "finish() was not called after the last backward()",
+        SHARDED: "a second backward() before finish() or step()",
+    },
+    forgotten_finish: {"DataParallel": "finish() was not called after the last backward()"},
     finish_before_backward: {
         "DataParallel": "finish() was called before backward()",
         **dict.fromkeys((LOCAL, SHARDED), "backward() came after finish()"),

@@ -5,11 +5,13 @@ parameters, everything shows: the weight that travels with a bucket, the padding
 message. So here is the same arithmetic in integers, to compare with a trace and with the ledger.
 
     part        what one rank sends in a step of n ranks, in numbers of `size` bytes
-    data        all-reduce of each bucket and its weight         2 (n - 1) / n (bucket + 1)
-    ZeRO-1, 2   reduce-scatter and all-gather of each bucket     2 (n - 1) shard,  shard = bucket / n, rounded up
-    ZeRO-3      two all-gathers and a reduce-scatter of a block  3 (n - 1) shard
+    data        all-reduce of each bucket and its weight         2 (n - 1) / n (bucket + k + 1)
+    ZeRO-1, 2   reduce-scatter and all-gather of each bucket     (n - 1) (2 shard + k),  shard = bucket / n, rounded up
+    ZeRO-3      two all-gathers and a reduce-scatter of a block  (n - 1) (3 shard + k)
     tensor      all-reduces of hidden states                     2 (n - 1) / n (4 layers + 2) b s h, and the loss
     pipeline    messages over each boundary, there and back      b s h
+
+A bucket of k parameters carries k numbers: how many ranks had a gradient of each.
 """
 
 from __future__ import annotations
@@ -71,24 +73,26 @@ def all_reduce(n_bytes: int, n: int) -> int:
 
 
 def average_gradients(sizes: Sequence[int], n: int, size: int = 4) -> int:
-    """average_gradients: an all-reduce for each parameter, after two numbers from each rank: what it has."""
-    return (n - 1) * 2 * COUNT + sum(all_reduce(numbers * size, n) for numbers in sizes)
+    """average_gradients: an all-reduce for each parameter, with two numbers that say what it is a sum of."""
+    return sum(all_reduce((numbers + 2) * size, n) for numbers in sizes)
 
 
 def data_parallel(sizes: Sequence[int], n: int, bucket_mb: float = 25, size: int = 4) -> int:
     """DataParallel, from its second step on; the first one also adds up the samples."""
-    return sum(all_reduce((sum(bucket) + 1) * size, n) for bucket in buckets(sizes, bucket_mb, size))
+    return sum(all_reduce((sum(bucket) + len(bucket) + 1) * size, n) for bucket in buckets(sizes, bucket_mb, size))
 
 
 def sharded_optimizer(sizes: Sequence[int], n: int, bucket_mb: float = 25, size: int = 4) -> int:
     """ShardedOptimizer, whether gradients are freed early or not."""
-    return 2 * size * sum((n - 1) * share(sum(bucket), n) for bucket in buckets(sizes, bucket_mb, size))
+    numbers = sum(share(sum(bucket), n) for bucket in buckets(sizes, bucket_mb, size))
+    return (n - 1) * size * (2 * numbers + len(sizes))
 
 
 def fully_sharded(model: ModelSpec, n: int, size: int = 4) -> int:
     """FullySharded: every block is gathered forward and backward; one count of samples."""
     shards = sum(share(sum(block), n) for block in sharded_blocks(model))
-    return 3 * (n - 1) * shards * size + all_reduce(COUNT, n)
+    counts = sum(map(len, sharded_blocks(model)))
+    return (n - 1) * (3 * shards + counts) * size + all_reduce(COUNT, n)
 
 
 def sharded_blocks(model: ModelSpec) -> list[list[int]]:

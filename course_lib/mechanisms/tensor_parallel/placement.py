@@ -111,6 +111,7 @@ def shard_parameters(
         placement = Placement(is_partial=is_partial) if dim is None else Placement(dim, parameter.shape[dim])
         own = placement.shard(parameter.detach(), group).clone()
         module.register_parameter(name, nn.Parameter(own, parameter.requires_grad))
+        getattr(module, name).is_cut = dim is not None  # other ranks hold something else
         setattr(module, _PLACEMENTS, getattr(module, _PLACEMENTS, {}) | {name: placement})
 
 
