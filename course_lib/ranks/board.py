@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
-_OPERATION = struct.Struct("<QIQIiqqQIIdddBB20s24s32s16s192s")
+_OPERATION = struct.Struct("<QIQIiqqQdddBB20s24s32s16s192s")
 SLOT = 64 + RING * _OPERATION.size
 
 
@@ -43,7 +43,6 @@ class Operation:
         messages by group, sender, receiver and tag. Equal orders on two ranks belong together.
     posted, blocked, ended: seconds when the call began, when the rank began to wait for its end, and
         when it ended; 0.0 for not yet. These are real, whatever the clock of the run.
-    label: hash of the lines of the calls that led here; names: of the tensor's names there.
     """
 
     number: int
@@ -54,8 +53,6 @@ class Operation:
     tag: int = 0
     bytes: int = 0  # of the tensor on this rank
     elements: int = 0
-    label: int = 0
-    names: int = 0
     posted: float = 0.0
     blocked: float = 0.0
     ended: float = 0.0

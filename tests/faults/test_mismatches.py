@@ -80,51 +80,6 @@ def test_different_sums_of_a_reduction_are_named(fault):
     assert "sum" in line and "max" in line
 
 
-def test_same_shapes_reduced_in_different_order_are_named(fault):
-    def differ(rank):
-        weight, bias = torch.ones(4), torch.zeros(4)
-        if rank == 0:
-            dist.all_reduce(weight)
-            dist.all_reduce(bias)
-        else:
-            dist.all_reduce(bias)
-            dist.all_reduce(weight)
-
-    error = fault.of(Mismatch, differ)
-    assert "order" in str(error).splitlines()[0]
-    assert "weight" in str(error) and "bias" in str(error)
-
-
-def test_same_shapes_reduced_in_different_order_in_every_round_are_named(fault):
-    def differ(rank):
-        weight, bias = torch.ones(4), torch.zeros(4)
-        for _ in range(3):
-            if rank == 0:
-                dist.all_reduce(weight)
-                dist.all_reduce(bias)
-            else:
-                dist.all_reduce(bias)
-                dist.all_reduce(weight)
-
-    assert "order" in str(fault.of(Mismatch, differ)).splitlines()[0]
-
-
-def test_the_same_two_lines_reached_in_different_order_are_named(fault):
-    def differ(rank):
-        weight, bias = torch.ones(4), torch.zeros(4)
-
-        def first():
-            dist.all_reduce(weight)
-
-        def second():
-            dist.all_reduce(bias)
-
-        for step in (first, second) if rank == 0 else (second, first):
-            step()
-
-    assert "order" in str(fault.of(Mismatch, differ)).splitlines()[0]
-
-
 def test_different_shapes_in_different_order_are_named(fault):
     def differ(rank):
         tensors = [torch.ones(4), torch.ones(6)]

@@ -1,19 +1,17 @@
 """Operations of different ranks that belong together but do not fit.
 
-gloo compares nothing: a wrong shape aborts a process, a wrong dtype turns numbers into garbage, and two
-tensors of the same shape in another order are added to each other without a word. The histories of
-the ranks, laid side by side, show all three.
+gloo compares nothing: a wrong size aborts a process, and a wrong dtype turns numbers into garbage. The
+histories of the ranks, laid side by side, show both. Two tensors of the same size that are swapped on one rank
+are added to each other without a word, here too: which of them a rank means, nobody can see.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 from course_lib.ranks.board import Operation
 from course_lib.ranks.errors import Mismatch, RankFailed, describe_line
-
-_SAME_EVERYWHERE = frozenset({"all_reduce", "reduce", "reduce_scatter", "all_gather"})
 
 
 def explain_mismatch(histories: list[list[Operation]]) -> Mismatch | None:
@@ -24,7 +22,7 @@ def explain_mismatch(histories: list[list[Operation]]) -> Mismatch | None:
             lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
             advice = "\n".join([*lines, _advice(first[1], second[1])])
             return Mismatch(difference.format(a=first[0], b=second[0]), details=advice)
-    return _explain_crossing(histories)
+    return None
 
 
 _Call = tuple[int, Operation]  # a rank and what it called
@@ -58,7 +56,7 @@ def _difference(a: Operation, b: Operation) -> str:
         return f"Ranks {{a}} and {{b}} call {a.name} with different roots: {a.peer} and {b.peer}."
     if a.detail != b.detail:
         return f"Ranks {{a}} and {{b}} call {a.name} with different operations: {a.detail} and {b.detail}."
-    if a.dtype == b.dtype and (a.shape == b.shape or a.name == "all_to_all"):
+    if a.dtype == b.dtype and (a.elements == b.elements or a.name == "all_to_all"):
         return ""
     return f"Ranks {{a}} and {{b}} call {a.name} with different tensors: {_data(a)} and {_data(b)}."
 
@@ -73,40 +71,6 @@ def _advice(a: Operation, b: Operation) -> str:
 
 def _data(op: Operation) -> str:
     return f"{op.shape or 'a single number'} {op.dtype}"
-
-
-def _explain_crossing(histories: list[list[Operation]]) -> Mismatch | None:
-    """Same-shaped tensors in another order on another rank: legal for gloo, and never meant."""
-    sequences: dict[int, dict[int, list[Operation]]] = defaultdict(dict)
-    for rank, history in enumerate(histories):
-        for op in history:
-            if op.name in _SAME_EVERYWHERE:
-                sequences[op.group].setdefault(rank, []).append(op)
-    for by_rank in sequences.values():
-        (first, reference), *others = by_rank.items()
-        for rank, sequence in others:
-            crossed = _first_crossing(reference, sequence)
-            if crossed:
-                mine, theirs = crossed
-                text = f"Ranks {first} and {rank} call {mine.name} on the same tensors in a different order."
-                advice = f"rank {first}: {describe_line(mine.line)}\nrank {rank}: {describe_line(theirs.line)}"
-                return Mismatch(text, details=f"{advice}\nThe tensors would be mixed up without an error.")
-    return None
-
-
-def _first_crossing(a: list[Operation], b: list[Operation]) -> tuple[Operation, Operation] | None:
-    """The first place where two ranks call the same two things in opposite order."""
-    theirs = {op.order: op for op in b}
-    together = [(op, theirs[op.order]) for op in a if op.order in theirs]
-    for label in ("label", "names"):
-        seen: dict[tuple[int, int], tuple[Operation, Operation]] = {}
-        for mine, partner in together:
-            pair = getattr(mine, label), getattr(partner, label)
-            if pair[0] != pair[1] and 0 not in pair:
-                if pair[::-1] in seen:
-                    return seen[pair[::-1]]
-                seen.setdefault(pair, (mine, partner))
-    return None
 
 
 def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[int]]) -> RankFailed | None:

@@ -213,7 +213,7 @@ class TracedGroup(dist.ProcessGroup):
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
         op.sent = bytes_sent(op.bytes, (self.place - (root or 0)) % n, n)
-        self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
+        self.tracer.post(op, (self.hash,))
         return self._start(op, getattr(self.inner, method), *args, **kwargs)
 
     def _is_apart(self, op: Operation) -> bool:

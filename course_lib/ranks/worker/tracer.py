@@ -6,7 +6,6 @@ import functools
 import os
 import sys
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,7 +95,7 @@ class Tracer:
 
     # What the process groups report
 
-    def post(self, op: Operation, key: tuple, tensor: torch.Tensor | None = None) -> None:
+    def post(self, op: Operation, key: tuple) -> None:
         if self.emulated:
             self.emulated.come_by()
         self.steps += 1
@@ -104,7 +103,7 @@ class Tracer:
         op.order = self.orders[key]
         self.orders[key] += 1
         self._last_key = key
-        op.line, op.label, op.names = _caller(tensor)
+        op.line = _caller()
         op.posted = clock()
         self.operations.append(op)
         if self.emulated and op.name != "new_group":
@@ -129,10 +128,10 @@ class Tracer:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _origin(filename: str, function: str) -> tuple[bool, bool, int]:
-    """Whose code a frame runs, if it is plumbing (torch's and this package's) or the course's, and a checksum."""
+def _origin(filename: str) -> tuple[bool, bool]:
+    """Whether a file's code is plumbing (torch's and this package's), and whether it is the course's."""
     is_plumbing = filename.startswith((_TORCH, RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
-    return (is_plumbing, filename.startswith(COURSE), zlib.crc32(f"{filename}:{function}".encode()))
+    return is_plumbing, filename.startswith(COURSE)
 
 
 def torch_calls() -> Iterator[str]:
@@ -149,27 +148,16 @@ def run_student(fn: Callable, rank: int, args: tuple) -> Any:
     return fn(rank, *args)
 
 
-def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
-    """The line of the student's code that led here, a label of the whole way, and one of the tensor's names.
-
-    Operations that belong together usually carry equal labels on all ranks. Two labels in opposite
-    order on two ranks mean that different tensors were added to each other.
-    """
+def _caller() -> str:
+    """The line of the student's code that led here; failing that, of the course's."""
     frame: Any = sys._getframe(2)
-    line, is_own, label, names = "", False, 0, 0
+    line = ""
     while frame is not None and frame.f_code is not run_student.__code__:
-        is_plumbing, is_course, checksum = _origin(frame.f_code.co_filename, frame.f_code.co_name)
+        is_plumbing, is_course = _origin(frame.f_code.co_filename)
         if not is_plumbing:
-            if not line and tensor is not None:
-                names = _names(frame.f_locals, tensor)
-            label = (label * 31 + checksum + frame.f_lineno) & 0xFFFFFFFF
-            if not line or (not is_own and not is_course):
-                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not is_course
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            if not is_course:
+                return place
+            line = line or place
         frame = frame.f_back
-    return line, label, names
-
-
-def _names(variables: dict[str, Any], tensor: torch.Tensor) -> int:
-    """A checksum of the names under which the calling code knows a tensor; 0 if it has none."""
-    names = [name for name, value in variables.items() if value is tensor]
-    return zlib.crc32(",".join(sorted(names)).encode()) if names else 0
+    return line
