@@ -4,7 +4,7 @@ Every rank owns one slot of a shared array and writes an operation into it *befo
 parent reads the slots without asking anyone, so it can say who waits for whom even when a rank hangs in
 C code or has been killed. A slot is a header and a ring of the rank's last operations:
 
-    slot of rank r:  [has begun, events, posted | operation 1 | operation 2 | ... | operation RING]
+    slot of rank r:  [has begun, events, posted, answered, acting | operation 1 | operation 2 | ... | operation RING]
 """
 
 from __future__ import annotations
@@ -132,12 +132,13 @@ class Board:
     def __init__(self, buffer: Any) -> None:
         self.memory = memoryview(buffer).cast("B")
         starts = range(0, len(self.memory), SLOT)
-        # has begun, events, operations posted: each is written in one piece, where `struct` would clear it first
-        self.headers = [self.memory[start : start + 24].cast("Q") for start in starts]
+        # has begun; events; operations posted; how many events and one more when it last answered; threads that acted
+        # then: each is written in one piece, where `struct` would clear it first
+        self.headers = [self.memory[start : start + 40].cast("Q") for start in starts]
 
     def clear(self, rank: int, has_begun: bool) -> None:
         """Forget the last run; its operations stay behind the counter, unread."""
-        for place, number in enumerate((has_begun, 0, 0)):
+        for place, number in enumerate((has_begun, 0, 0, 0, 0)):
             self.headers[rank][place] = number
 
     def has_begun(self, rank: int) -> bool:
@@ -147,6 +148,16 @@ class Board:
     def events(self, rank: int) -> int:
         """A number that grows whenever the rank starts or finishes something."""
         return self.headers[rank][1]
+
+    def answer(self, rank: int, events: int, acting: int) -> None:
+        """How many threads of the rank could do something without another rank, after so many events."""
+        self.headers[rank][4] = acting
+        self.headers[rank][3] = events + 1
+
+    def may_act(self, rank: int) -> bool:
+        """Whether the rank might still do something: it has not said since it last moved that it cannot."""
+        _, events, _, answered, acting = self.headers[rank]
+        return answered != events + 1 or acting > 0
 
     def touch(self, rank: int) -> None:
         """Count an event that is not an operation."""

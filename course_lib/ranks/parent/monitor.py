@@ -183,22 +183,29 @@ class RunMonitor:
         return _GRACE_IF_CUT_OFF if all(map(endings.is_cut_off, failed)) else _GRACE
 
     def _judge_stillness(self, now: float) -> None:
-        """Look closer, twice a second, while some rank has not moved for a while."""
+        """Look closer, twice a second, while some rank has not moved for a while; ask it for the next look."""
         for rank, moved in enumerate(self.moved):
             if (events := self.pool.board.events(rank)) != moved.events:
                 self.moved[rank] = _Moved(events, now, self.taken.used[rank][0])
-        still = [rank for rank, moved in enumerate(self.moved) if now - moved.at >= _STILL and not self.outcomes[rank]]
-        if not still or now - self.looked < _STILL / 2:
+        resting = {rank: now - moved.at for rank, moved in enumerate(self.moved) if not self.outcomes[rank]}
+        if now - self.looked < _STILL / 2 or max(resting.values()) < _STILL / 2:
             return
         self.looked = now
-        statuses = self._matching()
-        self._raise(explain_deadlock(self._settled(statuses), still), statuses)
+        still = [rank for rank, seconds in resting.items() if seconds >= _STILL]
+        if still:
+            statuses = self._matching()
+            self._raise(explain_deadlock(self._settled(statuses), still), statuses)
+        for rank, seconds in resting.items():
+            if seconds >= _STILL / 2:
+                self.pool.workers[rank].ask()
 
     def _settled(self, statuses: list[RankStatus]) -> list[RankStatus]:
         """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
         for status in statuses:
             handed = [op for op in status.operations if op.handed_on and not op.ended]
-            if status.state == "computing" and handed and self._is_asleep(status.rank):
+            if handed and not self._is_asleep(status.rank):
+                status.may_act = True
+            elif handed and status.state == "computing" and not status.may_act:
                 status.state, handed[0].blocked = "waiting", handed[0].posted
         return statuses
 

@@ -53,6 +53,11 @@ class _Worker:
             return not self.process.is_alive() or self._as_seen.memory_info().rss == 0
         return True
 
+    def ask(self) -> None:
+        """Have it tell on the board whether it may still do something."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.lifeline.send_bytes(b"?")
+
     @functools.cached_property
     def _as_seen(self) -> psutil.Process:
         """By the system. Looked up once: every launch asks each worker."""

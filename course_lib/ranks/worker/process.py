@@ -29,7 +29,7 @@ from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
 from course_lib.ranks.places import RANKS, is_library
-from course_lib.ranks.worker import traced_group
+from course_lib.ranks.worker import start, threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
@@ -48,6 +48,8 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
         torch.set_default_device(tracer.device)
     traced_group.register(tracer)
     timeline.record_with(tracer)
+    threads.watch()
+    start.answer = tracer.answer
     worker = Worker(place, parent, tracer)
     while True:
         try:

@@ -6,14 +6,16 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 is_rank = False  # whether this process is one
+answer: Callable[[], None] | None = None  # what to do when the parent asks
 
 
 def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> None:
-    """Become a rank. `lifeline` never carries data: it closes with the parent, which may be while torch is imported."""
+    """Become a rank. `lifeline` carries questions, and closes with the parent, which may be while torch is imported."""
     global is_rank
     is_rank = True
     if hasattr(os, "setpgid"):
@@ -25,9 +27,12 @@ def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> 
 
 
 def _end_with(lifeline: Connection) -> None:
-    """End this process when the parent has gone."""
+    """Answer while the main thread is held up, and end this process when the parent has gone."""
     with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
+        while True:
+            lifeline.recv_bytes()
+            if answer is not None:
+                answer()
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from course_lib.ranks.board import Operation, group_hash
 from course_lib.ranks.worker import layouts, named_ranks
-from course_lib.ranks.worker.tracer import Tracer, clock, torch_calls
+from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
 
@@ -35,7 +35,7 @@ class TracedWork(dist.Work):
         super().__init__()
         self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
         self.started = tracer.steps
-        if any(torch_calls()):  # what other parts of torch begin, they wait for
+        if is_called_directly():  # what other parts of torch begin, they wait for or need not
             tracer.unclaimed[op.number] = self
         if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
@@ -48,7 +48,8 @@ class TracedWork(dist.Work):
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:
             self.op.ended = clock()
-            self.tracer.board.write(self.tracer.rank, self.op)
+            if self.op in self.tracer.operations[self.op.number - 1 :]:  # and not of an earlier run
+                self.tracer.board.write(self.tracer.rank, self.op)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._claim()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from course_lib.ranks.board import Board, Operation
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.places import COURSE, RANKS
+from course_lib.ranks.worker import threads
 from course_lib.ranks.worker.clock import EmulatedClock, Entries
 from course_lib.timeline import Span
 
@@ -93,6 +94,12 @@ class Tracer:
                 break
             time.sleep(0.0005)
 
+    def answer(self) -> None:
+        """Tell on the board how many threads may still do something."""
+        events = self.board.events(self.rank)
+        has_futures = any(op.handed_on and not op.ended for op in self.operations)
+        self.board.answer(self.rank, events, threads.how_many_act(has_futures))
+
     # What the process groups report
 
     def post(self, op: Operation, key: tuple) -> None:
@@ -136,10 +143,20 @@ def _origin(filename: str) -> tuple[bool, bool]:
 
 def torch_calls() -> Iterator[str]:
     """The functions of torch.distributed that are being called, up to the one that the student called."""
+    return (code.co_name for code in _torch_codes() if code.co_filename == dist.distributed_c10d.__file__)
+
+
+def is_called_directly() -> bool:
+    """Whether torch.distributed is being called, and by no other part of torch."""
+    direct = {dist.distributed_c10d.__file__, dist.c10d_logger.__file__}
+    files = {code.co_filename for code in _torch_codes() if not code.co_filename.startswith(RANKS)}
+    return bool(files) and files <= direct
+
+
+def _torch_codes() -> Iterator[Any]:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, RANKS)):
-        if frame.f_code.co_filename == dist.distributed_c10d.__file__:
-            yield frame.f_code.co_name
+        yield frame.f_code
         frame = frame.f_back
 
 
