@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
-_OPERATION = struct.Struct("<QIQIiqqQdddBB20s24s32s16s192s")
+_OPERATION = struct.Struct("<QIQIiqqQdddBBB20s24s32s16s192s")
 SLOT = 64 + RING * _OPERATION.size
 
 
@@ -58,6 +58,7 @@ class Operation:
     ended: float = 0.0
     is_async: bool = False
     handed_on: bool = False  # somebody waits on its future, where no trace can see
+    in_handler: bool = False  # called while an exception was handled, or on its way through a finally
     name: str = ""
     detail: str = ""  # what else must be the same on all ranks: the reduce operation
     shape: str = ""

@@ -21,7 +21,7 @@ def explain_mismatch(histories: list[list[Operation]]) -> Mismatch | None:
         if difference:
             lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
             advice = "\n".join([*lines, _advice(first[1], second[1])])
-            return Mismatch(difference.format(a=first[0], b=second[0]), details=advice)
+            return Mismatch(difference.format(a=first[0], b=second[0]), details=advice, calls=dict((first, second)))
     return None
 
 

@@ -86,6 +86,7 @@ class RunMonitor:
         self.pool, self.timeout, self.display, self.interrupt = pool, timeout, display, interrupt
         self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
         self.exit_codes: list[int | None] = [None] * pool.world_size
+        self.handled: dict[int, messages.Failure] = {}  # the last exception that a rank has not raised to the end
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
         self.began: float | None = None
         self.since_failure: _TimeTaken | None = None  # the first one
@@ -140,6 +141,8 @@ class RunMonitor:
     def _take(self, rank: int, message: bytes) -> None:
         if message.startswith(messages.PRINTED):
             self._print(rank, message[1:].decode())
+        elif message.startswith(messages.RAISED):
+            self.handled[rank] = pickle.loads(message[1:])
         else:
             self.outcomes[rank] = outcome = pickle.loads(message[1:])
             if outcome.failure:
@@ -215,6 +218,7 @@ class RunMonitor:
     def _raise(self, error: errors.RunError | None, statuses: list[RankStatus]) -> None:
         """Raise an error, if there is one, with a report of what every rank was doing."""
         if error is not None:
+            error = endings.behind(error, statuses, self.handled)
             error.report = make_report(statuses)
             error.histories = [status.operations for status in statuses]
             raise error

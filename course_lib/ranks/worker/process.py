@@ -136,6 +136,7 @@ class Worker:
         self.place, self.parent, self.tracer = place, parent, tracer
         self.lock = threading.Lock()
         self.world: messages.World | None = None
+        tracer.tell = lambda error: self._send(messages.RAISED, _describe(error, "raised"))
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
 
@@ -151,10 +152,13 @@ class Worker:
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
         self._inspect(outcome, threads)
-        with self.lock:
-            self.parent.send_bytes(messages.FINISHED + pickle.dumps(outcome))
+        self._send(messages.FINISHED, outcome)
         if self.tracer.groups:  # for each connection of those that have ended, gloo sleeps for 10 ms
             threading.Thread(target=self.tracer.groups.clear, name="ended groups", daemon=True).start()
+
+    def _send(self, kind: bytes, value: Any) -> None:
+        with self.lock:
+            self.parent.send_bytes(kind + pickle.dumps(value))
 
     def _join(self, world: messages.World) -> None:
         """Leave the ranks of the runs before, as all of them do, and meet those of the next."""

@@ -33,6 +33,7 @@ class Tracer:
         self.device: torch.device | None = None
         self.emulated: EmulatedClock | None = None
         self.groups: list[Any] = []  # those that were begun, until somebody lets them go
+        self.tell: Callable[[BaseException], None] = lambda error: None  # of one that is being handled
         self.enter("")
         self.reset(None)
 
@@ -53,6 +54,7 @@ class Tracer:
         self.marks: list[Span] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()
+        self._told = 0  # the id of an exception, which must not be held
         self._last_key: tuple = ()
         self._open: list[Span] = []
 
@@ -111,11 +113,20 @@ class Tracer:
         self.orders[key] += 1
         self._last_key = key
         op.line = _caller()
+        self._look_for_exception(op)
         op.posted = clock()
         self.operations.append(op)
         if self.emulated and op.name != "new_group":
             self.emulated.post(op)
         self.board.post(self.rank, op)
+
+    def _look_for_exception(self, op: Operation) -> None:
+        """An operation in a handler, or a finally, may hold up the exception that brought its rank there."""
+        error = sys.exc_info()[1]
+        op.in_handler = error is not None
+        if error is not None and id(error) != self._told:
+            self._told = id(error)
+            self.tell(error)
 
     def withdraw(self, op: Operation) -> None:
         """The last operation was refused as soon as it began, so it never was."""
