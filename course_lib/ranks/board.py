@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
-_OPERATION = struct.Struct("<QIQIiqqQdddBBB20s24s32s16s192s")
+_OPERATION = struct.Struct("<QIQIiqqQdddBBB20s192s32s16s192s")
 SLOT = 64 + RING * _OPERATION.size
 
 
@@ -60,7 +60,7 @@ class Operation:
     handed_on: bool = False  # somebody waits on its future, where no trace can see
     in_handler: bool = False  # called while an exception was handled, or on its way through a finally
     name: str = ""
-    detail: str = ""  # what else must be the same on all ranks: the reduce operation
+    detail: str = ""  # what else must fit on all ranks: the reduce operation, rows taken and given as "2,2>1,3"
     shape: str = ""
     dtype: str = ""
     line: str = ""  # "file:number" of the caller's own code

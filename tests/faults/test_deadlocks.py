@@ -225,6 +225,17 @@ def test_a_forgotten_subgroup_member_is_named(fault):
     assert "all_reduce" in str(error) and "barrier" in str(error)
 
 
+def test_a_rank_that_leaves_its_group_does_not_break_the_connections_of_those_in_it(fault):
+    def leaves(rank):
+        if rank == 1:
+            return dist.destroy_process_group()
+        time.sleep(0.5)
+        return dist.all_reduce(torch.zeros(1))
+
+    line = str(fault.of(Deadlock, leaves)).splitlines()[0]
+    assert line == "Rank 0 waits in all_reduce, but rank 1 has already returned without that all_reduce."
+
+
 # Receives from any rank, groups, threads
 
 

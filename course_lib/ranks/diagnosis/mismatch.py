@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from course_lib.ranks.board import Operation
-from course_lib.ranks.errors import Mismatch, RankFailed, describe_line
+from course_lib.ranks.errors import Mismatch, RankFailed, describe_line, listing
 
 
 def explain_mismatch(histories: list[list[Operation]]) -> Mismatch | None:
     """Why the first operations that do not fit do not; None if all do."""
     for first, second in _pairs(histories):
-        difference = _difference(first[1], second[1])
+        difference = _difference(first[1], second[1]) or _unequal_rows(first, second) or _unequal_rows(second, first)
         if difference:
             lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
             advice = "\n".join([*lines, _advice(first[1], second[1])])
@@ -33,7 +33,7 @@ def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
     first: dict[tuple, _Call] = {}
     for rank, history in enumerate(histories):
         for op in history:
-            if op.name in ("new_group", "recv_any_source"):
+            if op.name == "recv_any_source":
                 continue
             key = op.meeting(rank)
             if key in first:
@@ -50,18 +50,34 @@ def _difference(a: Operation, b: Operation) -> str:
         if (sent.elements, sent.dtype) == (received.elements, received.dtype):
             return ""
         return f"Rank {send} sends {_data(sent)} but rank {other} receives into {_data(received)}."
+    if a.members != b.members:
+        groups = [listing(op.member_ranks()) for op in (a, b)]
+        return f"Rank {{a}} calls new_group for {groups[0]} while rank {{b}} calls it for {groups[1]}."
     if a.name != b.name:
         return f"Rank {{a}} is in {a.name} while rank {{b}} is in {b.name}: all ranks must call the same collective."
     if a.peer != b.peer:
         return f"Ranks {{a}} and {{b}} call {a.name} with different roots: {a.peer} and {b.peer}."
-    if a.detail != b.detail:
+    if a.detail != b.detail and a.name != "all_to_all":
         return f"Ranks {{a}} and {{b}} call {a.name} with different operations: {a.detail} and {b.detail}."
     if a.dtype == b.dtype and (a.elements == b.elements or a.name == "all_to_all"):
         return ""
     return f"Ranks {{a}} and {{b}} call {a.name} with different tensors: {_data(a)} and {_data(b)}."
 
 
+def _unequal_rows(giver: _Call, taker: _Call) -> str:
+    """What one rank gives another in an all_to_all_single, if that one takes another number of rows."""
+    (rank, gives), (other, takes) = giver, taker
+    if gives.name != "all_to_all" or not (gives.detail and takes.detail):
+        return ""
+    ranks = gives.member_ranks()
+    given = gives.detail.partition(">")[2].split(",")[ranks.index(other)]
+    taken = takes.detail.partition(">")[0].split(",")[ranks.index(rank)]
+    return "" if given == taken else f"Rank {rank} gives rank {other} {given} rows, which takes {taken} of them."
+
+
 def _advice(a: Operation, b: Operation) -> str:
+    if a.members != b.members:
+        return "All ranks call new_group for all groups in the same order, also those that are not in a group."
     if not a.is_message:
         return "What all ranks call together has to be the same on all of them."
     if a.dtype != b.dtype:

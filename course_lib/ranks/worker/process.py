@@ -139,6 +139,7 @@ class Worker:
         tracer.tell = lambda error: self._send(messages.RAISED, _describe(error, "raised"))
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
+        self.ended: list[Any] = []  # groups of the run before
 
     def run(self, world: messages.World, task: messages.Task) -> None:
         os.ftruncate(1, 0)  # the log of the run before
@@ -153,8 +154,9 @@ class Worker:
             outcome = self._attempt(task)
         self._inspect(outcome, threads)
         self._send(messages.FINISHED, outcome)
-        if self.tracer.groups:  # for each connection of those that have ended, gloo sleeps for 10 ms
-            threading.Thread(target=self.tracer.groups.clear, name="ended groups", daemon=True).start()
+        if ended := self.ended:  # for each of their connections, gloo sleeps for 10 ms
+            threading.Thread(target=ended.clear, name="ended groups", daemon=True).start()
+        self.ended, self.tracer.groups = self.tracer.groups, []
 
     def _send(self, kind: bytes, value: Any) -> None:
         with self.lock:
@@ -164,7 +166,6 @@ class Worker:
         """Leave the ranks of the runs before, as all of them do, and meet those of the next."""
         hook = sys.excepthook  # torch would wrap it once more each time
         if dist.is_initialized():
-            self.tracer.groups.append(dist.group.WORLD)
             dist.destroy_process_group()
         # What the board notes, torch would note again: the stack of every operation, and with it the code of every run.
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Operation, group_hash
-from course_lib.ranks.worker import layouts, named_ranks
+from course_lib.ranks.worker import layouts, named_ranks, parts
 from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
@@ -151,6 +151,10 @@ class TracedGroup(dist.ProcessGroup):
     def _set_group_name(self, name: Any) -> None:
         self.inner._set_group_name(name)
 
+    def shutdown(self) -> None:
+        """The rank leaves the group; others may still need its connections in this run."""
+        self.tracer.groups.append(self.inner)
+
     @property
     def group_name(self) -> Any:
         return self.inner.group_name
@@ -213,6 +217,8 @@ class TracedGroup(dist.ProcessGroup):
             named_ranks.check(self.ranks, self.place, name, None, root)
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
+        if name in parts.NAMES and "coalesced" not in method:
+            op.detail = parts.check(name, args, self.place, n) or op.detail
         op.sent = bytes_sent(op.bytes, (self.place - (root or 0)) % n, n)
         self.tracer.post(op, (self.hash,))
         return self._start(op, getattr(self.inner, method), *args, **kwargs)
@@ -258,7 +264,6 @@ def register(tracer: Tracer) -> None:
         tracer.block(waiting, tracer.steps)
         _connect(inner, options, tracer.device)
         tracer.finish(waiting)
-        tracer.groups.append(inner)
         return TracedGroup(tracer, inner, options.group_id, ranks)
 
     named_ranks.check_before_torch()

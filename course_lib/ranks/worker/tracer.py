@@ -32,7 +32,7 @@ class Tracer:
         self.rank, self.board = rank, board
         self.device: torch.device | None = None
         self.emulated: EmulatedClock | None = None
-        self.groups: list[Any] = []  # those that were begun, until somebody lets them go
+        self.groups: list[Any] = []  # those that the rank has left
         self.tell: Callable[[BaseException], None] = lambda error: None  # of one that is being handled
         self.enter("")
         self.reset(None)
