@@ -36,6 +36,9 @@ class Report:
         return "\n".join(line.rstrip() for line in lines)
 
 
+Calls = dict[int, Operation]  # by rank
+
+
 class RunError(Exception):
     """A run that did not end well.
 
@@ -45,16 +48,9 @@ class RunError(Exception):
     calls: those that cannot end, or do not fit, by rank.
     """
 
-    def __init__(
-        self,
-        message: str,
-        rank: int | None = None,
-        report: Report | None = None,
-        details: str = "",
-        calls: dict[int, Operation] | None = None,
-    ) -> None:
+    def __init__(self, message: str, rank: int | None = None, details: str = "", calls: Calls | None = None) -> None:
         super().__init__(message)
-        self.message, self.rank, self.report, self.details = message, rank, report or Report(()), details
+        self.message, self.rank, self.report, self.details = message, rank, Report(()), details
         self.histories: list[list[Operation]] = []
         self.calls = calls or {}
 

@@ -249,9 +249,9 @@ class RunMonitor:
 
     def _look_closer(self, statuses: list[RankStatus]) -> None:
         """Where exactly the ranks are that compute."""
-        for status in statuses:
-            if status.state == "computing":
-                status.line = self.pool.stack_line(status.rank) or status.line
+        lines = self.pool.stack_lines([status.rank for status in statuses if status.state == "computing"])
+        for rank, line in lines.items():
+            statuses[rank].line = line or statuses[rank].line
 
     def _judge_result(self) -> None:
         """Everybody has ended; look for what went wrong without stopping anybody."""
