@@ -122,7 +122,7 @@ def test_a_lock_that_is_never_freed_is_named_on_every_rank(fault, row_at):
 def test_a_rank_that_is_held_up_has_time_to_say_where_it_is(fault, row_at, monkeypatch):
     def spins(rank):
         while True:
-            pass  # spins
+            sum(range(1_000_000))  # spins
 
     looks, log = itertools.count(), Pool.log
     monkeypatch.setattr(Pool, "log", lambda pool, rank: log(pool, rank) if next(looks) > 200 else "")

@@ -29,14 +29,14 @@ from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
 from course_lib.ranks.places import RANKS, is_library
-from course_lib.ranks.worker import start, threads, traced_group
+from course_lib.ranks.worker import threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
 _TOO_MUCH = "\n... this rank printed too much; the rest is left out\n"
 
 
-def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
+def main(place: messages.Place, parent: Connection, board_memory: Any, answers: list[Any]) -> None:
     """Serve runs until the parent goes away."""
     _outlive_nobody()
     _redirect_output(place)
@@ -49,7 +49,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
     traced_group.register(tracer)
     timeline.record_with(tracer)
     threads.watch()
-    start.answer = tracer.answer
+    answers.append(tracer.answer)
     worker = Worker(place, parent, tracer)
     while True:
         try:

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 is_rank = False  # whether this process is one
-answer: Callable[[], None] | None = None  # what to do when the parent asks
 
 
 def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> None:
@@ -20,18 +19,19 @@ def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> 
     is_rank = True
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # so that a child process left behind can be ended with its worker
-    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+    answers: list[Callable[[], None]] = []  # what to do when the parent asks, as soon as that is known
+    threading.Thread(target=_end_with, args=(lifeline, answers), name="lifeline", daemon=True).start()
     from course_lib.ranks.worker import process
 
-    process.main(place, parent, memory)
+    process.main(place, parent, memory, answers)
 
 
-def _end_with(lifeline: Connection) -> None:
+def _end_with(lifeline: Connection, answers: list[Callable[[], None]]) -> None:
     """Answer while the main thread is held up, and end this process when the parent has gone."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             lifeline.recv_bytes()
-            if answer is not None:
+            for answer in answers:
                 answer()
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)

@@ -40,25 +40,16 @@ def how_many_act(has_futures: bool) -> int:
     has_futures: whether torch may wait out of sight, as DistributedDataParallel does.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
-    frames = [(frame, threads.get(ident)) for ident, frame in sys._current_frames().items()]
-    return sum(_is_students(*one) and not _waits(one[0], has_futures) for one in frames)
+    return sum(_acts(frame, threads.get(ident), has_futures) for ident, frame in sys._current_frames().items())
 
 
-def _is_students(frame: FrameType, thread: Any) -> bool:
-    if thread is threading.main_thread() or getattr(thread, "is_students", False):
-        return True
-    return any(not is_library(each.f_code.co_filename) for each, _ in traceback.walk_stack(frame))
-
-
-def _waits(frame: FrameType, has_futures: bool) -> bool:
-    """Whether a thread waits for another rank, or as long as it takes for another thread."""
-    if frame.f_code.co_filename == threading.Thread.join.__code__.co_filename:  # in a wait() or join()
-        return frame.f_locals.get("timeout", 0) in (None, -1)
-    in_torch, outer = _is_torchs(frame), frame
-    while _is_torchs(outer) and outer.f_back is not None:
-        outer = outer.f_back
-    return outer.f_code.co_filename.startswith(RANKS) or (in_torch and has_futures)
-
-
-def _is_torchs(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_TORCH)
+def _acts(frame: FrameType, thread: Any, has_futures: bool) -> bool:
+    """Whether a thread is the student's, and waits for no other rank, nor as long as it takes for another thread."""
+    files = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]  # the innermost first
+    is_own = thread is threading.main_thread() or getattr(thread, "is_students", False)
+    if not is_own and all(map(is_library, files)):
+        return False
+    if files[0] == threading.Thread.join.__code__.co_filename:  # in a wait() or join()
+        return frame.f_locals.get("timeout", 0) not in (None, -1)
+    outside = next((file for file in files if not file.startswith(_TORCH)), "")
+    return not outside.startswith(RANKS) and not (has_futures and outside != files[0])
