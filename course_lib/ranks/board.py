@@ -4,7 +4,7 @@ Every rank owns one slot of a shared array and writes an operation into it *befo
 parent reads the slots without asking anyone, so it can say who waits for whom even when a rank hangs in
 C code or has been killed. A slot is a header and a ring of the rank's last operations:
 
-    slot of rank r:  [has begun, events, posted | operation 1 | operation 2 | ... | operation RING]
+    slot of rank r:  [has begun, events, posted, answered, acting | operation 1 | operation 2 | ... | operation RING]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
-_OPERATION = struct.Struct("<QIQIiqqQIIdddBB20s24s32s16s192s")
+_OPERATION = struct.Struct("<QIQIiqqQdddBBB20s192s32s16s192s")
 SLOT = 64 + RING * _OPERATION.size
 
 
@@ -43,7 +43,6 @@ class Operation:
         messages by group, sender, receiver and tag. Equal orders on two ranks belong together.
     posted, blocked, ended: seconds when the call began, when the rank began to wait for its end, and
         when it ended; 0.0 for not yet. These are real, whatever the clock of the run.
-    label: hash of the lines of the calls that led here; names: of the tensor's names there.
     """
 
     number: int
@@ -54,15 +53,14 @@ class Operation:
     tag: int = 0
     bytes: int = 0  # of the tensor on this rank
     elements: int = 0
-    label: int = 0
-    names: int = 0
     posted: float = 0.0
     blocked: float = 0.0
     ended: float = 0.0
     is_async: bool = False
     handed_on: bool = False  # somebody waits on its future, where no trace can see
+    in_handler: bool = False  # called while an exception was handled, or on its way through a finally
     name: str = ""
-    detail: str = ""  # what else must be the same on all ranks: the reduce operation
+    detail: str = ""  # what else must fit on all ranks: the reduce operation, rows taken and given as "2,2>1,3"
     shape: str = ""
     dtype: str = ""
     line: str = ""  # "file:number" of the caller's own code
@@ -135,12 +133,13 @@ class Board:
     def __init__(self, buffer: Any) -> None:
         self.memory = memoryview(buffer).cast("B")
         starts = range(0, len(self.memory), SLOT)
-        # has begun, events, operations posted: each is written in one piece, where `struct` would clear it first
-        self.headers = [self.memory[start : start + 24].cast("Q") for start in starts]
+        # has begun; events; operations posted; how many events and one more when it last answered; threads that acted
+        # then: each is written in one piece, where `struct` would clear it first
+        self.headers = [self.memory[start : start + 40].cast("Q") for start in starts]
 
     def clear(self, rank: int, has_begun: bool) -> None:
         """Forget the last run; its operations stay behind the counter, unread."""
-        for place, number in enumerate((has_begun, 0, 0)):
+        for place, number in enumerate((has_begun, 0, 0, 0, 0)):
             self.headers[rank][place] = number
 
     def has_begun(self, rank: int) -> bool:
@@ -150,6 +149,16 @@ class Board:
     def events(self, rank: int) -> int:
         """A number that grows whenever the rank starts or finishes something."""
         return self.headers[rank][1]
+
+    def answer(self, rank: int, events: int, acting: int) -> None:
+        """How many threads of the rank could do something without another rank, after so many events."""
+        self.headers[rank][4] = acting
+        self.headers[rank][3] = events + 1
+
+    def may_act(self, rank: int) -> bool:
+        """Whether the rank might still do something: it has not said since it last moved that it cannot."""
+        _, events, _, answered, acting = self.headers[rank]
+        return answered != events + 1 or acting > 0
 
     def touch(self, rank: int) -> None:
         """Count an event that is not an operation."""

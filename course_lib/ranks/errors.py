@@ -36,18 +36,23 @@ class Report:
         return "\n".join(line.rstrip() for line in lines)
 
 
+Calls = dict[int, Operation]  # by rank
+
+
 class RunError(Exception):
     """A run that did not end well.
 
     rank: the rank at fault, or None where no single one is.
     report: what every rank was doing.
     histories: the operations of every rank, oldest first, as far as the run came.
+    calls: those that cannot end, or do not fit, by rank.
     """
 
-    def __init__(self, message: str, rank: int | None = None, report: Report | None = None, details: str = "") -> None:
+    def __init__(self, message: str, rank: int | None = None, details: str = "", calls: Calls | None = None) -> None:
         super().__init__(message)
-        self.message, self.rank, self.report, self.details = message, rank, report or Report(()), details
+        self.message, self.rank, self.report, self.details = message, rank, Report(()), details
         self.histories: list[list[Operation]] = []
+        self.calls = calls or {}
 
     def __str__(self) -> str:
         parts = [self.message, self.details.strip(), str(self.report) if self.report.rows else ""]

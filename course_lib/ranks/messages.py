@@ -14,7 +14,7 @@ from course_lib.timeline import Span
 MAX_RESULT_BYTES = 256 * 1024**2
 MAX_PRINTED = 1_000_000  # characters kept of what one rank prints in one run
 
-PRINTED, FINISHED = b"P", b"F"  # the first byte of a worker's message
+PRINTED, RAISED, FINISHED = b"P", b"R", b"F"  # the first byte of a worker's message
 
 
 @dataclass

@@ -335,7 +335,7 @@ def cross_entropy(logits, targets, first):
 #
 # For each target: the largest logit of all (m), the sum of the exponentials of all, and the target's own logit. Each
 # rank finds its part of them, and `dist.all_reduce` does the rest. `dist.all_reduce(tensor, dist.ReduceOp.MAX)` takes
-# the largest.
+# the largest. (On CPUs it may pass over a `nan` that one rank has, so look for one beforehand if it matters.)
 # </details>
 # <details><summary>Hint 2: why m?</summary>
 #

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -220,6 +223,112 @@ def test_a_forgotten_subgroup_member_is_named(fault):
 
     error = fault.of(Deadlock, in_part, 3)
     assert "all_reduce" in str(error) and "barrier" in str(error)
+
+
+def test_a_rank_that_leaves_its_group_does_not_break_the_connections_of_those_in_it(fault):
+    def leaves(rank):
+        if rank == 1:
+            return dist.destroy_process_group()
+        time.sleep(0.5)
+        return dist.all_reduce(torch.zeros(1))
+
+    line = str(fault.of(Deadlock, leaves)).splitlines()[0]
+    assert line == "Rank 0 waits in all_reduce, but rank 1 has already returned without that all_reduce."
+
+
+# Receives from any rank, groups, threads
+
+
+def test_a_receive_from_any_rank_too_many_accuses_nobody(fault, row_at):
+    def one_too_many(rank):
+        if rank > 0:
+            dist.send(torch.ones(1), 0)
+        while rank == 0:
+            dist.recv(torch.zeros(1))  # receives
+
+    error = fault.of(Deadlock, one_too_many, 4)
+    line = str(error).splitlines()[0]
+    assert line.startswith("Rank 0 waits to receive from any rank, but ranks 1, 2 and 3 have already returned")
+    assert error.rank is None and "its part" not in line
+    row_at(error, 0, one_too_many, "receives")
+
+
+def test_a_server_that_waits_for_whoever_comes_waits_for_nobody_else(fault):
+    def serves(rank):
+        box = torch.zeros(1)
+        if rank == 0:
+            while True:
+                dist.send(box, dist.recv(box))
+        dist.send(box, 0)
+        dist.recv(box, 0)
+        if rank == 1:
+            dist.recv(box, 0)  # one answer too many
+
+    line = str(fault.of(Deadlock, serves, 3)).splitlines()[0]
+    assert line == "Nobody can move: 0 waits to receive from any rank, 1 waits to receive from 0."
+
+
+def test_calls_in_different_groups_are_said_to_be_in_different_groups(fault):
+    def differ(rank):
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.zeros(1), group=group if rank == 0 else None)
+
+    error = fault.of(Deadlock, differ, 3)
+    line = str(error).splitlines()[0]
+    assert "0 waits in all_reduce for 1 (in the group of ranks 0 and 1)" in line
+    assert "1 waits in all_reduce for 0 (in the group of all ranks)" in line
+    assert "same group" in str(error)
+
+
+def reads_a_queue():
+    threading.Thread(target=queue.Queue().get, daemon=True).start()
+
+
+def has_a_pool():
+    ThreadPoolExecutor(1).submit(int).result()
+
+
+@pytest.mark.parametrize("begin", [reads_a_queue, has_a_pool])
+def test_threads_that_only_wait_for_others_change_nothing(fault, begin):
+    def both_receive(rank):
+        begin()
+        dist.recv(torch.zeros(1), 1 - rank)
+
+    line = str(fault.of(Deadlock, both_receive)).splitlines()[0]
+    assert waits("receive", 0, 1) in line and waits("receive", 1, 0) in line
+
+
+def test_a_helper_thread_that_is_stuck_is_told_while_its_rank_waits_for_it(fault, row_at):
+    def joins(rank):
+        def receive():
+            dist.recv(torch.zeros(1), 1 - rank)  # receives
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        thread.join()
+
+    error = fault.of(Deadlock, joins)
+    assert waits("receive", 0, 1) in str(error).splitlines()[0]
+
+
+def test_a_future_that_nobody_will_fulfil_is_a_deadlock(fault):
+    def waits_for_it(rank):
+        if rank == 0:
+            dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+
+    line = str(fault.of(Deadlock, waits_for_it)).splitlines()[0]
+    assert "all_reduce" in line and "rank 1 has already returned" in line
+
+
+def test_gradients_that_another_rank_does_not_have_are_a_deadlock(fault):
+    def one_step_less(rank):
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        for _ in range(3 - rank):
+            model(torch.ones(1, 2)).sum().backward()
+
+    line = str(fault.of(Deadlock, one_step_less)).splitlines()[0]
+    assert "all_reduce" in line and "rank 1 has already returned" in line
 
 
 # What looks like one and is none

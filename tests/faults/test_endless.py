@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankTimeout
+from course_lib.ranks.parent.pool import Pool
 
 LIMIT = 1.5
 
@@ -87,20 +90,40 @@ def test_a_loop_of_collectives_is_ended(fault):
 
 def test_an_endless_wait_for_something_of_python_is_ended_at_its_line(fault, row_at):
     def waits(rank):
-        import threading
-
         threading.Event().wait()  # for ever
 
     row_at(fault.of(RankTimeout, waits, timeout=LIMIT), 1, waits, "for ever")
 
 
 @pytest.mark.linux
-def test_a_worker_that_was_stopped_from_outside_is_named(fault, judged_when):
+def test_a_worker_that_was_stopped_from_outside_is_named(fault, row_at, judged_when):
     def freezes(rank):
         if rank == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)  # stopped
         dist.barrier()
 
     judged_when(lambda statuses: statuses[0].state == "waiting" and statuses[1].state == "computing")
     error = fault.of(RankTimeout, freezes, timeout=LIMIT)
     assert error.rank == 1 and "rank 1" in str(error).splitlines()[0].lower()
+    row_at(error, 1, freezes, "stopped")
+
+
+def test_a_lock_that_is_never_freed_is_named_on_every_rank(fault, row_at):
+    def locks(rank):
+        lock = threading.Lock()
+        with lock, lock:  # for ever
+            pass
+
+    error = fault.of(RankTimeout, locks, 4, timeout=LIMIT)
+    for rank in range(4):
+        row_at(error, rank, locks, "for ever")
+
+
+def test_a_rank_that_is_held_up_has_time_to_say_where_it_is(fault, row_at, monkeypatch):
+    def spins(rank):
+        while True:
+            sum(range(1_000_000))  # spins
+
+    looks, log = itertools.count(), Pool.log
+    monkeypatch.setattr(Pool, "log", lambda pool, rank: log(pool, rank) if next(looks) > 200 else "")
+    row_at(fault.of(RankTimeout, spins, timeout=LIMIT), 0, spins, "spins")

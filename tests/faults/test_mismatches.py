@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import Mismatch, launch
+from course_lib import Mismatch, RankFailed, launch
 from course_lib.ranks.parent import monitor
 
 
@@ -80,51 +80,6 @@ def test_different_sums_of_a_reduction_are_named(fault):
     assert "sum" in line and "max" in line
 
 
-def test_same_shapes_reduced_in_different_order_are_named(fault):
-    def differ(rank):
-        weight, bias = torch.ones(4), torch.zeros(4)
-        if rank == 0:
-            dist.all_reduce(weight)
-            dist.all_reduce(bias)
-        else:
-            dist.all_reduce(bias)
-            dist.all_reduce(weight)
-
-    error = fault.of(Mismatch, differ)
-    assert "order" in str(error).splitlines()[0]
-    assert "weight" in str(error) and "bias" in str(error)
-
-
-def test_same_shapes_reduced_in_different_order_in_every_round_are_named(fault):
-    def differ(rank):
-        weight, bias = torch.ones(4), torch.zeros(4)
-        for _ in range(3):
-            if rank == 0:
-                dist.all_reduce(weight)
-                dist.all_reduce(bias)
-            else:
-                dist.all_reduce(bias)
-                dist.all_reduce(weight)
-
-    assert "order" in str(fault.of(Mismatch, differ)).splitlines()[0]
-
-
-def test_the_same_two_lines_reached_in_different_order_are_named(fault):
-    def differ(rank):
-        weight, bias = torch.ones(4), torch.zeros(4)
-
-        def first():
-            dist.all_reduce(weight)
-
-        def second():
-            dist.all_reduce(bias)
-
-        for step in (first, second) if rank == 0 else (second, first):
-            step()
-
-    assert "order" in str(fault.of(Mismatch, differ)).splitlines()[0]
-
-
 def test_different_shapes_in_different_order_are_named(fault):
     def differ(rank):
         tensors = [torch.ones(4), torch.ones(6)]
@@ -179,6 +134,86 @@ def test_a_collective_against_a_message_is_named(fault):
 
     line = str(fault.of(Deadlock, differ)).splitlines()[0]
     assert "all_reduce" in line and "receive" in line
+
+
+# Parts of a collective: gloo's words say nothing to a student, and some of its checks end the process
+
+
+def parts(*sizes):
+    return [torch.zeros(size) for size in sizes]
+
+
+def splits(takes, gives):
+    dist.all_to_all_single(torch.zeros(4), torch.zeros(4), takes, gives)
+
+
+WRONG_PARTS = {
+    "too few splits": (lambda rank: splits([4], [2, 2]), "output_split_sizes=[4]"),
+    "splits that do not add up": (lambda rank: splits([2, 2], [2, 1]), "input_split_sizes=[2, 1]"),
+    "another number for itself": (lambda rank: splits([2, 2], [1, 3][:: 1 - 2 * rank]), "1 of its own rows, and room"),
+    "too many to exchange": (lambda rank: dist.all_to_all(parts(2, 2, 2), parts(2, 2, 2)), "all_to_all needs a list"),
+    "too many to gather": (lambda rank: dist.all_gather(parts(2, 2, 2), torch.zeros(2)), "all_gather needs a list"),
+    "too few to gather on one": (
+        lambda rank: dist.gather(torch.zeros(2), None if rank else parts(2), dst=0),
+        "gather needs a list with a tensor for each of the 2 ranks, and this has 1",
+    ),
+    "too many to scatter": (
+        lambda rank: dist.scatter(torch.zeros(2), None if rank else parts(2, 2, 2)),
+        "scatter needs a list",
+    ),
+    "too few to reduce": (lambda rank: dist.reduce_scatter(torch.zeros(2), parts(2)), "reduce_scatter needs a list"),
+    "unequal ones to gather": (lambda rank: dist.all_gather(parts(2, 3), torch.zeros(2)), "(2,) and (3,)"),
+    "unequal ones to reduce": (lambda rank: dist.reduce_scatter(torch.zeros(3), parts(2, 2)), "(3,) and (2,)"),
+    "too small a whole": (
+        lambda rank: dist.all_gather_single(torch.zeros(3), torch.zeros(2)),
+        "all_gather of 2 numbers on each of 2 ranks has 4 in all, and not 3",
+    ),
+    "a whole that cannot be divided": (
+        lambda rank: dist.reduce_scatter_single(torch.zeros(2), torch.zeros(5)),
+        "has 4 in all, and not 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", WRONG_PARTS)
+def test_parts_that_do_not_fit_are_refused_in_plain_words(fault, slip):
+    wrong, words = WRONG_PARTS[slip]
+    line = str(fault.of(RankFailed, wrong)).splitlines()[0]
+    assert words in line and line.count("ValueError") == 1
+
+
+def test_rows_that_another_rank_does_not_expect_are_named(fault):
+    def exchange(rank):
+        gives = [3, 1, 2] if rank == 2 else [2, 2, 2]
+        dist.all_to_all_single(torch.zeros(6), torch.zeros(6), [2, 2, 2], gives)
+
+    assert str(fault.of(Mismatch, exchange, 3)).startswith("Rank 2 gives rank 0 3 rows, which takes 2 of them.")
+
+
+def test_groups_made_in_another_order_are_named(fault):
+    """Under the same name torch would join ranks 0 and 2, and rank 0 take them for ranks 0 and 1."""
+
+    def differ(rank):
+        wanted = [[0, 1], [0, 2]]
+        made = {str(ranks): dist.new_group(ranks) for ranks in (wanted if rank == 0 else wanted[::-1])}
+        for ranks in wanted:
+            if rank in ranks:
+                dist.all_reduce(torch.ones(1), group=made[str(ranks)])
+
+    error = fault.of(Mismatch, differ, 3)
+    line = str(error).splitlines()[0]
+    assert "new_group for ranks 0 and" in line and "ranks 0 and 1" in line and "ranks 0 and 2" in line
+    assert "same order" in str(error)
+
+
+def test_a_group_that_only_its_members_made_is_named_when_the_next_one_does_not_fit(fault):
+    def in_part(rank):
+        if rank < 2:
+            dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
+        dist.new_group([1, 2])
+
+    line = str(fault.of(Mismatch, in_part, 3)).splitlines()[0]
+    assert "new_group for ranks 0 and 1" in line and "ranks 1 and 2" in line
 
 
 # The lawful cousins of all these
@@ -302,6 +337,27 @@ def test_uneven_all_to_all_is_lawful():
         return rank
 
     assert works(exchange) == [0, 1]
+
+
+def test_a_group_may_be_made_by_its_members_alone():
+    def in_part(rank):
+        value = torch.ones(1)
+        if rank < 2:
+            dist.all_reduce(value, group=dist.new_group([0, 1]))
+            group = dist.new_group([0, 1], use_local_synchronization=True)
+            dist.all_reduce(value, group=group)
+        return float(value)
+
+    assert works(in_part, 3) == [4.0, 4.0, 1.0]
+
+
+def test_rows_of_every_number_may_be_exchanged_without_splits_on_one_rank():
+    def exchange(rank):
+        taken = torch.zeros(4)
+        dist.all_to_all_single(taken, torch.full((4,), float(rank)), None if rank else [2, 2], [2, 2] if rank else None)
+        return taken.tolist()
+
+    assert works(exchange) == [[0.0, 0.0, 1.0, 1.0]] * 2
 
 
 def test_objects_of_different_sizes_are_lawful():

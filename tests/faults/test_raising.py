@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankDied, RankFailed, RankTimeout, RunError, launch
+from course_lib import Mismatch, RankDied, RankFailed, RankTimeout, RunError, launch
 from tests.faults.conftest import others_wait
 
 
@@ -281,3 +281,41 @@ def test_a_rank_that_raises_late_is_reported_when_it_does(fault):
         dist.barrier()
 
     assert "late" in str(fault.of(RankFailed, raises_late, within=5.0)).splitlines()[0]
+
+
+def test_an_exception_that_a_finally_holds_up_is_what_is_told(fault, row_at):
+    def hides(rank):
+        try:
+            if rank == 1:
+                raise ValueError("bad batch")  # raises
+            dist.all_reduce(torch.zeros(1))
+        finally:
+            dist.barrier()  # meets nobody
+
+    error = fault.of(RankFailed, hides)
+    line = str(error).splitlines()[0]
+    assert line.startswith("Rank 1 raised ValueError: bad batch (test_raising.py, line ") and "barrier" in line
+    assert error.rank == 1 and isinstance(error.__cause__, ValueError) and "all_reduce" in line
+    row_at(error, 1, hides, "meets nobody")
+
+
+def test_an_exception_whose_finally_waits_for_those_who_wait_for_its_rank_is_told(fault):
+    def hides(rank):
+        try:
+            dist.recv(torch.zeros(1), 1) if rank == 0 else [].pop()
+        finally:
+            dist.barrier()
+
+    line = str(fault.of(RankFailed, hides)).splitlines()[0]
+    assert "Rank 1 raised IndexError: pop from empty list" in line and "0 waits to receive from 1" in line
+
+
+def test_an_exception_that_every_rank_handles_explains_nothing(fault):
+    def falls_back(rank):
+        try:
+            __import__("no_such_module")
+        except ImportError:
+            dist.all_reduce(torch.zeros(1)) if rank else dist.barrier()
+
+    assert "ImportError" not in str(fault.of(Mismatch, falls_back))
+    assert "no_such_module" not in str(fault.of(Mismatch, falls_back)).splitlines()[0]

@@ -1,11 +1,13 @@
 """Who waits for whom, and why: from the board to one plain sentence.
 
-A rank that is blocked waits for the ranks that have not begun their side of its operation. If every
-rank that is left waits for such a rank, nobody will ever move. Where the arrows
+A rank that is blocked waits for the ranks that have not begun their side of its operation. It is stuck if none of its
+threads can go on, and each operation that would let one go on waits for a rank that is stuck or has ended. Where the
+arrows
 
     rank 0  --waits to receive from-->  rank 1  --waits to receive from-->  rank 0
 
-close a circle, the circle is the culprit; otherwise it is the rank where they end.
+close a circle, the circle is what is wrong; otherwise it is that a rank has ended where they do. Only a receive from
+any rank could still end as long as one of the others can go on.
 """
 
 from __future__ import annotations
@@ -17,16 +19,12 @@ from course_lib.ranks.diagnosis.status import RankStatus
 from course_lib.ranks.errors import Deadlock, describe_line, listing, sentence
 
 
-def missing(status: RankStatus, statuses: list[RankStatus]) -> list[int]:
-    """The ranks that a blocked rank waits for: those that have not begun their side."""
-    op = status.blocked_in
-    if op is None:
-        return []
+def missing(op: Operation, rank: int, statuses: list[RankStatus]) -> list[int]:
+    """The ranks that an operation of a rank waits for: those that have not begun their side."""
+    others = [op.peer] if op.is_message and op.peer >= 0 else [one for one in op.member_ranks() if one != rank]
     if op.name == "recv_any_source":
-        senders = [other.rank for other in statuses if _unreceived(op, status, other)]
-        return [] if senders else [other.rank for other in statuses if other.rank != status.rank]
-    partners = [op.peer] if op.is_message else [rank for rank in op.member_ranks() if rank != status.rank]
-    return [rank for rank in partners if not any(belong(op, status.rank, o, rank) for o in statuses[rank].operations)]
+        return [] if any(_unreceived(op, statuses[rank], statuses[other]) for other in others) else others
+    return [one for one in others if not any(belong(op, rank, theirs, one) for theirs in statuses[one].operations)]
 
 
 def _unreceived(op: Operation, status: RankStatus, other: RankStatus) -> bool:
@@ -41,22 +39,58 @@ def explain_deadlock(statuses: list[RankStatus], still: list[int]) -> Deadlock |
 
     still: the ranks that have not moved for a while; only of these is a deadlock believed.
     """
-    waits = {one.rank: others for one in statuses if one.rank in still and (others := missing(one, statuses))}
+    stuck = _find_stuck(statuses, still)
+    waits = {rank: missing(op, rank, statuses) for rank, op in stuck.items()}
+    certain = {rank: others for rank, others in waits.items() if stuck[rank].name != "recv_any_source"}
     ended = {status.rank for status in statuses if status.has_ended}
-    certain = {rank: others for rank, others in waits.items() if not _takes_anybody(statuses[rank])}
-    if len(waits) == len(statuses) - len(ended):
-        certain = waits  # even who would take a message from anybody will get none
-    cycle = _find_cycle(certain)
-    if cycle:
-        text = ", ".join(_wait_phrase(statuses[a], b) for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
-        advice = _cycle_advice([statuses[rank] for rank in cycle], statuses)
-        return Deadlock(f"Nobody can move: {text}.", details=advice)
-    absent = {rank: gone for rank, others in certain.items() if (gone := [one for one in others if one in ended])}
-    return _explain_absence(statuses, absent) if absent else None
+    for known in (certain, waits):
+        if cycle := _find_cycle(known):
+            return _explain_cycle({rank: stuck[rank] for rank in cycle}, statuses)
+        for rank in sorted(known):
+            if gone := [one for one in known[rank] if one in ended]:
+                return _explain_absence(rank, stuck[rank], gone, statuses)
+    return None
 
 
-def _takes_anybody(status: RankStatus) -> bool:
-    return status.blocked_in is not None and status.blocked_in.name == "recv_any_source"
+def _find_stuck(statuses: list[RankStatus], still: list[int]) -> dict[int, Operation]:
+    """The ranks that cannot go on, whatever those do that still can, each with an operation that it is blocked in."""
+    stuck = {
+        status.rank: status.blocked_in
+        for status in statuses
+        if status.rank in still and status.blocked_in is not None and not (status.may_act or status.has_ended)
+    }
+    while True:
+        free = {status.rank for status in statuses if not status.has_ended and status.rank not in stuck}
+        freed = [rank for rank in stuck if any(_may_end(op, rank, statuses, free) for op in statuses[rank].pending)]
+        if not freed:
+            return stuck
+        for rank in freed:
+            del stuck[rank]
+
+
+def _may_end(op: Operation, rank: int, statuses: list[RankStatus], free: set[int]) -> bool:
+    """Whether an operation may end as long as some ranks are free to do something."""
+    others = missing(op, rank, statuses)
+    if op.name == "recv_any_source":
+        return not others or not free.isdisjoint(others)
+    return free.issuperset(others)
+
+
+def _explain_cycle(calls: dict[int, Operation], statuses: list[RankStatus]) -> Deadlock:
+    """Why nobody moves: each rank waits in its call for the next one, and the last for the first."""
+    cycle = list(calls)
+    phrases = [_wait_phrase(rank, calls[rank], other) for rank, other in zip(cycle, cycle[1:] + cycle[:1], strict=True)]
+    advice = _cycle_advice(calls, statuses)
+    if len({op.group for op in calls.values()}) > 1:
+        groups = [_group_of(op, len(statuses)) for op in calls.values()]
+        phrases = [f"{phrase} ({group})" for phrase, group in zip(phrases, groups, strict=True)]
+        advice = "Only calls in the same group meet: compare what is given as group=, and the order of the calls."
+    return Deadlock(f"Nobody can move: {', '.join(phrases)}.", details=advice, calls=calls)
+
+
+def _group_of(op: Operation, world_size: int) -> str:
+    ranks = op.member_ranks()
+    return f"in the group of {'all ranks' if len(ranks) == world_size else listing(ranks)}"
 
 
 def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
@@ -70,57 +104,55 @@ def _find_cycle(waits: dict[int, list[int]]) -> list[int]:
     return []
 
 
-def _wait_phrase(status: RankStatus, other: int) -> str:
-    op = status.blocked_in
-    assert op is not None
+def _wait_phrase(rank: int, op: Operation, other: int) -> str:
     if not op.is_message:
-        return f"{status.rank} waits in {op.name} for {other}"
-    return f"{status.rank} waits to {'send to' if op.is_send else 'receive from'} {other}"
+        return f"{rank} waits in {op.name} for {other}"
+    if op.peer < 0:
+        return f"{rank} waits to receive from any rank"
+    return f"{rank} waits to {'send to' if op.is_send else 'receive from'} {other}"
 
 
-def _cycle_advice(cycle: list[RankStatus], statuses: list[RankStatus]) -> str:
-    blocked = [status.blocked_in for status in cycle if status.blocked_in]
-    if all(op.is_send for op in blocked):
+def _cycle_advice(calls: dict[int, Operation], statuses: list[RankStatus]) -> str:
+    if all(op.is_send for op in calls.values()):
         return "A send ends when its receive has begun: somebody must receive first, or use isend and wait later."
-    if reasons := list(filter(None, (_what_came_instead(status, statuses) for status in cycle))):
+    if reasons := list(filter(None, (_what_came_instead(rank, op, statuses) for rank, op in calls.items()))):
         return reasons[0]
-    if all(op.is_message and not op.is_send for op in blocked):
+    if all(op.is_message and not op.is_send for op in calls.values()):
         return "Everybody waits for a message that nobody has sent yet, so somebody must send first."
     return "Each waits for the other to come to the same operation. Bring their calls into the same order."
 
 
-def _what_came_instead(status: RankStatus, statuses: list[RankStatus]) -> str:
+def _what_came_instead(rank: int, op: Operation, statuses: list[RankStatus]) -> str:
     """What a rank that waits to receive was sent by the other one: another tag, or fewer messages; "" if nothing."""
-    op = status.blocked_in
-    if op is None or not op.is_message or op.is_send or op.peer < 0:
+    if not op.is_message or op.is_send or op.peer < 0:
         return ""
-    sent = [o for o in statuses[op.peer].operations if o.is_send and (o.peer, o.group) == (status.rank, op.group)]
+    sent = [o for o in statuses[op.peer].operations if o.is_send and (o.peer, o.group) == (rank, op.group)]
     for other in sent:
-        if other.tag != op.tag and not any(belong(other, op.peer, mine, status.rank) for mine in status.operations):
-            return f"Rank {op.peer} sends with tag {other.tag}, and rank {status.rank} waits for tag {op.tag}."
+        if other.tag != op.tag and not any(belong(other, op.peer, mine, rank) for mine in statuses[rank].operations):
+            return f"Rank {op.peer} sends with tag {other.tag}, and rank {rank} waits for tag {op.tag}."
     count = sum(o.tag == op.tag for o in sent)
-    if not count:
-        return ""
-    text = f"Rank {status.rank} waits for message {op.order + 1} of rank {op.peer}, which has sent {count}"
-    return f"{text}: compare rounds."
+    text = f"Rank {rank} waits for message {op.order + 1} of rank {op.peer}, which has sent {count}: compare rounds."
+    return text if count else ""
 
 
-def _explain_absence(statuses: list[RankStatus], absent: dict[int, list[int]]) -> Deadlock:
-    """Somebody waits for a rank that has ended and will never come."""
-    waiting = min(absent)
-    gone = absent[waiting][0]
-    op = statuses[waiting].blocked_in
-    assert op is not None
+def _explain_absence(rank: int, op: Operation, gone: list[int], statuses: list[RankStatus]) -> Deadlock:
+    """Why a rank waits for ever: others have ended and will never come."""
+    where = describe_line(op.line)
+    call = f"The call that waits: {where}." if where else ""
+    if op.name == "recv_any_source":
+        have = f"{listing(gone)} {'has' if len(gone) == 1 else 'have'}"
+        text = f"Rank {rank} waits to receive from any rank, but {have} already returned, and no message is left."
+        advice = "Each receive needs a send: compare how many there are."
+        return Deadlock(text, details=f"{advice}\n{call}", calls={rank: op})
     if op.is_message:
-        who, what = f"rank {waiting} waits to {'send to' if op.is_send else 'receive from'} rank {gone}", "its part"
+        who, what = f"rank {rank} waits to {'send to' if op.is_send else 'receive from'} rank {gone[0]}", "its part"
     else:
         together = [status.rank for status in statuses if _same_call(status.blocked_in, op)]
         who = f"{listing(together)} wait{'s' if len(together) == 1 else ''} in {op.name}"
         what = f"that {op.name}"
-    text = f"{sentence(who)}, but rank {gone} has already returned without {what}."
-    where = describe_line(op.line)
-    advice = [_what_came_instead(statuses[waiting], statuses), f"The call that waits: {where}." if where else ""]
-    return Deadlock(text, gone, details="\n".join(filter(None, advice)))
+    text = f"{sentence(who)}, but rank {gone[0]} has already returned without {what}."
+    advice = "\n".join(filter(None, [_what_came_instead(rank, op, statuses), call]))
+    return Deadlock(text, gone[0], details=advice, calls={rank: op})
 
 
 def _same_call(op: Operation | None, other: Operation) -> bool:

@@ -48,6 +48,22 @@ def _failure_sentence(rank: int, failure: Failure) -> str:
     return f"Rank {rank} {_raised(failure)}{f' ({where})' if where else ''}."
 
 
+def behind(error: errors.RunError, statuses: list[RankStatus], handled: dict[int, Failure]) -> errors.RunError:
+    """The exception that brought a rank to a call that does not fit or cannot end, if one did; else the error itself.
+
+    Where every rank handles one, as a program does that runs in an `except ImportError`, it explains nothing.
+    """
+    last = [status.operations[-1] for status in statuses if status.operations]
+    brought = [(rank, op) for rank, op in error.calls.items() if op.in_handler and rank in handled]
+    if not brought or all(op.in_handler for op in last):
+        return error
+    rank, op = brought[0]
+    text = f"{_failure_sentence(rank, handled[rank])} While it handled that, it called {op.name}. {error.message}"
+    found = errors.RankFailed(text, rank, details=f"{error.details}\n\n{handled[rank].traceback}")
+    found.__cause__ = handled[rank].original
+    return found
+
+
 def is_cut_off(status: RankStatus) -> bool:
     """Whether a rank failed in the middle of an operation, or at one that the end of another rank made impossible."""
     refused = status.failure is not None and "by peer" in status.failure.message  # closed or reset

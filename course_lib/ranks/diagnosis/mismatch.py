@@ -1,30 +1,28 @@
 """Operations of different ranks that belong together but do not fit.
 
-gloo compares nothing: a wrong shape aborts a process, a wrong dtype turns numbers into garbage, and two
-tensors of the same shape in another order are added to each other without a word. The histories of
-the ranks, laid side by side, show all three.
+gloo compares nothing: a wrong size aborts a process, and a wrong dtype turns numbers into garbage. The
+histories of the ranks, laid side by side, show both. Two tensors of the same size that are swapped on one rank
+are added to each other without a word, here too: which of them a rank means, nobody can see.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 from course_lib.ranks.board import Operation
-from course_lib.ranks.errors import Mismatch, RankFailed, describe_line
-
-_SAME_EVERYWHERE = frozenset({"all_reduce", "reduce", "reduce_scatter", "all_gather"})
+from course_lib.ranks.errors import Mismatch, RankFailed, describe_line, listing
 
 
 def explain_mismatch(histories: list[list[Operation]]) -> Mismatch | None:
     """Why the first operations that do not fit do not; None if all do."""
     for first, second in _pairs(histories):
-        difference = _difference(first[1], second[1])
+        difference = _difference(first[1], second[1]) or _unequal_rows(first, second) or _unequal_rows(second, first)
         if difference:
             lines = [f"rank {rank}: {describe_line(op.line)}" for rank, op in (first, second) if op.line]
             advice = "\n".join([*lines, _advice(first[1], second[1])])
-            return Mismatch(difference.format(a=first[0], b=second[0]), details=advice)
-    return _explain_crossing(histories)
+            return Mismatch(difference.format(a=first[0], b=second[0]), details=advice, calls=dict((first, second)))
+    return None
 
 
 _Call = tuple[int, Operation]  # a rank and what it called
@@ -35,7 +33,7 @@ def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
     first: dict[tuple, _Call] = {}
     for rank, history in enumerate(histories):
         for op in history:
-            if op.name in ("new_group", "recv_any_source"):
+            if op.name == "recv_any_source":
                 continue
             key = op.meeting(rank)
             if key in first:
@@ -52,18 +50,34 @@ def _difference(a: Operation, b: Operation) -> str:
         if (sent.elements, sent.dtype) == (received.elements, received.dtype):
             return ""
         return f"Rank {send} sends {_data(sent)} but rank {other} receives into {_data(received)}."
+    if a.members != b.members:
+        groups = [listing(op.member_ranks()) for op in (a, b)]
+        return f"Rank {{a}} calls new_group for {groups[0]} while rank {{b}} calls it for {groups[1]}."
     if a.name != b.name:
         return f"Rank {{a}} is in {a.name} while rank {{b}} is in {b.name}: all ranks must call the same collective."
     if a.peer != b.peer:
         return f"Ranks {{a}} and {{b}} call {a.name} with different roots: {a.peer} and {b.peer}."
-    if a.detail != b.detail:
+    if a.detail != b.detail and a.name != "all_to_all":
         return f"Ranks {{a}} and {{b}} call {a.name} with different operations: {a.detail} and {b.detail}."
-    if a.dtype == b.dtype and (a.shape == b.shape or a.name == "all_to_all"):
+    if a.dtype == b.dtype and (a.elements == b.elements or a.name == "all_to_all"):
         return ""
     return f"Ranks {{a}} and {{b}} call {a.name} with different tensors: {_data(a)} and {_data(b)}."
 
 
+def _unequal_rows(giver: _Call, taker: _Call) -> str:
+    """What one rank gives another in an all_to_all_single, if that one takes another number of rows."""
+    (rank, gives), (other, takes) = giver, taker
+    if gives.name != "all_to_all" or not (gives.detail and takes.detail):
+        return ""
+    ranks = gives.member_ranks()
+    given = gives.detail.partition(">")[2].split(",")[ranks.index(other)]
+    taken = takes.detail.partition(">")[0].split(",")[ranks.index(rank)]
+    return "" if given == taken else f"Rank {rank} gives rank {other} {given} rows, which takes {taken} of them."
+
+
 def _advice(a: Operation, b: Operation) -> str:
+    if a.members != b.members:
+        return "All ranks call new_group for all groups in the same order, also those that are not in a group."
     if not a.is_message:
         return "What all ranks call together has to be the same on all of them."
     if a.dtype != b.dtype:
@@ -73,40 +87,6 @@ def _advice(a: Operation, b: Operation) -> str:
 
 def _data(op: Operation) -> str:
     return f"{op.shape or 'a single number'} {op.dtype}"
-
-
-def _explain_crossing(histories: list[list[Operation]]) -> Mismatch | None:
-    """Same-shaped tensors in another order on another rank: legal for gloo, and never meant."""
-    sequences: dict[int, dict[int, list[Operation]]] = defaultdict(dict)
-    for rank, history in enumerate(histories):
-        for op in history:
-            if op.name in _SAME_EVERYWHERE:
-                sequences[op.group].setdefault(rank, []).append(op)
-    for by_rank in sequences.values():
-        (first, reference), *others = by_rank.items()
-        for rank, sequence in others:
-            crossed = _first_crossing(reference, sequence)
-            if crossed:
-                mine, theirs = crossed
-                text = f"Ranks {first} and {rank} call {mine.name} on the same tensors in a different order."
-                advice = f"rank {first}: {describe_line(mine.line)}\nrank {rank}: {describe_line(theirs.line)}"
-                return Mismatch(text, details=f"{advice}\nThe tensors would be mixed up without an error.")
-    return None
-
-
-def _first_crossing(a: list[Operation], b: list[Operation]) -> tuple[Operation, Operation] | None:
-    """The first place where two ranks call the same two things in opposite order."""
-    theirs = {op.order: op for op in b}
-    together = [(op, theirs[op.order]) for op in a if op.order in theirs]
-    for label in ("label", "names"):
-        seen: dict[tuple[int, int], tuple[Operation, Operation]] = {}
-        for mine, partner in together:
-            pair = getattr(mine, label), getattr(partner, label)
-            if pair[0] != pair[1] and 0 not in pair:
-                if pair[::-1] in seen:
-                    return seen[pair[::-1]]
-                seen.setdefault(pair, (mine, partner))
-    return None
 
 
 def explain_unfinished(histories: list[list[Operation]], unfinished: list[list[int]]) -> RankFailed | None:

@@ -23,6 +23,12 @@ class RankStatus:
     exit_code: int | None = None
     line: str = ""
     since: float = 0.0
+    may_act: bool = True  # some thread of it might go on without another rank
+
+    @property
+    def pending(self) -> list[Operation]:
+        """The operations whose end would let it go on."""
+        return [op for op in self.operations if op.is_blocked or (op.handed_on and not op.ended)]
 
     @property
     def blocked_in(self) -> Operation | None:
@@ -39,7 +45,8 @@ class RankStatus:
 
 def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None) -> RankStatus:
     """A rank as it is now."""
-    status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code)
+    may_act = board.may_act(rank)  # first, since what it does later shows in its operations
+    status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code, may_act=may_act)
     if outcome is not None:
         status.state = "raised" if outcome.failure else "returned"
         status.since = outcome.ended

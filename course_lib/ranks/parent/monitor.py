@@ -86,6 +86,7 @@ class RunMonitor:
         self.pool, self.timeout, self.display, self.interrupt = pool, timeout, display, interrupt
         self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
         self.exit_codes: list[int | None] = [None] * pool.world_size
+        self.handled: dict[int, messages.Failure] = {}  # the last exception that a rank has not raised to the end
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
         self.began: float | None = None
         self.since_failure: _TimeTaken | None = None  # the first one
@@ -140,6 +141,8 @@ class RunMonitor:
     def _take(self, rank: int, message: bytes) -> None:
         if message.startswith(messages.PRINTED):
             self._print(rank, message[1:].decode())
+        elif message.startswith(messages.RAISED):
+            self.handled[rank] = pickle.loads(message[1:])
         else:
             self.outcomes[rank] = outcome = pickle.loads(message[1:])
             if outcome.failure:
@@ -183,22 +186,29 @@ class RunMonitor:
         return _GRACE_IF_CUT_OFF if all(map(endings.is_cut_off, failed)) else _GRACE
 
     def _judge_stillness(self, now: float) -> None:
-        """Look closer, twice a second, while some rank has not moved for a while."""
+        """Look closer, twice a second, while some rank has not moved for a while; ask it for the next look."""
         for rank, moved in enumerate(self.moved):
             if (events := self.pool.board.events(rank)) != moved.events:
                 self.moved[rank] = _Moved(events, now, self.taken.used[rank][0])
-        still = [rank for rank, moved in enumerate(self.moved) if now - moved.at >= _STILL and not self.outcomes[rank]]
-        if not still or now - self.looked < _STILL / 2:
+        resting = {rank: now - moved.at for rank, moved in enumerate(self.moved) if not self.outcomes[rank]}
+        if now - self.looked < _STILL / 2 or max(resting.values()) < _STILL / 2:
             return
         self.looked = now
-        statuses = self._matching()
-        self._raise(explain_deadlock(self._settled(statuses), still), statuses)
+        still = [rank for rank, seconds in resting.items() if seconds >= _STILL]
+        if still:
+            statuses = self._matching()
+            self._raise(explain_deadlock(self._settled(statuses), still), statuses)
+        for rank, seconds in resting.items():
+            if seconds >= _STILL / 2:
+                self.pool.workers[rank].ask()
 
     def _settled(self, statuses: list[RankStatus]) -> list[RankStatus]:
         """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
         for status in statuses:
             handed = [op for op in status.operations if op.handed_on and not op.ended]
-            if status.state == "computing" and handed and self._is_asleep(status.rank):
+            if handed and not self._is_asleep(status.rank):
+                status.may_act = True
+            elif handed and status.state == "computing" and not status.may_act:
                 status.state, handed[0].blocked = "waiting", handed[0].posted
         return statuses
 
@@ -208,6 +218,7 @@ class RunMonitor:
     def _raise(self, error: errors.RunError | None, statuses: list[RankStatus]) -> None:
         """Raise an error, if there is one, with a report of what every rank was doing."""
         if error is not None:
+            error = endings.behind(error, statuses, self.handled)
             error.report = make_report(statuses)
             error.histories = [status.operations for status in statuses]
             raise error
@@ -238,9 +249,9 @@ class RunMonitor:
 
     def _look_closer(self, statuses: list[RankStatus]) -> None:
         """Where exactly the ranks are that compute."""
-        for status in statuses:
-            if status.state == "computing":
-                status.line = self.pool.stack_line(status.rank) or status.line
+        lines = self.pool.stack_lines([status.rank for status in statuses if status.state == "computing"])
+        for rank, line in lines.items():
+            statuses[rank].line = line or statuses[rank].line
 
     def _judge_result(self) -> None:
         """Everybody has ended; look for what went wrong without stopping anybody."""

@@ -38,6 +38,7 @@ from course_lib.ranks.worker import start
 ROOM = 8  # ranks that wait together for runs of any number of them; larger numbers have pools of their own
 
 IDLE = 600.0  # seconds without a run after which the processes go
+_PATIENCE = 3.0  # seconds for ranks to say where they are: the machine may be busy
 
 
 @dataclass
@@ -52,6 +53,11 @@ class _Worker:
         with contextlib.suppress(psutil.NoSuchProcess):  # who ends gives memory back first, and then connections
             return not self.process.is_alive() or self._as_seen.memory_info().rss == 0
         return True
+
+    def ask(self) -> None:
+        """Have it tell on the board whether it may still do something."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.lifeline.send_bytes(b"?")
 
     @functools.cached_property
     def _as_seen(self) -> psutil.Process:
@@ -141,18 +147,21 @@ class Pool:
             return Path(messages.Place(rank, self.directory, self.uses_gpu).log).read_text(errors="replace")
         return ""
 
-    def stack_line(self, rank: int) -> str:
-        """The line that a busy rank is at, asked of the process even if it never returns to Python."""
-        if not hasattr(signal, "SIGUSR1"):
-            return ""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
-        for _ in range(50):  # half a second: the machine may be busy
+    def stack_lines(self, ranks: list[int]) -> dict[int, str]:
+        """The lines that busy ranks are at, asked of processes that may never return to Python.
+
+        One that was stopped has to go on for it.
+        """
+        for rank in ranks if hasattr(signal, "SIGUSR1") else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
+                os.kill(self.workers[rank].process.pid, signal.SIGCONT)
+        until = time.monotonic() + _PATIENCE
+        while True:
+            logs = {rank: self.log(rank) for rank in ranks}
+            if all(" in begin\n" in log for log in logs.values()) or time.monotonic() > until:  # a stack's last line
+                return {rank: line_in(log) for rank, log in logs.items()}
             time.sleep(0.01)
-            place = line_in(self.log(rank))
-            if place:
-                return place
-        return ""
 
 
 def _kill_group(process: Any) -> None:

@@ -159,7 +159,9 @@ def _unpack(outcome: messages.Outcome, rank: int, monitor: RunMonitor) -> Any:
     except Exception as error:
         text = f"Rank {rank} returned something that cannot be rebuilt here ({type(error).__name__}: {error})."
         advice = "Return tensors, numbers, strings, lists or dictionaries."
-        raise errors.RankFailed(text, rank, make_report(monitor.statuses()), advice) from error
+        failed = errors.RankFailed(text, rank, advice)
+        failed.report = make_report(monitor.statuses())
+        raise failed from error
 
 
 def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any, device: Any) -> None:

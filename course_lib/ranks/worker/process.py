@@ -29,14 +29,14 @@ from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
 from course_lib.ranks.places import RANKS, is_library
-from course_lib.ranks.worker import traced_group
+from course_lib.ranks.worker import threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
 _TOO_MUCH = "\n... this rank printed too much; the rest is left out\n"
 
 
-def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
+def main(place: messages.Place, parent: Connection, board_memory: Any, answers: list[Any]) -> None:
     """Serve runs until the parent goes away."""
     _outlive_nobody()
     _redirect_output(place)
@@ -48,6 +48,8 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
         torch.set_default_device(tracer.device)
     traced_group.register(tracer)
     timeline.record_with(tracer)
+    threads.watch()
+    answers.append(tracer.answer)
     worker = Worker(place, parent, tracer)
     while True:
         try:
@@ -134,8 +136,10 @@ class Worker:
         self.place, self.parent, self.tracer = place, parent, tracer
         self.lock = threading.Lock()
         self.world: messages.World | None = None
+        tracer.tell = lambda error: self._send(messages.RAISED, _describe(error, "raised"))
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
+        self.ended: list[Any] = []  # groups of the run before
 
     def run(self, world: messages.World, task: messages.Task) -> None:
         os.ftruncate(1, 0)  # the log of the run before
@@ -149,16 +153,19 @@ class Worker:
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
             outcome = self._attempt(task)
         self._inspect(outcome, threads)
+        self._send(messages.FINISHED, outcome)
+        if ended := self.ended:  # for each of their connections, gloo sleeps for 10 ms
+            threading.Thread(target=ended.clear, name="ended groups", daemon=True).start()
+        self.ended, self.tracer.groups = self.tracer.groups, []
+
+    def _send(self, kind: bytes, value: Any) -> None:
         with self.lock:
-            self.parent.send_bytes(messages.FINISHED + pickle.dumps(outcome))
-        if self.tracer.groups:  # for each connection of those that have ended, gloo sleeps for 10 ms
-            threading.Thread(target=self.tracer.groups.clear, name="ended groups", daemon=True).start()
+            self.parent.send_bytes(kind + pickle.dumps(value))
 
     def _join(self, world: messages.World) -> None:
         """Leave the ranks of the runs before, as all of them do, and meet those of the next."""
         hook = sys.excepthook  # torch would wrap it once more each time
         if dist.is_initialized():
-            self.tracer.groups.append(dist.group.WORLD)
             dist.destroy_process_group()
         # What the board notes, torch would note again: the stack of every operation, and with it the code of every run.
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,21 +14,25 @@ is_rank = False  # whether this process is one
 
 
 def begin(place: Any, parent: Connection, lifeline: Connection, memory: Any) -> None:
-    """Become a rank. `lifeline` never carries data: it closes with the parent, which may be while torch is imported."""
+    """Become a rank. `lifeline` carries questions, and closes with the parent, which may be while torch is imported."""
     global is_rank
     is_rank = True
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # so that a child process left behind can be ended with its worker
-    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+    answers: list[Callable[[], None]] = []  # what to do when the parent asks, as soon as that is known
+    threading.Thread(target=_end_with, args=(lifeline, answers), name="lifeline", daemon=True).start()
     from course_lib.ranks.worker import process
 
-    process.main(place, parent, memory)
+    process.main(place, parent, memory, answers)
 
 
-def _end_with(lifeline: Connection) -> None:
-    """End this process when the parent has gone."""
+def _end_with(lifeline: Connection, answers: list[Callable[[], None]]) -> None:
+    """Answer while the main thread is held up, and end this process when the parent has gone."""
     with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
+        while True:
+            lifeline.recv_bytes()
+            for answer in answers:
+                answer()
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Operation, group_hash
-from course_lib.ranks.worker import layouts, named_ranks
-from course_lib.ranks.worker.tracer import Tracer, clock, torch_calls
+from course_lib.ranks.worker import layouts, named_ranks, parts
+from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
 
@@ -35,7 +35,7 @@ class TracedWork(dist.Work):
         super().__init__()
         self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
         self.started = tracer.steps
-        if any(torch_calls()):  # what other parts of torch begin, they wait for
+        if is_called_directly():  # what other parts of torch begin, they wait for or need not
             tracer.unclaimed[op.number] = self
         if op.is_async and not op.is_message:
             with contextlib.suppress(RuntimeError):  # gloo has no future for a reduce-scatter
@@ -48,7 +48,8 @@ class TracedWork(dist.Work):
     def _note_completion(self, _: Any) -> None:
         if not self.op.ended and not self.op.blocked:
             self.op.ended = clock()
-            self.tracer.board.write(self.tracer.rank, self.op)
+            if self.op in self.tracer.operations[self.op.number - 1 :]:  # and not of an earlier run
+                self.tracer.board.write(self.tracer.rank, self.op)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._claim()
@@ -150,6 +151,10 @@ class TracedGroup(dist.ProcessGroup):
     def _set_group_name(self, name: Any) -> None:
         self.inner._set_group_name(name)
 
+    def shutdown(self) -> None:
+        """The rank leaves the group; others may still need its connections in this run."""
+        self.tracer.groups.append(self.inner)
+
     @property
     def group_name(self) -> Any:
         return self.inner.group_name
@@ -212,8 +217,10 @@ class TracedGroup(dist.ProcessGroup):
             named_ranks.check(self.ranks, self.place, name, None, root)
         op.peer = -1 if root is None else self.ranks[root]
         n = len(self.ranks)
+        if name in parts.NAMES and "coalesced" not in method:
+            op.detail = parts.check(name, args, self.place, n) or op.detail
         op.sent = bytes_sent(op.bytes, (self.place - (root or 0)) % n, n)
-        self.tracer.post(op, (self.hash,), tensors[0] if tensors else None)
+        self.tracer.post(op, (self.hash,))
         return self._start(op, getattr(self.inner, method), *args, **kwargs)
 
     def _is_apart(self, op: Operation) -> bool:
@@ -257,7 +264,6 @@ def register(tracer: Tracer) -> None:
         tracer.block(waiting, tracer.steps)
         _connect(inner, options, tracer.device)
         tracer.finish(waiting)
-        tracer.groups.append(inner)
         return TracedGroup(tracer, inner, options.group_id, ranks)
 
     named_ranks.check_before_torch()

@@ -6,7 +6,6 @@ import functools
 import os
 import sys
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from course_lib.ranks.board import Board, Operation
 from course_lib.ranks.pace import Pace
 from course_lib.ranks.places import COURSE, RANKS
+from course_lib.ranks.worker import threads
 from course_lib.ranks.worker.clock import EmulatedClock, Entries
 from course_lib.timeline import Span
 
@@ -32,7 +32,8 @@ class Tracer:
         self.rank, self.board = rank, board
         self.device: torch.device | None = None
         self.emulated: EmulatedClock | None = None
-        self.groups: list[Any] = []  # those that were begun, until somebody lets them go
+        self.groups: list[Any] = []  # those that the rank has left
+        self.tell: Callable[[BaseException], None] = lambda error: None  # of one that is being handled
         self.enter("")
         self.reset(None)
 
@@ -53,6 +54,7 @@ class Tracer:
         self.marks: list[Span] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()
+        self._told = 0  # the id of an exception, which must not be held
         self._last_key: tuple = ()
         self._open: list[Span] = []
 
@@ -94,9 +96,15 @@ class Tracer:
                 break
             time.sleep(0.0005)
 
+    def answer(self) -> None:
+        """Tell on the board how many threads may still do something."""
+        events = self.board.events(self.rank)
+        has_futures = any(op.handed_on and not op.ended for op in self.operations)
+        self.board.answer(self.rank, events, threads.how_many_act(has_futures))
+
     # What the process groups report
 
-    def post(self, op: Operation, key: tuple, tensor: torch.Tensor | None = None) -> None:
+    def post(self, op: Operation, key: tuple) -> None:
         if self.emulated:
             self.emulated.come_by()
         self.steps += 1
@@ -104,12 +112,21 @@ class Tracer:
         op.order = self.orders[key]
         self.orders[key] += 1
         self._last_key = key
-        op.line, op.label, op.names = _caller(tensor)
+        op.line = _caller()
+        self._look_for_exception(op)
         op.posted = clock()
         self.operations.append(op)
         if self.emulated and op.name != "new_group":
             self.emulated.post(op)
         self.board.post(self.rank, op)
+
+    def _look_for_exception(self, op: Operation) -> None:
+        """An operation in a handler, or a finally, may hold up the exception that brought its rank there."""
+        error = sys.exc_info()[1]
+        op.in_handler = error is not None
+        if error is not None and id(error) != self._told:
+            self._told = id(error)
+            self.tell(error)
 
     def withdraw(self, op: Operation) -> None:
         """The last operation was refused as soon as it began, so it never was."""
@@ -129,18 +146,28 @@ class Tracer:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _origin(filename: str, function: str) -> tuple[bool, bool, int]:
-    """Whose code a frame runs, if it is plumbing (torch's and this package's) or the course's, and a checksum."""
+def _origin(filename: str) -> tuple[bool, bool]:
+    """Whether a file's code is plumbing (torch's and this package's), and whether it is the course's."""
     is_plumbing = filename.startswith((_TORCH, RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
-    return (is_plumbing, filename.startswith(COURSE), zlib.crc32(f"{filename}:{function}".encode()))
+    return is_plumbing, filename.startswith(COURSE)
 
 
 def torch_calls() -> Iterator[str]:
     """The functions of torch.distributed that are being called, up to the one that the student called."""
+    return (code.co_name for code in _torch_codes() if code.co_filename == dist.distributed_c10d.__file__)
+
+
+def is_called_directly() -> bool:
+    """Whether torch.distributed is being called, and by no other part of torch."""
+    direct = {dist.distributed_c10d.__file__, dist.c10d_logger.__file__}
+    files = {code.co_filename for code in _torch_codes() if not code.co_filename.startswith(RANKS)}
+    return bool(files) and files <= direct
+
+
+def _torch_codes() -> Iterator[Any]:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, RANKS)):
-        if frame.f_code.co_filename == dist.distributed_c10d.__file__:
-            yield frame.f_code.co_name
+        yield frame.f_code
         frame = frame.f_back
 
 
@@ -149,27 +176,16 @@ def run_student(fn: Callable, rank: int, args: tuple) -> Any:
     return fn(rank, *args)
 
 
-def _caller(tensor: torch.Tensor | None) -> tuple[str, int, int]:
-    """The line of the student's code that led here, a label of the whole way, and one of the tensor's names.
-
-    Operations that belong together usually carry equal labels on all ranks. Two labels in opposite
-    order on two ranks mean that different tensors were added to each other.
-    """
+def _caller() -> str:
+    """The line of the student's code that led here; failing that, of the course's."""
     frame: Any = sys._getframe(2)
-    line, is_own, label, names = "", False, 0, 0
+    line = ""
     while frame is not None and frame.f_code is not run_student.__code__:
-        is_plumbing, is_course, checksum = _origin(frame.f_code.co_filename, frame.f_code.co_name)
+        is_plumbing, is_course = _origin(frame.f_code.co_filename)
         if not is_plumbing:
-            if not line and tensor is not None:
-                names = _names(frame.f_locals, tensor)
-            label = (label * 31 + checksum + frame.f_lineno) & 0xFFFFFFFF
-            if not line or (not is_own and not is_course):
-                line, is_own = f"{frame.f_code.co_filename}:{frame.f_lineno}", not is_course
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            if not is_course:
+                return place
+            line = line or place
         frame = frame.f_back
-    return line, label, names
-
-
-def _names(variables: dict[str, Any], tensor: torch.Tensor) -> int:
-    """A checksum of the names under which the calling code knows a tensor; 0 if it has none."""
-    names = [name for name, value in variables.items() if value is tensor]
-    return zlib.crc32(",".join(sorted(names)).encode()) if names else 0
+    return line
