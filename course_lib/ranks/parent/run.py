@@ -95,7 +95,7 @@ def run_on(
             outcomes = monitor.run(task)
         finally:
             display.finish()
-            workers.is_tidy = monitor.is_clean(may_keep_groups=purpose == "cells")
+            workers.is_tidy = monitor.is_clean(may_keep_changes=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)

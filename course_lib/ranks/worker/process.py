@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,7 +30,7 @@ from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
 from course_lib.ranks.places import RANKS, is_library
-from course_lib.ranks.worker import traced_group
+from course_lib.ranks.worker import changes, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
@@ -48,6 +49,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any) -> None:
         torch.set_default_device(tracer.device)
     traced_group.register(tracer)
     timeline.record_with(tracer)
+    changes.watch_all()
     worker = Worker(place, parent, tracer)
     while True:
         try:
@@ -136,6 +138,7 @@ class Worker:
         self.world: messages.World | None = None
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
+        self.settings, self.filters = changes.settings(), list(warnings.filters)
 
     def run(self, world: messages.World, task: messages.Task) -> None:
         os.ftruncate(1, 0)  # the log of the run before
@@ -144,6 +147,7 @@ class Worker:
         self.tracer.board.clear(self.place.rank, has_begun=True)
         self._settle_in(task)
         self.tracer.reset(task.pace)
+        changes.begin()
         threads = set(threading.enumerate())
         printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
@@ -180,6 +184,9 @@ class Worker:
         with contextlib.suppress(OSError):
             os.chdir(task.directory)
         self._forget_own_modules()
+        if warnings.filters != self.filters:
+            warnings.resetwarnings()
+            warnings.filters[:] = self.filters  # type: ignore[index]
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
@@ -194,6 +201,8 @@ class Worker:
             filename = getattr(sys.modules[name], "__file__", None)
             if filename is not None and not is_library(filename):
                 del sys.modules[name]
+            else:
+                changes.watch(sys.modules[name])
         self.module_count = len(sys.modules)
 
     def _attempt(self, task: messages.Task) -> messages.Outcome:
@@ -229,7 +238,7 @@ class Worker:
         left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
         has_child = _has_child()
         outcome.reusable = not left and not has_child
-        outcome.has_new_groups = len(dist.distributed_c10d._world.pg_map) != 1
+        outcome.has_changes = len(dist.distributed_c10d._world.pg_map) != 1 or changes.made(self.settings)
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and (own or has_child):
             what, advice = (f"the thread {own[0].name!r}", "join() it") if own else ("a child process", "wait() for it")
