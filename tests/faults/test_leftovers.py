@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import Deadlock, RankFailed, RunError, launch
+from course_lib import Deadlock, Pace, RankFailed, RunError, launch
 from tests.faults.conftest import assert_gone, with_numbers
 
 
@@ -109,6 +109,29 @@ def test_a_data_loader_with_workers_is_lawful():
     assert launch(loads, 2).results == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
 
 
+@pytest.mark.linux
+@pytest.mark.parametrize("is_fine", [True, False])
+@pytest.mark.parametrize("pace", [None, Pace()])
+def test_a_child_of_fork_that_returns_from_the_function_is_no_rank(is_fine, pace):
+    def forks(rank):
+        child = os.fork()
+        if child == 0 and not is_fine:
+            raise ValueError("a child's own business")
+        os.waitpid(child, 0) if child else None
+        return "parent" if child else "child"
+
+    for _ in range(2):
+        assert launch(forks, 2, timeout=20, pace=pace).results == ["parent", "parent"]
+
+
+@pytest.mark.linux
+def test_a_child_of_fork_that_nobody_waits_for_is_named(fault):
+    def forks(rank):
+        return os.fork()
+
+    assert fault.of(RankFailed, forks, timeout=20).message.startswith("Every rank returned")
+
+
 def test_a_send_that_was_never_waited_for_nor_received_is_named(fault, row_at):
     def forgets(rank):
         if rank == 0:
@@ -198,11 +221,11 @@ def no_reduction(rank):
 
 
 def no_backward(rank):
-    torch.Tensor.backward = lambda *args, **options: None
+    torch.Tensor.backward = lambda *args, **options: None  # type: ignore[method-assign]
 
 
 def no_layer(rank):
-    torch.nn.Linear.forward = lambda self, x: x
+    torch.nn.Linear.forward = lambda self, x: self.weight.sum() * x  # type: ignore[assignment, method-assign]
 
 
 def another_function_of_the_course(rank):
@@ -305,7 +328,8 @@ def test_ranks_stay_for_the_next_run_where_nothing_is_changed_for_good():
             warnings.simplefilter("ignore")
         with unittest.mock.patch.object(dist, "all_reduce"):
             pass
-        plain, sharded = torch.nn.Linear(4, 4), fully_shard(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+        plain = torch.nn.Linear(4, 4)
+        sharded: Any = fully_shard(torch.nn.Sequential(torch.nn.Linear(4, 4)))
         replicated = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
         for model in (plain, sharded, replicated):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -133,7 +133,7 @@ class Worker:
     """Runs the tasks of one rank and tells the parent how they ended."""
 
     def __init__(self, place: messages.Place, parent: Connection, tracer: Tracer) -> None:
-        self.place, self.parent, self.tracer = place, parent, tracer
+        self.place, self.parent, self.tracer, self.pid = place, parent, tracer, os.getpid()
         self.lock = threading.Lock()
         self.world: messages.World | None = None
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
@@ -215,7 +215,7 @@ class Worker:
             if not (task.pace or self.has_run):
                 self._line_up()
             outcome.started = time.perf_counter()
-            value = run_student(fn, self.place.rank, args)
+            value = self._call(fn, args)
             outcome.ended = time.perf_counter()
             self.tracer.end_run()
             outcome.value, outcome.failure = _pickle_result(value)
@@ -225,6 +225,13 @@ class Worker:
         outcome.operations, outcome.marks = self.tracer.operations, self.tracer.marks
         outcome.untimed = self.tracer.emulated.untimed if self.tracer.emulated else set()
         return outcome
+
+    def _call(self, fn: Any, args: tuple) -> Any:
+        try:
+            return run_student(fn, self.place.rank, args)
+        finally:
+            if os.getpid() != self.pid:  # a child that the function has forked; it is no rank
+                os._exit(0)
 
     def _line_up(self) -> None:
         """Start together, where a head start would show in the timeline."""
