@@ -182,6 +182,8 @@ def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any
         raise ValueError(f"timeout={timeout!r} must be a number of seconds above 0")
     if pace is not None and not isinstance(pace, Pace):
         raise TypeError(f"pace={pace!r} must be a Pace, for instance Pace(device=0.02)")
+    if pace is not None and (unknown := [rank for rank in pace.slow if rank >= world_size]):
+        raise ValueError(f"slow={pace.slow!r} names {errors.listing(unknown)}, but the ranks are 0 to {world_size - 1}")
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or None, which takes GPUs if there are enough")
 
