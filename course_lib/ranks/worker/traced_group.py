@@ -87,6 +87,11 @@ class TracedWork(dist.Work):
 
     def is_completed(self) -> bool:
         if self.tracer.emulated:
+            if self.op.is_message and not self.op.is_send:
+                raise RuntimeError(
+                    "is_completed() asks whether a message has come, which on an emulated clock nobody knows before "
+                    "its sender has gone on. Call wait() where you need the message, or launch without a pace."
+                )
             return self.wait()
         completed = self.inner is None or self.inner.is_completed()
         if completed:
@@ -179,9 +184,19 @@ class TracedGroup(dist.ProcessGroup):
         return self._start(op, self.inner.recv, tensors, source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
+        if self.tracer.emulated:
+            return self.recv(tensors, self._only_sender(), tag)
         op = self._message("recv_any_source", tensors, -1, tag)
         self.tracer.post(op, (self.hash, "recv_any_source", tag))
         return self._start(op, self.inner.recv_anysource, tensors, tag)
+
+    def _only_sender(self) -> int:
+        if len(self.ranks) > 2:
+            raise ValueError(
+                "A receive names no sender. Whose message comes first would depend on the machine, and so would the "
+                "emulated clock: say src=..., or launch without a pace."
+            )
+        return 1 - self.place
 
     def _message(self, name: str, tensors: list[torch.Tensor], peer: int, tag: int) -> Operation:
         op = self._describe(name, tensors)
@@ -220,12 +235,24 @@ class TracedGroup(dist.ProcessGroup):
         """On an emulated clock what is done to a tensor on its way has the same effect in each run: none."""
         return op.is_async and self.tracer.emulated is not None
 
+    def _bring_back_before(self, args: tuple) -> None:
+        """Let an operation find what the collectives before it leave in its tensors, as in the stream of a GPU."""
+        for work in (apart := self.tracer.apart):
+            if work.pairs and layouts.places([pair[0] for pair in work.pairs]) & layouts.places(args):
+                work.inner.wait()
+                work._bring_back()
+        apart[:] = [work for work in apart if work.pairs]
+
     def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
         """args: the first is what the operation writes into; a send has no gaps in it already."""
         try:
             is_apart = self._is_apart(op)
+            self._bring_back_before(args)
             given, pairs = layouts.without_gaps(op.name, *args, apart=is_apart) if op.dtype else (args, [])
-            return TracedWork(self.tracer, op, call(*given, **options), pairs)
+            work = TracedWork(self.tracer, op, call(*given, **options), pairs)
+            if is_apart and not op.is_message:
+                self.tracer.apart.append(work)
+            return work
         except BaseException:
             self.tracer.withdraw(op)
             raise
@@ -246,6 +273,11 @@ def _called(direction: str) -> str:
     return direction if direction in torch_calls() else "i" + direction
 
 
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """torch's refuses all groups but gloo's own. Who does not come to a barrier is named in any case, and sooner."""
+    dist.barrier(group)
+
+
 def register(tracer: Tracer) -> None:
     """Make "traced" a backend of torch.distributed on this process."""
 
@@ -261,6 +293,8 @@ def register(tracer: Tracer) -> None:
         return TracedGroup(tracer, inner, options.group_id, ranks)
 
     named_ranks.check_before_torch()
+    c10d: Any = dist.distributed_c10d
+    c10d.monitored_barrier = dist.monitored_barrier = _monitored_barrier
     dist.Backend.register_backend("traced", create, extended_api=True, devices=["cpu", "cuda"])
 
 
