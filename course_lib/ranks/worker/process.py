@@ -147,7 +147,7 @@ class Worker:
         self.tracer.board.clear(self.place.rank, has_begun=True)
         self._settle_in(task)
         self.tracer.reset(task.pace)
-        changes.begin()
+        changes.replaced.clear()
         threads = set(threading.enumerate())
         printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
