@@ -278,7 +278,9 @@ def stage(folder: Path, shown: Path) -> list[str]:
         file.write_text(json.dumps(page), encoding="utf-8")
     shutil.copytree(SETTINGS / "present", folder / "lab")
     shutil.copy(SETTINGS / "overrides.json", folder / "lab")
-    shutil.copy(SETTINGS / "custom.css", folder / "lab" / "lab.css")
+    (folder / "custom").mkdir()  # of this, the server gives everything to everybody
+    shutil.copy(SETTINGS / "custom" / "custom.css", folder / "custom" / "lab.css")
+    shutil.move(folder / "lab" / "custom.css", folder / "custom")
     return [
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/doc/tree/{shown.relative_to(ROOT).as_posix()}",
@@ -286,7 +288,7 @@ def stage(folder: Path, shown: Path) -> list[str]:
         f"--LabApp.user_settings_dir={folder / 'lab'}",
         f"--LabApp.workspaces_dir={folder / 'lab'}",
         "--LabApp.custom_css=True",
-        f"--ServerApp.tornado_settings=static_custom_path={folder / 'lab'}",
+        f"--ServerApp.tornado_settings=static_custom_path={folder / 'custom'}",
     ]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+import traitlets.config
 from packaging.requirements import Requirement
 
 from course_lib.classroom.journal import try_lock
@@ -191,8 +192,23 @@ def test_a_plain_jupyter_lab_finds_the_settings_too(tmp_path: Path) -> None:
     program = "import setuptools.build_meta as backend; print(backend.build_editable('.'))"
     said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     places = zipfile.ZipFile(tmp_path / said.stdout.split()[-1]).namelist()
-    for file in ("lab/settings/overrides.json", "jupyter/jupyter_server_config.py", "jupyter/custom.css"):
+    for file in ("lab/settings/overrides.json", "jupyter/jupyter_server_config.py", "jupyter/custom/custom.css"):
         assert [place for place in places if place.endswith(file)]
+
+
+def styles_alone(folder: Path) -> bool:
+    return {path.suffix for path in folder.rglob("*")} == {".css"}
+
+
+def test_whoever_has_no_token_gets_nothing_but_styles(lessons: Any, tmp_path: Path) -> None:
+    """The server gives everything below `static_custom_path` to everybody."""
+    config = traitlets.config.Config()
+    settings = ROOT / "lessons" / "jupyterlab" / "jupyter_server_config.py"
+    exec(settings.read_text(encoding="utf-8"), {"get_config": lambda: config, "__file__": str(settings)})
+    assert styles_alone(Path(config.ServerApp.tornado_settings["static_custom_path"]))
+    options = lessons.stage(tmp_path / "stage", lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb")
+    (given,) = (option.partition("static_custom_path=")[2] for option in options if "static_custom_path" in option)
+    assert styles_alone(Path(given))
 
 
 def test_changed_settings_are_installed_anew(ready: Course) -> None:
@@ -535,8 +551,8 @@ def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(lessons: Any,
     options = lessons.stage(tmp_path / "stage", lessons.ROOT / "notebooks" / "02_data_parallelism.ipynb")
     assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
     lab = tmp_path / "stage" / "lab"
-    for file, source in {"overrides.json": "overrides.json", "lab.css": "custom.css"}.items():
-        assert (lab / file).read_bytes() == (lessons.SETTINGS / source).read_bytes()
+    for file, source in {"lab/overrides.json": "overrides.json", "custom/lab.css": "custom/custom.css"}.items():
+        assert (tmp_path / "stage" / file).read_bytes() == (lessons.SETTINGS / source).read_bytes()
     themes = json.loads((lab / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").read_bytes())
     assert themes["overrides"]["content-font-size1"] == "20px"
 

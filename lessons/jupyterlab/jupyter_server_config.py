@@ -4,8 +4,8 @@ The view of a widget ends with its kernel: opened again, it is nothing but "mode
 the output has something that lasts, and the notebook shows next day what it shows before it is ever run. It is brought
 back when the page is loaded again while that kernel still runs.
 
-It lies in `.venv/etc/jupyter` with `custom.css`, and `overrides.json` in `share/jupyter/lab/settings`, so that a plain
-`jupyter lab` of this environment does the same.
+It lies in `.venv/etc/jupyter`, and `overrides.json` in `share/jupyter/lab/settings`, so that a plain `jupyter lab` of
+this environment does the same. Of the folder beside it, with `custom.css`, the server gives everything to everybody.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ class Contents(AsyncLargeFileManager):
 config = get_config()  # type: ignore[name-defined]  # noqa: F821
 config.ServerApp.contents_manager_class = Contents
 config.ContentsManager.pre_save_hook = put_views_away
-config.ServerApp.tornado_settings = {"static_custom_path": str(Path(__file__).parent)}
+config.ServerApp.tornado_settings = {"static_custom_path": str(Path(__file__).parent / "custom")}
 config.LabApp.custom_css = True
