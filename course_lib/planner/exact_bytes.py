@@ -42,17 +42,21 @@ class Hybrid(NamedTuple):
         """Bytes that a rank sends in a step, by axis."""
         dp, pp, tp = self.mesh
         is_first, is_last = self._stage(rank) == 0, self._stage(rank) == pp - 1
-        held = self._parameters(rank)
-        shards = share(held.cut // tp, dp) + share(held.whole, dp)
         tokens = self.samples // dp * self.model.sequence
         hidden = tokens * self.model.hidden * self.size
         losses = 3 * tokens * 4 * is_last  # one number for each token, and then two
         return {
-            "dp": (dp - 1) * shards * (4 + self.size),
+            "dp": (dp - 1) * sum(self.shards(rank)) * (4 + self.size),
             "pp": (hidden + DESCRIPTION) * (not is_last) + hidden * (not is_first),
             "tp": all_reduce((4 * self.model.layers // pp + is_first + is_last) * hidden + losses, tp),
             "all": all_reduce(NUMBER, dp * pp * tp),
         }
+
+    def shards(self, rank: int) -> list[int]:
+        """How many numbers it updates of the parameters that are cut, and of those that are whole."""
+        dp, _, tp = self.mesh
+        held = self._parameters(rank)
+        return [share(held.cut // tp, dp), share(held.whole, dp)]
 
     def held(self, rank: int) -> tuple[int, int, int]:
         """Bytes of parameters, gradients and Adam's state in 32 bits, without paddings and counts of steps."""
