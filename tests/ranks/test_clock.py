@@ -517,19 +517,21 @@ def test_a_work_that_nobody_waits_for_is_told_as_in_a_measured_run() -> None:
 
 
 def one_after_the_other(rank: int, is_async: bool) -> float:
-    """What rank 0 has, on all ranks; then the sum of a part of that."""
+    """What rank 0 has, on all ranks; then the sum of a part of that, which is sent to the next rank as well."""
     tensor = torch.full((2, 2), 3.0 * (rank + 1)).t()[:, :1]  # with gaps
     first: Any = dist.broadcast(tensor, 0, async_op=True)
     second: Any = dist.all_reduce(tensor[:1], async_op=is_async)
-    for work in (first, second) if is_async else (first,):
+    third: Any = dist.isend(tensor[:1], (rank + 1) % 3)
+    dist.recv(came := torch.zeros(1, 1), (rank - 1) % 3)
+    for work in (first, second, third) if is_async else (first, third):
         work.wait()
-    return float(tensor.sum())
+    return float(tensor.sum() + came)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_operation_finds_what_the_collective_before_it_leaves_in_its_tensor(is_async: bool) -> None:
     """As in the stream of a GPU."""
-    assert launch(one_after_the_other, 3, (is_async,), pace=Pace()).results == [9.0 + 3.0] * 3
+    assert launch(one_after_the_other, 3, (is_async,), pace=Pace()).results == [9.0 + 3.0 + 9.0] * 3
 
 
 # What only the machine decides
@@ -598,6 +600,7 @@ def in_a_callback(rank: int) -> None:
 
 
 def in_a_callback_that_nobody_waits_for(rank: int) -> None:
+    """Which has perhaps been called already, perhaps not."""
     tensor, over = torch.ones(1), threading.Event()
 
     def again(_: Any) -> None:
@@ -607,7 +610,9 @@ def in_a_callback_that_nobody_waits_for(rank: int) -> None:
             over.set()
 
     work: Any = dist.all_reduce(tensor, async_op=True)
-    work.get_future().add_done_callback(again)
+    future = work.get_future()
+    time.sleep(0.1 * rank)
+    future.add_done_callback(again)
     work.wait()
     over.wait()
 

@@ -67,6 +67,7 @@ def watch_all() -> None:
 
 def settings() -> tuple[Any, ...]:
     """Those that a run may leave different, and that nobody sets back."""
+    devices = (torch.get_default_device(), torch.cuda.is_initialized() and torch.cuda.current_device())
     casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     modes = (torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch.is_warn_always_enabled())
     smallest = sys.float_info.min / 2  # 0 where such numbers are flushed
@@ -77,7 +78,7 @@ def settings() -> tuple[Any, ...]:
     python = (sys.getrecursionlimit(), sys.gettrace(), sys.getprofile(), gc.isenabled())
     signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     has_alarm = hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    return (torch.get_default_device(), casts, modes, exactness, stacks, shown, logs, python, signals, has_alarm)
+    return (devices, casts, modes, exactness, stacks, shown, logs, python, signals, has_alarm)
 
 
 def made(before: tuple[Any, ...]) -> bool:
