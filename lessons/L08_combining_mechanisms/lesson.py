@@ -235,7 +235,7 @@ MeshExplorer()
 #
 # 1. 1 x 1 x 8 sends the most, 17 MB, and 2 x 4 x 1 the fewest, 0.8 MB. But 4 x 1 x 2 makes the shortest step, and sends
 #    more than four times as much as 2 x 4 x 1.
-# 2. They wait for the slow link, and compute for 27% of the time. In 2 x 1 x 4 only the replicas' lines cross, in
+# 2. They wait for the slow link, and compute for 33% of the time. In 2 x 1 x 4 only the replicas' lines cross, in
 #    1 x 2 x 4 only those of the pipeline.
 # 3. Stages wait for each other while the pipeline fills and drains: they are idle for 45% of the time. With eight
 #    micro-batches and `zb_h1` it is 16%.

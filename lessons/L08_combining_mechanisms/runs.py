@@ -36,7 +36,7 @@ CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on
 MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, CONFIG.vocab, tied_embeddings=False)
 SAMPLES, PER_MACHINE = 64, 4
 SECONDS, UPDATE = 0.005, 0.004  # of a layer for a sample: forward, and each half of the backward; of the optimizer
-INSIDE, BETWEEN = Link(0.0002, 25e6), Link(0.0008, 5e6)  # machines
+INSIDE, BETWEEN = Link(0.0002, 25e6), Link(0.002, 5e6)  # machines
 AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
 # The largest gradient is about 1, as the largest weight is. So an update is a thousand times what was there before, and
 # what is wrong with a gradient cannot hide behind the weights.
