@@ -369,8 +369,8 @@ speed_up([timing(ranks, per_node) for per_node in (8, 4) for ranks in (1, 2, 4, 
 
 # %% [markdown]
 # Up to four ranks the two lines are the same. With eight, the nodes of four have to use the slow link: that is little
-# more than three times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden states
-# of $H$ bytes, each of $N$ ranks sends
+# more than three times as fast as one rank, and slower than four ranks were. For one step of $L$ layers, with hidden
+# states of $H$ bytes, each of $N$ ranks sends
 #
 # $$4L \cdot 2\,\frac{N-1}{N}\,H$$
 #

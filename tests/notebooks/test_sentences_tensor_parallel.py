@@ -270,7 +270,8 @@ PROOFS: Proofs = {
     "come four times in *every layer*": lambda: shows("for is_cut in", "{'all_reduce': 8}"),  # two layers
     "Up to four ranks the two lines are the same.": lambda: all(speed_up(n, 8) == speed_up(n, 4) for n in (2, 4)),
     "that is little more than three times as fast as one rank, and slower than four ranks were": lambda: (
-        3 < speed_up(8, 4) < min(3.3, speed_up(4, 4)) and shows("def timing(", f"{speed_up(8, 4):.2f} times as fast as 1")
+        3 < speed_up(8, 4) < min(3.3, speed_up(4, 4))
+        and shows("def timing(", f"{speed_up(8, 4):.2f} times as fast as 1")
     ),
     "Look at the step from 8 to 16, where the groups leave their nodes.": lambda: (
         waits()[16] - waits()[8] == max(waits()[2 * n] - waits()[n] for n in (1, 2, 4, 8, 16, 32))

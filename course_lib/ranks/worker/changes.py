@@ -4,15 +4,16 @@
     nn.Linear.forward = mine          the methods of tensors, modules, optimizers and of the course's mechanisms, and
     torch.set_default_device("meta")  settings of torch and Python are compared with what they were
 
-Not noticed: other classes, and objects that stay, such as a list or `torch.backends.cudnn`; a module of which the run
-itself was the first to import it, or that is changed through its `__dict__`. Noticed, though no student did it:
-`torch.compile` wraps functions of torch when it is used first.
+Not noticed: other classes, and methods that are only wrapped; objects that stay, such as a list or
+`torch.backends.cudnn`; a module of which the run itself was the first to import it, or that is changed through its
+`__dict__`. Noticed, though no student did it: `torch.compile` wraps functions of torch when it is used first.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import logging
 import signal
 import sys
@@ -87,4 +88,6 @@ def made(before: tuple[Any, ...]) -> bool:
         now = vars(module).get(name, _NOTHING)
         if now is not old and now is not sys.modules.get(f"{module.__name__}.{name}", old):  # not just imported
             return True
-    return settings() != before or any(body.get(name) is not value for body, name, value in _methods)
+    others = ((body.get(name), old) for body, name, old in _methods if body.get(name) is not old)
+    # torch wraps the step of an optimizer when it is used first.
+    return settings() != before or any(inspect.unwrap(now) is not inspect.unwrap(old) for now, old in others)

@@ -22,11 +22,8 @@ from course_lib.ranks.worker import process  # noqa: E402, F401
 
 def _first_optimizer_step() -> None:
     torch.set_num_threads(1)  # a thread pool started here would be missing in the forked workers
-    parameter = torch.nn.Parameter(torch.zeros(1, 1))
-    parameter.grad = torch.zeros(1, 1)
-    for kind in vars(torch.optim).values():  # each makes a change to its class when it is used first
-        if isinstance(kind, type) and kind is not torch.optim.Optimizer:
-            kind([parameter])
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
     torch.optim.AdamW([parameter]).step()
 
 
