@@ -372,7 +372,7 @@ def prepare(*extras: str) -> None:
 
 def state(extras: list[str]) -> dict[str, Any]:
     """What .venv depends on. It is whole while this is what it was when the last installation ended."""
-    files = [LOCK, ROOT / "pyproject.toml", *sorted(SETTINGS.glob("*.*"))]
+    files = [LOCK, ROOT / "pyproject.toml", *sorted(SETTINGS.glob("**/*.*"))]
     packages = [path.name for lib in ("lib/python*", "Lib") for path in VENV.glob(f"{lib}/site-packages/*.dist-info")]
     return {
         "place": [VERSION, sys.base_prefix, str(VENV), PYTHON.exists()],

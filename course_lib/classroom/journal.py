@@ -61,6 +61,7 @@ def record(what: str, question: str, seed: int, answer: Any, right: bool | None 
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     line = json.dumps(Note(when, what, question, seed, answer, right)._asdict(), ensure_ascii=False)
     with _alone(), open(folder() / FILE, "ab", buffering=0) as file:
+        os.chmod(file.name, 0o600)  # others on this machine have no business with it
         file.write(b"\n" + line.encode())  # a line of its own, also after one that a crash cut short
         os.fsync(file.fileno())
 

@@ -25,7 +25,9 @@ def stage(root: Path, settings: Path, folder: Path, shown: Path) -> list[str]:
         file.write_text(json.dumps(page), encoding="utf-8")
     shutil.copytree(settings / "present", folder / "lab")
     shutil.copy(settings / "overrides.json", folder / "lab")
-    shutil.copy(settings / "custom.css", folder / "lab" / "lab.css")
+    (folder / "custom").mkdir()  # the server gives everything in it to everybody
+    shutil.copy(settings / "custom" / "custom.css", folder / "custom" / "lab.css")
+    shutil.move(folder / "lab" / "custom.css", folder / "custom")
     return [
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/doc/tree/{shown.relative_to(root).as_posix()}",
@@ -33,7 +35,7 @@ def stage(root: Path, settings: Path, folder: Path, shown: Path) -> list[str]:
         f"--LabApp.user_settings_dir={folder / 'lab'}",
         f"--LabApp.workspaces_dir={folder / 'lab'}",
         "--LabApp.custom_css=True",
-        f"--ServerApp.tornado_settings=static_custom_path={folder / 'lab'}",
+        f"--ServerApp.tornado_settings=static_custom_path={folder / 'custom'}",
     ]
 
 

@@ -43,18 +43,22 @@ class Hybrid(NamedTuple):
         """Bytes that a rank sends in a step, by axis."""
         dp, pp, tp = self.mesh
         is_first, is_last = self._stage(rank) == 0, self._stage(rank) == pp - 1
-        held = self._parameters(rank)
-        shards = share(held.cut // tp, dp) + share(held.whole, dp)
-        tensors = 16 * self.model.layers // pp + 2 * is_first + 3 * is_last
         tokens = self.samples // dp * self.model.sequence
         hidden = tokens * self.model.hidden * self.size
         losses = 3 * tokens * 4 * is_last  # one number for each token, and then two
         return {
-            "dp": (dp - 1) * (shards * (4 + self.size) + 4 * tensors),
+            "dp": (dp - 1) * sum(shard * (4 + self.size) + 4 * tensors for shard, tensors in self.buckets(rank)),
             "pp": (hidden + DESCRIPTION) * (not is_last) + hidden * (not is_first),
             "tp": all_reduce((4 * self.model.layers // pp + is_first + is_last) * hidden + losses, tp),
             "all": all_reduce(NUMBER, dp * pp * tp),
         }
+
+    def buckets(self, rank: int) -> list[tuple[int, int]]:
+        """Numbers in the rank's shard, and tensors, of the parameters that are cut, and of those that are whole."""
+        (dp, pp, tp), held = self.mesh, self._parameters(rank)
+        is_first, is_last, layers = self._stage(rank) == 0, self._stage(rank) == pp - 1, self.model.layers // pp
+        cut, whole = 10 * layers + is_first + is_last, 6 * layers + is_first + 2 * is_last
+        return [(share(held.cut // tp, dp), cut), (share(held.whole, dp), whole)]
 
     def held(self, rank: int) -> tuple[int, int, int]:
         """Bytes of parameters, gradients and Adam's state in 32 bits, without paddings and counts of steps."""

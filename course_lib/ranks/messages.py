@@ -90,4 +90,4 @@ class Outcome:
     untimed: set[str] = field(default_factory=set)
     unfinished: list[int] = field(default_factory=list)  # numbers of operations nobody waited for
     reusable: bool = True  # False when a thread or child process is left that a next run could meet
-    has_new_groups: bool = False
+    has_changes: bool = False  # whether new groups, or settings that it has made, would stay for a next run

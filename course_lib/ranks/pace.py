@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,12 +24,18 @@ _STEPS: dict[str, Any] = {
     "scatter": lambda n: (n - 1, 1.0),
     "barrier": lambda n: (2 * (n - 1), 0.0),
 }
+_RINGS = {"all_reduce", "all_gather", "reduce_scatter", "barrier"}  # each step is a message to the next rank
 
 
-def _require_positive(name: str, value: Any, zero_is_fine: bool) -> None:
+def _require_positive(name: str, value: Any, zero_is_fine: bool, most: float = sys.float_info.max) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or math.isnan(value) or value < 0 or (value == 0 and not zero_is_fine):
+    if not number or not 0 <= value <= most or (value == 0 and not zero_is_fine):
         raise ValueError(f"{name}={value!r} must be a {'number of at least' if zero_is_fine else 'number above'} 0")
+
+
+def _require_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Link:
 
     def __post_init__(self) -> None:
         _require_positive("latency", self.latency, zero_is_fine=True)
-        _require_positive("bandwidth", self.bandwidth, zero_is_fine=False)
+        _require_positive("bandwidth", self.bandwidth, zero_is_fine=False, most=math.inf)
 
     def seconds(self, n_bytes: float) -> float:
         """Time for one message of n_bytes."""
@@ -47,6 +55,20 @@ class Link:
 
 
 _FREE = Link()
+
+
+@functools.lru_cache(maxsize=1000)
+def _ring_seconds(steps: int, n_bytes: float, links: tuple[Link, ...]) -> float:
+    """Time until pieces of so many bytes have moved on by so many steps; links: from each rank to the next.
+
+    A rank passes on in each step what has come to it in the step before, as soon as its link is free.
+    """
+    there = free = [0.0] * len(links)
+    for _ in range(steps):
+        free = [max(times) + n_bytes / link.bandwidth for *times, link in zip(there, free, links, strict=True)]
+        arrived = [at + link.latency for at, link in zip(free, links, strict=True)]
+        there = [arrived[-1], *arrived[:-1]]
+    return max(there)
 
 
 @dataclass(frozen=True)
@@ -60,9 +82,14 @@ class Pace:
     slow: ranks whose device takes longer, and how many times as long.
     nodes: how many there are, if ranks are dealt out to them in turn; None: a node is full before the next one begins.
 
+    Every device has links of its own, one inside its node and one between nodes, as with a network card for each.
+    Nothing is shared: neither a cable that all messages between two nodes would go through, nor the way into a
+    receiver. If devices of a node share a card, give each its part of the bandwidth.
+
     The rules of the clock are in `course_lib.ranks.worker.clock`.
 
-    Raises ValueError for times or bandwidths that are not positive numbers and for unknown kinds.
+    Raises ValueError for times or bandwidths that are not positive numbers, for numbers of nodes and ranks that are
+    not whole, and for unknown kinds.
     """
 
     device: float | Mapping[str, float] | None = None
@@ -83,9 +110,11 @@ class Pace:
         for name in ("link", "inter_node"):
             if not isinstance(getattr(self, name), Link | None):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a Link(latency=..., bandwidth=...)")
-        if not isinstance(self.devices_per_node, int) or self.devices_per_node < 1:
-            raise ValueError(f"devices_per_node={self.devices_per_node!r} must be a whole number of at least 1")
+        _require_whole("devices_per_node", self.devices_per_node, 1)
+        if self.nodes is not None:
+            _require_whole("nodes", self.nodes, 1)
         for rank, times in self.slow.items():
+            _require_whole("a rank in slow", rank, 0)
             _require_positive(f"slow[{rank}]", times, zero_is_fine=False)
 
     def compute_seconds(self, kind: str, work: float, includes: str = "") -> float | None:
@@ -105,8 +134,12 @@ class Pace:
         return [*between, inside] if len(ranks) > len(nodes) else between
 
     def collective_seconds(self, name: str, n_bytes: int, ranks: list[int]) -> float:
-        """Time of a collective on n_bytes per rank once all have arrived, over the slowest link."""
+        """Time of a collective on n_bytes per rank once all have arrived: around a ring, or by the slowest link."""
         if len(ranks) == 1:
             return 0.0
         steps, share = _STEPS[name](len(ranks))
-        return steps * max(link.seconds(n_bytes * share) for link in self.links_among(ranks))
+        links = self.links_among(ranks)
+        if name in _RINGS and len(links) > 1:
+            pairs = zip(ranks, [*ranks[1:], ranks[0]], strict=True)
+            return _ring_seconds(steps, n_bytes * share, tuple(self.links_among([*pair])[0] for pair in pairs))
+        return steps * max(link.seconds(n_bytes * share) for link in links)

@@ -20,7 +20,6 @@ from course_lib.classroom.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer
 from course_lib.figures import gantt
 from course_lib.figures.axis import counted, data_size, duration, percent
 from course_lib.planner import exact_bytes, simulate
-from course_lib.ranks import Link
 from lessons.L08_combining_mechanisms.figure import mesh_map, total
 from lessons.L08_combining_mechanisms.runs import (
     CONFIG,
@@ -40,7 +39,6 @@ MESHES = (
 MICRO_BATCHES = (1, 2, 4, 8)
 NAMES = ("gpipe", "1f1b", "zb_h1")
 PRECISIONS = {torch.float32: "32 bits", torch.bfloat16: "bfloat16"}
-BUCKETS = 2  # of the optimizer: cut parameters, and whole ones
 AXIS_NAMES = {"tp": "tensor ranks", "pp": "stages", "dp": "replicas"}
 LEFT_OUT = " (each stage first tells the next what its tensors look like, which the prediction leaves out)"
 
@@ -91,10 +89,11 @@ def _talk(experiment: HybridExperiment, kind: str, stage: int) -> float:
 
 def _update(experiment: HybridExperiment, rank: int) -> float:
     """Seconds in which replicas reduce-scatter the gradients, update their shards, and all-gather the weights."""
-    group = experiment.group(rank, "dp")
-    link, *_ = [*experiment.pace.links_among(group), Link()]
-    latency = 2 * BUCKETS * (len(group) - 1) * link.latency
-    return latency + predicted_to_send(experiment)[rank]["dp"] / link.bandwidth + UPDATE
+    group, seconds = experiment.group(rank, "dp"), UPDATE
+    for numbers, tensors in experiment.predicted.buckets(rank):
+        seconds += experiment.pace.collective_seconds("all_to_all", len(group) * (numbers + tensors) * 4, group)
+        seconds += experiment.pace.collective_seconds("all_gather", numbers * experiment.dtype.itemsize, group)
+    return seconds
 
 
 # Views

@@ -36,7 +36,7 @@ CONFIG = GPTConfig(layers=4, hidden=32, heads=8)  # so small that eight ranks on
 MODEL = ModelSpec(CONFIG.layers, CONFIG.hidden, CONFIG.heads, CONFIG.sequence, CONFIG.vocab, tied_embeddings=False)
 SAMPLES, PER_MACHINE = 64, 4
 SECONDS, UPDATE = 0.005, 0.004  # a sample in a layer: forward, and each half of the backward; the optimizer
-INSIDE, BETWEEN = Link(0.0002, 25e6), Link(0.0008, 5e6)  # inside a machine, between machines
+INSIDE, BETWEEN = Link(0.0002, 25e6), Link(0.002, 5e6)  # inside a machine, between machines
 AXIS_OF = {"all_reduce": "tp", "isend": "pp", "all_to_all": "dp", "all_gather": "dp"}
 # The largest gradient is about 1, and so is the largest weight. So an update is a thousand times as large as the
 # weights, and a wrong gradient cannot hide behind them.

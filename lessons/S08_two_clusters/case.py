@@ -7,7 +7,7 @@ from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.training import RANKS
 from course_lib.ranks import Link
 
-FAR = Link(0.002, 50e6)  # between two clusters
+FAR = Link(0.007, 50e6)  # between two clusters
 
 CASE = Fault(
     "S8",

@@ -4,8 +4,9 @@ The view of a widget ends with its kernel: opened again, it only says "model not
 output has something that lasts, and the notebook shows the next day what it showed before it was first run. The view is
 brought back if the page is loaded again while that kernel still runs.
 
-This file is copied to `.venv/etc/jupyter` with `custom.css`, and `overrides.json` to `share/jupyter/lab/settings`, so
-that a plain `jupyter lab` of this environment does the same.
+This file is copied to `.venv/etc/jupyter`, and `overrides.json` to `share/jupyter/lab/settings`, so that a plain
+`jupyter lab` of this environment does the same. The server gives everything in the folder beside it, with `custom.css`,
+to everybody.
 """
 
 from __future__ import annotations
@@ -62,5 +63,5 @@ class Contents(AsyncLargeFileManager):
 config = get_config()  # type: ignore[name-defined]  # noqa: F821
 config.ServerApp.contents_manager_class = Contents
 config.ContentsManager.pre_save_hook = put_views_away
-config.ServerApp.tornado_settings = {"static_custom_path": str(Path(__file__).parent)}
+config.ServerApp.tornado_settings = {"static_custom_path": str(Path(__file__).parent / "custom")}
 config.LabApp.custom_css = True

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import traitlets.config
 
 from course import SETTINGS
 from course_lib.classroom.presenting import AFTER_A_RUN, projected, stage
@@ -69,7 +70,18 @@ def test_presenting_keeps_the_settings_of_the_lab_and_adds_its_own(root: Path, t
     options = stage(root, SETTINGS, tmp_path / "stage", root / SHOWN)
     assert "--LabApp.default_url=/doc/tree/notebooks/02_data_parallelism.ipynb" in options
     lab = tmp_path / "stage" / "lab"
-    for file, source in {"overrides.json": "overrides.json", "lab.css": "custom.css"}.items():
-        assert (lab / file).read_bytes() == (SETTINGS / source).read_bytes()
+    for file, source in {"lab/overrides.json": "overrides.json", "custom/lab.css": "custom/custom.css"}.items():
+        assert (tmp_path / "stage" / file).read_bytes() == (SETTINGS / source).read_bytes()
     themes = json.loads((lab / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").read_bytes())
     assert themes["overrides"]["content-font-size1"] == "20px"
+
+
+def test_whoever_has_no_token_gets_nothing_but_styles(root: Path, tmp_path: Path) -> None:
+    """The server gives everything below `static_custom_path` to everybody."""
+    config = traitlets.config.Config()
+    settings = SETTINGS / "jupyter_server_config.py"
+    exec(settings.read_text(encoding="utf-8"), {"get_config": lambda: config, "__file__": str(settings)})
+    options = stage(root, SETTINGS, tmp_path / "stage", root / SHOWN)
+    (given,) = (option.partition("static_custom_path=")[2] for option in options if "static_custom_path" in option)
+    for folder in (Path(config.ServerApp.tornado_settings["static_custom_path"]), Path(given)):
+        assert {path.suffix for path in folder.rglob("*")} == {".css"}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import Deadlock, RankFailed, RunError, launch
+from course_lib import Deadlock, Pace, RankFailed, RunError, launch
 from tests.faults.conftest import assert_gone, with_numbers
 
 
@@ -105,6 +109,29 @@ def test_a_data_loader_with_workers_is_lawful():
     assert launch(loads, 2).results == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
 
 
+@pytest.mark.linux
+@pytest.mark.parametrize("is_fine", [True, False])
+@pytest.mark.parametrize("pace", [None, Pace()])
+def test_a_child_of_fork_that_returns_from_the_function_is_no_rank(is_fine, pace):
+    def forks(rank):
+        child = os.fork()
+        if child == 0 and not is_fine:
+            raise ValueError("a child's own business")
+        os.waitpid(child, 0) if child else None
+        return "parent" if child else "child"
+
+    for _ in range(2):
+        assert launch(forks, 2, timeout=20, pace=pace).results == ["parent", "parent"]
+
+
+@pytest.mark.linux
+def test_a_child_of_fork_that_nobody_waits_for_is_named(fault):
+    def forks(rank):
+        return os.fork()
+
+    assert fault.of(RankFailed, forks, timeout=20).message.startswith("Every rank returned")
+
+
 def test_a_send_that_was_never_waited_for_nor_received_is_named(fault, row_at):
     def forgets(rank):
         if rank == 0:
@@ -187,3 +214,127 @@ def test_the_directory_and_environment_of_a_run_do_not_reach_the_next_one():
 
     launch(changes, 2)
     assert launch(looks, 2).results == [(None, os.getcwd())] * 2
+
+
+def no_reduction(rank):
+    dist.all_reduce = lambda *args, **options: None
+
+
+def no_backward(rank):
+    torch.Tensor.backward = lambda *args, **options: None  # type: ignore[method-assign]
+
+
+def no_layer(rank):
+    torch.nn.Linear.forward = lambda self, x: self.weight.sum() * x  # type: ignore[assignment, method-assign]
+
+
+def another_function_of_the_course(rank):
+    from course_lib.mechanisms import data_parallel
+
+    data_parallel.average_gradients = lambda *args, **options: None
+
+
+def another_time(rank):
+    time.perf_counter = lambda: 0.0
+
+
+def a_removed_function(rank):
+    del torch.nn.functional.gelu
+
+
+def a_hook_on_all_modules(rank):
+    torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 0)
+
+
+def settings_of_torch(rank):
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_printoptions(precision=1)
+    torch.use_deterministic_algorithms(True)
+
+
+def a_device(rank):
+    torch.set_default_device("meta")
+
+
+def an_alarm(rank):
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(30)
+
+
+def only_on_one_rank(rank):
+    if rank == 1:
+        torch.set_default_device("meta")
+
+
+def one_step(rank):
+    """Looks at all that is changed above."""
+    from course_lib.mechanisms.data_parallel import average_gradients
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    result = model(torch.full((1, 2), float(rank + 1)))
+    result.sum().backward()
+    total = model.weight.grad.clone()
+    dist.all_reduce(total)
+    average_gradients(model)
+    left = [torch.are_deterministic_algorithms_enabled(), time.perf_counter() > 0, signal.alarm(0)]
+    return [str(total), str(model.weight.grad), str(result), hasattr(torch.nn.functional, "gelu"), *left]
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(
+    "change",
+    [
+        no_reduction,
+        no_backward,
+        no_layer,
+        another_function_of_the_course,
+        another_time,
+        a_removed_function,
+        a_hook_on_all_modules,
+        settings_of_torch,
+        a_device,
+        an_alarm,
+        only_on_one_rank,
+    ],
+)
+def test_what_a_run_changes_on_its_ranks_is_nothing_that_the_next_one_meets(change):
+    before = launch(one_step, 2).results
+    launch(change, 2)
+    assert launch(one_step, 2).results == before
+
+
+def test_a_filter_of_warnings_goes_with_its_run():
+    def warns(rank, is_quiet):
+        with contextlib.redirect_stderr(io.StringIO()) as shown:
+            if is_quiet:
+                warnings.simplefilter("ignore")
+            warnings.warn("here", stacklevel=1)
+        return "here" in shown.getvalue()
+
+    assert [launch(warns, 1, (is_quiet,)).results for is_quiet in (False, True, False)] == [[True], [False], [True]]
+
+
+def test_ranks_stay_for_the_next_run_where_nothing_is_changed_for_good():
+    """Libraries that change something for themselves, and put it back or not, are no reason to fork again."""
+
+    def uses_much(rank):
+        import unittest.mock
+
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(0)
+        with warnings.catch_warnings(), torch.autocast("cpu"), torch.device("cpu"), torch.no_grad():
+            warnings.simplefilter("ignore")
+        with unittest.mock.patch.object(dist, "all_reduce"):
+            pass
+        plain = torch.nn.Linear(4, 4)
+        sharded: Any = fully_shard(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+        replicated = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        for model in (plain, sharded, replicated):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        return os.getpid()
+
+    assert launch(uses_much, 2).results == launch(uses_much, 2).results

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.conftest import assert_gone, is_running
+from tests.faults.conftest import assert_gone, eventually, is_running
 
 pytestmark = pytest.mark.linux
 
@@ -44,6 +44,7 @@ def test_a_kernel_killed_leaves_nothing_running(fresh_kernel, state):
     processes = bring_to(fresh_kernel, state)
     fresh_kernel.kill()
     assert_gone(processes)
+    eventually(lambda: not files_in(fresh_kernel.folder), "files are left", lambda: files_in(fresh_kernel.folder))
 
 
 def test_a_kernel_restarted_leaves_nothing_running_and_starts_clean(fresh_kernel):
@@ -65,8 +66,11 @@ def test_a_kernel_shut_down_leaves_no_process_and_no_file(fresh_kernel):
 
 def test_what_a_killed_kernel_left_on_disk_is_swept_by_the_next(fresh_kernel):
     processes = bring_to(fresh_kernel, "in a deadlock")
+    (tracker,) = (process for process in processes if "resource_tracker" in str(process.cmdline()))
+    tracker.kill()  # which would remove them at once
     fresh_kernel.kill()
     assert_gone(processes)
+    assert files_in(fresh_kernel.folder)
     code = "from course_lib import launch; print(launch(lambda rank: rank, 2).results)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(fresh_kernel.folder)}, capture_output=True

@@ -5,6 +5,8 @@ Every number here is exact: seconds are powers of two and bytes too, or the comp
 
 from __future__ import annotations
 
+import datetime
+import functools
 import sys
 import threading
 import time
@@ -324,13 +326,81 @@ def test_a_collective_begins_when_the_last_member_has_come(collective: Callable[
     assert len({ends(timeline, rank) for rank in range(3)}) == 1
 
 
-def test_a_collective_over_two_nodes_takes_the_slowest_link_it_uses() -> None:
+def ring_seconds(steps: int, size: float, pace: Pace, n: int) -> float:
+    """How long a ring of n ranks takes: of all ways through its messages, each after what it needs, the longest.
+
+    Message k of a rank leaves after its message k - 1, and after message k - 1 of the rank before it has come.
+    """
+
+    @functools.cache
+    def left(k: int, rank: int) -> float:
+        if k == 0:
+            return 0.0
+        here, before = link(rank), link((rank - 1) % n)
+        begun = max(left(k - 1, rank), left(k - 1, (rank - 1) % n) + before.latency * (k > 1))
+        return begun + size / here.bandwidth
+
+    def link(rank: int) -> Link:
+        is_inside = pace.node(rank) == pace.node((rank + 1) % n)
+        found = pace.link if is_inside else pace.inter_node
+        assert found
+        return found
+
+    return max(left(steps, rank) + link(rank).latency for rank in range(n))
+
+
+@pytest.mark.parametrize(
+    ("collective", "turns", "size"), [(all_reduce, 2, 40_000), (all_gather, 1, 40_000), (reduce_scatter, 1, 40_000)]
+)
+@pytest.mark.parametrize(("inside", "between"), [((0.0, 1e6), (0.25, 1e6)), ((0.125, 1e6), (0.25, 1e5))])
+def test_a_ring_over_two_nodes_takes_as_long_as_its_messages(
+    collective: Callable[[int], None], turns: int, size: int, inside: tuple[float, float], between: tuple[float, float]
+) -> None:
+    pace = Pace(link=Link(*inside), inter_node=Link(*between), devices_per_node=2)
+    timeline = launch(collective, 3, pace=pace).timeline
+    assert timeline.makespan == pytest.approx(ring_seconds(turns * 2, size, pace, 3), rel=EXACT)
+
+
+@pytest.mark.parametrize(("per_node", "nodes"), [(2, None), (4, None), (8, 2), (3, None)])
+def test_the_all_reduce_of_torch_takes_as_long_as_a_ring_by_hand(per_node: int, nodes: int | None) -> None:
+    def by_hand(rank: int) -> None:
+        ring_all_reduce(torch.zeros(8000))
+
+    def at_once(rank: int) -> None:
+        dist.all_reduce(torch.zeros(8000))
+
+    for inside, between in ((1e-3, 1e6), (1e-3, 1e9)), ((4e-3, 1e9), (2e-3, 1e5)):
+        pace = Pace(None, Link(*inside), Link(*between), devices_per_node=per_node, nodes=nodes)
+        times = [launch(ring, 8, pace=pace).timeline.makespan for ring in (by_hand, at_once)]
+        assert times[0] == pytest.approx(times[1], rel=EXACT)
+
+
+def test_a_ring_over_two_nodes_crosses_between_them_only_where_it_must() -> None:
+    """A piece takes 14 hops around eight ranks, not quite two rounds of six links inside and two between."""
+    pace = Pace(link=Link(0.001), inter_node=Link(0.004), devices_per_node=4)
+    assert launch(all_reduce, 8, pace=pace).timeline.makespan == pytest.approx(10 * 0.001 + 4 * 0.004, rel=EXACT)
+
+
+def test_a_tree_over_two_nodes_takes_the_slowest_link_in_each_step() -> None:
     def seconds(inside: float, between: float) -> float:
         pace = Pace(link=Link(latency=inside), inter_node=Link(latency=between), devices_per_node=2)
-        return launch(all_reduce, 3, pace=pace).timeline.makespan
+        return launch(broadcast, 3, pace=pace).timeline.makespan
 
-    assert seconds(0.0, 0.25) == seconds(0.125, 0.25) == 4 * 0.25
-    assert seconds(0.5, 0.25) == 4 * 0.5
+    assert seconds(0.0, 0.25) == seconds(0.125, 0.25) == 2 * 0.25
+    assert seconds(0.5, 0.25) == 2 * 0.5
+
+
+def test_a_monitored_barrier_is_a_barrier() -> None:
+    def meet(rank: int) -> None:
+        with compute("forward", work=rank):
+            pass
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))
+
+    timeline = launch(meet, 3, pace=Pace(1.0, Link(latency=0.25))).timeline
+    assert [timeline.waiting(rank) for rank in range(3)] == [2.0, 1.0, 0.0]
+    assert timeline.makespan == 2.0 + 4 * 0.25
+    with pytest.raises(Deadlock, match="rank 1 has already returned without that barrier"):
+        launch(lambda rank: None if rank else dist.monitored_barrier(), 2)
 
 
 def test_collectives_of_a_group_come_one_after_the_other_and_other_groups_do_not_mind() -> None:
@@ -446,6 +516,133 @@ def test_a_work_that_nobody_waits_for_is_told_as_in_a_measured_run() -> None:
         launch(forgetful, 2, pace=Pace(1.0))
 
 
+def one_after_the_other(rank: int, is_async: bool) -> float:
+    """What rank 0 has, on all ranks; then the sum of a part of that, which is sent to the next rank as well."""
+    tensor = torch.full((2, 2), 3.0 * (rank + 1)).t()[:, :1]  # with gaps
+    first: Any = dist.broadcast(tensor, 0, async_op=True)
+    second: Any = dist.all_reduce(tensor[:1], async_op=is_async)
+    third: Any = dist.isend(tensor[:1], (rank + 1) % 3)
+    dist.recv(came := torch.zeros(1, 1), (rank - 1) % 3)
+    for work in (first, second, third) if is_async else (first, third):
+        work.wait()
+    return float(tensor.sum() + came)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_operation_finds_what_the_collective_before_it_leaves_in_its_tensor(is_async: bool) -> None:
+    """As in the stream of a GPU."""
+    assert launch(one_after_the_other, 3, (is_async,), pace=Pace()).results == [9.0 + 3.0 + 9.0] * 3
+
+
+# What only the machine decides
+
+
+def test_whether_a_message_has_come_is_not_to_be_asked() -> None:
+    def ask(rank: int) -> None:
+        if rank == 0:
+            work: Any = dist.irecv(torch.zeros(1), 1)
+            if not work.is_completed():
+                dist.send(torch.zeros(1), 1)
+            work.wait()
+        else:
+            dist.recv(torch.zeros(1), 0)
+            dist.send(torch.zeros(1), 0)
+
+    with pytest.raises(RankFailed, match=r"whether a message has come.* Call wait\(\) where you need the message"):
+        launch(ask, 2, pace=Pace(1.0))
+
+
+def serve(rank: int) -> list[float]:
+    """Rank 0 serves the others as they come, with a receive of rank 1's second message waiting beside."""
+    n, box, named = dist.get_world_size(), torch.zeros(1), torch.zeros(1)
+    if rank:
+        for number in (1, 2):
+            with compute("forward", work=rank):
+                pass
+            dist.send(torch.full((1,), 10.0 * rank + number), 0)
+        return []
+    came = []
+    for _ in range(2 * (n - 1) - 1):
+        dist.recv(box)
+        came.append(float(box))
+    dist.recv(named, 1)
+    return [*came, float(named)]
+
+
+def test_a_receive_that_names_no_sender_has_one_where_there_are_two_ranks_and_is_refused_where_there_are_more() -> None:
+    run = launch(serve, 2, pace=Pace(1.0, Link(latency=0.25)))
+    assert run.results[0] == [11.0, 12.0]
+    assert [span.end for span in of_kind(run.timeline, 0, "transfer")] == [1.25, 2.25]
+    with pytest.raises(RankFailed, match=r"Whose message comes first would depend on the machine.* say src="):
+        launch(serve, 3, pace=Pace(1.0))
+
+
+def test_two_receives_that_wait_together_get_the_messages_in_order_whether_or_not_they_name_the_sender() -> None:
+    def two(rank: int) -> list[float]:
+        if rank:
+            return serve(rank)
+        boxes = [torch.zeros(1), torch.zeros(1)]
+        works: list[Any] = [dist.irecv(boxes[0], 1), dist.irecv(boxes[1])]
+        for work in reversed(works):
+            work.wait()
+        return [float(box) for box in boxes]
+
+    run = launch(two, 2, pace=Pace(1.0))
+    assert run.results[0] == [11.0, 12.0]
+    assert run.timeline.waiting(0) == 2.0
+
+
+def in_a_callback(rank: int) -> None:
+    tensor = torch.ones(1)
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    work.get_future().then(lambda _: dist.all_reduce(tensor)).wait()
+    work.wait()
+
+
+def in_a_callback_that_nobody_waits_for(rank: int) -> None:
+    """Which has perhaps been called already, perhaps not."""
+    tensor, over = torch.ones(1), threading.Event()
+
+    def again(_: Any) -> None:
+        try:
+            dist.all_reduce(tensor)
+        finally:
+            over.set()
+
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+    time.sleep(0.1 * rank)
+    future.add_done_callback(again)
+    work.wait()
+    over.wait()
+
+
+def marks_in_threads(rank: int) -> None:
+    def mark() -> None:
+        with compute("forward"):
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=mark) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("fn", "what"),
+    [
+        (in_a_callback, "all_reduce"),
+        (in_a_callback_that_nobody_waits_for, "all_reduce"),
+        (marks_in_threads, "a mark of the kind 'forward'"),
+    ],
+)
+def test_the_clock_follows_the_thread_of_the_function_and_says_so(fn: Callable[[int], None], what: str) -> None:
+    launch(fn, 2)  # on the real clock anybody may do it
+    with pytest.raises(RankFailed, match=f"Another thread than that of the function has begun {what}, "):
+        launch(fn, 2, pace=Pace(1.0), timeout=20)
+
+
 def changes_what_is_on_its_way(rank: int) -> tuple[float, float]:
     total, message = torch.ones(100_000), torch.ones(100_000)
     adding: Any = dist.all_reduce(total, async_op=True)
@@ -537,9 +734,7 @@ def by_hand(n: int, events: list[Event], pace: Pace) -> list[float]:
             clock[other] = max(clock[other], link_free[one, inside] + link.latency)
             sent[one] = max(link_free.get((one, True), 0.0), link_free.get((one, False), 0.0))
         elif what == "a":
-            links = [pace.link] * (n > 1) + [pace.inter_node] * (n > 2)
-            seconds = max(link.latency + size / n / link.bandwidth for link in links if link)
-            clock = [max(clock) + 2 * (n - 1) * seconds] * n
+            clock = [max(clock) + ring_seconds(2 * (n - 1), size / n, pace, n)] * n
     return [max(pair) for pair in zip(clock, sent, strict=True)]
 
 

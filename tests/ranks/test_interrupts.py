@@ -52,7 +52,7 @@ class Monitor:
             raise errors.Deadlock("Nobody can move.")
         return [messages.Outcome(0.0, 1.0, b"N.")]
 
-    def is_clean(self, may_keep_groups: bool) -> bool:
+    def is_clean(self, may_keep_changes: bool) -> bool:
         return self.ending == "well"
 
 

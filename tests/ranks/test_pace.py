@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -18,6 +19,17 @@ from course_lib import Link, Pace, launch
         (lambda: Pace(device={"sideways": 1.0}), "'sideways'.*forward, backward"),
         (lambda: Pace(link=0.001), "link=0.001 must be a Link"),  # type: ignore[arg-type]
         (lambda: Pace(devices_per_node=0), "devices_per_node=0"),
+        (lambda: Pace(nodes=0), "nodes=0 must be a whole number of at least 1"),
+        (lambda: Pace(nodes=-1), "nodes=-1"),
+        (lambda: Pace(nodes=2.5), r"nodes=2\.5"),  # type: ignore[arg-type]
+        (lambda: Pace(nodes=True), "nodes=True"),
+        (lambda: Pace(device=math.inf), "device=inf"),
+        (lambda: Pace(device={"forward": math.nan}), "device.*=nan"),
+        (lambda: Pace(slow={1: math.inf}), r"slow\[1\]=inf"),
+        (lambda: Pace(slow={1.5: 2}), r"a rank in slow=1\.5"),  # type: ignore[dict-item]
+        (lambda: Pace(slow={-1: 2}), "a rank in slow=-1"),
+        (lambda: Link(latency=math.inf), "latency=inf"),
+        (lambda: launch(print, 2, pace=Pace(slow={9: 2, 1: 3})), "names rank 9, but the ranks are 0 to 1"),
     ],
 )
 def test_a_pace_that_makes_no_sense_is_refused_by_name(make: Callable[[], object], message: str) -> None:

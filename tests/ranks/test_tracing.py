@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -608,3 +609,51 @@ def test_an_operation_that_takes_no_time_is_in_the_timeline_too() -> None:
 
     timeline = launch(alone, 1, pace=Pace(device=0.01)).timeline
     assert [(span.name, span.kind, span.duration) for span in timeline.spans] == [("barrier", "transfer", 0.0)]
+
+
+class Coalescing:
+    """Stands for a group of NCCL: messages of a batch begin at its end, and have one handle."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.said, self.works = inner, [], []  # type: ignore[var-annotated]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return SimpleNamespace(supports_coalescing=True)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.said.append("start")
+
+    def _end_coalescing(self, device: torch.device) -> Coalescing:
+        self.said.append("end")
+        return self
+
+    def send(self, *args: Any) -> None:
+        self.said.append("send")
+        self.works.append(self.inner.send(*args))
+
+    def recv(self, *args: Any) -> None:
+        self.said.append("recv")
+        self.works.append(self.inner.recv(*args))
+
+    def wait(self) -> None:
+        while self.works:
+            self.works.pop().wait()
+
+
+def test_messages_of_a_batch_begin_together_where_the_backend_wants_it() -> None:
+    def exchange(rank: int) -> tuple[list[str], float]:
+        group: Any = dist.group.WORLD
+        group.inner = fake = Coalescing(group.inner)
+        box = torch.zeros(1)
+        to, back = dist.P2POp(dist.isend, torch.ones(1) + rank, 1 - rank), dist.P2POp(dist.irecv, box, 1 - rank)
+        for work in dist.batch_isend_irecv([to, back]):
+            work.wait()
+        group.inner = fake.inner
+        return fake.said, float(box)
+
+    run = launch(exchange, 2)
+    assert run.results == [(["start", "send", "recv", "end"], 2.0), (["start", "send", "recv", "end"], 1.0)]
+    assert [run.timeline.bytes_sent(rank) for rank in (0, 1)] == [4, 4]

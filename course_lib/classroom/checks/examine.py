@@ -23,7 +23,7 @@ import torch.distributed as dist
 from course_lib.classroom.checks.evidence import Evidence
 from course_lib.classroom.checks.part import TIMEOUT, Case, Mistake, Observed, Part
 from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
-from course_lib.ranks import RankTimeout, Run, RunError, Stopped
+from course_lib.ranks import RankTimeout, Run, RunError, Stopped, discard
 from course_lib.timeline import Timeline
 
 MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
@@ -38,6 +38,7 @@ RAISED = (
 
 def examine(exercise: Part, fn: Any, seed: int) -> Verdict:
     """Try the student's function in every case, and stop at the first that goes wrong. Raises nothing but Stopped."""
+    discard("launch")  # ranks on which cells may have changed something
     try:
         verdict = _examine(exercise, fn, seed)
     except Stopped:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import glob
 import multiprocessing
 import os
 import shutil
@@ -79,15 +80,19 @@ _END_WITH_PIPE = (
 def _in_own_group() -> Iterator[None]:
     """Start multiprocessing's helpers outside the notebook's process group.
 
-    A kernel that shuts down signals its whole group and waits; these two end by themselves when it has gone.
+    A kernel that shuts down signals its whole group and waits; these two end by themselves when it has gone. The
+    resource tracker is the last to go, and removes our files if the kernel was killed.
     """
     plain = util.spawnv_passfds
 
     def spawn(path: Any, args: Any, passfds: Any) -> int:
-        first = "import os; os.setpgid(0, 0)"
+        first, last = "import os; os.setpgid(0, 0)", ""
         if "forkserver" in args[-1]:
             first += _END_WITH_PIPE.format(pipe=passfds[1])
-        return plain(path, [*args[:-1], f"{first}; {args[-1]}"], passfds)
+        elif "resource_tracker" in args[-1]:
+            ours = [os.path.join(glob.escape(folder), f"{PREFIX}{os.getpid()}-*") for folder in directories()]
+            last = f"; import glob, shutil; [shutil.rmtree(f, True) for place in {ours} for f in glob.glob(place)]"
+        return plain(path, [*args[:-1], f"{first}; {args[-1]}{last}"], passfds)
 
     util.spawnv_passfds = spawn
     try:

@@ -263,12 +263,12 @@ class RunMonitor:
         if error := mismatch.explain_mismatch(histories) or mismatch.explain_unfinished(histories, unfinished):
             self._raise(error, self.statuses())  # which takes longer than a short run
 
-    def is_clean(self, may_keep_groups: bool) -> bool:
+    def is_clean(self, may_keep_changes: bool) -> bool:
         """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         if len(outcomes) < self.pool.world_size or not all(outcome.reusable for outcome in outcomes):
             return False
-        if not may_keep_groups and any(outcome.has_new_groups for outcome in outcomes):
+        if not may_keep_changes and any(outcome.has_changes for outcome in outcomes):
             return False
         done = all(not outcome.unfinished for outcome in outcomes)
         return done and mismatch.all_matched([outcome.operations for outcome in outcomes])

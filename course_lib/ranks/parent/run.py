@@ -95,7 +95,7 @@ def run_on(
             outcomes = monitor.run(task)
         finally:
             display.finish()
-            workers.is_tidy = monitor.is_clean(may_keep_groups=purpose == "cells")
+            workers.is_tidy = monitor.is_clean(may_keep_changes=purpose == "cells")
     results = [_unpack(outcome, rank, monitor) for rank, outcome in enumerate(outcomes)]
     stdout = ["".join(texts) for texts in monitor.printed]
     return Run(results, stdout, time.perf_counter() - started, pace, outcomes)
@@ -184,6 +184,8 @@ def check_arguments(fn: Any, world_size: Any, args: Any, timeout: Any, pace: Any
         raise ValueError(f"timeout={timeout!r} must be a number of seconds above 0")
     if pace is not None and not isinstance(pace, Pace):
         raise TypeError(f"pace={pace!r} must be a Pace, for instance Pace(device=0.02)")
+    if pace is not None and (unknown := [rank for rank in pace.slow if rank >= world_size]):
+        raise ValueError(f"slow={pace.slow!r} names {errors.listing(unknown)}, but the ranks are 0 to {world_size - 1}")
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or None, which takes GPUs if there are enough")
 

@@ -10,17 +10,19 @@ rank carries a clock of its own, which starts at zero and moves by these rules a
                  occupies nothing at the receiver. The sender is free once the link is, whether or not the receive
                  has been posted
     collective   begins when the last member has come and the group's collective before it is over, and takes what its
-                 algorithm takes on the slowest link between its members. One with a root keeps all members until its
+                 algorithm takes: a ring (`pace._RINGS`) as if each step were messages from rank to rank, any other
+                 step by step on the slowest link between its members. One with a root keeps all members until its
                  end. Collectives and messages do not slow each other down
     wait         moves the clock to the end of what it waits for, if that is later. So does `is_completed()`, whose
-                 answer would otherwise depend on the machine. What waits out of sight, on `work.get_future()` as
+                 answer would otherwise depend on the machine; of a receive it is refused, since the message may be one
+                 that its sender sends only later. What waits out of sight, on `work.get_future()` as
                  DistributedDataParallel does, counts as waiting at the end of the mark around it; outside of marks,
                  before the next mark or operation
 
 Messages meet as they really do, in order for each sender, receiver, tag and group. So the same program gives the same
-timeline to the last bit on any machine, as long as it does not ask what the machine decides: the real time, or which
-sender's message an any-source receive takes first. Whichever it took, it has that message's time of arrival. (Where
-named receives of the same tag wait beside any-source ones, it may have that of another message of the same sender.)
+timeline to the last bit on any machine, as long as it does not ask for the real time. What else only the machine
+decides is refused: which of several senders' messages a receive takes that names none, and what several threads of a
+rank do beside each other.
 
 The message rule is that of LogGP (Alexandrov et al. 1995) with its overhead and gap at zero; running a program to find
 out how long it would take elsewhere is direct-execution simulation (Degomme et al. 2017, "Simulating MPI Applications:
@@ -32,6 +34,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -86,9 +89,8 @@ class Entries:
         return known[key]
 
     def of_message(self, sender: int, key: _Key) -> Entry:
-        """A message that is here. If it took the place of one that named its sender, the newest stands for it."""
-        known = self._read(sender)
-        return known[key] if key in known else [entry for entry in known.values() if entry[:3] == key[:3]][-1]
+        """A message that is here."""
+        return self._read(sender)[key]
 
     def _read(self, rank: int) -> dict[_Key, Entry]:
         """All that this rank has written so far; it may not have begun its run yet.
@@ -133,6 +135,8 @@ class EmulatedClock:
         self.rank, self.pace, self.entries = rank, pace, entries
         self.now = 0.0
         self.untimed: set[str] = set()  # kinds of marks that the pace has no seconds for
+        self.refused: RuntimeError | None = None  # what another thread was told, and perhaps nobody has heard
+        self._thread = threading.get_ident()
         self._marks = [_Mark(0.0, 0.0)]  # the innermost one last; the first stands for what is not marked
         self._link_free = {True: 0.0, False: 0.0}  # by whether it is the one inside the node
         self._collectives: dict[int, list[Operation]] = defaultdict(list)  # begun, by group
@@ -140,7 +144,27 @@ class EmulatedClock:
 
     # Compute
 
+    def follow(self, what: str) -> None:
+        """Go on with the thread that runs the function; refuse what any other one does."""
+        if threading.get_ident() != self._thread:
+            self.refused = RuntimeError(
+                f"Another thread than that of the function has begun {what}, as a callback of a future does. The "
+                "emulated clock follows one thread of each rank: begin it in the function, or launch without a pace."
+            )
+            raise self.refused
+
+    def call_back(self, callback: Any, future: Any) -> Any:
+        """Call it as if another thread did, also where the future was done before, so that this one does."""
+        before = self._thread
+        if threading.get_ident() == before:
+            self._thread = 0
+        try:
+            return callback(future)
+        finally:
+            self._thread = before
+
     def begin(self, kind: str, work: float, includes: str) -> None:
+        self.follow(f"a mark of the kind {kind!r}")
         self.come_by()
         seconds = self.pace.compute_seconds(kind, work, includes)
         if seconds is None and work:

@@ -6,7 +6,8 @@ x[:, 0] it would reduce one number, and then the neighbours of that number, with
     x[:, 0]  --contiguous()-->  copy  --all_reduce-->  copy  --copy_ when it is waited for-->  x[:, 0]
 
 On an emulated clock an asynchronous operation always gets copies. Whatever a program does to its tensors before it
-waits is then lost, where it would otherwise depend on who is first.
+waits is then lost, where it would otherwise depend on who is first. Only another operation on the same tensors finds
+what a collective before it has left there, as in the stream of a GPU.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ def flatten(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [tensor for item in tensors for tensor in flatten(item)]
+
+
+def places(value: Any) -> set[int]:
+    """Where in memory all tensors among these arguments lie."""
+    if isinstance(value, torch.Tensor):
+        return {value.untyped_storage().data_ptr()} if value.layout == torch.strided else set()
+    return set().union(*map(places, value)) if isinstance(value, list | tuple) else set()
 
 
 def packed(value: Any, apart: bool = False) -> Any:

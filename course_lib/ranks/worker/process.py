@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,7 +30,7 @@ from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
 from course_lib.ranks.places import RANKS, is_library
-from course_lib.ranks.worker import threads, traced_group
+from course_lib.ranks.worker import changes, threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +51,7 @@ def main(place: messages.Place, parent: Connection, board_memory: Any, answers: 
     timeline.record_with(tracer)
     threads.watch()
     answers.append(tracer.answer)
+    changes.watch_all()
     worker = Worker(place, parent, tracer)
     while True:
         try:
@@ -133,13 +135,14 @@ class Worker:
     """Runs the tasks of one rank and tells the parent how they ended."""
 
     def __init__(self, place: messages.Place, parent: Connection, tracer: Tracer) -> None:
-        self.place, self.parent, self.tracer = place, parent, tracer
+        self.place, self.parent, self.tracer, self.pid = place, parent, tracer, os.getpid()
         self.lock = threading.Lock()
         self.world: messages.World | None = None
         tracer.tell = lambda error: self._send(messages.RAISED, _describe(error, "raised"))
         self.own_environment = {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank)}
         self.module_count = len(sys.modules)
         self.ended: list[Any] = []  # groups of the run before
+        self.settings, self.filters = changes.settings(), list(warnings.filters)
 
     def run(self, world: messages.World, task: messages.Task) -> None:
         os.ftruncate(1, 0)  # the log of the run before
@@ -148,6 +151,7 @@ class Worker:
         self.tracer.board.clear(self.place.rank, has_begun=True)
         self._settle_in(task)
         self.tracer.reset(task.pace)
+        changes.replaced.clear()
         threads = set(threading.enumerate())
         printer = Printer(self.parent, self.lock)
         with contextlib.redirect_stdout(printer), contextlib.redirect_stderr(printer):
@@ -187,6 +191,9 @@ class Worker:
         with contextlib.suppress(OSError):
             os.chdir(task.directory)
         self._forget_own_modules()
+        if warnings.filters != self.filters:
+            warnings.resetwarnings()
+            warnings.filters[:] = self.filters  # type: ignore[index]
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
@@ -201,6 +208,8 @@ class Worker:
             filename = getattr(sys.modules[name], "__file__", None)
             if filename is not None and not is_library(filename):
                 del sys.modules[name]
+            else:
+                changes.watch(sys.modules[name])
         self.module_count = len(sys.modules)
 
     def _attempt(self, task: messages.Task) -> messages.Outcome:
@@ -213,7 +222,7 @@ class Worker:
             if not (task.pace or self.has_run):
                 self._line_up()
             outcome.started = time.perf_counter()
-            value = run_student(fn, self.place.rank, args)
+            value = self._call(fn, args)
             outcome.ended = time.perf_counter()
             self.tracer.end_run()
             outcome.value, outcome.failure = _pickle_result(value)
@@ -223,6 +232,13 @@ class Worker:
         outcome.operations, outcome.marks = self.tracer.operations, self.tracer.marks
         outcome.untimed = self.tracer.emulated.untimed if self.tracer.emulated else set()
         return outcome
+
+    def _call(self, fn: Any, args: tuple) -> Any:
+        try:
+            return run_student(fn, self.place.rank, args)
+        finally:
+            if os.getpid() != self.pid:  # a child that the function has forked; it is no rank
+                os._exit(0)
 
     def _line_up(self) -> None:
         """Start together, where a head start would show in the timeline."""
@@ -236,7 +252,7 @@ class Worker:
         left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
         has_child = _has_child()
         outcome.reusable = not left and not has_child
-        outcome.has_new_groups = len(dist.distributed_c10d._world.pg_map) != 1
+        outcome.has_changes = len(dist.distributed_c10d._world.pg_map) != 1 or changes.made(self.settings)
         own = [thread for thread in left if not thread.daemon or _is_students(thread)]
         if outcome.failure is None and (own or has_child):
             what, advice = (f"the thread {own[0].name!r}", "join() it") if own else ("a child process", "wait() for it")

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,6 +24,7 @@ from course_lib.ranks.board import Operation, group_hash
 from course_lib.ranks.worker import layouts, named_ranks, parts
 from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
+c10d: Any = dist.distributed_c10d
 _FOREVER = timedelta(days=1)  # the parent ends a run that hangs, not the process group
 
 
@@ -88,6 +90,11 @@ class TracedWork(dist.Work):
 
     def is_completed(self) -> bool:
         if self.tracer.emulated:
+            if self.op.is_message and not self.op.is_send:
+                raise RuntimeError(
+                    "is_completed() asks whether a message has come, which on an emulated clock nobody knows before "
+                    "its sender has gone on. Call wait() where you need the message, or launch without a pace."
+                )
             return self.wait()
         completed = self.inner is None or self.inner.is_completed()
         if completed:
@@ -173,6 +180,7 @@ class TracedGroup(dist.ProcessGroup):
         named_ranks.check(self.ranks, self.place, "send", None, destination)
         op = self._message(_called("send"), tensors, self.ranks[destination], tag)
         self.tracer.post(op, (self.hash, "send", op.peer, tag))
+        self._bring_back_before(tensors)
         work = self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
         work.sent = tensors
         return work
@@ -184,6 +192,13 @@ class TracedGroup(dist.ProcessGroup):
         return self._start(op, self.inner.recv, tensors, source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
+        if self.tracer.emulated and len(self.ranks) > 2:
+            raise ValueError(
+                "A receive names no sender. Whose message comes first would depend on the machine, and so would the "
+                "emulated clock: say src=..., or launch without a pace."
+            )
+        if self.tracer.emulated:
+            return self.recv(tensors, 1 - self.place, tag)
         op = self._message("recv_any_source", tensors, -1, tag)
         self.tracer.post(op, (self.hash, "recv_any_source", tag))
         return self._start(op, self.inner.recv_anysource, tensors, tag)
@@ -227,12 +242,24 @@ class TracedGroup(dist.ProcessGroup):
         """On an emulated clock what is done to a tensor on its way has the same effect in each run: none."""
         return op.is_async and self.tracer.emulated is not None
 
+    def _bring_back_before(self, args: Any) -> None:
+        """Let an operation find what the collectives before it leave in its tensors, as in the stream of a GPU."""
+        for work in (apart := self.tracer.apart):
+            if work.pairs and layouts.places([pair[0] for pair in work.pairs]) & layouts.places(args):
+                work.inner.wait()
+                work._bring_back()
+        apart[:] = [work for work in apart if work.pairs]
+
     def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
         """args: the first is what the operation writes into; a send has no gaps in it already."""
         try:
             is_apart = self._is_apart(op)
+            self._bring_back_before(args)
             given, pairs = layouts.without_gaps(op.name, *args, apart=is_apart) if op.dtype else (args, [])
-            return TracedWork(self.tracer, op, call(*given, **options), pairs)
+            work = TracedWork(self.tracer, op, call(*given, **options), pairs)
+            if is_apart and not op.is_message:
+                self.tracer.apart.append(work)
+            return work
         except BaseException:
             self.tracer.withdraw(op)
             raise
@@ -253,6 +280,45 @@ def _called(direction: str) -> str:
     return direction if direction in torch_calls() else "i" + direction
 
 
+def _let_batches_begin_together() -> None:
+    """One after the other on NCCL, messages of two ranks that both send first wait for ever.
+
+    torch begins them together only in groups of its own class.
+    """
+    one_by_one: Any = c10d.batch_isend_irecv
+
+    def together(ops: list[Any]) -> list[Any]:
+        group: Any = ops[0].group or dist.group.WORLD
+        device = ops[0].tensor.device
+        if not group._get_backend(device).supports_coalescing:
+            return one_by_one(ops)
+        group.inner._start_coalescing(device)
+        works = one_by_one(ops)
+        end = group.inner._end_coalescing(device)
+        for work in works:
+            work.inner = end
+        return works
+
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = together  # type: ignore[assignment]
+
+
+def _tell_clock_of_callbacks(tracer: Tracer) -> None:
+    def told(add: Callable[..., Any]) -> Callable[..., Any]:
+        def add_told(future: Any, callback: Callable) -> Any:
+            emulated = tracer.emulated
+            return add(future, functools.partial(emulated.call_back, callback) if emulated else callback)
+
+        return add_told
+
+    for name in ("then", "add_done_callback"):
+        setattr(torch._C.Future, name, told(getattr(torch._C.Future, name)))
+
+
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """torch's refuses all groups but gloo's own. Who does not come to a barrier is named in any case, and sooner."""
+    dist.barrier(group)
+
+
 def register(tracer: Tracer) -> None:
     """Make "traced" a backend of torch.distributed on this process."""
 
@@ -267,6 +333,9 @@ def register(tracer: Tracer) -> None:
         return TracedGroup(tracer, inner, options.group_id, ranks)
 
     named_ranks.check_before_torch()
+    _let_batches_begin_together()
+    _tell_clock_of_callbacks(tracer)
+    c10d.monitored_barrier = dist.monitored_barrier = _monitored_barrier
     dist.Backend.register_backend("traced", create, extended_api=True, devices=["cpu", "cuda"])
 
 

@@ -51,6 +51,7 @@ class Tracer:
             self.emulated = EmulatedClock(self.rank, pace, Entries(f"{self.rendezvous}-times-{self.runs}-", self.rank))
         self.operations: list[Operation] = []
         self.unclaimed: dict[int, Any] = {}  # handles nobody has waited for: gloo forgets a message without one
+        self.apart: list[Any] = []  # handles of collectives that work on copies
         self.marks: list[Span] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()
@@ -91,6 +92,8 @@ class Tracer:
         """The function has returned. What was waited for out of sight is over, but its end may be noted a bit later."""
         if self.emulated:
             self.emulated.come_by()
+            if self.emulated.refused:
+                raise self.emulated.refused
         for _ in range(_LATE_NOTES):  # not so many seconds, in which a machine may have stood still
             if not any(op.handed_on and not op.ended for op in self.operations):
                 break
@@ -106,6 +109,7 @@ class Tracer:
 
     def post(self, op: Operation, key: tuple) -> None:
         if self.emulated:
+            self.emulated.follow(op.name)
             self.emulated.come_by()
         self.steps += 1
         op.number = len(self.operations) + 1

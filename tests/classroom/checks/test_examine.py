@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -406,6 +408,16 @@ def test_a_stop_while_wrong_solutions_are_tried_stops_the_check(monkeypatch: pyt
     monkeypatch.setattr(Exercise, "run", run)
     with pytest.raises(Stopped):
         part(refuses)
+
+
+def test_a_check_begins_with_fresh_ranks_whatever_a_cell_has_done_to_those_that_are_there(tmp_path: Path) -> None:
+    def notes_its_process(tensor: Tensor) -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    before = launch(lambda rank: os.getpid(), 4).results
+    checks.ring_all_reduce(notes_its_process)
+    asked = [int(file.name) for file in tmp_path.iterdir()]
+    assert asked and not set(asked) & set(before)
 
 
 def test_a_change_of_the_right_solution_has_to_be_one() -> None:

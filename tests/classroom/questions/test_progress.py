@@ -1,4 +1,4 @@
-"""The file of answers: nothing written is ever lost, and everybody can read it."""
+"""The file of answers: nothing written is ever lost, and nobody else can read it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,15 @@ def test_what_is_recorded_is_there_again(state: Path) -> None:
     ]
     assert latest("Q4", 0) == notes()[1]
     assert latest("Q4", 7) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other rights")
+def test_the_answers_are_their_owners_alone_also_those_that_were_not(state: Path) -> None:
+    file = state / journal.FILE
+    for _ in range(2):
+        record("committed", "Q4", 0, "a")
+        assert file.stat().st_mode & 0o077 == 0
+        file.chmod(0o644)
 
 
 def test_two_notebooks_that_write_at_once_lose_nothing(state: Path) -> None:
