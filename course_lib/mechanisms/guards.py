@@ -207,18 +207,7 @@ def output_can_be_passed_on(stage: int, k: int, output: Tensor, dtype: torch.dty
 # Mixed precision
 
 
-def listed(parameters: Iterable[Any]) -> list[Any]:
-    if isinstance(parameters, Tensor):  # whose rows have no gradients
-        raise ValueError(f"parameters is one tensor, {list(parameters.shape)}; give a list, for instance [parameter]")
-    return list(parameters)
-
-
-def loss_can_be_scaled(loss: Tensor, scale: float) -> None:
-    if loss.dtype in SIXTEEN_BITS:
-        raise ValueError(
-            f"loss is a {_name(loss.dtype)}, which has no room for a scale of {scale:g}; "
-            "compute it in float32, as in loss_fn(logits.float(), targets)"
-        )
+def loss_is_finite(loss: Tensor) -> None:
     if not loss.isfinite().all():
         raise ValueError(
             f"loss={loss.tolist()} before any scaling, so the forward pass overflowed or the weights are broken; "
@@ -265,11 +254,6 @@ def sizes_make_all_ranks(dp: int, pp: int, tp: int) -> None:
 
 
 # Tensor parallelism
-
-
-def is_whole(layers_to_cut: Sequence[Any]) -> None:
-    if not layers_to_cut:
-        raise ValueError("model has no whole layers to cut; give a TinyGPT or blocks of one that were not cut before")
 
 
 def can_share_heads(modules: Iterable[Any], group: Group) -> None:

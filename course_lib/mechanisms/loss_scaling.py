@@ -47,12 +47,11 @@ class LossScaler:
     finite_in_a_row: int = field(default=0, init=False)  # steps, since the scale has changed
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scale, to call `backward` on.
+        """The loss, in 32 bits, times the scale, to call `backward` on; in 16 bits the product might overflow.
 
-        Raises ValueError for a loss that is not finite, which no scale can help, and for one in 16 bits, which the
-        scale itself may carry over the edge.
+        Raises ValueError for a loss that is not finite, which no scale can help.
         """
-        guards.loss_can_be_scaled(loss, self.scale_factor)
+        guards.loss_is_finite(loss)
         self.has_scaled = True
         return loss * self.scale_factor
 
@@ -69,7 +68,7 @@ class LossScaler:
         Raises ValueError for gradients in 16 bits, unless they are asked for, and for a scale so small that the
         overflow is not its doing.
         """
-        parameters = guards.listed(parameters)
+        parameters = list(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         guards.gradients_can_be_unscaled(gradients, in_16_bits)
         # A GPU is asked for one answer, not for one for each gradient.

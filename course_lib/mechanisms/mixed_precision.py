@@ -65,7 +65,7 @@ class MasterWeights:
         scaler: LossScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        self.model_parameters = [p for p in guards.listed(parameters) if p.requires_grad]
+        self.model_parameters = [p for p in parameters if p.requires_grad]
         copies = (weight.detach().to(master_dtype(weight.dtype), copy=True) for weight in self.model_parameters)
         self.master_parameters = [nn.Parameter(copy) for copy in copies]
         self.optimizer = optimizer_cls(self.master_parameters, **kwargs)

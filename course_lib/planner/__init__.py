@@ -9,8 +9,7 @@
                                            explain.py         the binding constraint in words
                                            calibrate.py       a measured step: your machine in place of a typical one
 
-`search` estimates every legal plan. `python3 course.py bench planner` holds all of it against what was published;
-exact_bytes.py does some of the same arithmetic to the byte, to be held against real runs.
+`search` estimates every legal plan. `python3 course.py bench planner` holds all of it against what was published.
 """
 
 from course_lib.planner.calibrate import calibrate

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from course_lib.classroom.questions.asking import choice, each, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.runs.training import train_layers
 from course_lib.figures import memory_by_part
 from course_lib.figures.axis import long_time, memory_size
@@ -73,12 +73,12 @@ def _two_limits() -> Outcome:
     return Outcome(None, found={"lines": "; ".join(lines), "small": small}, shown=right, pictures=(picture,))
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "Q5": SeededQuestion(
+QUESTIONS: dict[str, Seeded] = {
+    "Q5": Seeded(
         TooLarge(8, 4, 13),
         choice(each(_try, ("speed", "data", "memory", "network", "samples"))),
         [TooLarge(*layers, billions) for layers in ((6, 3), (8, 5), (12, 6)) for billions in (7, 20, 34)],
         lambda case: {"billions": case.billions, "states": 16 * case.billions},
     ),
-    "one_machine": SeededQuestion(None, open_case(_two_limits)),
+    "one_machine": Seeded(None, open_case(_two_limits)),
 }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from course_lib import data
 from course_lib.classroom.questions.asking import choice, each, number, open_case, ordering
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.steps import training_step
 from course_lib.classroom.runs.training import TINY, flat, gradients_of, shares, train, train_layers
@@ -319,31 +319,29 @@ def _shares() -> Outcome:
     return Outcome(None, found={"plain": plain, "weighted": weighted}, shown=weighted < 1e-9 < plain)
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "Q4": SeededQuestion(
+QUESTIONS: dict[str, Seeded] = {
+    "Q4": Seeded(
         Sharing(512, 8),
         choice(each(_share_out, SPLITS)),
         [Sharing(each * workers, workers) for workers in (3, 4, 6, 8) for each in (16, 32, 48, 64)],
         lambda case: {**case._asdict(), "share": case.samples // case.workers, "part": ORDINALS[case.workers]},
     ),
-    "Q1": SeededQuestion(
-        8, choice(each(_compare_trainings, UPDATES)), OTHER_WORKERS, lambda workers: {"workers": workers}
-    ),
-    "Q2": SeededQuestion(4, ordering(_run_in), OTHER_WORKERS, lambda workers: {"workers": workers}),
-    "bytes_sent": SeededQuestion(
+    "Q1": Seeded(8, choice(each(_compare_trainings, UPDATES)), OTHER_WORKERS, lambda workers: {"workers": workers}),
+    "Q2": Seeded(4, ordering(_run_in), OTHER_WORKERS, lambda workers: {"workers": workers}),
+    "bytes_sent": Seeded(
         Gradients(100_000, 8),
         number(BYTES, _count_bytes, _slips),
         [Gradients(ranks * piece, ranks) for ranks in (4, 5, 10) for piece in (5_000, 10_000, 20_000)],
         lambda case: {**case._asdict(), "others": case.ranks - 1, "size": data_size(case.bytes)},
     ),
-    "Q3": SeededQuestion(
+    "Q3": Seeded(
         Machines(),
         choice({**each(_without, REMEDIES), "memory": _held}),
         [Machines(4, 96, 1e6, 5), Machines(4, 96, 1.5e6, 5), Machines(6, 144, 1e6, 7), Machines(6, 144, 1.5e6, 8)],
         lambda case: {"few": case.devices_per_node, "many": case.workers, "gained": case.gained},
     ),
-    "data_distribution": SeededQuestion(None, open_case(_shares)),
-    "ideal_speed_up": SeededQuestion(None, open_case(_speed_up)),
-    "find_the_flaw": SeededQuestion(None, open_case(_flaw)),
-    "evaluate_replicas": SeededQuestion(None, open_case(_speed_up)),
+    "data_distribution": Seeded(None, open_case(_shares)),
+    "ideal_speed_up": Seeded(None, open_case(_speed_up)),
+    "find_the_flaw": Seeded(None, open_case(_flaw)),
+    "evaluate_replicas": Seeded(None, open_case(_speed_up)),
 }

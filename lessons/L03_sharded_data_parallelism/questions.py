@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from course_lib import data
 from course_lib.classroom.questions.asking import choice, each
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.runs.steps import after_barrier
 from course_lib.classroom.runs.training import shares
 from course_lib.figures import memory_by_part
@@ -94,8 +94,8 @@ def _send_without(option: str, ranks: int) -> Outcome:
     return Outcome(right, found=found, shown=right == (option == "parameters"))
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "enough_stage": SeededQuestion(
+QUESTIONS: dict[str, Seeded] = {
+    "enough_stage": Seeded(
         MemoryBudget(10, 8, 80),
         choice(each(_hold, map(str, STAGES))),
         [
@@ -107,5 +107,5 @@ QUESTIONS: dict[str, SeededQuestion] = {
         ],
         lambda case: {**case._asdict(), **{f"stage_{stage}": f"{case.needed(stage):.3g}" for stage in STAGES}},
     ),
-    "stage_3_sends": SeededQuestion(4, choice(each(_send_without, WITHOUT)), (2,), lambda ranks: {"ranks": ranks}),
+    "stage_3_sends": Seeded(4, choice(each(_send_without, WITHOUT)), (2,), lambda ranks: {"ranks": ranks}),
 }

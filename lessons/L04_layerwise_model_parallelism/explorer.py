@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from course_lib.classroom.runs.steps import LayerWiseStep, layerwise_step
 from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import HALF, WIDTH, Explorer, Runs, View, compared
 from course_lib.figures import gantt, memory_by_part
@@ -24,6 +23,7 @@ from course_lib.planner import simulate
 from course_lib.ranks import Pace
 from course_lib.schedules import SCHEDULES
 from course_lib.timeline import Timeline
+from lessons.L04_layerwise_model_parallelism.runs import LayerWiseStep, layerwise_step
 
 LAYERS = 6  # with embedding and head, 8 blocks
 UNITS = (1, 2, 3, 4, 6, 8)

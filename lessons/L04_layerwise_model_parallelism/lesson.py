@@ -142,8 +142,8 @@ print(f"sent by rank 1 in a step, to both sides: {sent[1] - sent[0]:,} bytes")
 
 # %%
 from course_lib import Pace
-from course_lib.classroom.runs import layerwise_step
 from course_lib.figures import gantt
+from lessons.L04_layerwise_model_parallelism.runs import layerwise_step
 
 pace = Pace({"forward": 0.02, "backward": 0.04})
 alone, four = (layerwise_step(ranks, samples=32, config=config, pace=pace).timeline for ranks in (1, 4))

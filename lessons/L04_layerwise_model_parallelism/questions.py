@@ -8,7 +8,7 @@ import torch
 
 from course_lib.classroom.questions.asking import choice, each, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.runs.events import ROUNDING, SECONDS, active, fill_and_drain, run_events
 from course_lib.classroom.runs.training import train_layers
 from course_lib.figures import gantt
@@ -81,15 +81,15 @@ def _pass_through(option: str, stages: int) -> Outcome:
     return Outcome(right, found=found, shown=right == (option == "turns"), pictures=(picture,))
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "why_partition": SeededQuestion(None, open_case(_partition)),
-    "Q6": SeededQuestion(
+QUESTIONS: dict[str, Seeded] = {
+    "why_partition": Seeded(None, open_case(_partition)),
+    "Q6": Seeded(
         Split(8, 4),
         choice({**each(_hold, ("layers", "samples", "bits")), "waiting": _while_waiting}),
         [Split(6, 3), Split(6, 2), Split(12, 4)],
         lambda case: {**case._asdict(), "share": case.layers // case.units},
     ),
-    "Q7": SeededQuestion(
+    "Q7": Seeded(
         4,
         choice(each(_pass_through, ("links", "copies", "turns", "uneven"))),
         (3, 5, 6),

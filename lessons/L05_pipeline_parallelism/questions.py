@@ -9,7 +9,7 @@ from typing import NamedTuple
 from course_lib.classroom.questions.asking import choice, each, open_case, ordering
 from course_lib.classroom.questions.markup import bullets
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.runs.events import (
     ROUNDING,
     SECONDS,
@@ -194,22 +194,17 @@ def _tuned() -> Outcome:
     return Outcome(None, found={"lines": "; ".join(lines)}, pictures=(picture,))
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "Q11": SeededQuestion(8, choice(each(_activity, STRATEGIES)), (4, 6), lambda units: {"units": units}),
-    "Q8": SeededQuestion(
-        Grid(2, 2),
-        ordering(_measure_idle),
-        [Grid(2, 2), Grid(2, 3), Grid(3, 2)],
-        _fields_of_grid,
-    ),
-    "Q10": SeededQuestion(
+QUESTIONS: dict[str, Seeded] = {
+    "Q11": Seeded(8, choice(each(_activity, STRATEGIES)), (4, 6), lambda units: {"units": units}),
+    "Q8": Seeded(Grid(2, 2), ordering(_measure_idle), [Grid(2, 2), Grid(2, 3), Grid(3, 2)], _fields_of_grid),
+    "Q10": Seeded(
         Moment(4, 3, 1),
         choice(each(_read_off, ("waits", "next", "now", "back", "before"))),
         [Moment(stages, stage, k) for stages in (4, 5) for stage in range(3, stages + 1) for k in (1, 2)],
         _fields_of_moment,
     ),
-    "pipeline_efficiency": SeededQuestion(None, open_case(_pipelines)),
-    "pipelining_gain": SeededQuestion(None, open_case(_gain)),
-    "tune_a_pipeline": SeededQuestion(None, open_case(_tuned)),
-    "optimize_stages": SeededQuestion(None, open_case(_gain)),
+    "pipeline_efficiency": Seeded(None, open_case(_pipelines)),
+    "pipelining_gain": Seeded(None, open_case(_gain)),
+    "tune_a_pipeline": Seeded(None, open_case(_tuned)),
+    "optimize_stages": Seeded(None, open_case(_gain)),
 }

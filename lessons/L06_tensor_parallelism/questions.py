@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from course_lib.classroom.questions.asking import choice, each, number, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import Quantity
 from course_lib.mechanisms import tensor_parallel as tp
 from course_lib.model import GPTConfig, TinyGPT
@@ -83,18 +83,13 @@ def _in_words(name: str, one: Estimate) -> str:
     return f"{name}: {one.memory.total / 2**30:.0f} GiB, computes at {one.mfu:.0%} of what the devices can"
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "which_cut": SeededQuestion(
-        4,
-        choice(each(_compare_cuts, map(", ".join, CUTS))),
-        (2, 8),
-        lambda ranks: {"ranks": ranks},
-    ),
-    "count_all_reduces": SeededQuestion(
+QUESTIONS: dict[str, Seeded] = {
+    "which_cut": Seeded(4, choice(each(_compare_cuts, map(", ".join, CUTS))), (2, 8), lambda ranks: {"ranks": ranks}),
+    "count_all_reduces": Seeded(
         24,
         number(ALL_REDUCES, _count_all_reduces, lambda layers: {"half": 1 / 2, "quarter": 1 / 4}, tolerance=0.0),
         (12, 32, 40),
         lambda layers: {"layers": layers},
     ),
-    "choose_strategy": SeededQuestion(None, open_case(_strategy), fields=lambda _: {"tried": [*_tried().values()]}),
+    "choose_strategy": Seeded(None, open_case(_strategy), fields=lambda _: {"tried": [*_tried().values()]}),
 }

@@ -16,7 +16,7 @@ from torch.nn.utils import vector_to_parameters
 from course_lib import data
 from course_lib.classroom.questions.asking import choice, each, number, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
 from course_lib.classroom.runs.events import Grid, flow
 from course_lib.classroom.runs.training import (
@@ -321,18 +321,18 @@ def _ways() -> Outcome:
     return Outcome(None, found=found, shown=right, pictures=pictures)
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "Q9": SeededQuestion(
+QUESTIONS: dict[str, Seeded] = {
+    "Q9": Seeded(
         TrainingSetup(),
         choice(each(_without, REMEDIES)),
         [TrainingSetup(workers=4, seed=seed) for seed in range(1, 100)],
         lambda case: {"workers": case.workers},
     ),
-    "bytes_per_weight": SeededQuestion(
+    "bytes_per_weight": Seeded(
         None, number(BYTES, _count_bytes, lambda: {"all_in_16": 1 / 2, "no_master": 3 / 4}, tolerance=0.0)
     ),
-    "one_overflow": SeededQuestion(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
-    "why_mixed_precision": SeededQuestion(None, open_case(_recipes)),
-    "diagnose_efficiency": SeededQuestion(None, open_case(_two_faults)),
-    "optimize_training": SeededQuestion(None, open_case(_ways)),
+    "one_overflow": Seeded(None, choice(each(_overflow, ("alone", "nobody", "together", "zero")))),
+    "why_mixed_precision": Seeded(None, open_case(_recipes)),
+    "diagnose_efficiency": Seeded(None, open_case(_two_faults)),
+    "optimize_training": Seeded(None, open_case(_ways)),
 }

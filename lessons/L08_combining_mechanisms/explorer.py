@@ -19,7 +19,8 @@ from course_lib.classroom.widgets.controls import Slider
 from course_lib.classroom.widgets.explorer import EXACTLY, HALF, WIDTH, Explorer, View, compared
 from course_lib.figures import gantt
 from course_lib.figures.axis import counted, data_size, duration, percent
-from course_lib.planner import exact_bytes, simulate
+from course_lib.planner import simulate
+from lessons.L08_combining_mechanisms import exact_bytes
 from lessons.L08_combining_mechanisms.figure import mesh_map, total
 from lessons.L08_combining_mechanisms.runs import (
     CONFIG,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib.classroom.questions.asking import choice, each, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.figures import gantt
 from course_lib.figures.axis import duration, percent
 from lessons.L08_combining_mechanisms.figure import mesh_map
@@ -68,7 +68,7 @@ def _evaluated(experiment: HybridExperiment, step: MeshStep) -> str:
     )
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "which_axis_across": SeededQuestion(None, choice({**each(_reach_across, ACROSS), "none": _compare_axes})),
-    "evaluate_strategy": SeededQuestion(None, open_case(_evaluate)),
+QUESTIONS: dict[str, Seeded] = {
+    "which_axis_across": Seeded(None, choice({**each(_reach_across, ACROSS), "none": _compare_axes})),
+    "evaluate_strategy": Seeded(None, open_case(_evaluate)),
 }

@@ -24,10 +24,11 @@ from course_lib.classroom.runs.training import train
 from course_lib.mechanisms import hybrid, tensor_parallel
 from course_lib.mechanisms.mesh import AXES
 from course_lib.model import GPTConfig, TinyGPT
-from course_lib.planner import ModelSpec, exact_bytes
+from course_lib.planner import ModelSpec
 from course_lib.ranks import Link, Pace, launch
 from course_lib.schedules import SCHEDULES, Schedule
 from course_lib.timeline import Span, Timeline
+from lessons.L08_combining_mechanisms import exact_bytes
 
 Sizes = tuple[int, int, int]
 OneProcess = tuple[dict[str, Tensor], dict[str, float]]

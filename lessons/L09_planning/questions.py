@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from course_lib.classroom.questions.asking import choice, each, number, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import TIMES
 from course_lib.figures import Timing, speed_up, step_time_by_part
 from course_lib.figures.axis import duration
@@ -156,12 +156,10 @@ def _has_room(site: Cluster, model: ModelSpec) -> bool:
     return site.devices * site.spec.memory > 16 * model.parameters
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "optimize_efficiency": SeededQuestion(None, open_case(_ladder), fields=lambda _: {"rungs": [*_rungs().values()]}),
-    "more_replicas": SeededQuestion(None, choice(each(_more_replicas, ("ideal", "gradients", "bubble", "falls")))),
-    "same_plan": SeededQuestion(
-        None, number(TIMES, _same_plan, _slips, tolerance=0.15), fields=lambda _: {**_ratios()}
-    ),
-    "which_offer": SeededQuestion(None, choice(each(_buy, OFFERS))),
-    "infrastructure": SeededQuestion(None, open_case(_sites), fields=lambda _: {"sites": [*SITES.values()]}),
+QUESTIONS: dict[str, Seeded] = {
+    "optimize_efficiency": Seeded(None, open_case(_ladder), fields=lambda _: {"rungs": [*_rungs().values()]}),
+    "more_replicas": Seeded(None, choice(each(_more_replicas, ("ideal", "gradients", "bubble", "falls")))),
+    "same_plan": Seeded(None, number(TIMES, _same_plan, _slips, tolerance=0.15), fields=lambda _: {**_ratios()}),
+    "which_offer": Seeded(None, choice(each(_buy, OFFERS))),
+    "infrastructure": Seeded(None, open_case(_sites), fields=lambda _: {"sites": [*SITES.values()]}),
 }

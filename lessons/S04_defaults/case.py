@@ -9,7 +9,7 @@ from typing import Any
 
 from course_lib.classroom.questions.asking import choice, each, open_case
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.figures.axis import counted, listed
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
 from lessons.S04_defaults.fleet import FLEET, Policy, Trials, tried
@@ -106,8 +106,8 @@ def _compare_policies() -> Outcome:
     return Outcome(None, f"Two defaults on the fleet (modelled). {lines}")
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    "S4_unfit": SeededQuestion(None, choice(each(_try, UNFIT))),
-    "S4_costly": SeededQuestion(None, choice(each(_get_wrong, WRONG))),
-    "S4_page": SeededQuestion(None, open_case(_compare_policies)),
+QUESTIONS: dict[str, Seeded] = {
+    "S4_unfit": Seeded(None, choice(each(_try, UNFIT))),
+    "S4_costly": Seeded(None, choice(each(_get_wrong, WRONG))),
+    "S4_page": Seeded(None, open_case(_compare_policies)),
 }

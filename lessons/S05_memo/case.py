@@ -8,22 +8,12 @@ from typing import Any
 
 from course_lib.classroom.questions.asking import choice, each, plan, prose
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.figures import step_time_by_part
 from course_lib.figures.axis import duration
 from course_lib.planner import Estimate, Plan, estimate, search
 from course_lib.planner.hardware import GiB
-from lessons.S05_memo.memo import (
-    CASE,
-    NO_PLAN,
-    PLAN,
-    Brief,
-    decided,
-    demands,
-    figures,
-    one_node,
-    read_section,
-)
+from lessons.S05_memo.memo import CASE, NO_PLAN, PLAN, Brief, decided, demands, figures, one_node, read_section
 
 NEARLY = 0.9  # of the largest: the planner cannot tell them apart
 FIGURES = {"S5_memory": 0, "S5_pipeline": 1, "S5_precision": 0}  # the figure of each section
@@ -134,10 +124,10 @@ def _gpus(case: Brief) -> dict[str, object]:
     return {"gpus": case.cluster.devices}
 
 
-QUESTIONS: dict[str, SeededQuestion] = {
-    PLAN: SeededQuestion(CASE, plan(_judge), fields=_sizes),
-    **{name: SeededQuestion(CASE, prose(partial(read_section, figure))) for name, figure in FIGURES.items()},
-    "S5_gradients": SeededQuestion(CASE, prose(partial(read_section, 2)), fields=_gpus),
-    "S5_bottleneck": SeededQuestion(CASE, choice(each(_blame, LOSSES)), fields=_gpus),
-    "S5_mitigation": SeededQuestion(CASE, choice(each(_mitigate, CHANGES))),
+QUESTIONS: dict[str, Seeded] = {
+    PLAN: Seeded(CASE, plan(_judge), fields=_sizes),
+    **{name: Seeded(CASE, prose(partial(read_section, figure))) for name, figure in FIGURES.items()},
+    "S5_gradients": Seeded(CASE, prose(partial(read_section, 2)), fields=_gpus),
+    "S5_bottleneck": Seeded(CASE, choice(each(_blame, LOSSES)), fields=_gpus),
+    "S5_mitigation": Seeded(CASE, choice(each(_mitigate, CHANGES))),
 }

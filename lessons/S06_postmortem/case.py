@@ -9,7 +9,7 @@ import torch
 
 from course_lib.classroom.questions.asking import choice, each
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.scenarios.jobs.faults import Fault
 from course_lib.classroom.scenarios.jobs.job import Job
 from course_lib.classroom.scenarios.jobs.replay import replay
@@ -62,4 +62,4 @@ def _redesign(name: str) -> Outcome:
     )
 
 
-QUESTIONS = {**CASE.questions(), "S6_redesign": SeededQuestion(None, choice(each(_redesign, REDESIGNS)))}
+QUESTIONS = {**CASE.questions(), "S6_redesign": Seeded(None, choice(each(_redesign, REDESIGNS)))}

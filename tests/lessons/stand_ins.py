@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from course_lib import Span, Timeline
-from course_lib.classroom.runs.steps import LayerWiseStep
 from course_lib.instruments.ledger import Bytes
-from course_lib.planner import exact_bytes, simulate
+from course_lib.planner import simulate
 from course_lib.schedules import SCHEDULES
 from lessons.L02_data_parallelism.explorer import DataParallelSetting
 from lessons.L04_layerwise_model_parallelism.explorer import LayerWiseSetting
+from lessons.L04_layerwise_model_parallelism.runs import LayerWiseStep
 from lessons.L05_pipeline_parallelism.explorer import PipelineSetting
 from lessons.L05_pipeline_parallelism.explorer_micro_batches import MicroBatchSetting
 from lessons.L06_tensor_parallelism.runs import CutRun, run_cut
+from lessons.L08_combining_mechanisms import exact_bytes
 from lessons.L08_combining_mechanisms.explorer import predict
 from lessons.L08_combining_mechanisms.runs import HybridExperiment, MeshStep
 

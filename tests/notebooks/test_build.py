@@ -222,7 +222,7 @@ print(Card("hello").question.text)
 from course_lib import launch
 from course_lib.classroom.questions.asking import number
 from course_lib.classroom.questions.outcome import Outcome
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from course_lib.classroom.questions.units import BYTES
 
 
@@ -230,7 +230,7 @@ def say(ranks):
     return Outcome(None, measured=len(launch(str, ranks).results))
 
 
-QUESTIONS = {"hello": SeededQuestion(4, number(BYTES, say), fields=lambda ranks: {"ranks": ranks})}
+QUESTIONS = {"hello": Seeded(4, number(BYTES, say), fields=lambda ranks: {"ranks": ranks})}
 """,
 }
 

@@ -103,7 +103,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class SeededQuestion:
+class Seeded:
     """A question for any numbers.
 
     first: those of the lesson; None if there are none.  make_form: makes its form.  others: what a seed draws from.

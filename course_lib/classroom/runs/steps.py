@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,10 +12,8 @@ from torch import nn
 
 from course_lib import data
 from course_lib.classroom.runs.training import SMALL, train
-from course_lib.instruments.ledger import Bytes, Ledger
 from course_lib.mechanisms import batches
 from course_lib.mechanisms.data_parallel import DataParallel
-from course_lib.mechanisms.layerwise import LayerWise, stage_bytes
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.model import GPTConfig, TinyGPT
 from course_lib.ranks import Pace, launch
@@ -46,7 +43,7 @@ def after_barrier(timeline: Timeline) -> Timeline:
     return replace(timeline, spans=spans)
 
 
-def _held_up(timeline: Timeline) -> Timeline:
+def held_up(timeline: Timeline) -> Timeline:
     """The timeline without background transfers: what ranks computed, and what held them up."""
     return replace(timeline, spans=[span for span in timeline.spans if not span.background])
 
@@ -102,7 +99,7 @@ def pipeline_step(schedule: Schedule, pace: Pace, layers: Sequence[int] | None =
     layers = [1] * schedule.n_stages if layers is None else list(layers)
     if len(layers) != schedule.n_stages:
         raise ValueError(f"layers={layers} has {len(layers)} numbers for {schedule.n_stages} stages; give one for each")
-    return _held_up(launch(_flow, schedule.n_ranks, (schedule, layers), pace=pace).timeline)
+    return held_up(launch(_flow, schedule.n_ranks, (schedule, layers), pace=pace).timeline)
 
 
 def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
@@ -110,51 +107,3 @@ def _flow(rank: int, schedule: Schedule, layers: Sequence[int]) -> None:
     stages = {stage: nn.Linear(TINY, TINY) for stage in schedule.stages_of(rank)}
     minibatch = torch.randn(schedule.n_micro_batches, TINY)
     run_schedule(schedule, stages, minibatch, minibatch, F.mse_loss, work={stage: layers[stage] for stage in stages})
-
-
-class LayerWiseStep(NamedTuple):
-    """A training step of `LayerWise`, and the most that each rank held in it."""
-
-    timeline: Timeline
-    held: list[Bytes]
-
-
-def layerwise_step(
-    world_size: int, samples: int, pace: Pace, config: GPTConfig = SMALL, cut: str = "number"
-) -> LayerWiseStep:
-    """One pass, forward and backward, of a model cut between its layers, on real ranks; a block is one unit of `work`.
-
-    cut: "number" for equal numbers of blocks, "bytes" for equal bytes.
-
-    Raises ValueError for another cut.
-    """
-    if cut not in CUTS:
-        raise ValueError(f"cut={cut!r} is unknown; choose one of {', '.join(CUTS)}")
-    run = launch(_train_stage, world_size, (samples, config, cut), pace=pace)
-    return LayerWiseStep(_held_up(after_barrier(run.timeline)), run.results)
-
-
-def _train_stage(rank: int, samples: int, config: GPTConfig, cut: str) -> Bytes:
-    """Train one stage: an update with zero gradients makes the optimizer's state, then comes the recorded step."""
-    inputs, targets = data.fixed_examples(samples)
-    blocks = TinyGPT(config).blocks
-    chain = LayerWise(blocks, costs=CUTS[cut](blocks))
-    optimizer = torch.optim.AdamW(chain.parameters())
-    for parameter in chain.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    dist.barrier()
-    with Ledger(chain, optimizer) as ledger:
-        output = chain(inputs)
-        chain.backward(None if output is None else data.answer_loss(output, targets))
-        optimizer.step()
-        optimizer.zero_grad()
-    return ledger.peak.held
-
-
-def _block_bytes(blocks: nn.Sequential) -> list[int]:
-    return stage_bytes(blocks, [range(i, i + 1) for i in range(len(blocks))])
-
-
-CUTS = {"number": lambda blocks: None, "bytes": _block_bytes}

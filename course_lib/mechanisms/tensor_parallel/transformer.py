@@ -48,11 +48,9 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     vocabulary need not divide evenly. A model with dropout is not supported: ranks that hold the same hidden states
     would drop different parts of them.
 
-    Raises ValueError for a model without such layers, and if there are more ranks than hidden units or tokens, or if
-    they cannot share the heads.
+    Raises ValueError if there are more ranks than hidden units or tokens, or if they cannot share the heads.
     """
     found = _to_be_cut(model)
-    guards.is_whole(found)
     guards.can_share_heads([module for module, _ in found], group)
     from_first_rank(model, group)
     whole = list(model.named_parameters(remove_duplicate=False))

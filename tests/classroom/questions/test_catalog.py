@@ -8,19 +8,19 @@ import pytest
 
 from course_lib.classroom import questions, rooms
 from course_lib.classroom.questions.forms import Choice, FreeText, Ordering
-from course_lib.classroom.questions.question import SeededQuestion
+from course_lib.classroom.questions.question import Seeded
 from tests.lessons.asked import ASKED
 
 SEEDS = range(1, 8)
 
 
-def family(name: str) -> SeededQuestion | None:
+def family(name: str) -> Seeded | None:
     """A question before it has any numbers, as some search for a plan when they get them.
 
     None for a step of a scenario, whose other numbers come with those of all its steps.
     """
     found = importlib.import_module(rooms.module_of(ASKED[name].file)).QUESTIONS[name]
-    return found if isinstance(found, SeededQuestion) else None
+    return found if isinstance(found, Seeded) else None
 
 
 WITH_NUMBERS = [name for name in ASKED if (one := family(name)) and one.others]

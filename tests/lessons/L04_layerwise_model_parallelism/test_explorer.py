@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from course_lib.classroom.runs.steps import layerwise_step
 from course_lib.model import GPTConfig
 from course_lib.ranks import Pace
 from lessons.L04_layerwise_model_parallelism import explorer as layerwise
 from lessons.L04_layerwise_model_parallelism.explorer import LayerWiseExplorer, LayerWiseSetting, describe
+from lessons.L04_layerwise_model_parallelism.runs import layerwise_step
 from tests.classroom.widgets.hands import move
 from tests.lessons.stand_ins import one_at_a_time
 
