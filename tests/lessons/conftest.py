@@ -39,7 +39,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         trainings.append((setting, begin(setting)))
         return trainings[-1][1]
 
-    monkeypatch.setattr(mixed_precision, "Training", recorded)
+    monkeypatch.setattr(mixed_precision, "OngoingTraining", recorded)
     return trainings
 
 

@@ -13,7 +13,8 @@ from course_lib.model import TinyGPT
 from course_lib.schedules import SCHEDULES
 
 PACE = Pace(device={"forward": 0.001, "backward": 0.002}, link=Link(latency=0.0, bandwidth=20e6))
-GRADIENTS = 4 * sum(parameter.numel() for parameter in TinyGPT(SMALL).parameters())
+PARAMETERS = list(TinyGPT(SMALL).parameters())
+GRADIENTS = 4 * sum(parameter.numel() + 1 for parameter in PARAMETERS)  # and how many ranks had one
 
 
 def kinds(step: Timeline, rank: int) -> Counter[str]:

@@ -11,7 +11,7 @@ from course_lib.classroom.runs.training import SMALL
 from course_lib.model import TinyGPT
 from lessons.L02_data_parallelism.questions import QUESTIONS, Gradients, Machines, _count_bytes
 
-GRADIENTS = 4 * sum(parameter.numel() for parameter in TinyGPT(SMALL).parameters())
+GRADIENTS = 4 * sum(parameter.numel() + 1 for parameter in TinyGPT(SMALL).parameters())  # and how many ranks had one
 
 
 def calculated(case: Machines, workers: int, pace: Pace) -> Timeline:

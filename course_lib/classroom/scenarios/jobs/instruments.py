@@ -25,7 +25,7 @@ from course_lib.figures.palette import lines_of
 from course_lib.ranks import launch
 from course_lib.timeline import compute
 
-MESSAGE = 1_000_000  # bytes of a message that tests a link
+MESSAGE = 10_000_000  # bytes of a message that tests a link
 
 
 class Signals(NamedTuple):
