@@ -114,6 +114,8 @@ def _summed(name: str) -> Callable[[nn.Module, int], None]:
 
 split, beginnings = "message[:-1].split([*map(Tensor.numel, each)])", "[message[: one.numel()] for one in each]"
 average_gradients.change("offset_stuck", split, beginnings)
+average_gradients.change("result_not_stored", "gradient.copy_(part.view_as(gradient))", "part.view_as(gradient)")
+average_gradients.change("gradient_of_one_rank", "dist.all_reduce(message)", "dist.broadcast(message, 0)")
 for name in SUMS:
     average_gradients.mistake(_summed(name))
 
@@ -123,18 +125,6 @@ def parameters_averaged(model: nn.Module, samples: int) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size()
-
-
-@average_gradients.mistake
-def result_not_stored(model: nn.Module, samples: int) -> None:
-    for gradient in gradients(model):
-        dist.all_reduce(gradient * samples)
-
-
-@average_gradients.mistake
-def gradient_of_one_rank(model: nn.Module, samples: int) -> None:
-    for gradient in gradients(model):
-        dist.broadcast(gradient, 0)
 
 
 @average_gradients.mistake
