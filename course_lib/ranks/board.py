@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import time
 import zlib
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -19,7 +20,9 @@ from typing import Any, NamedTuple
 MAX_WORLD_SIZE = 32
 RING = 128  # operations kept for each rank
 _OPERATION = struct.Struct("<QIQIiqqQdddBBB20s192s32s16s192s")
-SLOT = 64 + RING * _OPERATION.size
+_SIZE = _OPERATION.size + 4  # and a checksum: a look at it while it is being written shows a mixture
+SLOT = 64 + RING * _SIZE
+PATIENCE = 0.2  # seconds for a rank to finish writing; it may have been killed
 
 
 class Moments(NamedTuple):
@@ -170,9 +173,10 @@ class Board:
         self.headers[rank][2] = op.number
 
     def write(self, rank: int, op: Operation) -> None:
-        """Write an operation that has changed, in one piece: who reads meanwhile must not find it without its name."""
+        """Write an operation that has changed, with its checksum."""
         texts = [text.encode()[-192:] for text in _texts_of(op)]  # of a long line the end, where its number is
-        self._place(rank, op.number)[:] = _OPERATION.pack(*_numbers_of(op), *texts)
+        data = _OPERATION.pack(*_numbers_of(op), *texts)
+        self._place(rank, op.number)[:] = data + zlib.crc32(data).to_bytes(4, "little")
         self.touch(rank)
 
     def operations(self, rank: int) -> list[Operation]:
@@ -183,14 +187,14 @@ class Board:
 
     def _read(self, rank: int, number: int) -> Operation:
         place = self._place(rank, number)
-        data = bytes(place)
-        while data != place:  # its rank is just writing it
-            data = bytes(place)
-        values: list[Any] = list(_OPERATION.unpack(data))
+        until = time.monotonic() + PATIENCE
+        while zlib.crc32((data := bytes(place))[:-4]).to_bytes(4, "little") != data[-4:] and time.monotonic() < until:
+            time.sleep(0)  # its rank is just writing it
+        values: list[Any] = list(_OPERATION.unpack(data[:-4]))
         values[-_TEXTS:] = [text.rstrip(b"\0").decode(errors="replace") for text in values[-_TEXTS:]]
         return Operation(*values)
 
     def _place(self, rank: int, number: int) -> memoryview:
         """Of an operation; the one RING later has the same."""
-        start = rank * SLOT + 64 + (number - 1) % RING * _OPERATION.size
-        return self.memory[start : start + _OPERATION.size]
+        start = rank * SLOT + 64 + (number - 1) % RING * _SIZE
+        return self.memory[start : start + _SIZE]
