@@ -53,14 +53,12 @@ class Notebook:
         self.pending = True
 
     def refresh(self) -> None:
-        if self.pending and time.perf_counter() >= self.next_draw:
-            self._draw()
+        if time.perf_counter() >= self.next_draw:
+            self.finish()
 
     def finish(self) -> None:
-        if self.pending:
-            self._draw()
-
-    def _draw(self) -> None:
+        if not self.pending:
+            return
         from IPython.display import display
 
         data = {"text/plain": self._plain(), "text/html": self._html()}

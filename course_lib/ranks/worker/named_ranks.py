@@ -17,13 +17,11 @@ _RING = "The neighbours in a ring are (rank + 1) % world_size and (rank - 1) % w
 _RING_IN_GROUP = "A ring in a group closes with group ranks: (dist.get_rank(group) + 1) % dist.get_world_size(group)"
 
 
-def check(ranks: list[int], place: int, operation: str, rank: Any, group_rank: Any) -> None:
-    """Raise ValueError unless a group has this rank (or this group rank), and a message goes to another one.
-
-    ranks, place: those of the group, and where in it the calling rank stands.
-    """
+def check(group: Any, operation: str, rank: Any, group_rank: Any) -> None:
+    """Raise ValueError unless a group has this rank (or this group rank), and a message goes to another one."""
+    ranks = group.ranks
     named, choices = (group_rank, range(len(ranks))) if rank is None else (rank, ranks)
-    is_own = named == choices[place]
+    is_own = named == choices[group.place]
     if named in choices and not (is_own and operation in _MESSAGES):
         return
     called = [operation, *torch_calls()][-1]  # recv calls irecv
@@ -60,7 +58,7 @@ def check_before_torch() -> None:
 
     def checked(group: Any, rank: Any = None, group_rank: Any = None, return_global: bool = False) -> int:
         if hasattr(group, "ranks") and (rank is None) != (group_rank is None):
-            check(group.ranks, group.place, sys._getframe(1).f_code.co_name, rank, group_rank)
+            check(group, sys._getframe(1).f_code.co_name, rank, group_rank)
         return canonicalize(group, rank, group_rank, return_global)
 
     c10d._canonicalize_group_rank = checked
