@@ -177,13 +177,11 @@ def _check_completeness(schedule: Schedule) -> None:
         for k in range(schedule.n_micro_batches):
             forward, whole, half, weights = (Action(op, stage, k) for op in OPS)
             halves = {half, weights} & there
-            needed = [forward, *([half, weights] if halves else [whole])]
-            for action in needed:
+            for action in [forward, *([half, weights] if halves else [whole])]:
                 if action not in there:
                     raise ScheduleError(f"{holder} never runs {action}; add it")
             if halves and whole in there:
-                halved = "the whole backward, and a half of it; keep one of the two"
-                raise ScheduleError(f"{holder} runs {whole}, {halved}")
+                raise ScheduleError(f"{holder} runs {whole}, the whole backward, and a half of it; keep one of the two")
 
 
 def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Action]) -> ScheduleError:

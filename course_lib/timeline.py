@@ -230,14 +230,13 @@ def compute(
     if _recorder is None:
         yield
         return
-    recorder = _recorder
+    recorder, failed = _recorder, True
     recorder.begin(kind, name, micro_batch, stage, work, includes)
     try:
         yield
-    except BaseException:
-        recorder.end(failed=True)
-        raise
-    recorder.end(failed=False)
+        failed = False
+    finally:
+        recorder.end(failed)
 
 
 def progress(fraction: float) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import struct
-import zlib
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -100,10 +99,6 @@ def _family(name: str) -> str:
     if name.endswith(("send", "recv")) or name == "recv_any_source":
         return "message"
     return "new_group" if name == "new_group" else "collective"
-
-
-def group_hash(name: str) -> int:
-    return zlib.crc32(name.encode())
 
 
 def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:

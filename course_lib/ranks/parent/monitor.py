@@ -228,12 +228,10 @@ class RunMonitor:
 
     def _raise_failure(self) -> None:
         statuses = self._matching()
-        if any(status.state == "died" for status in statuses):
+        for dead in [status for status in statuses if status.state == "died"]:
             endings.forgive_cut_off(statuses)
-        for status in statuses:
-            if status.state == "died":
-                status.line = line_in(self.pool.log(status.rank)) or status.line
-                self._raise(endings.explain_death(status), statuses)
+            dead.line = line_in(self.pool.log(dead.rank)) or dead.line
+            self._raise(endings.explain_death(dead), statuses)
         self._raise(endings.explain_failures(statuses), statuses)
 
     def _raise_timeout(self) -> None:

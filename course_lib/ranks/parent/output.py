@@ -69,10 +69,8 @@ class Notebook:
         self.next_draw, self.pending = time.perf_counter() + self.interval, False
 
     def _plain(self) -> str:
-        lines = []
-        for rank in sorted(self.texts):
-            lines += [f"rank {rank} | {line}" for line in "".join(self.texts[rank]).splitlines()]
-        return "\n".join(lines)
+        whole = [(rank, "".join(texts)) for rank, texts in sorted(self.texts.items())]
+        return "\n".join(f"rank {rank} | {line}" for rank, text in whole for line in text.splitlines())
 
     def _html(self) -> str:
         if not self.fold:

@@ -14,6 +14,7 @@ from course_lib.ranks.worker.tracer import torch_calls
 c10d: Any = dist.distributed_c10d
 _MESSAGES = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list", "P2POp", "__init__"}  # P2POp's
 _RING = "The neighbours in a ring are (rank + 1) % world_size and (rank - 1) % world_size"
+_ROOT = "The root is one of them, the same on every rank"
 _RING_IN_GROUP = "A ring in a group closes with group ranks: (dist.get_rank(group) + 1) % dist.get_world_size(group)"
 
 
@@ -26,30 +27,22 @@ def check(group: Any, operation: str, rank: Any, group_rank: Any) -> None:
         return
     called = [operation, *torch_calls()][-1]  # recv calls irecv
     operation = "P2POp" if called == "__init__" else called
-    kind = "rank" if choices is ranks or _is_world(ranks) else "group rank"
-    why = f"but {_there_are(ranks, choices)}"
+    is_world = len(ranks) == dist.get_world_size()
+    kind = "rank" if choices is ranks or is_world else "group rank"
+    why = f"but {_there_are(ranks, choices, is_world)}"
     if is_own:
         why = "the one that calls it. A message needs two ranks" + ", and there is only one here" * (len(ranks) == 1)
-    raise ValueError(f"{operation} names {kind} {named!r}, {why}. {_advice(operation, ranks)}.")
+    advice = (_RING if is_world else _RING_IN_GROUP) if operation in _MESSAGES else _ROOT
+    raise ValueError(f"{operation} names {kind} {named!r}, {why}. {advice}.")
 
 
-def _is_world(ranks: list[int]) -> bool:
-    return len(ranks) == dist.get_world_size()
-
-
-def _there_are(ranks: list[int], choices: Sequence[int]) -> str:
+def _there_are(ranks: list[int], choices: Sequence[int], is_world: bool) -> str:
     last = len(ranks) - 1
-    if _is_world(ranks):
+    if is_world:
         return f"the ranks are 0 to {last}" if last else "the only rank is 0"
     if choices is ranks:
         return f"its group has only {listing(ranks)}"
     return f"the group ranks of its group, {listing(ranks)}, are 0 to {last}"
-
-
-def _advice(operation: str, ranks: list[int]) -> str:
-    if operation not in _MESSAGES:
-        return "The root is one of them, the same on every rank"
-    return _RING if _is_world(ranks) else _RING_IN_GROUP
 
 
 def check_before_torch() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board import Operation, group_hash
+from course_lib.ranks.board import Operation
 from course_lib.ranks.worker import layouts, named_ranks, parts
 from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
@@ -149,7 +150,7 @@ class TracedGroup(dist.ProcessGroup):
     def __init__(self, tracer: Tracer, inner: dist.ProcessGroup, name: str, ranks: list[int]) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.tracer, self.inner, self.ranks, self.place = tracer, inner, ranks, inner.rank()
-        self.hash = group_hash(name)
+        self.hash = zlib.crc32(name.encode())
         self.members = sum(1 << rank for rank in ranks)
 
     def getBackendName(self) -> str:  # the name that torch looks for
@@ -317,12 +318,13 @@ def register(tracer: Tracer) -> None:
     def create(options: Any, _: Any) -> TracedGroup:
         ranks = options.global_ranks_in_group or list(range(options.group_size))
         inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
-        waiting = Operation(0, sum(1 << r for r in ranks), 0, group_hash(options.group_id), name="new_group")
-        tracer.post(waiting, (waiting.group, "new_group"))
+        group = TracedGroup(tracer, inner, options.group_id, ranks)
+        waiting = group._describe("new_group", [])
+        tracer.post(waiting, (group.hash, "new_group"))
         tracer.block(waiting, tracer.steps)
         _connect(inner, options, tracer.device)
         tracer.finish(waiting)
-        return TracedGroup(tracer, inner, options.group_id, ranks)
+        return group
 
     named_ranks.check_before_torch()
     _let_batches_begin_together()
