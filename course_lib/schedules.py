@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 OPS = ("F", "B", "I", "W")
@@ -66,11 +67,8 @@ class Schedule:
     @cached_property
     def rank_of(self) -> dict[int, int]:
         """The rank that holds each stage: the first one that does anything for it."""
-        holders: dict[int, int] = {}
-        for rank, row in enumerate(self.actions):
-            for action in row:
-                holders.setdefault(action.stage, rank)
-        return holders
+        last_first = reversed(list(enumerate(self.actions)))  # so that the first one stays
+        return {action.stage: rank for rank, row in last_first for action in row}
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""
@@ -175,26 +173,23 @@ def _check_completeness(schedule: Schedule) -> None:
         raise ScheduleError("the schedule has no ranks; give actions for at least one")
     there = {action for row in schedule.actions for action in row}
     for stage in range(schedule.n_stages):
-        rank = schedule.rank_of.get(stage)
+        holder = f"rank {schedule.rank_of[stage]}" if stage in schedule.rank_of else "the schedule"
         for k in range(schedule.n_micro_batches):
             forward, whole, half, weights = (Action(op, stage, k) for op in OPS)
             halves = {half, weights} & there
-            needed = [forward, *([half, weights] if halves else [whole])]
-            for action in needed:
+            for action in [forward, *([half, weights] if halves else [whole])]:
                 if action not in there:
-                    raise ScheduleError(f"{_holder(rank)} never runs {action}; add it")
+                    raise ScheduleError(f"{holder} never runs {action}; add it")
             if halves and whole in there:
-                halved = "the whole backward, and a half of it; keep one of the two"
-                raise ScheduleError(f"{_holder(rank)} runs {whole}, {halved}")
+                raise ScheduleError(f"{holder} runs {whole}, the whole backward, and a half of it; keep one of the two")
 
 
 def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Action]) -> ScheduleError:
     """Name a rank that waits for itself if there is one, else the first of those that wait for each other."""
-    missing = [(rank, action, missing_input(schedule, action, done)) for rank, action in waiting]
-    at_fault = [(rank, action, lacking) for rank, action, lacking in missing if _home(schedule, lacking) == rank]
-    rank, action, lacking = (at_fault or missing)[0]
-    holder = _home(schedule, lacking)
-    if lacking and lacking not in schedule.actions[holder]:
+    inputs = ((rank, action, missing_input(schedule, action, done)) for rank, action in waiting)
+    missing = [(rank, action, lacking, schedule.rank_of[lacking.stage]) for rank, action, lacking in inputs if lacking]
+    rank, action, lacking, holder = next((one for one in missing if one[0] == one[-1]), missing[0])
+    if lacking not in schedule.actions[holder]:
         lacking = lacking._replace(op="I")  # that schedule splits this backward
     if holder == rank:
         why = "which comes later on the same rank"
@@ -202,14 +197,6 @@ def _stuck(schedule: Schedule, waiting: list[tuple[int, Action]], done: set[Acti
         blocked = dict(waiting).get(holder)
         why = f"which rank {holder} cannot reach: it waits in {blocked}"
     return ScheduleError(f"rank {rank} waits forever in {action}: it needs {lacking}, {why}")
-
-
-def _home(schedule: Schedule, action: Action | None) -> int:
-    return schedule.rank_of[action.stage] if action else -1
-
-
-def _holder(rank: int | None) -> str:
-    return "the schedule" if rank is None else f"rank {rank}"
 
 
 # Counting and showing
@@ -220,14 +207,8 @@ def peak_in_flight(schedule: Schedule) -> list[int]:
 
     Activations are held from F to B, or to W where the backward is split, as W still needs them.
     """
-    peaks = []
-    for row in schedule.actions:
-        held = peak = 0
-        for action in row:
-            held += {"F": 1, "B": -1, "I": 0, "W": -1}[action.op]
-            peak = max(peak, held)
-        peaks.append(peak)
-    return peaks
+    more = {"F": 1, "B": -1, "I": 0, "W": -1}
+    return [max(accumulate((more[action.op] for action in row), initial=0)) for row in schedule.actions]
 
 
 def as_text(schedule: Schedule) -> str:

@@ -156,23 +156,19 @@ def _trace_of(rank: int, spans: list[Span]) -> Iterator[dict[str, object]]:
 
 def _nested(spans: list[Span]) -> list[list[Span]]:
     """Deal spans out to as few lanes as they need to lie inside or after each other; Perfetto drops others."""
-    lanes: list[list[Span]] = []
-    open_ends: list[list[float]] = []
+    lanes: list[tuple[list[Span], list[float]]] = []  # with the ends of what is still open there
     for span in spans:
-        lane = next((i for i, ends in enumerate(open_ends) if _fits(span, ends)), len(lanes))
-        if lane == len(lanes):
-            lanes.append([])
-            open_ends.append([])
-        lanes[lane].append(span)
-        open_ends[lane].append(span.end)
-    return lanes
-
-
-def _fits(span: Span, ends: list[float]) -> bool:
-    """Close what has ended in a lane, then say whether the span lies within what is still open there."""
-    while ends and ends[-1] <= span.start:
-        ends.pop()
-    return not ends or span.end <= ends[-1]
+        for lane in lanes:
+            ends = lane[1]
+            while ends and ends[-1] <= span.start:
+                ends.pop()
+            if not ends or span.end <= ends[-1]:
+                break
+        else:
+            lanes.append(lane := ([], []))
+        lane[0].append(span)
+        lane[1].append(span.end)
+    return [lane for lane, _ in lanes]
 
 
 def _trace_event(span: Span, thread: int) -> dict[str, object]:
@@ -234,14 +230,13 @@ def compute(
     if _recorder is None:
         yield
         return
-    recorder = _recorder
+    recorder, failed = _recorder, True
     recorder.begin(kind, name, micro_batch, stage, work, includes)
     try:
         yield
-    except BaseException:
-        recorder.end(failed=True)
-        raise
-    recorder.end(failed=False)
+        failed = False
+    finally:
+        recorder.end(failed)
 
 
 def progress(fraction: float) -> None:

@@ -105,10 +105,6 @@ def _family(name: str) -> str:
     return "new_group" if name == "new_group" else "collective"
 
 
-def group_hash(name: str) -> int:
-    return zlib.crc32(name.encode())
-
-
 def belong(op: Operation, rank: int, theirs: Operation, other: int) -> bool:
     """Whether `op` of `rank` and `theirs` of `other` are two sides of one message or collective.
 

@@ -26,7 +26,6 @@ from torch import nn
 
 from course_lib import Deadlock, Link, Pace, RankFailed, Span, Timeline, launch
 from course_lib.mechanisms.collectives import ring_all_reduce
-from course_lib.ranks.board import Operation
 from course_lib.ranks.worker.clock import Entries, Entry
 from course_lib.timeline import compute, progress
 
@@ -676,7 +675,7 @@ def test_a_member_that_has_not_begun_its_run_is_waited_for(tmp_path: Path) -> No
     late = threading.Timer(0.05, begin_and_come)
     early = Entries(f"{tmp_path}/times-", rank=0)
     late.start()
-    assert early.of_member(1, Operation(number=0, members=0b11, order=0, group=7)) == came
+    assert early.of(1, (7, -1, 0, 0)) == came
     late.join()
 
 

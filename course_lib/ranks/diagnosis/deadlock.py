@@ -147,13 +147,10 @@ def _explain_absence(rank: int, op: Operation, gone: list[int], statuses: list[R
     if op.is_message:
         who, what = f"rank {rank} waits to {'send to' if op.is_send else 'receive from'} rank {gone[0]}", "its part"
     else:
-        together = [status.rank for status in statuses if _same_call(status.blocked_in, op)]
+        blocked = {status.rank: status.blocked_in for status in statuses if status.blocked_in}
+        together = [one for one, theirs in blocked.items() if theirs.meeting(one) == op.meeting(rank)]
         who = f"{listing(together)} wait{'s' if len(together) == 1 else ''} in {op.name}"
         what = f"that {op.name}"
     text = f"{sentence(who)}, but rank {gone[0]} has already returned without {what}."
     advice = "\n".join(filter(None, [_what_came_instead(rank, op, statuses), call]))
     return Deadlock(text, gone[0], details=advice, calls={rank: op})
-
-
-def _same_call(op: Operation | None, other: Operation) -> bool:
-    return op is not None and (op.name, op.group, op.order) == (other.name, other.group, other.order)

@@ -33,13 +33,10 @@ def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
     first: dict[tuple, _Call] = {}
     for rank, history in enumerate(histories):
         for op in history:
-            if op.name == "recv_any_source":
-                continue
-            key = op.meeting(rank)
-            if key in first:
-                yield first[key], (rank, op)
-            else:
-                first[key] = (rank, op)
+            if op.name != "recv_any_source":
+                one = first.setdefault(op.meeting(rank), (rank, op))
+                if one[1] is not op:
+                    yield one, (rank, op)
 
 
 def _difference(a: Operation, b: Operation) -> str:

@@ -69,13 +69,12 @@ def make_report(statuses: list[RankStatus]) -> Report:
 
 def _row(status: RankStatus, now: float) -> Row:
     op = status.blocked_in or (status.operations[-1] if status.state == "died" and status.operations else None)
-    row = Row(status.rank, status.state, line=describe_line(status.line))
-    if status.since:
-        row = replace(row, seconds=max(0.0, now - status.since))
+    since = op.posted if op else status.since or now
+    row = Row(status.rank, status.state, seconds=max(0.0, now - since), line=describe_line(status.line))
     if op is None:
         return row
     peer = str(op.peer) if op.peer >= 0 else "any" if op.is_message else "all"
-    return replace(row, operation=op.name, peer=peer, shape=f"{op.shape} {op.dtype}".strip(), seconds=now - op.posted)
+    return replace(row, operation=op.name, peer=peer, shape=f"{op.shape} {op.dtype}".strip())
 
 
 def line_in(stacks: str) -> str:

@@ -206,14 +206,11 @@ class RunMonitor:
         """Count as waiting whoever sleeps on a future, where DistributedDataParallel waits unseen."""
         for status in statuses:
             handed = [op for op in status.operations if op.handed_on and not op.ended]
-            if handed and not self._is_asleep(status.rank):
+            if handed and self.taken.used[status.rank][0] - self.moved[status.rank].computed >= _ASLEEP:
                 status.may_act = True
             elif handed and status.state == "computing" and not status.may_act:
                 status.state, handed[0].blocked = "waiting", handed[0].posted
         return statuses
-
-    def _is_asleep(self, rank: int) -> bool:
-        return self.taken.used[rank][0] - self.moved[rank].computed < _ASLEEP
 
     def _raise(self, error: errors.RunError | None, statuses: list[RankStatus]) -> None:
         """Raise an error, if there is one, with a report of what every rank was doing."""
@@ -231,12 +228,10 @@ class RunMonitor:
 
     def _raise_failure(self) -> None:
         statuses = self._matching()
-        if any(status.state == "died" for status in statuses):
+        for dead in [status for status in statuses if status.state == "died"]:
             endings.forgive_cut_off(statuses)
-        for status in statuses:
-            if status.state == "died":
-                status.line = line_in(self.pool.log(status.rank)) or status.line
-                self._raise(endings.explain_death(status), statuses)
+            dead.line = line_in(self.pool.log(dead.rank)) or dead.line
+            self._raise(endings.explain_death(dead), statuses)
         self._raise(endings.explain_failures(statuses), statuses)
 
     def _raise_timeout(self) -> None:
@@ -266,9 +261,6 @@ class RunMonitor:
     def is_clean(self, may_keep_changes: bool) -> bool:
         """Whether the workers can be used again: all ended, nothing half-sent, nothing left behind."""
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
-        if len(outcomes) < self.pool.world_size or not all(outcome.reusable for outcome in outcomes):
-            return False
-        if not may_keep_changes and any(outcome.has_changes for outcome in outcomes):
-            return False
-        done = all(not outcome.unfinished for outcome in outcomes)
-        return done and mismatch.all_matched([outcome.operations for outcome in outcomes])
+        is_left = [one.unfinished or not one.reusable or (one.has_changes and not may_keep_changes) for one in outcomes]
+        is_whole = len(outcomes) == self.pool.world_size and not any(is_left)
+        return is_whole and mismatch.all_matched([outcome.operations for outcome in outcomes])

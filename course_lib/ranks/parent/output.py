@@ -53,14 +53,12 @@ class Notebook:
         self.pending = True
 
     def refresh(self) -> None:
-        if self.pending and time.perf_counter() >= self.next_draw:
-            self._draw()
+        if time.perf_counter() >= self.next_draw:
+            self.finish()
 
     def finish(self) -> None:
-        if self.pending:
-            self._draw()
-
-    def _draw(self) -> None:
+        if not self.pending:
+            return
         from IPython.display import display
 
         data = {"text/plain": self._plain(), "text/html": self._html()}
@@ -71,10 +69,8 @@ class Notebook:
         self.next_draw, self.pending = time.perf_counter() + self.interval, False
 
     def _plain(self) -> str:
-        lines = []
-        for rank in sorted(self.texts):
-            lines += [f"rank {rank} | {line}" for line in "".join(self.texts[rank]).splitlines()]
-        return "\n".join(lines)
+        whole = [(rank, "".join(texts)) for rank, texts in sorted(self.texts.items())]
+        return "\n".join(f"rank {rank} | {line}" for rank, text in whole for line in text.splitlines())
 
     def _html(self) -> str:
         if not self.fold:

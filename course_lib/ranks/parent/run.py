@@ -118,10 +118,9 @@ class _Pickler(cloudpickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
-            name = str(value.__name__)
-            if sys.modules.get(name) is value:
-                return importlib.import_module, (name,)
+        is_unusual = isinstance(value, types.ModuleType) and type(value) is not types.ModuleType
+        if is_unusual and sys.modules.get(name := value.__name__) is value:
+            return importlib.import_module, (name,)
         return super().reducer_override(value)
 
 
@@ -133,15 +132,14 @@ def _pickled(value: Any) -> bytes:
 
 def _culprit(fn: Callable, args: tuple) -> str:
     """What exactly cannot travel."""
-    for index, value in enumerate(args):
-        if not _can_travel(value):
-            return f"args[{index}]"
+    parts = {f"args[{index}]": value for index, value in enumerate(args)}
     with contextlib.suppress(TypeError, ValueError):
         used = inspect.getclosurevars(fn)
-        for name, value in {**used.globals, **used.nonlocals}.items():
-            if not _can_travel(value):
-                return f"The variable {name!r}, which the function uses,"
-    return "The function, or something that it uses,"
+        variables = {**used.globals, **used.nonlocals}
+        parts |= {f"The variable {name!r}, which the function uses,": value for name, value in variables.items()}
+    return next(
+        (what for what, value in parts.items() if not _can_travel(value)), "The function, or something that it uses,"
+    )
 
 
 def _can_travel(value: Any) -> bool:

@@ -19,22 +19,29 @@ from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
     """All spans of a run; time zero is when the first rank began."""
     zero = 0.0 if is_emulated else min(outcome.started for outcome in outcomes)
-    arrivals = {} if is_emulated else _arrivals(outcomes)
+    came: dict[tuple, dict[int, float]] = defaultdict(dict)  # when each rank began its part of what belongs together
+    for rank, outcome in enumerate(outcomes):
+        for op in outcome.operations:
+            came[op.meeting(rank)][rank] = op.posted
     spans = []
     for rank, outcome in enumerate(outcomes):
         spans += [mark._replace(start=mark.start - zero, end=mark.end - zero) for mark in outcome.marks]
         for op in outcome.operations:
             if op.ended and op.name != "new_group":
-                moments = op.emulated or _measured(op, arrivals[_key(rank, op)])
+                moments = op.emulated or _measured(rank, op, came[op.meeting(rank)])
                 spans += _operation_spans(rank, op, moments, zero)
     untimed = set().union(*(outcome.untimed for outcome in outcomes))
     origin = "emulated" if is_emulated else "measured"
     return Timeline(spans, len(outcomes), origin, tuple(kind for kind in COMPUTE_KINDS if kind in untimed))
 
 
-def _measured(op: Operation, arrived: float) -> Moments:
-    """`arrived`: when the last rank that this operation depends on was there."""
-    return Moments(op.posted, max(arrived, op.posted), op.blocked or op.ended, op.ended)
+def _measured(rank: int, op: Operation, came: dict[int, float]) -> Moments:
+    """Its data can move when the last rank that it depends on is there: all, or only the root, or none."""
+    if op.name in ("broadcast", "scatter"):
+        came = {rank: op.posted, op.peer: came.get(op.peer, 0.0)}
+    elif op.name in ("reduce", "gather") and rank != op.peer:
+        came = {rank: op.posted}
+    return Moments(op.posted, max(came.values()), op.blocked or op.ended, op.ended)
 
 
 def _operation_spans(rank: int, op: Operation, moments: Moments, zero: float) -> list[Span]:
@@ -57,25 +64,3 @@ def _operation_spans(rank: int, op: Operation, moments: Moments, zero: float) ->
         at = ended - zero
         spans.append(Span(rank, "transfer", op.name, at, at, bytes=n_bytes, peer=peer, background=True))
     return spans
-
-
-def _key(rank: int, op: Operation) -> tuple:
-    """The same for all operations that one rank's operation depends on."""
-    if op.name in ("broadcast", "scatter"):
-        return (*op.meeting(rank), "root")
-    if op.name in ("reduce", "gather") and rank != op.peer:
-        return (*op.meeting(rank), rank)
-    return op.meeting(rank)
-
-
-def _arrivals(outcomes: list[Outcome]) -> dict[tuple, float]:
-    """When the last of those that belong together began, by key."""
-    latest: dict[tuple, float] = defaultdict(float)
-    for rank, outcome in enumerate(outcomes):
-        for op in outcome.operations:
-            keys = [op.meeting(rank)]
-            if rank == op.peer or op.name not in ("broadcast", "scatter"):
-                keys.append(_key(rank, op))
-            for key in keys:
-                latest[key] = max(latest[key], op.posted)
-    return latest

@@ -12,24 +12,19 @@ _variables: dict[str, Any] = {}
 
 def run_cell(rank: int, source: str, filename: str) -> None:
     """Run the source of one cell on this rank; like a notebook, print the value of a last expression."""
+    import torch
+    import torch.distributed as dist
+
     remember_source(filename, source)
     body = ast.parse(source, filename).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-    _define_basics(rank)
+    _variables.update(rank=rank, world_size=dist.get_world_size(), torch=torch, dist=dist)
+    _variables.update(__builtins__=builtins, __name__="__main__")
     exec(compile(ast.Module(body, []), filename, "exec"), _variables)
     if last is not None:
         value = eval(compile(ast.Expression(last.value), filename, "eval"), _variables)  # type: ignore[attr-defined]
         if value is not None:
             print(repr(value))
-
-
-def _define_basics(rank: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    world_size = dist.get_world_size()
-    _variables.update(rank=rank, world_size=world_size, torch=torch, dist=dist)
-    _variables.update(__builtins__=builtins, __name__="__main__")
 
 
 def remember_source(filename: str, source: str) -> None:

@@ -81,16 +81,11 @@ class Entries:
     def write(self, entry: Entry) -> None:
         self._own.write(_ENTRY.pack(*entry))
 
-    def of_member(self, rank: int, op: Operation) -> Entry:
-        """When a rank came to a collective; waits for it, since a root may be done before the others have come."""
-        key = (op.group, -1, 0, op.order)
+    def of(self, rank: int, key: _Key) -> Entry:
+        """What a rank wrote of an operation; waits for it, since a root may be done before the others have come."""
         while key not in (known := self._read(rank)):
             time.sleep(_POLL)
         return known[key]
-
-    def of_message(self, sender: int, key: _Key) -> Entry:
-        """A message that is here."""
-        return self._read(sender)[key]
 
     def _read(self, rank: int) -> dict[_Key, Entry]:
         """All that this rank has written so far; it may not have begun its run yet.
@@ -178,24 +173,22 @@ class EmulatedClock:
     def end(self, failed: bool) -> None:
         """A mark ends; one that failed waits for nobody, since who has raised must say so."""
         self.progress(1.0)
-        if failed:
-            self._marks[-2].unseen += self._marks.pop().unseen
-        else:
-            self._settle(self._marks[-1])
-            self._marks.pop()
+        if not failed:
+            self._settle()
+        self._marks[-2].unseen += self._marks.pop().unseen
 
     def come_by(self) -> None:
         """The rank comes to a mark, an operation or its end: what it waits for out of sight, it has waited for."""
         if len(self._marks) == 1:
-            self._settle(self._marks[0])
+            self._settle()
 
     def wait_unseen(self, work: Any) -> None:
         """Somebody has taken the future of this operation."""
         self._marks[-1].unseen.append(work)
 
-    def _settle(self, mark: _Mark) -> None:
-        while mark.unseen:
-            mark.unseen.pop(0).wait()
+    def _settle(self) -> None:
+        while unseen := self._marks[-1].unseen:
+            unseen.pop(0).wait()
 
     # Operations
 
@@ -231,7 +224,7 @@ class EmulatedClock:
         assert op.emulated is not None
         if op.is_send:
             return op.emulated
-        sent = self.entries.of_message(op.peer, (op.group, self.rank, op.tag, op.order))
+        sent = self.entries.of(op.peer, (op.group, self.rank, op.tag, op.order))
         return Moments(0.0, max(sent.posted, op.emulated.posted), ended=max(sent.arrival, op.emulated.posted))
 
     def _collective(self, op: Operation) -> Moments:
@@ -240,7 +233,7 @@ class EmulatedClock:
         while len(known) <= op.order:
             one = begun[len(known)]
             ranks = one.member_ranks()
-            came = [self.entries.of_member(rank, one) for rank in ranks]
+            came = [self.entries.of(rank, (one.group, -1, 0, one.order)) for rank in ranks]
             moving = max(entry.posted for entry in came)
             start = max(moving, known[-1].ended if known else 0.0)
             seconds = self.pace.collective_seconds(one.name, max(entry.bytes for entry in came), ranks)

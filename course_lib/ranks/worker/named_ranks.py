@@ -14,44 +14,35 @@ from course_lib.ranks.worker.tracer import torch_calls
 c10d: Any = dist.distributed_c10d
 _MESSAGES = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list", "P2POp", "__init__"}  # P2POp's
 _RING = "The neighbours in a ring are (rank + 1) % world_size and (rank - 1) % world_size"
+_ROOT = "The root is one of them, the same on every rank"
 _RING_IN_GROUP = "A ring in a group closes with group ranks: (dist.get_rank(group) + 1) % dist.get_world_size(group)"
 
 
-def check(ranks: list[int], place: int, operation: str, rank: Any, group_rank: Any) -> None:
-    """Raise ValueError unless a group has this rank (or this group rank), and a message goes to another one.
-
-    ranks, place: those of the group, and where in it the calling rank stands.
-    """
+def check(group: Any, operation: str, rank: Any, group_rank: Any) -> None:
+    """Raise ValueError unless a group has this rank (or this group rank), and a message goes to another one."""
+    ranks = group.ranks
     named, choices = (group_rank, range(len(ranks))) if rank is None else (rank, ranks)
-    is_own = named == choices[place]
+    is_own = named == choices[group.place]
     if named in choices and not (is_own and operation in _MESSAGES):
         return
     called = [operation, *torch_calls()][-1]  # recv calls irecv
     operation = "P2POp" if called == "__init__" else called
-    kind = "rank" if choices is ranks or _is_world(ranks) else "group rank"
-    why = f"but {_there_are(ranks, choices)}"
+    is_world = len(ranks) == dist.get_world_size()
+    kind = "rank" if choices is ranks or is_world else "group rank"
+    why = f"but {_there_are(ranks, choices, is_world)}"
     if is_own:
         why = "the one that calls it. A message needs two ranks" + ", and there is only one here" * (len(ranks) == 1)
-    raise ValueError(f"{operation} names {kind} {named!r}, {why}. {_advice(operation, ranks)}.")
+    advice = (_RING if is_world else _RING_IN_GROUP) if operation in _MESSAGES else _ROOT
+    raise ValueError(f"{operation} names {kind} {named!r}, {why}. {advice}.")
 
 
-def _is_world(ranks: list[int]) -> bool:
-    return len(ranks) == dist.get_world_size()
-
-
-def _there_are(ranks: list[int], choices: Sequence[int]) -> str:
+def _there_are(ranks: list[int], choices: Sequence[int], is_world: bool) -> str:
     last = len(ranks) - 1
-    if _is_world(ranks):
+    if is_world:
         return f"the ranks are 0 to {last}" if last else "the only rank is 0"
     if choices is ranks:
         return f"its group has only {listing(ranks)}"
     return f"the group ranks of its group, {listing(ranks)}, are 0 to {last}"
-
-
-def _advice(operation: str, ranks: list[int]) -> str:
-    if operation not in _MESSAGES:
-        return "The root is one of them, the same on every rank"
-    return _RING if _is_world(ranks) else _RING_IN_GROUP
 
 
 def check_before_torch() -> None:
@@ -60,7 +51,7 @@ def check_before_torch() -> None:
 
     def checked(group: Any, rank: Any = None, group_rank: Any = None, return_global: bool = False) -> int:
         if hasattr(group, "ranks") and (rank is None) != (group_rank is None):
-            check(group.ranks, group.place, sys._getframe(1).f_code.co_name, rank, group_rank)
+            check(group, sys._getframe(1).f_code.co_name, rank, group_rank)
         return canonicalize(group, rank, group_rank, return_global)
 
     c10d._canonicalize_group_rank = checked

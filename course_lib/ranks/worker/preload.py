@@ -19,12 +19,7 @@ import torch.distributed.pipelining  # noqa: E402
 
 from course_lib.ranks.worker import process  # noqa: E402, F401
 
-
-def _first_optimizer_step() -> None:
-    torch.set_num_threads(1)  # a thread pool started here would be missing in the forked workers
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    torch.optim.AdamW([parameter]).step()
-
-
-_first_optimizer_step()
+torch.set_num_threads(1)  # a thread pool started here would be missing in the forked workers
+_parameter = torch.nn.Parameter(torch.zeros(1))
+_parameter.grad = torch.zeros(1)
+torch.optim.AdamW([_parameter]).step()

@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -101,14 +100,9 @@ def _redirect_output(place: messages.Place) -> None:
         faulthandler.register(signal.SIGUSR1, log)  # the parent asks so where an endless loop is
 
 
-@contextlib.contextmanager
-def _batch_scheduling() -> Iterator[None]:
-    """gloo's threads poll; started as batch work they leave the cores to the ranks (25 -> 6 ms a run)."""
+def _schedule_as(policy: str) -> None:
     with contextlib.suppress(AttributeError, OSError):  # where there is no such thing
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    yield
-    with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setscheduler(0, getattr(os, policy), os.sched_param(0))
 
 
 class Printer(io.TextIOBase):
@@ -175,9 +169,12 @@ class Worker:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
         self.own_environment["WORLD_SIZE"] = str(world.size)
         os.environ.update(self.own_environment)
-        with _batch_scheduling():
-            store = dist.FileStore(world.rendezvous, world.size)
-            dist.init_process_group("traced", store=store, rank=self.place.rank, world_size=world.size)
+        _schedule_as(
+            "SCHED_BATCH"
+        )  # gloo's threads poll; begun so, they leave the cores to the ranks (25 -> 6 ms a run)
+        store = dist.FileStore(world.rendezvous, world.size)
+        dist.init_process_group("traced", store=store, rank=self.place.rank, world_size=world.size)
+        _schedule_as("SCHED_OTHER")
         self.tracer.enter(world.rendezvous)
         sys.excepthook, self.world, self.has_run = hook, world, False
 
@@ -349,10 +346,7 @@ def _is_students(thread: threading.Thread) -> bool:
 
 def _has_child() -> bool:
     """Whether this process has a child, running or not yet waited for."""
-    if not hasattr(os, "waitid"):
-        return False
-    try:
+    with contextlib.suppress(ChildProcessError, AttributeError):  # there is none, or no way to ask
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+        return True
+    return False

@@ -18,7 +18,7 @@ import torch
 
 from course_lib.ranks.places import RANKS, is_library
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def watch() -> None:
@@ -51,5 +51,5 @@ def _acts(frame: FrameType, thread: Any, has_futures: bool) -> bool:
         return False
     if files[0] == threading.Thread.join.__code__.co_filename:  # in a wait() or join()
         return frame.f_locals.get("timeout", 0) not in (None, -1)
-    outside = next((file for file in files if not file.startswith(_TORCH)), "")
+    outside = next((file for file in files if not file.startswith(TORCH)), "")
     return not outside.startswith(RANKS) and not (has_futures and outside != files[0])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board import Operation, group_hash
+from course_lib.ranks.board import Operation
 from course_lib.ranks.worker import layouts, named_ranks, parts
 from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
@@ -149,7 +150,7 @@ class TracedGroup(dist.ProcessGroup):
     def __init__(self, tracer: Tracer, inner: dist.ProcessGroup, name: str, ranks: list[int]) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.tracer, self.inner, self.ranks, self.place = tracer, inner, ranks, inner.rank()
-        self.hash = group_hash(name)
+        self.hash = zlib.crc32(name.encode())
         self.members = sum(1 << rank for rank in ranks)
 
     def getBackendName(self) -> str:  # the name that torch looks for
@@ -162,11 +163,7 @@ class TracedGroup(dist.ProcessGroup):
         """The rank leaves the group; others may still need its connections in this run."""
         self.tracer.groups.append(self.inner)
 
-    @property
-    def group_name(self) -> Any:
-        return self.inner.group_name
-
-    def getGroupName(self) -> str:  # the same for C++
+    def getGroupName(self) -> str:  # which is its group_name
         return self.inner.group_name
 
     @property
@@ -177,18 +174,14 @@ class TracedGroup(dist.ProcessGroup):
         return self.inner._get_backend(device)
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
-        named_ranks.check(self.ranks, self.place, "send", None, destination)
-        op = self._message(_called("send"), tensors, self.ranks[destination], tag)
-        self.tracer.post(op, (self.hash, "send", op.peer, tag))
+        op = self._post_message("send", tensors, destination, tag)
         self._bring_back_before(tensors)
         work = self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
         work.sent = tensors
         return work
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> TracedWork:
-        named_ranks.check(self.ranks, self.place, "recv", None, source)
-        op = self._message(_called("recv"), tensors, self.ranks[source], tag)
-        self.tracer.post(op, (self.hash, "recv", op.peer, tag))
+        op = self._post_message("recv", tensors, source, tag)
         return self._start(op, self.inner.recv, tensors, source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> TracedWork:
@@ -199,14 +192,24 @@ class TracedGroup(dist.ProcessGroup):
             )
         if self.tracer.emulated:
             return self.recv(tensors, 1 - self.place, tag)
-        op = self._message("recv_any_source", tensors, -1, tag)
-        self.tracer.post(op, (self.hash, "recv_any_source", tag))
+        op = self._post_message("recv_any_source", tensors, None, tag)
         return self._start(op, self.inner.recv_anysource, tensors, tag)
 
-    def _message(self, name: str, tensors: list[torch.Tensor], peer: int, tag: int) -> Operation:
-        op = self._describe(name, tensors)
-        op.peer, op.tag, op.sent, op.is_async = peer, tag, op.bytes, name != "send" and name != "recv"
+    def _post_message(self, kind: str, tensors: list[torch.Tensor], place: int | None, tag: int) -> Operation:
+        """kind: isend counts as send, and irecv as recv; a batch consists of those."""
+        peer = self._rank_at(place, kind)
+        is_async = kind not in torch_calls()
+        op = self._describe(f"i{kind}" if is_async and peer >= 0 else kind, tensors)
+        op.peer, op.tag, op.sent, op.is_async = peer, tag, op.bytes, is_async
+        self.tracer.post(op, (self.hash, kind, peer, tag))
         return op
+
+    def _rank_at(self, place: int | None, operation: str) -> int:
+        """The rank that an operation names by its place in the group; -1 where it names none."""
+        if place is None:
+            return -1
+        named_ranks.check(self, operation, None, place)
+        return self.ranks[place]
 
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
         op = Operation(0, self.members, 0, self.hash, name=name)
@@ -228,9 +231,7 @@ class TracedGroup(dist.ProcessGroup):
         op.detail = "" if reduction is None else _REDUCTIONS[reduction.op.value]
         op.is_async = getattr(options, "asyncOp", False)
         root = getattr(options, "rootRank", None)
-        if root is not None:
-            named_ranks.check(self.ranks, self.place, name, None, root)
-        op.peer = -1 if root is None else self.ranks[root]
+        op.peer = self._rank_at(root, name)
         n = len(self.ranks)
         if name in parts.NAMES and "coalesced" not in method:
             op.detail = parts.check(name, args, self.place, n) or op.detail
@@ -275,11 +276,6 @@ for _name in _COLLECTIVES:  # each has several spellings: allgather, _allgather_
             setattr(TracedGroup, _method, _forward(_name, _method))
 
 
-def _called(direction: str) -> str:
-    """Whether the caller used send or isend (recv or irecv); a batch consists of the latter."""
-    return direction if direction in torch_calls() else "i" + direction
-
-
 def _let_batches_begin_together() -> None:
     """One after the other on NCCL, messages of two ranks that both send first wait for ever.
 
@@ -303,15 +299,12 @@ def _let_batches_begin_together() -> None:
 
 
 def _tell_clock_of_callbacks(tracer: Tracer) -> None:
-    def told(add: Callable[..., Any]) -> Callable[..., Any]:
-        def add_told(future: Any, callback: Callable) -> Any:
-            emulated = tracer.emulated
-            return add(future, functools.partial(emulated.call_back, callback) if emulated else callback)
-
-        return add_told
+    def add_told(future: Any, add: Callable[..., Any], callback: Callable) -> Any:
+        emulated = tracer.emulated
+        return add(future, functools.partial(emulated.call_back, callback) if emulated else callback)
 
     for name in ("then", "add_done_callback"):
-        setattr(torch._C.Future, name, told(getattr(torch._C.Future, name)))
+        setattr(torch._C.Future, name, functools.partialmethod(add_told, getattr(torch._C.Future, name)))
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -325,12 +318,13 @@ def register(tracer: Tracer) -> None:
     def create(options: Any, _: Any) -> TracedGroup:
         ranks = options.global_ranks_in_group or list(range(options.group_size))
         inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
-        waiting = Operation(0, sum(1 << r for r in ranks), 0, group_hash(options.group_id), name="new_group")
-        tracer.post(waiting, (waiting.group, "new_group"))
+        group = TracedGroup(tracer, inner, options.group_id, ranks)
+        waiting = group._describe("new_group", [])
+        tracer.post(waiting, (group.hash, "new_group"))
         tracer.block(waiting, tracer.steps)
         _connect(inner, options, tracer.device)
         tracer.finish(waiting)
-        return TracedGroup(tracer, inner, options.group_id, ranks)
+        return group
 
     named_ranks.check_before_torch()
     _let_batches_begin_together()
@@ -341,18 +335,18 @@ def register(tracer: Tracer) -> None:
 
 def _connect(inner: dist.ProcessGroup, options: Any, device: torch.device | None) -> None:
     """Open gloo connections for tensors in memory and, given a GPU, NCCL ones for tensors on it."""
+    kinds: Any = dist.ProcessGroup.BackendType
+
+    def open_for(device: str, kind: Any, group: Any, chosen: Any) -> None:
+        chosen._timeout = _FOREVER
+        store = dist.PrefixStore(kind.name, options.store)
+        backend = group(store, options.group_rank, options.group_size, chosen)
+        backend._set_sequence_number_for_group()
+        inner._register_backend(torch.device(device), kind, backend)
+
     gloo_options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
-    gloo_options._timeout = _FOREVER
-    store = dist.PrefixStore("gloo", options.store)
-    gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, gloo_options)
-    gloo._set_sequence_number_for_group()
-    inner._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    inner._set_default_backend(kinds.GLOO)
+    open_for("cpu", kinds.GLOO, dist.ProcessGroupGloo, gloo_options)
     if device is not None:
-        nccl_options = dist.ProcessGroupNCCL.Options()
-        nccl_options._timeout = _FOREVER
-        store = dist.PrefixStore("nccl", options.store)
-        nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, nccl_options)
-        nccl._set_sequence_number_for_group()
-        inner._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        open_for("cuda", kinds.NCCL, dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.Options())

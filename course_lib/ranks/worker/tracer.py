@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from collections import Counter
@@ -20,7 +19,6 @@ from course_lib.ranks.worker import threads
 from course_lib.ranks.worker.clock import EmulatedClock, Entries
 from course_lib.timeline import Span
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 clock = time.perf_counter
 _LATE_NOTES = 2000  # looks whether another thread has noted that an operation has ended
 
@@ -152,7 +150,9 @@ class Tracer:
 @functools.lru_cache(maxsize=10_000)
 def _origin(filename: str) -> tuple[bool, bool]:
     """Whether a file's code is plumbing (torch's and this package's), and whether it is the course's."""
-    is_plumbing = filename.startswith((_TORCH, RANKS, "<frozen", "<string>")) or filename.endswith("contextlib.py")
+    is_plumbing = filename.startswith((threads.TORCH, RANKS, "<frozen", "<string>")) or filename.endswith(
+        "contextlib.py"
+    )
     return is_plumbing, filename.startswith(COURSE)
 
 
@@ -170,7 +170,7 @@ def is_called_directly() -> bool:
 
 def _torch_codes() -> Iterator[Any]:
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, RANKS)):
+    while frame is not None and frame.f_code.co_filename.startswith((threads.TORCH, RANKS)):
         yield frame.f_code
         frame = frame.f_back
 
