@@ -12,7 +12,7 @@ from course_lib.figures.chart import Axis, Chart
 from course_lib.figures.palette import LIKELY, STYLES, Style
 from course_lib.figures.picture import Picture, Row
 from course_lib.planner import Estimate, Memory
-from course_lib.planner.memory import memory_of_rank
+from course_lib.planner.memory import memory_of
 
 if TYPE_CHECKING:
     from course_lib.instruments.ledger import Bytes
@@ -76,7 +76,7 @@ def devices(estimate: Estimate) -> dict[str, Memory]:
     plan, m = estimate.plan, estimate.plan.micro_batches(estimate.global_batch)
     step = -(-plan.pp // MOST_DEVICES)
     ranks = sorted({*range(0, plan.pp, step), estimate.memory.rank, plan.pp - 1})
-    return {f"pipeline rank {rank}": memory_of_rank(estimate.model, plan, m, rank) for rank in ranks}
+    return {f"pipeline rank {one.rank}": one for one in memory_of(ranks, estimate.model, plan, m)}
 
 
 def step_time_by_part(estimates: Mapping[str, Estimate], width: int = 800, title: str | None = None) -> Picture:

@@ -23,12 +23,18 @@ SYMBOLS = {
 def begin(
     width: int, title: str | None, origins: Collection[str] = (), looks: Mapping[str, Look] = {}
 ) -> tuple[Sheet, float]:
-    """A sheet with a title, a line for each origin in the picture, and a legend; and the y below them."""
+    """A sheet with a title, a line for each origin in the picture, as nothing is shown without it, and a legend.
+
+    Returns the y below them, too.
+    """
     sheet, y = Sheet(width), 8.0
     for line in wrap(title or "", int((width - 2 * MARGIN) / text_width("x", 14))):
         sheet.text(MARGIN, y + 14, line, font_size=14, font_weight="bold")
         y += 20
-    return sheet, draw_legend(sheet, looks, draw_origins(sheet, origins, y) if origins else y)
+    for origin in (origin for origin in ORIGINS if origin in origins):
+        sheet.text(MARGIN, y + 12, ORIGINS[origin], font_weight="bold")
+        y += 18
+    return sheet, draw_legend(sheet, looks, y + 4 if origins else y)
 
 
 def draw_legend(sheet: Sheet, looks: Mapping[str, Look], y: float) -> float:
@@ -51,15 +57,6 @@ def draw_legend(sheet: Sheet, looks: Mapping[str, Look], y: float) -> float:
         sheet.text(x + left, y + 12, name)
         x += room + text_width(name)
     return y + 24 if looks else y
-
-
-def draw_origins(sheet: Sheet, origins: Collection[str], y: float) -> float:
-    """One line for each origin in the picture: nothing is shown without it."""
-    for origin in ORIGINS:
-        if origin in origins:
-            sheet.text(MARGIN, y + 12, ORIGINS[origin], font_weight="bold")
-            y += 18
-    return y + 4
 
 
 def draw_numbers_beside(sheet: Sheet, title: str, numbers: Iterable[tuple[float, str]], left: float, y: float) -> None:

@@ -55,9 +55,8 @@ def _steps(spans: list[Span], zero: float) -> list[tuple[float, float]]:
             lives[span.stage, span.micro_batch] += [span.start, span.end]
     weight = 1 / max(1, len({stage for stage, _ in lives}))
     changes = [(min(times), weight) for times in lives.values()] + [(max(times), -weight) for times in lives.values()]
-    changes = sorted(
-        (round(when - zero, 9), change) for when, change in changes
-    )  # of two at the same time, the one that frees comes first
+    # Of two at the same time, the one that frees comes first.
+    changes = sorted((round(when - zero, 9), change) for when, change in changes)
     counts = accumulate(change for _, change in changes)
     return [(0.0, 0.0), *((when, round(count, 6)) for (when, _), count in zip(changes, counts, strict=True))]
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from course_lib.planner import explain, memory
+from course_lib.planner import explain
 from course_lib.planner.bubbles import Work, bubble_seconds, exposed_messages
 from course_lib.planner.communication import Group, bytes_sent, collective_seconds, group, message_seconds
 from course_lib.planner.compute import SIZE, layer_times, logits_times, streaming_seconds
 from course_lib.planner.hardware import Cluster, Interconnect
-from course_lib.planner.memory import Memory, memory_of_worst_device, rank_shape, recipe, share
+from course_lib.planner.memory import Memory, candidates, memory_of_worst_device, rank_shape, recipe, share
 from course_lib.planner.simulate import simulate
 from course_lib.planner.spec import V_SHAPED, Depth, ModelSpec, Plan, Slice, layers_of_stages
 from course_lib.timeline import Timeline
@@ -125,11 +125,6 @@ class Estimate:
     @property
     def tokens_per_second(self) -> float:
         return self.global_batch * self.model.sequence / self.step_time.total
-
-    @property
-    def tokens_per_second_range(self) -> tuple[float, float]:
-        """The range of 90% of runs, in tokens per second."""
-        return self.step_time.around(self.tokens_per_second)
 
     @property
     def interval(self) -> str:
@@ -243,8 +238,6 @@ def _tensor_traffic(
     run while the gradients of the weights are computed. Sequence parallelism splits each all-reduce into an
     all-gather and a reduce-scatter of the same size in all, and gathers the inputs of products again in backward.
     """
-    if cut.tp == 1:
-        return 0.0, 0.0, 0.0, 0.0
     ranks = group(cut.tp, 1, cluster.devices_per_node)
     n_bytes = _hidden_states(model, cut)
     sent = (cut.forwards + 1) * 2 * bytes_sent("all_reduce", n_bytes, cut.tp)
@@ -262,8 +255,6 @@ def _context_traffic(model: ModelSpec, cluster: Cluster, cut: Slice) -> tuple[fl
 
     They are gathered forward, gathered again backward, and their gradients scattered: three passes of the same size.
     """
-    if cut.cp == 1:
-        return 0.0, 0.0
     ranks = group(cut.cp, cut.tp, cluster.devices_per_node)
     width = 2 * model.key_value_width / min(cut.tp, model.key_value_heads)
     n_bytes = SIZE[cut.precision] * cut.micro_batch * model.sequence * width
@@ -294,14 +285,14 @@ class SlowestRank(NamedTuple):
 @lru_cache(maxsize=4096)
 def _pace(model: ModelSpec, cluster: Cluster, cut: Slice, depth: Depth) -> SlowestRank:
     layer = layer_cost(model, cluster, cut)
-    logits, found = layer.logits, []
-    for rank in memory.candidates(model, depth):
-        _, layers, _, has_logits = rank_shape(model, depth, rank)
+    logits, found, parameters = layer.logits, [], 0
+    for rank in candidates(model, depth):
+        held, layers, _, has_logits = rank_shape(model, depth, rank)
         found.append((work_of(layers, layer.work, logits if has_logits else NOTHING), layers, has_logits))
+        parameters = max(parameters, share(held.cut, cut.tp) + held.whole)
     slowest, layers, has_logits = max(found, key=lambda one: one[0].total)
     others = model.layers * layer.work.total + logits.total - slowest.total
     lead = slowest.total - others / (depth.pp - 1) if has_logits and depth.pp > 1 else 0.0
-    parameters = memory.most_parameters(model, depth, cut.tp)
     return SlowestRank(layer, layers, slowest, others, sum(logits) if has_logits else 0.0, lead, parameters)
 
 

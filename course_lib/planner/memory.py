@@ -79,16 +79,11 @@ class Memory(NamedTuple):
 
 def memory_of_worst_device(model: ModelSpec, plan: Plan, n_micro_batches: int) -> Memory:
     """The memory of the fullest device. All devices of one pipeline rank are alike."""
-    found = _memory_of(candidates(model, plan.depth), model, plan, n_micro_batches)
-    return max(found, key=lambda memory: memory.total)
+    return max(memory_of(candidates(model, plan.depth), model, plan, n_micro_batches), key=lambda memory: memory.total)
 
 
-def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int) -> Memory:
-    """The memory of a device of this pipeline rank."""
-    return next(_memory_of([rank], model, plan, n_micro_batches))
-
-
-def _memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batches: int) -> Iterator[Memory]:
+def memory_of(ranks: Iterable[int], model: ModelSpec, plan: Plan, n_micro_batches: int) -> Iterator[Memory]:
+    """The memory of a device of each of these pipeline ranks."""
     tokens = plan.micro_batch * model.sequence / plan.cp
     whole = 1 / plan.tp if plan.sequence_parallel else 1.0  # not cut by tensor parallelism alone
     again, kept = (layer_activations(model, plan.slice, recompute) for recompute in (plan.recompute, "none"))
@@ -140,13 +135,6 @@ def candidates(model: ModelSpec, depth: Depth) -> list[int]:
     for rank in range(depth.pp):
         first_with.setdefault(rank_shape(model, depth, rank)[1], rank)
     return sorted({0, depth.pp - 1, *first_with.values()})
-
-
-@lru_cache(maxsize=4096)
-def most_parameters(model: ModelSpec, depth: Depth, tp: int) -> int:
-    """Parameters on the device that holds most of them."""
-    held = (rank_shape(model, depth, rank)[0] for rank in candidates(model, depth))
-    return max(share(parameters.cut, tp) + parameters.whole for parameters in held)
 
 
 @lru_cache(maxsize=4096)

@@ -137,7 +137,7 @@ def _sites() -> Outcome:
     lines = [f"{name}: {_at(site, MODEL)} with 70B, {_at(site, LARGER)} with 405B" for name, site in SITES.items()]
     fitting = [name for name, site in SITES.items() if _has_room(site, LARGER)]
     fastest, second, _ = sorted(SITES, key=lambda name: -best(SITES[name]).tokens_per_second)
-    (least, _), (_, most) = (best(SITES[name]).tokens_per_second_range for name in (fastest, second))
+    (least, _), (_, most) = (_likely(best(SITES[name])) for name in (fastest, second))
     shown = fitting == ["128 A100, slow network"] and least < most
     shown = shown and (fastest, second) == ("64 H100, fast network", "32 B200, fast network")
     return Outcome(None, found={"lines": "; ".join(lines)}, shown=shown)
@@ -147,8 +147,13 @@ def _at(site: Cluster, model: ModelSpec) -> str:
     if not _has_room(site, model):
         return "no plan fits"
     plan = best(site, model)
-    low, high = plan.tokens_per_second_range
+    low, high = _likely(plan)
     return f"{plan.tokens_per_second:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+
+
+def _likely(plan: Estimate) -> tuple[float, float]:
+    """The range of 90% of runs, in tokens per second."""
+    return plan.step_time.around(plan.tokens_per_second)
 
 
 def _has_room(site: Cluster, model: ModelSpec) -> bool:

@@ -69,12 +69,11 @@ import os
 os._exit(1)
 """
 CHEATING = """
-from course_lib.classroom.checks import examine, exercise, verdict
+from course_lib.classroom.checks import exercise, verdict
 
 verdict.Verdict.passed = True
 verdict.Verdict.points = lambda self, of: of
-examine.examine = lambda exercise, fn, seed: verdict.Verdict(exercise.name, "passed", "Right.", share=1.0)
-exercise.Exercise.__call__ = lambda self, fn, seed=0: examine.examine(self, fn, seed)
+exercise.Exercise.__call__ = lambda self, fn, seed=0: verdict.Verdict(self.name, "passed", "Right.", share=1.0)
 
 
 class checks:

@@ -164,7 +164,7 @@ def test_steps_and_times_and_speeds_have_their_interval() -> None:
         assert tip.replace("<br>", " ") == one.interval
     for (x, y, tip), one in zip(whiskers("limits"), PLANS.values(), strict=True):
         assert x == pytest.approx([one.model.parameters / 1e9] * 2)
-        low, high = (2e10 / speed for speed in reversed(one.tokens_per_second_range))
+        low, high = (2e10 / speed for speed in reversed(one.step_time.around(one.tokens_per_second)))
         assert y == pytest.approx([low / 86_400, high / 86_400])
         assert f"{long_time(low)} to {long_time(high)}" in tip
     ranges = [one.step_time.around(one.mfu) for one in PLANS.values()]

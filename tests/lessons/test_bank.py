@@ -14,8 +14,7 @@ from torch import nn
 
 from course_lib import data, launch
 from course_lib.classroom.checks.evidence import Evidence
-from course_lib.classroom.checks.examine import _judge
-from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.exercise import Exercise, _judge
 from course_lib.classroom.checks.part import Case, Mistake, Observed
 from course_lib.classroom.checks.verdict import Verdict
 from lessons.L02_data_parallelism import checks_averaging as averaging

@@ -30,7 +30,7 @@ def test_the_estimate_lies_in_the_middle_of_its_interval() -> None:
     found = estimate(MODEL, CLUSTER, PLAN, BATCH)
     assert found.step_time.low < found.step_time.total < found.step_time.high
     assert found.step_time.low * found.step_time.high == pytest.approx(found.step_time.total**2)
-    low, high = found.tokens_per_second_range
+    low, high = found.step_time.around(found.tokens_per_second)
     assert low < found.tokens_per_second < high
     assert high / low == pytest.approx(found.step_time.high / found.step_time.low)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from course_lib.planner import Cluster, ModelSpec, Plan, estimate
-from course_lib.planner.memory import memory_of_rank, memory_of_worst_device, model_state
+from course_lib.planner.memory import Memory, memory_of, memory_of_worst_device, model_state
 from course_lib.planner.spec import layers_of_stages
 
 GPT3 = ModelSpec(96, 12288, 96, 2048, 51200)
 N = 7_500_000_000
+
+
+def memory_of_rank(model: ModelSpec, plan: Plan, n_micro_batches: int, rank: int) -> Memory:
+    return next(memory_of([rank], model, plan, n_micro_batches))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])

@@ -1,20 +1,213 @@
-"""An exercise part that checks: called with a student's function, it gives the verdict."""
+"""An exercise part that checks: called with a student's function, it gives the verdict, on the same way for each.
+
+do the arguments fit?  ->  each case on real ranks  ->  the price, beside that of the right solution
+                              |             |
+                        an accident:     not what the right solution leaves:
+                        which one?       which wrong solution leaves the same?
+                                         if none does: what is certain, expected and got
+"""
 
 from __future__ import annotations
 
+import builtins
+import difflib
+import inspect
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from course_lib.classroom.checks.examine import examine
-from course_lib.classroom.checks.part import Part
-from course_lib.classroom.checks.verdict import Verdict
+import torch
+import torch.distributed as dist
+
+from course_lib.classroom.checks.evidence import Evidence
+from course_lib.classroom.checks.part import TIMEOUT, Case, Mistake, Observed, Part
+from course_lib.classroom.checks.verdict import Cost, Idle, Verdict
+from course_lib.ranks import RankTimeout, Run, RunError, Stopped, discard
+from course_lib.timeline import Timeline
+
+MISSPELT = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
+SLIPS = (*MISSPELT, "AttributeError", "TypeError")
+BROKEN = "The check itself failed, which says nothing about your function. Please report this."
+UNWRITTEN = "Replace `raise NotImplementedError()` by your own lines. The hints above unfold one by one."
+RAISED = (
+    "Your function raised an exception, so its idea could not be tried. The last words of the exception usually name "
+    "the thing that is not what the line takes it for; print its shape or its value just before."
+)
 
 
 @dataclass(eq=False)
 class Exercise(Part):
     """A part that students call with their function; its fields are those of `Part`."""
 
-    def __call__(self, fn: Callable[..., Any], seed: int = 0) -> Verdict:
-        """Check a student's function on 2, 3 and 4 ranks. seed: other numbers and sizes."""
-        return examine(self, fn, seed)
+    def __call__(self, fn: Any, seed: int = 0) -> Verdict:
+        """Try a student's function on 2, 3 and 4 ranks, and stop at the first case that goes wrong.
+
+        seed: other numbers and sizes. Raises nothing but Stopped.
+        """
+        discard("launch")  # ranks on which cells may have changed something
+        try:
+            verdict = _examine(self, fn, seed)
+        except Stopped:
+            raise
+        except Exception as error:
+            facts = (("What happened", f"{type(error).__name__}: {error}"),)
+            verdict = Verdict(self.name, "error", BROKEN, facts=facts)
+        name = getattr(fn, "__name__", "")
+        return replace(verdict, name=name) if isinstance(name, str) and name.isidentifier() else verdict
+
+
+def _examine(exercise: Part, fn: Any, seed: int) -> Verdict:
+    if complaint := _wrong_arguments(exercise, fn):
+        return Verdict(exercise.name, "slip", complaint)
+    passed: list[Evidence] = []
+    cases = exercise.all_cases(seed)
+    for case in cases:
+        wrong: Verdict | None
+        try:
+            run = exercise.run([fn], case)
+        except Stopped:
+            raise
+        except RunError as error:
+            wrong = _explain_accident(exercise, case, error, fn, is_new=bool(passed and case.new))
+        else:
+            left = ([of[0] for of in one.results] for one in (run, exercise.run_right(case)))
+            found = Evidence(exercise, case, *left)
+            wrong = _judge(found, passed)
+        if wrong:
+            facts = (*wrong.facts, *_what_is_new(case, passed))
+            return replace(wrong, situation=case.text, facts=facts, share=len(passed) / len(cases))
+        passed.append(found)
+    tried = f"Right in all {len(passed)} cases, from {passed[0].case.text} to {passed[-1].case.text}."
+    verdict = Verdict(exercise.name, "passed", tried, share=1.0)
+    return _weigh(verdict, run, exercise.run_right(case), exercise.memory)
+
+
+def _wrong_arguments(exercise: Part, fn: Any) -> str:
+    wanted = inspect.signature(exercise.right)
+    if not callable(fn):
+        return f"The check was given {fn!r}, which is no function. Give it the function itself, without parentheses."
+    yours: Any = "(...)"  # a function that is not written in Python
+    try:
+        yours = inspect.signature(fn)
+        yours.bind(*wanted.parameters)
+    except (TypeError, ValueError):
+        given = f"The check calls `{exercise.name}({', '.join(wanted.parameters)})`"
+        return f"{given}, and your function is `{exercise.name}{yours}`: give it these arguments again."
+    return ""
+
+
+def _what_is_new(case: Case, passed: list[Evidence]) -> tuple[tuple[str, str], ...]:
+    """A fact: what is new in this case since the last one that passed."""
+    if not passed:
+        return ()
+    before = passed[-1].case.world_size
+    ranks = f"{case.world_size} ranks instead of {before}; is a number of ranks written into your code?"
+    news = case.new or (ranks if case.world_size != before else "other sizes")
+    return (("It was right before; new in this case", news),)
+
+
+def _judge(found: Evidence, passed: list[Evidence]) -> Verdict | None:
+    """The verdict on a run that came to its end; None if nothing is wrong."""
+    exercise = found.exercise
+    breach = exercise.breach(found.left) if found.is_right else ""
+    if found.is_right and not breach:
+        return None
+    failing = [one for one in found.mistakes() if not found.would_pass(one)]
+    mistakes = [one for one in failing if all(before.would_pass(one) for before in passed)]
+    verdict = _named(Verdict(exercise.name, "price" if breach else "idea", breach or found.sentence()), mistakes)
+    facts = found.differences[0].facts() if found.differences else ()
+    return replace(verdict, facts=() if verdict.message in dict(facts).values() else facts)  # nothing is said twice
+
+
+def _named(verdict: Verdict, mistakes: list[Mistake]) -> Verdict:
+    if not mistakes:
+        return verdict
+    text = " Or: ".join(" ".join(mistake.advice) for mistake in mistakes)
+    several = f"{len(mistakes)} ideas lead to exactly this. " if len(mistakes) > 1 else ""
+    return replace(verdict, message=several + text, idea=", ".join(one.program.__name__ for one in mistakes))
+
+
+# Runs that did not come to their end
+
+
+def _explain_accident(exercise: Part, case: Case, error: RunError, fn: Callable[..., Any], is_new: bool) -> Verdict:
+    cause, kind = error.__cause__, type(error.__cause__).__name__
+    if kind == "NotImplementedError" and not str(cause):
+        return Verdict(exercise.name, "unwritten", UNWRITTEN)
+    said = error.message if error.details.startswith("Traceback") else f"{error.message} {error.details}"
+    lines = dict.fromkeys(row.line for row in error.report.rows if row.line and row.line not in said)
+    facts = (("What happened", error.message), *(("Line", line) for line in lines))
+    if mistakes := [
+        one for one in exercise.mistakes if one.fails and cause and _fails_alike(exercise, case, one, error)
+    ]:
+        return _named(Verdict(exercise.name, "idea", "", facts=facts), mistakes)
+    if cause is None and not error.details.startswith("Traceback") and not isinstance(error, RankTimeout):
+        return Verdict(exercise.name, "idea", error.details, facts=facts)
+    if is_new and cause and kind not in MISSPELT:
+        new = "Your function raises an exception at something that is new."
+        return Verdict(exercise.name, "idea", new, facts=facts)
+    if kind in SLIPS:
+        return Verdict(exercise.name, "slip", _explain_slip(str(cause), fn), facts=facts)
+    endless = f"Nothing here should take {TIMEOUT:g} seconds: perhaps a loop never ends. Look at what would end it."
+    return Verdict(exercise.name, "error", endless if isinstance(error, RankTimeout) else RAISED, facts=facts)
+
+
+def _fails_alike(exercise: Part, case: Case, mistake: Mistake, error: RunError) -> bool:
+    """Whether a wrong solution ends in the same error after the same operations."""
+    try:
+        exercise.run([mistake.program], case)
+    except Stopped:
+        raise
+    except RunError as theirs:
+        return _how_it_ended(theirs) == _how_it_ended(error)
+    return False
+
+
+def _how_it_ended(error: RunError) -> tuple:
+    """A run's ending in a form that is the same on every machine; which of several waiting ranks raise is not."""
+    raised = [error.histories[row.rank] for row in error.report.rows if row.state == "raised"]
+    return type(error), repr(error.__cause__), {tuple((op.name, op.peer, op.elements) for op in one) for one in raised}
+
+
+def _explain_slip(text: str, fn: Callable[..., Any]) -> str:
+    """Plain words for a misspelt name or a wrong type, with what was probably meant."""
+    if "'NoneType' object has no attribute 'wait'" in text:
+        return "There is no handle to wait for: without `async_op=True`, a collective is over when it returns."
+    code = getattr(fn, "__code__", None)
+    local = [*code.co_varnames, *code.co_names, *getattr(fn, "__globals__", {})] if code else []
+    around = {*local, *dir(builtins)} if "name '" in text or "variable '" in text else {*dir(torch.Tensor), *dir(dist)}
+    misspelt = re.search(r"(?:name|variable|attribute) '(\w+)'", text)
+    meant = difflib.get_close_matches(misspelt[1], around - {misspelt[1]}) if misspelt else []
+    advice = f" Did you mean `{meant[0]}`?" if meant else ""
+    return f"Python stopped at one line; this says nothing about your idea yet.{advice}"
+
+
+# The price
+
+
+def _weigh(verdict: Verdict, run: Run, right: Run, memory: int | None) -> Verdict:
+    """Add the price of a right function beside the best: the right solution's, unless this function has done better."""
+    price = sent, calls, held, idle = _price(run)
+    least_sent, least_calls, least_held, least_idle = map(min, price, _price(right))
+    costs = (
+        Cost("bytes a rank sends", f"{sent:,}", f"{least_sent:,}"),
+        Cost("operations they take", f"{calls:,}", f"{least_calls:,}"),
+        Cost("bytes of extra memory on a rank", f"{held:,}", f"{least_held if memory is None else memory:,}"),
+        Cost("idle time (emulated)", f"{idle:.0%}", f"{least_idle:.0%}"),
+    )
+    remarks = []
+    if sent >= 1.5 * least_sent > 0:
+        remarks.append(f"Your ranks send {sent / least_sent:.1f} times the bytes that are needed.")
+    if calls > least_calls:
+        remarks.append(f"You communicate {calls} times where {least_calls} would do; each pays the latency anew.")
+    return replace(verdict, costs=costs, remarks=tuple(remarks), idle=Idle(run.timeline, least_idle))
+
+
+def _price(run: Run) -> tuple[int, int, int, float]:
+    """Bytes sent, operations and bytes of extra memory, each of the rank that has most; and the share of idle time."""
+    left: list[Observed] = [programs[0] for programs in run.results]
+    timeline: Timeline = run.timeline
+    sent = max(map(timeline.bytes_sent, range(run.world_size)))
+    calls, held = max(len(one.sent) for one in left), max(one.memory for one in left)
+    return sent, calls, held, timeline.idle_fraction()

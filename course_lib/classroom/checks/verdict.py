@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from course_lib.classroom import journal
 from course_lib.timeline import Timeline
@@ -25,8 +26,7 @@ COLORS = {"passed": "#2e8b57", "unwritten": "#808080"}  # of the bar beside a ve
 NOT_YET = "#d98600"
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """One line of a price: what is counted, the amount of the student's function, and the best possible."""
 
     what: str
@@ -145,18 +145,15 @@ def _show(verdict: Verdict) -> None:
 
 
 def _columns(costs: Iterable[Cost]) -> list[str]:
-    rows = [("price", "yours", "best possible"), *((cost.what, cost.yours, cost.best) for cost in costs)]
+    rows = [("price", "yours", "best possible"), *costs]
     width = max(len(row[0]) for row in rows)
     return [f"{what.ljust(width)}  {yours:>12}  {best:>13}" for what, yours, best in rows]
 
 
 def _table(costs: Iterable[Cost]) -> str:
     head = "<tr><th style='text-align:left'>price</th><th>yours</th><th>best possible</th></tr>"
-    cells = ((cost.what, cost.yours, cost.best) for cost in costs)
-    body = "".join(
-        f"<tr><td style='text-align:left'>{escape(what)}</td><td>{escape(yours)}</td><td>{escape(best)}</td></tr>"
-        for what, yours, best in cells
-    )
+    row = "<tr><td style='text-align:left'>{}</td><td>{}</td><td>{}</td></tr>".format
+    body = "".join(row(*map(escape, cost)) for cost in costs)
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 

@@ -7,7 +7,7 @@ them holds a key: whether an answer is right is what the run says.
     words(answer)  the answer in words
     run(answer)    an Outcome
     reveal()       the outcomes of all that can be run without an answer, for a room that has discussed it
-    explanations() text for where nothing can be run: answers in words, and what they lead to
+    why            what answers lead to, for where nothing can be run
     lines          the options or events, as they are shown
     example        an answer, to show how one is written
 """
@@ -67,8 +67,9 @@ class Choice:
     def reveal(self) -> list[tuple[str, Outcome]]:
         return [(self.words(letter), self.run(letter)) for letter in self.letters]
 
-    def explanations(self) -> list[tuple[str, str]]:
-        return [(self.words(letter), self._option(letter).why) for letter in self.letters]
+    @property
+    def why(self) -> str:
+        return "\n\n".join(f"{self.words(letter)}: {self._option(letter).why}" for letter in self.letters)
 
     def _option(self, letter: str) -> Option:
         return self.options[self.letters.index(letter)]
@@ -110,9 +111,6 @@ class Number:
     def reveal(self) -> list[tuple[str, Outcome]]:
         return [("", replace(self.measure(), why=self.why))]
 
-    def explanations(self) -> list[tuple[str, str]]:
-        return [("", self.why)]
-
 
 @dataclass(frozen=True)
 class Ordering:
@@ -152,9 +150,6 @@ class Ordering:
         """Return nothing: an order comes from the room."""
         return []
 
-    def explanations(self) -> list[tuple[str, str]]:
-        return [("", self.why)]
-
 
 @dataclass(frozen=True)
 class FreeText:
@@ -180,10 +175,10 @@ class FreeText:
         return f"“{answer}”"
 
     def run(self, answer: str) -> Outcome:
-        return self._compare(answer)
+        return replace(self.experiment(answer), right=None, why=self.why)
 
     def reveal(self) -> list[tuple[str, Outcome]]:
-        return [("", self._compare(""))]
+        return [("", self.run(""))]
 
     @property
     def compared(self) -> str:
@@ -192,12 +187,9 @@ class FreeText:
             return f"Which of these is yours the most like?\n\n{bullets(self.levels)}"
         return f"A good answer: {self.model_answer}"
 
-    def explanations(self) -> list[tuple[str, str]]:
-        return [("", f"{self.compared}\n\nDoes yours say this?\n\n{bullets(self.checklist)}")]
-
-    def _compare(self, answer: str) -> Outcome:
-        ((_, why),) = self.explanations()
-        return replace(self.experiment(answer), right=None, why=why)
+    @property
+    def why(self) -> str:
+        return f"{self.compared}\n\nDoes yours say this?\n\n{bullets(self.checklist)}"
 
 
 @dataclass(frozen=True)
@@ -255,9 +247,6 @@ class PlanForm:
     def reveal(self) -> list[tuple[str, Outcome]]:
         """Return nothing: a plan comes from the room."""
         return []
-
-    def explanations(self) -> list[tuple[str, str]]:
-        return [("", self.why)]
 
     def estimate(self, plan: Plan) -> Estimate:
         """Raises ValueError, saying what to change, for a plan that cannot exist here."""

@@ -60,22 +60,14 @@ class Question:
     def commit(self, given: Any) -> Any:
         """Keep the answer; returns it in its one written form. Raises ValueError as `answer` does."""
         answer = self.form.read(given)
-        self._keep("committed", answer)
+        self.keep("committed", answer)
         return answer
 
     def run(self, answer: Any) -> Feedback:
         """Run an answer that `commit` returned. Raises RunError if it was stopped."""
         outcome = self.form.run(answer)
-        complaint = self._keep("ran", answer, outcome.right)
+        complaint = self.keep("ran", answer, outcome.right)
         return Feedback(self.form.words(answer), outcome, tuple(filter(None, [complaint])))
-
-    def draft(self, text: str) -> None:
-        """Keep a text that the student is still working on."""
-        self._keep("drafted", text)
-
-    def check(self, answer: Any) -> None:
-        """Keep that the student has compared a text with the model answer."""
-        self._keep("checked", answer)
 
     def reveal(self) -> list[Feedback]:
         """Run all that needs no answer, for a room that has discussed the question. Nothing is kept."""
@@ -93,7 +85,7 @@ class Question:
             return any(note.right for note in journal.notes() if (note.question, note.seed) == (self.name, self.seed))
         return False
 
-    def _keep(self, what: str, answer: Any, right: bool | None = None) -> str:
+    def keep(self, what: str, answer: Any, right: bool | None = None) -> str:
         """Keep a note; returns a sentence if that was not possible."""
         try:
             journal.record(what, self.name, self.seed, answer, right)

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from course_lib.classroom.runs.steps import pipeline_step
 from course_lib.ranks import Pace, launch
@@ -70,7 +69,7 @@ def run_events(order: Sequence[Action], devices: int, work: float = 1.0, pace: P
 
 def _run_events(rank: int, order: list[Action], work: float) -> None:
     last = dist.get_world_size() - 1
-    sent: list[tuple[Tensor, dist.Work | None]] = []
+    sending: list[dist.Work | None] = []
     done: set[Action] = set()
     arrived: set[tuple[int, int]] = set()
     for event in (event for event in order if event.stage == rank):
@@ -85,11 +84,9 @@ def _run_events(rank: int, order: list[Action], work: float) -> None:
         with compute("forward" if forward else "backward", micro_batch=k, stage=rank, work=work):
             done.add(event)
         if event._replace(stage=target) in order:
-            message = torch.tensor([float(k)])
-            sent.append((message, dist.isend(message, target)))
-    for _, sending in sent:
-        if sending is not None:
-            sending.wait()
+            sending.append(dist.isend(torch.tensor([float(k)]), target))
+    for handle in sending:
+        handle.wait()  # type: ignore[union-attr]
 
 
 def until_stuck(order: Sequence[Action], devices: int) -> list[Action]:

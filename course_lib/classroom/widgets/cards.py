@@ -220,7 +220,7 @@ class Card:
         if note and note.answer.strip() not in self._known:
             self._say(f"Another page has written this meanwhile; both are kept: “{note.answer}”", "alert")
         self._known |= {text.strip(), note.answer.strip() if note else ""}
-        self.question.draft(text)
+        self.question.keep("drafted", text)
 
     def _committed(self, answer: Any, before: str = "") -> None:
         self._answer = answer
@@ -287,7 +287,7 @@ class Card:
 
     def _offer_checklist(self, form: FreeText) -> None:
         self.checklist = answers.Options(label="Tick what your answer says:", texts=form.checklist, several=True)
-        self.checklist.observe(lambda change: self.question.check(change["new"]), "chosen")
+        self.checklist.observe(lambda change: self.question.keep("checked", change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
         self.status.value = said(text, role)
@@ -317,8 +317,7 @@ def stored(question: Question, poll: bool) -> dict[str, str]:
     html = f"{_heading(question)}{to_html(question.text)}{_listed(question)}"
     html += f"<p><i>Run this cell to answer with buttons, or write <code>{escape(how)}</code></i></p>"
     if not poll:
-        explained = (f"{words}: {why}" if words else why for words, why in question.form.explanations())
-        html += f"<details><summary>What the answers lead to</summary>{''.join(map(to_html, explained))}</details>"
+        html += f"<details><summary>What the answers lead to</summary>{to_html(question.form.why)}</details>"
     return {"text/plain": "\n\n".join(filter(None, text)), "text/html": _wrap(html)}
 
 

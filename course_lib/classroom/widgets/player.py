@@ -28,10 +28,8 @@ from course_lib.figures.svg import ROOMY
 from course_lib.figures.words import activity
 from course_lib.timeline import RECEIVING, Timeline
 
-WIDTH, BESIDE = (
-    840,
-    130,
-)  # pixels: fits a page of 1280 beside the list of files; room for what ranks hold
+WIDTH = 840  # pixels: fits a page of 1280 beside the list of files
+BESIDE = 130  # pixels: room for what ranks hold
 STILL = "<p><i>Run this cell to play it.</i></p>"
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from course_lib.classroom.checks.evidence import Evidence
-from course_lib.classroom.checks.examine import _judge, _weigh
-from course_lib.classroom.checks.exercise import Exercise
+from course_lib.classroom.checks.exercise import Exercise, _judge, _weigh
 from course_lib.classroom.checks.verdict import Verdict
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import launch
-from course_lib.classroom.checks import examine, messages, part, prose
+from course_lib.classroom.checks import exercise, messages, part, prose
 from course_lib.classroom.checks.exercise import Exercise
 from course_lib.classroom.checks.part import Case
 from course_lib.classroom.checks.prose import Advice
@@ -387,7 +387,7 @@ def test_what_may_be_rounding_is_right() -> None:
 
 def test_a_check_never_raises_by_itself() -> None:
     verdict = make(compared=lambda lefts: [{}][1:5])(doubled)
-    assert (verdict.outcome, verdict.message) == ("error", examine.BROKEN)
+    assert (verdict.outcome, verdict.message) == ("error", exercise.BROKEN)
 
 
 def refuses(tensor: Tensor) -> Tensor:

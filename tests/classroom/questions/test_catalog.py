@@ -31,7 +31,9 @@ WITHOUT_NUMBERS = [name for name in ASKED if (one := family(name)) and not one.o
 def test_a_question_has_a_text_and_explains_its_answers(name: str) -> None:
     question = questions.load(name)
     assert question.text.endswith(("?", ".", "```"))
-    assert all(why for _, why in question.form.explanations())
+    own = [option.why for option in question.form.options] if isinstance(question.form, Choice) else [question.form.why]
+    assert all(own)
+    assert all(why in question.form.why for why in own)
     assert question.form.read(question.form.example)
 
 

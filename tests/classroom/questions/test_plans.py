@@ -106,7 +106,7 @@ def test_a_plan_is_judged_by_its_estimate_and_only_a_right_one_is_told_why() -> 
     assert (wrong.right, wrong.why) == (False, "so the judge says")
     assert FORM.words("dp=4 tp=2 precision=fp16") == "data 4 x tensor 2 x pipeline 1, micro-batches of 1, in fp16"
     assert FORM.reveal() == []
-    assert FORM.explanations() == [("", "two tensor ranks")]
+    assert FORM.why == "two tensor ranks"
     assert FORM.read(FORM.example) == FORM.example
 
 

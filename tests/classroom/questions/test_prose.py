@@ -82,7 +82,7 @@ def test_lines_are_joined_and_lists_and_code_are_not(tmp_path: Path) -> None:
     )
     form = choice(each(never, ("two", "one")))(page, None)
     assert form.lines == ["a  the first", "b  the second"]  # in the order of the page
-    assert form.explanations() == [("a, the first", "Why it is wrong.\n\nAnd more."), ("b, the second", "Right.")]
+    assert form.why == "a, the first: Why it is wrong.\n\nAnd more.\n\nb, the second: Right."
 
 
 def test_a_field_is_an_expression_over_the_numbers_and_the_names_of_the_module(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_it_is_so(sentence: str) -> None:
 
 
 def test_the_case_of_the_pipeline_nobody_dares_to_change() -> None:
-    ((_, answer),) = questions.load("tune_a_pipeline").form.explanations()
+    answer = questions.load("tune_a_pipeline").form.why
     assert max(peak_in_flight(SCHEDULES["1f1b"](8, 8))) == 8 == max(peak_in_flight(SCHEDULES["gpipe"](8, 8)))
     interleaved = SCHEDULES["interleaved_1f1b"](16, 32)
     most, before = (max(peak_in_flight(one)) for one in (interleaved, SCHEDULES["1f1b"](8, 32)))

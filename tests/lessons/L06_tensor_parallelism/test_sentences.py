@@ -100,7 +100,7 @@ def test_it_is_so(sentence: str) -> None:
 
 
 def test_the_figures_of_the_case_are_the_planner_s() -> None:
-    ((_, answer),) = questions.load("choose_strategy").form.explanations()
+    answer = questions.load("choose_strategy").form.why
     reached = {name: f"{estimate(LARGE, NODES, plan, BATCH).mfu:.0%}" for name, plan in CANDIDATES.items()}
     best = search(LARGE, NODES, BATCH).best
     for name in list(CANDIDATES)[1:]:

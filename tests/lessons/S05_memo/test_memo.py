@@ -16,7 +16,7 @@ from course_lib.classroom import journal, questions
 from course_lib.classroom.questions import plan_text
 from course_lib.classroom.questions.prose import items, read
 from course_lib.planner import Estimate, Plan, estimate
-from course_lib.planner.memory import memory_of_rank
+from course_lib.planner.memory import memory_of
 from course_lib.planner.spec import PLANNED, PRECISIONS, RECOMPUTE
 from lessons import Card
 from lessons.S05_memo import memo
@@ -115,7 +115,7 @@ def test_no_plan_crashes_a_check_and_none_that_does_not_fit_passes(fields: dict[
         return
     plan = plan_text.parse(answer)
     found = estimate(CASE.model, CASE.cluster, plan, CASE.batch)
-    ranks = (memory_of_rank(CASE.model, plan, plan.micro_batches(CASE.batch), rank) for rank in range(plan.pp))
+    ranks = memory_of(range(plan.pp), CASE.model, plan, plan.micro_batches(CASE.batch))
     fits = all(one.total <= CASE.cluster.spec.memory for one in ranks)
     assert form.run(answer).right in (False, fits)
     assert check("A step takes 9 s, and 3.2 GiB of weights are 50% of it, 8 times.", found)
@@ -335,7 +335,7 @@ OUTSIDE = re.compile(r"(?:src|href|xlink:href|data|action)\s*=|url\((?!#)|@impor
 
 def test_the_page_loads_nothing_from_outside_and_has_everything_in_it(tmp_path: Path) -> None:
     write("model")
-    questions.load("S5_memory").draft("Less than <b>this</b> & more: 29.7 GiB on the fullest device.")
+    questions.load("S5_memory").keep("drafted", "Less than <b>this</b> & more: 29.7 GiB on the fullest device.")
     files = {file.name: file.read_text(encoding="utf-8") for file in export(tmp_path / "out", author="A & B")}
     page, text = files["S05_memo.html"], files["S05_memo.md"]
     assert OUTSIDE.findall(page) == []
@@ -354,7 +354,7 @@ def test_the_page_loads_nothing_from_outside_and_has_everything_in_it(tmp_path: 
 
 def test_an_unfinished_memo_can_be_exported(tmp_path: Path) -> None:
     assert [file.name for file in export(tmp_path)] == ["S05_memo.md", "S05_memo.html"]
-    questions.load("S5_memory").draft("A beginning, 206 GB.")
+    questions.load("S5_memory").keep("drafted", "A beginning, 206 GB.")
     text = export(tmp_path)[0].read_text(encoding="utf-8")
     assert "A beginning, 206 GB." in text
     assert text.count(memo.UNWRITTEN) == len(PARTS) - 1
