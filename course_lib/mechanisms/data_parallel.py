@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from course_lib.mechanisms import guards
 from course_lib.mechanisms.buckets import Bucket, Reducer, fill_buckets, watch_gradients
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import make_equal, samples_in, total_over_ranks
+from course_lib.mechanisms.replicas import make_equal, named_tensors, samples_in, total_over_ranks
 from course_lib.mechanisms.shards import master_dtype
 
 
@@ -106,7 +106,7 @@ class DataParallel(nn.Module):
         self.module, self.group = model, group
         parameters = list(trainable(model).values())
         buckets = fill_buckets(reversed(parameters), bucket_mb)
-        make_equal(model, group)
+        make_equal(named_tensors(model), group)
         self._buckets = [Bucket(held, _room_for(held)) for held in buckets]
         self._reducer = Reducer(buckets, self._all_reduce, overlap)
         self._works: list[Any] = []

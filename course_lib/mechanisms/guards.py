@@ -6,12 +6,12 @@ A mechanism calls them in one line, so that its page can be read without them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from course_lib.mechanisms.groups import Group, rank_in
 
@@ -39,7 +39,8 @@ def right_group(group: Group, parameters: Iterable[Tensor]) -> None:
 
 def same_on_all_ranks(tensors: Mapping[str, Tensor], group: Group) -> None:
     """Raise ValueError on every rank if names, shapes or dtypes differ."""
-    listed = [f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
+    kinds = {name: "" if tensor.requires_grad else " (frozen)" for name, tensor in tensors.items()}
+    listed = [f"{name}{kinds[name]} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, listed, group=group)
     for parameter in itertools.chain.from_iterable(everyone):
@@ -54,21 +55,13 @@ def same_on_all_ranks(tensors: Mapping[str, Tensor], group: Group) -> None:
         raise ValueError("ranks list the model's parameters in different orders; build it the same way on all ranks")
 
 
-def equal_shares(samples: int, device: torch.device, group: Group) -> Callable[[], None]:
-    """Begin to compare the ranks' shares. Returns a function that raises RuntimeError if they have different sizes."""
-    total = torch.tensor([samples], device=device)
-    work = dist.all_reduce(total, group=group, async_op=True)
-
-    def check() -> None:
-        work.wait()
-        mean = int(total) / dist.get_world_size(group)
-        if samples != mean:
-            raise RuntimeError(
-                f"this rank's share has {samples} samples and the mean share {mean:g}, and their gradients would "
-                f"count the same; give all ranks shares of the same size"
-            )
-
-    return check
+def equal_shares(samples: int, mean: float) -> None:
+    """Raise RuntimeError if this rank's share has another size than the mean share."""
+    if samples != mean:
+        raise RuntimeError(
+            f"this rank's share has {samples} samples and the mean share {mean:g}, and their gradients would "
+            f"count the same; give all ranks shares of the same size"
+        )
 
 
 # Data parallelism
@@ -123,15 +116,6 @@ def backward_is_done(samples: int | None, has_gradients: bool) -> None:
 # Sharding
 
 
-def same_parameters(parameters: Sequence[Tensor], group: Group) -> None:
-    """Raise ValueError where nothing is to be trained, for a wrong group, and on every rank if they differ."""
-    right_group(group, parameters)
-    if not any(parameter.requires_grad for parameter in parameters):
-        raise ValueError("params holds only frozen parameters; give some that require a gradient")
-    named = {f"params[{number}]": parameter for number, parameter in enumerate(parameters)}
-    same_on_all_ranks(named, group)
-
-
 def not_finished_yet(is_finished: bool) -> None:
     """Raise RuntimeError for gradients that come after those before them were averaged."""
     if is_finished:
@@ -148,12 +132,6 @@ def finish_came_first(is_finished: bool) -> None:
             "shards have no gradients yet, and clipping them would change nothing; "
             "call the optimizer's finish() after backward(), and ask for its shards then"
         )
-
-
-def not_sharded_yet(model: nn.Module) -> None:
-    """Raise ValueError for a model whose parameters are shards already."""
-    if any(getattr(parameter, "is_shard", False) for parameter in model.parameters()):
-        raise ValueError(f"model={type(model).__name__} is sharded already; build it anew")
 
 
 # Layer-wise parallelism

@@ -25,7 +25,7 @@ Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -35,8 +35,8 @@ from course_lib.mechanisms import guards
 from course_lib.mechanisms.buckets import Reducer, fill_buckets, watch_gradients
 from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import from_first_rank
-from course_lib.mechanisms.shards import Shards, master_dtype
+from course_lib.mechanisms.replicas import make_equal
+from course_lib.mechanisms.shards import Shards
 from course_lib.mechanisms.shards import clip_grad_norm as clip_grad_norm
 from course_lib.mechanisms.state import cut_states, gather_states
 from course_lib.timeline import compute
@@ -96,12 +96,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _shard_out(self, whole: dict[str, Any], bucket_mb: float | None) -> dict[str, Any]:
         """The same parameter group with shards in place of parameters."""
-        guards.same_parameters(whole["params"], self.group)
-        from_first_rank(whole["params"], self.group)
+        make_equal({f"params[{number}]": parameter for number, parameter in enumerate(whole["params"])}, self.group)
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
         buckets = []
         for held in fill_buckets(reversed(parameters), bucket_mb):
-            buckets.append(Shards(held, self.group, master_dtype(held[0].dtype)))
+            buckets.append(Shards(held, self.group))
             buckets[-1].pieces = [nn.Parameter(piece) for piece in buckets[-1].pieces]
             for parameter, view in zip(held, buckets[-1].whole.views, strict=True):
                 parameter.data = view
@@ -111,15 +110,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # A step: reduce-scatter, update, all-gather
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on all ranks; returns what the closure does, which is called first."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def step(self) -> None:  # type: ignore[override]
+        """Update the parameters on all ranks."""
         self.finish()
         self._update_shards()
         for work in [bucket.all_gather() for bucket in self._buckets]:
             work.wait()
         self._begin_step()
-        return loss
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -96,8 +96,9 @@ def gather_states(shards: Shards, states: Mapping[Any, Mapping[str, Any]]) -> di
 def cut_states(shards: Shards, wholes: Sequence[Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
     """The reverse of `gather_states`. Any parameter may have no state, or another one than the others."""
     cut: dict[Tensor, dict[str, Any]] = {}
-    ranges = shards.local_ranges[shards.rank][:-1]
-    for whole, parameter, piece, (begin, end) in zip(wholes, shards.parameters, shards.pieces, ranges, strict=True):
+    for whole, parameter, piece, (begin, end) in zip(
+        wholes, shards.parameters, shards.pieces, shards.local_ranges, strict=True
+    ):
         cut[piece] = state = copy.deepcopy(dict(whole))
         for name, value in state.items():
             # For a parameter of shape [] the shape alone does not tell a count of steps.
