@@ -154,7 +154,8 @@ class FullySharded(nn.Module):
         if all(block.is_done or block.is_frozen for block in self.blocks):  # else a checkpoint's own backward pass ends
             for block in self.blocks:
                 block.reshard()
-        return [self._means.pop(parameter, None) for parameter in self.entries]
+        means, self._means = self._means, {}
+        return [means.get(parameter) for parameter in self.entries]
 
     def _has_computed(self, block: _Block) -> None:
         block.is_done = True
@@ -195,10 +196,7 @@ class _Unshard(torch.autograd.Function):
     def forward(ctx: Any, model: FullySharded, number: int, *pieces: Tensor) -> tuple[Tensor, ...]:
         ctx.model, ctx.number = model, number
         ctx.set_materialize_grads(False)
-        wholes = tuple(view.data for view in model.blocks[number].shards.whole.views)
-        is_trained = ctx.needs_input_grad[2:]
-        ctx.mark_non_differentiable(*(whole for whole, needed in zip(wholes, is_trained, strict=True) if not needed))
-        return wholes
+        return tuple(view.data for view in model.blocks[number].shards.whole.views)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:

@@ -9,13 +9,11 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.mechanisms.groups import Group, rank_in
 
-SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 SMALLEST_SCALE = 2.0**-24
 
 # Replicas and shards
@@ -38,21 +36,15 @@ def right_group(group: Group, parameters: Iterable[Tensor]) -> None:
 
 
 def same_on_all_ranks(tensors: Mapping[str, Tensor], group: Group) -> None:
-    """Raise ValueError on every rank if names, shapes or dtypes differ."""
+    """Raise ValueError on every rank if names, shapes or dtypes differ, or their order."""
     kinds = {name: "" if tensor.requires_grad else " (frozen)" for name, tensor in tensors.items()}
     listed = [f"{name}{kinds[name]} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, listed, group=group)
-    for parameter in itertools.chain.from_iterable(everyone):
-        holders = [rank for rank, theirs in enumerate(everyone) if parameter in theirs]
-        if len(holders) < len(everyone):
-            shape, _, dtype = parameter.rpartition(" ")
-            raise ValueError(
-                f"ranks disagree on which parameters the model has: {shape} is listed only on rank "
-                f"{', '.join(map(str, holders))} of {len(everyone)} as {dtype}; all ranks need the same ones"
-            )
-    if any(theirs != listed for theirs in everyone):
-        raise ValueError("ranks list the model's parameters in different orders; build it the same way on all ranks")
+    for entries in itertools.zip_longest(*everyone, fillvalue="nothing"):
+        if len(set(entries)) > 1:
+            found = ", ".join(f"{entry} on rank {rank}" for rank, entry in enumerate(entries))
+            raise ValueError(f"ranks have different models, {found}; build the same one on all of them")
 
 
 def equal_shares(samples: int, mean: float) -> None:
@@ -145,14 +137,6 @@ def loss_is_on_the_last_rank(loss: Tensor | None, rank: int, n_ranks: int) -> No
         )
 
 
-def has_something_to_go_back_through(forward_passes: Sequence[Any]) -> None:
-    if not forward_passes:
-        raise RuntimeError(
-            "backward() has nothing to go back through: call it once for all forward passes since the last one, with "
-            "the sum of their losses"
-        )
-
-
 def layers_can_be_cut(n_layers: int, n_stages: int, costs: Sequence[float]) -> None:
     if not 1 <= n_stages <= n_layers:
         raise ValueError(
@@ -174,23 +158,7 @@ def rank_for(n_ranks: int, group: Group) -> int:
     return rank
 
 
-def output_can_be_passed_on(stage: int, k: int, output: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if (output.dtype, *output.shape) != (dtype, *shape):
-        raise ValueError(
-            f"stage {stage} returned {output.dtype} {list(output.shape)} for micro-batch {k}, and the next stage "
-            f"expects {dtype} {list(shape)}; only dimension 0 may change, with the number of samples"
-        )
-
-
 # Mixed precision
-
-
-def loss_is_finite(loss: Tensor) -> None:
-    if not loss.isfinite().all():
-        raise ValueError(
-            f"loss={loss.tolist()} before any scaling, so the forward pass overflowed or the weights are broken; "
-            "look for numbers above 65504 in float16, use bfloat16 or take a smaller learning rate"
-        )
 
 
 def loss_was_scaled(scaler: Any) -> None:
@@ -201,25 +169,12 @@ def loss_was_scaled(scaler: Any) -> None:
         )
 
 
-def gradients_can_be_unscaled(gradients: Iterable[Tensor], in_16_bits: bool) -> None:
-    for gradient in gradients:
-        if gradient.dtype in SIXTEEN_BITS and not in_16_bits:
-            raise ValueError(
-                f"parameters have gradients in {_name(gradient.dtype)}, where unscaling loses what scaling has "
-                "saved; give parameters in float32, as MasterWeights has them"
-            )
-
-
 def scale_makes_them_overflow(scale: float) -> None:
     if scale < SMALLEST_SCALE:
         raise ValueError(
             f"gradients are not finite even with scale={scale:g}, so it is not the scale that makes "
             "them overflow; look for inf or nan in the data, the weights and the forward pass"
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # Mesh
@@ -244,11 +199,6 @@ def can_share_heads(modules: Iterable[Any], group: Group) -> None:
                 f"a group of {n} ranks cannot share heads={heads} with kv_heads={kv_heads} equally; "
                 f"this model works on one of {works} ranks"
             )
-
-
-def every_rank_has_a_share(name: str, length: int, n: int) -> None:
-    if length < n:
-        raise ValueError(f"{name}={length} cannot be cut into shares for {n} ranks; use at most {length} ranks")
 
 
 def sequence_can_be_shared(length: int, n: int) -> None:

@@ -59,7 +59,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Then one backward() comes before each `step()`, which uses its gradients up.
         Every rank's gradient counts the same. With shares of different size say "local", and call
         `average_gradients` before `step()`: the mean of what is the same on all ranks is the same again.
-    bucket_mb: parameters are laid end to end in buckets of up to this many MiB (None: in one), from last to first.
+    bucket_mb: parameters are laid end to end in buckets of up to this many MiB, from last to first.
     kwargs: for `optimizer_cls`, which sees this rank's part of each parameter, flat. `param_groups` hold the whole
         parameters, and what a scheduler changes there is used. As usual, a parameter without gradient, on all ranks
         now, is left alone; one that only some ranks have used counts as zeros on the others. Gradients are dense.
@@ -81,7 +81,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: Group = None,
         *,
         gradients: Literal["local", "sharded"] = "local",
-        bucket_mb: float | None = 10,
+        bucket_mb: float = 10,
         **kwargs: Any,
     ) -> None:
         if gradients not in ("local", "sharded"):
@@ -94,7 +94,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for bucket in self._buckets:
             watch_gradients(bucket.parameters, self._gradient_is_computed)
 
-    def _shard_out(self, whole: dict[str, Any], bucket_mb: float | None) -> dict[str, Any]:
+    def _shard_out(self, whole: dict[str, Any], bucket_mb: float) -> dict[str, Any]:
         """The same parameter group with shards in place of parameters."""
         make_equal({f"params[{number}]": parameter for number, parameter in enumerate(whole["params"])}, self.group)
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]

@@ -702,9 +702,9 @@ def different_parameters(rank: int) -> None:
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [
-        (different_models, "weight [2, 3] is listed only on rank 0, 2 of 3"),
-        (different_frozen, "parameters the model has: bias (frozen) [2] is listed only on rank 0, 1 of 3"),
-        (different_parameters, "params[1] [4] is listed only on rank 0, 1 of 3"),
+        (different_models, "weight [3, 3] torch.float32 on rank 1"),
+        (different_frozen, "bias (frozen) [2] torch.float32 on rank 1, bias [2] torch.float32 on rank 2"),
+        (different_parameters, "params[1] [5] torch.float32 on rank 2"),
         (a_tensor_share_in_a_sharded_optimizer, "give group=, the ranks that hold the same part"),
         (a_stage_in_fully_sharded, "give group=, the ranks that hold the same part"),
     ],
