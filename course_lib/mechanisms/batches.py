@@ -23,12 +23,17 @@ def split(batch: Any, n: int) -> list[Any]:
 
     Raises ValueError if there are fewer samples than shares, or tensors of different length.
     """
-    return _cut(batch, n, "n")
+    samples = size(batch)
+    if not 1 <= n <= samples:
+        raise ValueError(f"{n} pieces cannot be cut from a batch of samples={samples}; choose from 1 to {samples}")
+    tensors, structure = tree_flatten(batch)
+    rows = zip(*(tensor.tensor_split(n) for tensor in tensors), strict=True)
+    return [tree_unflatten(row, structure) for row in rows]
 
 
 def micro_batches(batch: Any, m: int) -> list[Any]:
     """m micro-batches of what one rank holds, cut by the same rules and with the same errors as `split`."""
-    return _cut(batch, m, "m")
+    return split(batch, m)
 
 
 def size(batch: Any) -> int:
@@ -39,15 +44,3 @@ def size(batch: Any) -> int:
             f"batch holds tensors of {sorted(lengths) or 'no'} samples; dimension 0 has to be the same in all of them"
         )
     return lengths.pop()
-
-
-def _cut(batch: Any, pieces: int, argument: str) -> list[Any]:
-    samples = size(batch)
-    if not 1 <= pieces <= samples:
-        raise ValueError(
-            f"{argument}={pieces} pieces cannot be cut from a batch of {samples} sample{'s' * (samples != 1)}; "
-            f"choose from 1 to {samples}"
-        )
-    tensors, structure = tree_flatten(batch)
-    rows = zip(*(tensor.tensor_split(pieces) for tensor in tensors), strict=True)
-    return [tree_unflatten(row, structure) for row in rows]

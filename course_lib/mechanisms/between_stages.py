@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.mechanisms import guards
 from course_lib.mechanisms.groups import Group
 from course_lib.schedules import Action, RankSchedule
 
@@ -99,13 +98,12 @@ class StageMessages:
         self.sending.setdefault(message, []).append((work, tensor))
 
     def _describe(self, message: Action, tensor: Tensor, to: int) -> None:
-        """Tell the next stage what to expect, once; from then on, hold the outputs against it."""
+        """Tell the next stage what to expect, once."""
         if message.stage not in self.formats:
             self.formats[message.stage] = tensor.dtype, tuple(tensor.shape[1:])
             packed = pickle.dumps((self.samples, self.formats[message.stage])).ljust(DESCRIPTION)
             header = torch.tensor(list(packed), dtype=torch.uint8, device=self.device)
             self._start_sending(message, header, to)
-        guards.output_can_be_passed_on(message.stage - 1, message.micro_batch, tensor, *self._format_of(message))
 
     def _read_description(self, stage: int, peer: int) -> None:
         header = torch.empty(DESCRIPTION, dtype=torch.uint8, device=self.device)

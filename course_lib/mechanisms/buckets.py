@@ -14,12 +14,10 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from course_lib.mechanisms import guards
@@ -44,24 +42,16 @@ class Bucket:
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
-def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float | None) -> list[list[nn.Parameter]]:
-    """Parameters in the given order, in buckets of one dtype and device; one that holds two has at most `bucket_mb`.
-
-    bucket_mb: in MiB; None for no limit. Raises ValueError if it is not positive.
-    """
-    limit = math.inf if bucket_mb is None else bucket_mb * 2**20
-    if not limit > 0:
-        raise ValueError(f"bucket_mb={bucket_mb} holds nothing; give a positive number of MiB, for instance 25")
-    full: list[list[nn.Parameter]] = []
-    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+def fill_buckets(parameters: Iterable[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
+    """Parameters in the given order, in buckets of one dtype; one that holds two has at most `bucket_mb` MiB."""
+    buckets: list[list[nn.Parameter]] = []
     for parameter in parameters:
-        kind = (parameter.dtype, parameter.device)
-        bucket = filling.setdefault(kind, [])
-        if bucket and sum(held.nbytes for held in bucket) + parameter.nbytes > limit:
-            full.append(filling.pop(kind))
-            bucket = filling.setdefault(kind, [])
-        bucket.append(parameter)
-    return [*full, *filling.values()]
+        last = buckets[-1] if buckets else []
+        size = sum(held.nbytes for held in [*last, parameter])
+        if not last or size > bucket_mb * 2**20 or last[0].dtype != parameter.dtype:
+            buckets.append([])
+        buckets[-1].append(parameter)
+    return buckets
 
 
 def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
@@ -82,8 +72,7 @@ def parameters_by_block(model: nn.Module) -> list[tuple[nn.Module, list[nn.Param
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost lists of modules."""
     for child in module.children():
-        is_element = isinstance(module, (nn.Sequential, nn.ModuleList))
-        if is_element and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # those are never called
+        if isinstance(module, (nn.Sequential, nn.ModuleList)):
             yield child
         else:
             yield from _blocks(child)

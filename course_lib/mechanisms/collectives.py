@@ -173,13 +173,12 @@ def _add_own_chunk(flat: Tensor, accumulate: torch.dtype, group: Group) -> None:
     """Reduce-scatter: chunk r of rank r becomes the sum of everyone's, added up from rank 0 on, rounded once."""
     chunks = flat.tensor_split(dist.get_world_size(group))
     own = chunks[dist.get_rank(group)]
-    arrived = flat.new_empty(len(chunks) * len(own))
-    pieces = arrived.chunk(len(chunks)) if len(own) else []
+    arrived = flat.new_empty(len(chunks), len(own))
     sizes = [len(chunk) for chunk in chunks]
-    dist.all_to_all_single(arrived, flat, [len(own)] * len(chunks), sizes, group=group)
+    dist.all_to_all_single(arrived.view(-1), flat, [len(own)] * len(chunks), sizes, group=group)
     with compute("other", "add", work=0):
         total = own.new_zeros(len(own), dtype=accumulate)
-        for piece in pieces:
+        for piece in arrived:
             total += piece
         own.copy_(total)
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from course_lib.mechanisms import guards
 from course_lib.mechanisms.buckets import Bucket, Reducer, fill_buckets, watch_gradients
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import make_equal, samples_in, total_over_ranks
+from course_lib.mechanisms.replicas import make_equal, named_tensors, samples_in, total_over_ranks
 from course_lib.mechanisms.shards import master_dtype
 
 
@@ -93,20 +93,18 @@ class DataParallel(nn.Module):
     An optimizer knows nothing of `finish()`: whoever forgets it hears of that in the next forward pass.
 
     bucket_mb: gradients travel in buckets of up to this many MiB, filled from the last parameter to the first; a
-        larger parameter gets a bucket of its own, and a bucket holds one dtype. None: one bucket for all.
+        larger parameter gets a bucket of its own, and a bucket holds one dtype.
     overlap: send each bucket from within the backward pass; otherwise send all of them in `finish()`.
 
-    Raises ValueError if bucket_mb is not positive or the ranks' models have different parameters or buffers.
+    Raises ValueError if the ranks' models have different parameters or buffers.
     """
 
-    def __init__(
-        self, model: nn.Module, group: Group = None, bucket_mb: float | None = 25, overlap: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, group: Group = None, bucket_mb: float = 25, overlap: bool = True) -> None:
         super().__init__()
         self.module, self.group = model, group
         parameters = list(trainable(model).values())
         buckets = fill_buckets(reversed(parameters), bucket_mb)
-        make_equal(model, group)
+        make_equal(named_tensors(model), group)
         self._buckets = [Bucket(held, _room_for(held)) for held in buckets]
         self._reducer = Reducer(buckets, self._all_reduce, overlap)
         self._works: list[Any] = []

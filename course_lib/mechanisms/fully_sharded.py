@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from course_lib.mechanisms import guards
 from course_lib.mechanisms.buckets import own_parameters, parameters_by_block
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import device_of, make_equal, samples_in, tensors_in
-from course_lib.mechanisms.shards import Shards, master_dtype
+from course_lib.mechanisms.replicas import make_equal, named_tensors, samples_in, tensors_in, total_over_ranks
+from course_lib.mechanisms.shards import Shards
 from course_lib.timeline import progress
 
 
@@ -47,35 +47,32 @@ class FullySharded(nn.Module):
             optimizer.step()
             optimizer.zero_grad()
 
-    A block is an element of an outermost `nn.Sequential` or `nn.ModuleList`, and returns a tensor, or a tuple, list,
-    dict or dataclass of some. Parameters outside of blocks or shared by several belong to the model as a whole, and are
+    A block is an element of an outermost `nn.Sequential` or `nn.ModuleList`, and returns a tensor, or a tuple, list or
+    dict of some. Parameters outside of blocks or shared by several belong to the model as a whole, and are
     there for the whole forward and the whole backward pass. While one block computes, the next one's parameters are on
     their way: in the order in which the model lists them, and in the reverse order backward. All ranks have to use the
     same blocks. If ranks hold different parts of a model, group= names those that hold the same.
 
     Construction gives every rank a shard of the first rank's parameters, and its buffers. From then on, the model's
     parameters are this rank's part of each, flat and maybe empty; while a block computes, its modules find whole ones
-    in their place. After backward() the `.grad` of a parameter is its part of the mean gradient, for which all ranks
-    need shares of the same size: the length of the first tensor given to `forward`. A parameter that no rank has used
-    has no gradient, and gradients of several backward passes add up; one that overflowed is nan on all ranks.
+    in their place. A model in 16 bits is gathered and its gradients are sent in these, and shards are in float32.
+
+    After backward() the `.grad` of a parameter is its part of the mean gradient, for which all ranks need shares of the
+    same size: the length of the first tensor given to `forward`. A parameter that no rank has used has no gradient, and
+    gradients of several backward passes add up; one that overflowed is nan on all ranks.
     `torch.nn.utils.clip_grad_norm_` would take the norm of this rank's part for that of the whole gradient: use
     `sharding.clip_grad_norm`. To go on from a state, load it into the plain model; what an optimizer remembers of
-    shards is not made whole (`ShardedOptimizer` can do that).
+    shards is not made whole (`ShardedOptimizer` can do that). Shard a model once.
 
     prefetch: whether the next block's parameters travel while one computes; else each block waits for its own.
-    compute_dtype: the floating-point type to gather, compute and send gradients in; floating-point inputs are
-        converted. The shards, and with them gradients and optimizer, stay in float32 (or float64).
 
-    Raises ValueError for a model that is sharded already, and on all ranks if their models differ.
+    Raises ValueError on all ranks if their models differ.
     """
 
-    def __init__(
-        self, model: nn.Module, group: Group = None, compute_dtype: torch.dtype | None = None, prefetch: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, group: Group = None, prefetch: bool = True) -> None:
         super().__init__()
-        guards.not_sharded_yet(model)
-        make_equal(model, group)
-        self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
+        make_equal(named_tensors(model), group)
+        self.module, self.group, self.prefetch = model, group, prefetch
         self.blocks = [_Block(self, *found) for found in enumerate(parameters_by_block(model))]
         self._size = sum(block.size for block in self.blocks)
         self._is_backward = False
@@ -90,18 +87,11 @@ class FullySharded(nn.Module):
 
         Raises RuntimeError if this rank's share of the minibatch is not as large as the mean share.
         """
-        samples = samples_in((args, kwargs))
-        check = guards.equal_shares(samples, device_of(self), self.group) if torch.is_grad_enabled() else None
-        kwargs = {name: self._cast(value) for name, value in kwargs.items()}
-        outputs = self.module(*map(self._cast, args), **kwargs)
-        if check:
-            check()
-        return outputs
-
-    def _cast(self, value: Any) -> Any:
-        if self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point():
-            return value.to(self.compute_dtype)
-        return value
+        if torch.is_grad_enabled():
+            samples = samples_in((args, kwargs))
+            total = total_over_ranks(samples, self.blocks[0].shards.shard.device, self.group)
+            guards.equal_shares(samples, total / dist.get_world_size(self.group))
+        return self.module(*args, **kwargs)
 
     # Forward: unshard, compute, reshard
 
@@ -164,7 +154,8 @@ class FullySharded(nn.Module):
         if all(block.is_done or block.is_frozen for block in self.blocks):  # else a checkpoint's own backward pass ends
             for block in self.blocks:
                 block.reshard()
-        return [self._means.pop(parameter, None) for parameter in self.entries]
+        means, self._means = self._means, {}
+        return [means.get(parameter) for parameter in self.entries]
 
     def _has_computed(self, block: _Block) -> None:
         block.is_done = True
@@ -172,20 +163,13 @@ class FullySharded(nn.Module):
 
     # State
 
-    def state_dict(  # type: ignore[override]
-        self, *args: Any, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """The whole model's, with the plain model's names, on every rank. All ranks call it."""
         wholes: dict[Tensor, Tensor] = {}
         for block in self.blocks:
             wholes |= zip(block.parameters, block.shards.gather(), strict=True)
-        destination = {} if destination is None else destination
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            destination[prefix + name] = wholes.get(tensor, tensor).clone()
-        return destination
-
-    def _load_from_state_dict(self, *_: Any) -> NoReturn:
-        raise RuntimeError("parameters are in shards already; load the state into the plain model, and shard it then")
+        state = self.module.state_dict(keep_vars=True)
+        return {name: wholes.get(tensor, tensor).clone() for name, tensor in state.items()}
 
     def __deepcopy__(self, _: Any) -> NoReturn:
         raise RuntimeError("a sharded model cannot be copied; copy its state_dict(), or the plain model before")
@@ -212,10 +196,7 @@ class _Unshard(torch.autograd.Function):
     def forward(ctx: Any, model: FullySharded, number: int, *pieces: Tensor) -> tuple[Tensor, ...]:
         ctx.model, ctx.number = model, number
         ctx.set_materialize_grads(False)
-        wholes = tuple(view.data for view in model.blocks[number].shards.whole.views)
-        is_trained = ctx.needs_input_grad[2:]
-        ctx.mark_non_differentiable(*(whole for whole, needed in zip(wholes, is_trained, strict=True) if not needed))
-        return wholes
+        return tuple(view.data for view in model.blocks[number].shards.whole.views)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
@@ -233,11 +214,9 @@ class _Block:
         # The proxy, as Python's garbage collector cannot look into autograd's graph, which gets hold of it.
         self._sharded, self._number, (self.module, self.parameters) = weakref.proxy(sharded), number, home
         self.size = sum(parameter.numel() for parameter in self.parameters)
-        dtype, compute_dtype = self.parameters[0].dtype, sharded.compute_dtype
-        shard_dtype = master_dtype(dtype) if compute_dtype else dtype
-        self.shards = Shards(self.parameters, sharded.group, shard_dtype, compute_dtype, is_apart=True)
+        self.shards = Shards(self.parameters, sharded.group, is_apart=True)
         for parameter, piece in zip(self.parameters, self.shards.pieces, strict=True):
-            parameter.data, parameter.grad, parameter.is_shard = piece, None, True  # type: ignore[attr-defined]
+            parameter.data, parameter.grad = piece, None
         found = [(user, name, own) for user in sharded.module.modules() for name, own in own_parameters(user)]
         self._places = [place for place in found if place[2] in set(self.parameters)]
         self._gathering: dist.Work | None = None

@@ -6,16 +6,14 @@ A mechanism calls them in one line, so that its page can be read without them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from course_lib.mechanisms.groups import Group, rank_in
 
-SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 SMALLEST_SCALE = 2.0**-24
 
 # Replicas and shards
@@ -38,37 +36,24 @@ def right_group(group: Group, parameters: Iterable[Tensor]) -> None:
 
 
 def same_on_all_ranks(tensors: Mapping[str, Tensor], group: Group) -> None:
-    """Raise ValueError on every rank if names, shapes or dtypes differ."""
-    listed = [f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
+    """Raise ValueError on every rank if names, shapes or dtypes differ, or their order."""
+    kinds = {name: "" if tensor.requires_grad else " (frozen)" for name, tensor in tensors.items()}
+    listed = [f"{name}{kinds[name]} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, listed, group=group)
-    for parameter in itertools.chain.from_iterable(everyone):
-        holders = [rank for rank, theirs in enumerate(everyone) if parameter in theirs]
-        if len(holders) < len(everyone):
-            shape, _, dtype = parameter.rpartition(" ")
-            raise ValueError(
-                f"ranks disagree on which parameters the model has: {shape} is listed only on rank "
-                f"{', '.join(map(str, holders))} of {len(everyone)} as {dtype}; all ranks need the same ones"
-            )
-    if any(theirs != listed for theirs in everyone):
-        raise ValueError("ranks list the model's parameters in different orders; build it the same way on all ranks")
+    for entries in itertools.zip_longest(*everyone, fillvalue="nothing"):
+        if len(set(entries)) > 1:
+            found = ", ".join(f"{entry} on rank {rank}" for rank, entry in enumerate(entries))
+            raise ValueError(f"ranks have different models, {found}; build the same one on all of them")
 
 
-def equal_shares(samples: int, device: torch.device, group: Group) -> Callable[[], None]:
-    """Begin to compare the ranks' shares. Returns a function that raises RuntimeError if they have different sizes."""
-    total = torch.tensor([samples], device=device)
-    work = dist.all_reduce(total, group=group, async_op=True)
-
-    def check() -> None:
-        work.wait()
-        mean = int(total) / dist.get_world_size(group)
-        if samples != mean:
-            raise RuntimeError(
-                f"this rank's share has {samples} samples and the mean share {mean:g}, and their gradients would "
-                f"count the same; give all ranks shares of the same size"
-            )
-
-    return check
+def equal_shares(samples: int, mean: float) -> None:
+    """Raise RuntimeError if this rank's share has another size than the mean share."""
+    if samples != mean:
+        raise RuntimeError(
+            f"this rank's share has {samples} samples and the mean share {mean:g}, and their gradients would "
+            f"count the same; give all ranks shares of the same size"
+        )
 
 
 # Data parallelism
@@ -123,15 +108,6 @@ def backward_is_done(samples: int | None, has_gradients: bool) -> None:
 # Sharding
 
 
-def same_parameters(parameters: Sequence[Tensor], group: Group) -> None:
-    """Raise ValueError where nothing is to be trained, for a wrong group, and on every rank if they differ."""
-    right_group(group, parameters)
-    if not any(parameter.requires_grad for parameter in parameters):
-        raise ValueError("params holds only frozen parameters; give some that require a gradient")
-    named = {f"params[{number}]": parameter for number, parameter in enumerate(parameters)}
-    same_on_all_ranks(named, group)
-
-
 def not_finished_yet(is_finished: bool) -> None:
     """Raise RuntimeError for gradients that come after those before them were averaged."""
     if is_finished:
@@ -150,12 +126,6 @@ def finish_came_first(is_finished: bool) -> None:
         )
 
 
-def not_sharded_yet(model: nn.Module) -> None:
-    """Raise ValueError for a model whose parameters are shards already."""
-    if any(getattr(parameter, "is_shard", False) for parameter in model.parameters()):
-        raise ValueError(f"model={type(model).__name__} is sharded already; build it anew")
-
-
 # Layer-wise parallelism
 
 
@@ -164,14 +134,6 @@ def loss_is_on_the_last_rank(loss: Tensor | None, rank: int, n_ranks: int) -> No
         raise ValueError(
             f"loss={'None' if loss is None else 'a tensor'} on rank {rank} of {n_ranks}; "
             f"the last rank, {n_ranks - 1}, gives the loss and all others None"
-        )
-
-
-def has_something_to_go_back_through(forward_passes: Sequence[Any]) -> None:
-    if not forward_passes:
-        raise RuntimeError(
-            "backward() has nothing to go back through: call it once for all forward passes since the last one, with "
-            "the sum of their losses"
         )
 
 
@@ -196,23 +158,7 @@ def rank_for(n_ranks: int, group: Group) -> int:
     return rank
 
 
-def output_can_be_passed_on(stage: int, k: int, output: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if (output.dtype, *output.shape) != (dtype, *shape):
-        raise ValueError(
-            f"stage {stage} returned {output.dtype} {list(output.shape)} for micro-batch {k}, and the next stage "
-            f"expects {dtype} {list(shape)}; only dimension 0 may change, with the number of samples"
-        )
-
-
 # Mixed precision
-
-
-def loss_is_finite(loss: Tensor) -> None:
-    if not loss.isfinite().all():
-        raise ValueError(
-            f"loss={loss.tolist()} before any scaling, so the forward pass overflowed or the weights are broken; "
-            "look for numbers above 65504 in float16, use bfloat16 or take a smaller learning rate"
-        )
 
 
 def loss_was_scaled(scaler: Any) -> None:
@@ -223,25 +169,12 @@ def loss_was_scaled(scaler: Any) -> None:
         )
 
 
-def gradients_can_be_unscaled(gradients: Iterable[Tensor], in_16_bits: bool) -> None:
-    for gradient in gradients:
-        if gradient.dtype in SIXTEEN_BITS and not in_16_bits:
-            raise ValueError(
-                f"parameters have gradients in {_name(gradient.dtype)}, where unscaling loses what scaling has "
-                "saved; give parameters in float32, as MasterWeights has them"
-            )
-
-
 def scale_makes_them_overflow(scale: float) -> None:
     if scale < SMALLEST_SCALE:
         raise ValueError(
             f"gradients are not finite even with scale={scale:g}, so it is not the scale that makes "
             "them overflow; look for inf or nan in the data, the weights and the forward pass"
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # Mesh
@@ -266,11 +199,6 @@ def can_share_heads(modules: Iterable[Any], group: Group) -> None:
                 f"a group of {n} ranks cannot share heads={heads} with kv_heads={kv_heads} equally; "
                 f"this model works on one of {works} ranks"
             )
-
-
-def every_rank_has_a_share(name: str, length: int, n: int) -> None:
-    if length < n:
-        raise ValueError(f"{name}={length} cannot be cut into shares for {n} ranks; use at most {length} ranks")
 
 
 def sequence_can_be_shared(length: int, n: int) -> None:

@@ -43,13 +43,13 @@ from torch import Tensor, nn
 
 from course_lib.mechanisms import batches, guards, sharding, state, tensor_parallel, tied_weights
 from course_lib.mechanisms.data_parallel import average_gradients, trainable
-from course_lib.mechanisms.guards import SIXTEEN_BITS
 from course_lib.mechanisms.layerwise import split_layers
 from course_lib.mechanisms.mesh import Mesh
 from course_lib.mechanisms.mixed_precision import LossScaler
 from course_lib.mechanisms.pipeline import run_schedule
 from course_lib.mechanisms.replicas import from_first_rank
 from course_lib.mechanisms.sharding import ShardedOptimizer
+from course_lib.mechanisms.shards import master_dtype
 from course_lib.schedules import Schedule
 
 IGNORED = -100  # a target that is left out of the loss
@@ -166,8 +166,7 @@ class ModelPart(nn.Module):
         }
         self.tied = {parameter: ranks for parameter, ranks in tied_weights.holders(of_rank).items() if own in ranks}
         for parameter in self.parameters():
-            if parameter.dtype in SIXTEEN_BITS:
-                parameter.grad_dtype = torch.float32
+            parameter.grad_dtype = master_dtype(parameter.dtype)
 
     def loss_fn(self, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
         """The mean cross-entropy of a micro-batch, times a factor, from this rank's share of the logits."""

@@ -93,9 +93,8 @@ class LayerWise(nn.Module):
 
         loss: on the last rank, made of its outputs; None on the others.
 
-        Raises RuntimeError if no forward pass came before, ValueError for a loss on the wrong rank or none on the last.
+        Raises ValueError for a loss on the wrong rank, or none on the last.
         """
-        guards.has_something_to_go_back_through(self._forward_passes)
         guards.loss_is_on_the_last_rank(loss, self.stage, self.n_stages)
         with tied_weights.summed(self._tied, self.group):
             if loss is not None:

@@ -47,30 +47,24 @@ class LossScaler:
     finite_in_a_row: int = field(default=0, init=False)  # steps, since the scale has changed
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss, in 32 bits, times the scale, to call `backward` on; in 16 bits the product might overflow.
-
-        Raises ValueError for a loss that is not finite, which no scale can help.
-        """
-        guards.loss_is_finite(loss)
+        """The loss, in 32 bits, times the scale, to call `backward` on; in 16 bits the product might overflow."""
         self.has_scaled = True
         return loss * self.scale_factor
 
     @torch.no_grad()
-    def unscale_and_update(self, parameters: Iterable[Tensor], in_16_bits: bool = False) -> bool:
+    def unscale_and_update(self, parameters: Iterable[Tensor]) -> bool:
         """Divide the parameters' gradients by the scale, in place, then choose the scale of the next step.
 
         Call it once in a step: nothing tells gradients that were divided from those that were not.
 
-        in_16_bits: also gradients in 16 bits, which lose again what scaling has saved.
+        Give gradients in 32 bits, as `MasterWeights` has them: in 16 they lose again what scaling has saved.
 
         Returns whether all gradients are finite, on all ranks of all groups. If not, skip the update.
 
-        Raises ValueError for gradients in 16 bits, unless they are asked for, and for a scale so small that the
-        overflow is not its doing.
+        Raises ValueError for a scale so small that the overflow is not its doing.
         """
         parameters = list(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        guards.gradients_can_be_unscaled(gradients, in_16_bits)
         # A GPU is asked for one answer, not for one for each gradient.
         finite = [gradient.isfinite().all() for gradient in gradients]
         for gradient in gradients:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,19 +14,16 @@ from course_lib.mechanisms import guards
 from course_lib.mechanisms.groups import Group
 
 
-def make_equal(model: nn.Module, group: Group) -> None:
-    """Give every rank the parameters and buffers of the group's first.
-
-    Raises ValueError on all ranks if their models differ.
-    """
-    guards.right_group(group, model.parameters())
-    tensors: dict[str, Tensor] = {
-        name if parameter.requires_grad else f"{name} (frozen)": parameter
-        for name, parameter in model.named_parameters()
-    }
-    tensors |= {f"{name} (a buffer)": buffer for name, buffer in model.named_buffers()}
+def make_equal(tensors: Mapping[str, Tensor], group: Group) -> None:
+    """Give every rank the tensors of the group's first. Raises ValueError on all ranks if names or shapes differ."""
+    guards.right_group(group, tensors.values())
     guards.same_on_all_ranks(tensors, group)
-    from_first_rank(model, group)
+    from_first_rank(tensors.values(), group)
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters and buffers, by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def from_first_rank(tensors: nn.Module | Iterable[Tensor], group: Group = None) -> None:
@@ -52,14 +48,6 @@ def samples_in(inputs: Any) -> int:
     return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 1)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors within tuples, lists, dicts and dataclasses."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif dataclasses.is_dataclass(leaf):
-            yield from tensors_in(vars(leaf))
-
-
-def device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters(), torch.empty(0)).device
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors within tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -25,7 +25,7 @@ Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -35,8 +35,8 @@ from course_lib.mechanisms import guards
 from course_lib.mechanisms.buckets import Reducer, fill_buckets, watch_gradients
 from course_lib.mechanisms.fully_sharded import FullySharded as FullySharded
 from course_lib.mechanisms.groups import Group
-from course_lib.mechanisms.replicas import from_first_rank
-from course_lib.mechanisms.shards import Shards, master_dtype
+from course_lib.mechanisms.replicas import make_equal
+from course_lib.mechanisms.shards import Shards
 from course_lib.mechanisms.shards import clip_grad_norm as clip_grad_norm
 from course_lib.mechanisms.state import cut_states, gather_states
 from course_lib.timeline import compute
@@ -59,7 +59,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Then one backward() comes before each `step()`, which uses its gradients up.
         Every rank's gradient counts the same. With shares of different size say "local", and call
         `average_gradients` before `step()`: the mean of what is the same on all ranks is the same again.
-    bucket_mb: parameters are laid end to end in buckets of up to this many MiB (None: in one), from last to first.
+    bucket_mb: parameters are laid end to end in buckets of up to this many MiB, from last to first.
     kwargs: for `optimizer_cls`, which sees this rank's part of each parameter, flat. `param_groups` hold the whole
         parameters, and what a scheduler changes there is used. As usual, a parameter without gradient, on all ranks
         now, is left alone; one that only some ranks have used counts as zeros on the others. Gradients are dense.
@@ -81,7 +81,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: Group = None,
         *,
         gradients: Literal["local", "sharded"] = "local",
-        bucket_mb: float | None = 10,
+        bucket_mb: float = 10,
         **kwargs: Any,
     ) -> None:
         if gradients not in ("local", "sharded"):
@@ -94,14 +94,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for bucket in self._buckets:
             watch_gradients(bucket.parameters, self._gradient_is_computed)
 
-    def _shard_out(self, whole: dict[str, Any], bucket_mb: float | None) -> dict[str, Any]:
+    def _shard_out(self, whole: dict[str, Any], bucket_mb: float) -> dict[str, Any]:
         """The same parameter group with shards in place of parameters."""
-        guards.same_parameters(whole["params"], self.group)
-        from_first_rank(whole["params"], self.group)
+        make_equal({f"params[{number}]": parameter for number, parameter in enumerate(whole["params"])}, self.group)
         parameters = [parameter for parameter in whole["params"] if parameter.requires_grad]
         buckets = []
         for held in fill_buckets(reversed(parameters), bucket_mb):
-            buckets.append(Shards(held, self.group, master_dtype(held[0].dtype)))
+            buckets.append(Shards(held, self.group))
             buckets[-1].pieces = [nn.Parameter(piece) for piece in buckets[-1].pieces]
             for parameter, view in zip(held, buckets[-1].whole.views, strict=True):
                 parameter.data = view
@@ -111,15 +110,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # A step: reduce-scatter, update, all-gather
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters on all ranks; returns what the closure does, which is called first."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def step(self) -> None:  # type: ignore[override]
+        """Update the parameters on all ranks."""
         self.finish()
         self._update_shards()
         for work in [bucket.all_gather() for bucket in self._buckets]:
             work.wait()
         self._begin_step()
-        return loss
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -24,38 +24,34 @@ from course_lib.mechanisms.groups import Group
 class Shards:
     """Parameters end to end, of which every rank keeps and updates a shard.
 
-    whole: a bucket with all of them, in `dtype`; None: in their own.
-    shard, pieces: this rank's part of all and of each. They are views of the whole one, or copies where it has another
-        dtype or `is_apart`. Some pieces are empty, and the last one includes the padding.
-    local_ranges: for each rank the half-open range of elements of each parameter that lie in its shard, and of the
-        padding.
+    whole: a bucket with all of them.
+    shard, pieces: this rank's part of all and of each, in 32 bits at least. They are views of the whole one, or copies
+        where that has 16 bits or `is_apart`. Some pieces are empty, and the last one includes the padding.
+    local_ranges: of each parameter, the half-open range of elements that lie in this rank's shard.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        group: Group,
-        shard_dtype: torch.dtype,
-        dtype: torch.dtype | None = None,
-        is_apart: bool = False,
-    ) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Group, is_apart: bool = False) -> None:
         self.parameters, self.group, self.n = parameters, group, dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
         sizes = [parameter.numel() for parameter in parameters]
         self.shard_size = -(-sum(sizes) // self.n)
-        padding = self.n * self.shard_size - sum(sizes)
-        cuts = [rank * self.shard_size for rank in range(self.n + 1)]
-        self.local_ranges = [_between(begin, end, [*sizes, padding]) for begin, end in itertools.pairwise(cuts)]
-        self.rank = dist.get_rank(group)
-        values = torch.cat([*(p.detach().flatten() for p in parameters), parameters[0].new_zeros(padding)])
-        own = values.chunk(self.n)[self.rank]
-        self.whole = Bucket(parameters, values.to(dtype or values.dtype))
-        self.shard = own.to(shard_dtype, copy=is_apart)
+        begin = self.rank * self.shard_size
+        self.local_ranges = _between(begin, begin + self.shard_size, sizes)
+        self.whole = Bucket(parameters, self._laid_out([parameter.detach() for parameter in parameters]))
+        self.shard = self._own_chunk().to(master_dtype(self.whole.flat.dtype), copy=is_apart)
         self.pieces = self._cut(self.shard)
         self._arriving: tuple[dist.Work, Tensor] | None = None
 
+    def _laid_out(self, tensors: Sequence[Tensor]) -> Tensor:
+        padding = self.n * self.shard_size - sum(tensor.numel() for tensor in tensors)
+        return torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_zeros(padding)])
+
+    def _own_chunk(self) -> Tensor:
+        return self.whole.flat.chunk(self.n)[self.rank]
+
     def _cut(self, shard: Tensor) -> list[Tensor]:
-        *lengths, last, padding = [end - begin for begin, end in self.local_ranges[self.rank]]
-        return list(shard.split([*lengths, last + padding]))
+        lengths = [end - begin for begin, end in self.local_ranges[:-1]]
+        return list(shard.split([*lengths, len(shard) - sum(lengths)]))
 
     # Every rank sends each shard to its owner, who adds up: the bytes of a ring's reduce-scatter, and a sum in 32 bits,
     # in the order of the ranks. gloo's own reduce-scatter is an all-reduce that drops the rest: twice the bytes.
@@ -72,16 +68,11 @@ class Shards:
     def _message(self, gradients: Sequence[Tensor | None]) -> Tensor:
         like = next((gradient for gradient in gradients if gradient is not None), self.whole.flat)
         pairs = zip(gradients, self.whole.views, strict=True)
-        flat = [(like.new_zeros(view.shape) if gradient is None else gradient).reshape(-1) for gradient, view in pairs]
+        flat = self._laid_out([like.new_zeros(view.shape) if mine is None else mine for mine, view in pairs])
         counts = like.new_tensor([gradient is not None for gradient in gradients])
-        parts = []
-        for *ranges, (begin, end) in self.local_ranges:
-            parts += [tensor[first:last] for tensor, (first, last) in zip(flat, ranges, strict=True)]
-            parts += [like.new_zeros(end - begin), counts]
-        message = torch.cat(parts).view(self.n, -1)
         # A gradient that overflowed here is seen on all ranks: infinity times zero is nan.
-        message[:, self.shard_size :] += 0 * torch.linalg.vector_norm(message, math.inf)
-        return message
+        counts += 0 * torch.linalg.vector_norm(flat, math.inf)
+        return torch.cat([flat.view(self.n, -1), counts.expand(self.n, -1)], 1)
 
     def receive(self) -> list[Tensor | None]:
         """Wait for what was sent; this rank's piece of each mean gradient, and None where no rank had one."""
@@ -115,7 +106,7 @@ class Shards:
 
     def take_over_changes(self) -> None:
         """Let a master follow where somebody has changed what it rounds to, for instance by loading a state."""
-        own = self.whole.flat.chunk(self.n)[self.rank]
+        own = self._own_chunk()
         if self.has_master:
             self.shard.copy_(torch.where(own == self.shard.to(own.dtype), self.shard, own))
 

@@ -24,7 +24,7 @@ Convert = Callable[[str, Tensor], Tensor]
 
 
 def training_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, convert: Convert | None = None
+    model: nn.Module, optimizer: torch.optim.Optimizer, convert: Convert = lambda name, tensor: tensor
 ) -> dict[str, Any]:
     """The tensors of a module and of its optimizer by name: "model.NAME" and "optimizer.NAME.KEY".
 
@@ -33,7 +33,6 @@ def training_state(
     A tied parameter is there under each of its names, so that pipeline stages that hold copies of it find theirs.
     The optimizer's settings, as its learning rate, are not there; they come with the program.
     """
-    convert = convert or (lambda name, tensor: tensor)
     state = {f"model.{name}": convert(name, tensor) for name, tensor in model.state_dict().items()}
     memory = optimizer.state_dict()["state"]
     for name, (number, parameter) in _numbered(model, optimizer).items():
@@ -96,8 +95,9 @@ def gather_states(shards: Shards, states: Mapping[Any, Mapping[str, Any]]) -> di
 def cut_states(shards: Shards, wholes: Sequence[Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
     """The reverse of `gather_states`. Any parameter may have no state, or another one than the others."""
     cut: dict[Tensor, dict[str, Any]] = {}
-    ranges = shards.local_ranges[shards.rank][:-1]
-    for whole, parameter, piece, (begin, end) in zip(wholes, shards.parameters, shards.pieces, ranges, strict=True):
+    for whole, parameter, piece, (begin, end) in zip(
+        wholes, shards.parameters, shards.pieces, shards.local_ranges, strict=True
+    ):
         cut[piece] = state = copy.deepcopy(dict(whole))
         for name, value in state.items():
             # For a parameter of shape [] the shape alone does not tell a count of steps.

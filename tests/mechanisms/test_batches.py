@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from course_lib.mechanisms import batches
 
-CUTS = [pytest.param(batches.split, "n", id="split"), pytest.param(batches.micro_batches, "m", id="micro_batches")]
+each_way = pytest.mark.parametrize("cut", [batches.split, batches.micro_batches])
 
 
-@pytest.mark.parametrize(("cut", "argument"), CUTS)
+@each_way
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_every_sample_is_in_exactly_one_piece_and_in_order(cut: Callable, argument: str, data: st.DataObject) -> None:
+def test_every_sample_is_in_exactly_one_piece_and_in_order(cut: Callable, data: st.DataObject) -> None:
     samples = data.draw(st.integers(1, 40))
     pieces = data.draw(st.integers(1, samples))
     cut_up = [piece.tolist() for piece in cut(torch.arange(samples), pieces)]
@@ -25,8 +25,8 @@ def test_every_sample_is_in_exactly_one_piece_and_in_order(cut: Callable, argume
     assert [len(piece) for piece in cut_up] == [samples // pieces + (i < samples % pieces) for i in range(pieces)]
 
 
-@pytest.mark.parametrize(("cut", "argument"), CUTS)
-def test_inputs_and_targets_are_cut_at_the_same_places(cut: Callable, argument: str) -> None:
+@each_way
+def test_inputs_and_targets_are_cut_at_the_same_places(cut: Callable) -> None:
     inputs, targets = torch.arange(20).view(10, 2), torch.arange(10)
     shares = cut((inputs, targets), 4)
     assert [len(share) for share in shares] == [2] * 4
@@ -50,8 +50,8 @@ def test_shares_are_views_and_copy_nothing() -> None:
     assert batch[2].tolist() == [7, 7, 7]
 
 
-@pytest.mark.parametrize(("cut", "argument"), CUTS)
+@each_way
 @pytest.mark.parametrize("pieces", [0, -1, 5])
-def test_a_number_of_pieces_that_cannot_be_is_refused(cut: Callable, argument: str, pieces: int) -> None:
-    with pytest.raises(ValueError, match=rf"{argument}={pieces} .*4 samples; choose from 1 to 4"):
+def test_a_number_of_pieces_that_cannot_be_is_refused(cut: Callable, pieces: int) -> None:
+    with pytest.raises(ValueError, match=rf"{pieces} .*samples=4; choose from 1 to 4"):
         cut(torch.zeros(4), pieces)

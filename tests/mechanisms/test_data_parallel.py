@@ -284,7 +284,7 @@ def a_stage_of_a_pipeline(rank: int) -> None:
     ("attempt", "words"),
     [
         (some_gradients, "right has one on 1 of 3 ranks"),
-        (different_models, "weight [2, 3] is listed only on rank 0, 2 of 3"),
+        (different_models, "weight [3, 3] torch.float32 on rank 1"),
         (a_tensor_share_of_a_model, "give group=, the ranks that hold the same part"),
         (a_stage_of_a_pipeline, "give group=, the ranks that hold the same part"),
     ],

@@ -116,10 +116,10 @@ def held_by_sharded_optimizer(rank: int, gradients: Any, dtype: torch.dtype) -> 
     return parameters, with_gradients - parameters, settled(before) - parameters
 
 
-def held_by_fully_sharded(rank: int, compute_dtype: torch.dtype | None) -> tuple[int, int, int]:
+def held_by_fully_sharded(rank: int, dtype: torch.dtype) -> tuple[int, int, int]:
     batch = Batch(rank)
     before = alive()
-    sharded = FullySharded(build("plain", torch.float32), compute_dtype=compute_dtype)
+    sharded = FullySharded(build("plain", dtype))
     optimizer = torch.optim.Adam(sharded.parameters())
     parameters = settled(before)
     batch.loss(sharded).backward()
@@ -134,7 +134,7 @@ def held_by_fully_sharded(rank: int, compute_dtype: torch.dtype | None) -> tuple
     [  # Rajbhandari et al. 2020, section 5: bytes for each parameter on every rank, and bytes divided by N
         (4, held_by_sharded_optimizer, ("local", torch.float32), ((4, 0), (4, 0), (0, 8))),
         (4, held_by_sharded_optimizer, ("sharded", torch.float32), ((4, 0), (0, 4), (0, 8))),
-        (2, held_by_fully_sharded, (None,), ((0, 4), (0, 4), (0, 8))),
+        (2, held_by_fully_sharded, (torch.float32,), ((0, 4), (0, 4), (0, 8))),
         # In mixed precision with Adam, K = 12: the two averages and the master, which is there from the start.
         (2, held_by_sharded_optimizer, ("local", torch.bfloat16), ((2, 4), (2, 0), (0, 8))),
         # Gradients add up in float32, but no 16-bit shard is kept next to the master: 16 bytes as in the paper.
@@ -296,10 +296,11 @@ def test_updates_are_marked_as_the_optimizers_time() -> None:
 
 def train_in(rank: int, dtype: torch.dtype, way: str) -> State:
     warnings.simplefilter("ignore")
-    model: nn.Module = build("plain", torch.float32)
+    model: nn.Module = build("plain", dtype)
     if way == "ours":
-        model = FullySharded(model, compute_dtype=dtype)
+        model = FullySharded(model)
     else:
+        model = model.float()
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)  # ours adds up in float32, too
         for block in model.get_submodule("blocks").children():
             fully_shard(block, mp_policy=policy)
@@ -314,7 +315,7 @@ def train_in(rank: int, dtype: torch.dtype, way: str) -> State:
     return state if way == "ours" else {name: tensor.full_tensor() for name, tensor in state.items()}
 
 
-def test_a_compute_dtype_leaves_the_masters_in_float32_and_agrees_with_fully_shard() -> None:
+def test_a_model_in_16_bits_has_masters_in_float32_and_agrees_with_fully_shard() -> None:
     ours, theirs, exact = (
         launch(train_in, 2, (dtype, way), device="cpu").results[0]
         for dtype, way in ((torch.bfloat16, "ours"), (torch.bfloat16, "theirs"), (torch.float32, "ours"))
@@ -325,16 +326,13 @@ def test_a_compute_dtype_leaves_the_masters_in_float32_and_agrees_with_fully_sha
         differ_by_at_most(ours, exact, STEPS * SUM_LENGTH)
 
 
-def test_a_compute_dtype_halves_what_is_sent_and_converts_floating_point_inputs() -> None:
-    def outputs(rank: int, compute_dtype: torch.dtype | None) -> torch.dtype:
-        sharded = FullySharded(nn.Sequential(nn.Linear(40, 40, bias=False)), compute_dtype=compute_dtype)
-        output = sharded(torch.ones(2, 40))
-        output.sum().backward()
-        assert all(shard.grad.dtype == torch.float32 for shard in sharded.parameters())
-        return output.dtype
+def test_a_model_in_16_bits_sends_half_as_much() -> None:
+    def gradients(rank: int, dtype: torch.dtype) -> None:
+        sharded = FullySharded(nn.Sequential(nn.Linear(40, 40, bias=False, dtype=dtype)))
+        sharded(torch.ones(2, 40, dtype=dtype)).sum().backward()
+        assert all(gradient_of(shard).dtype == torch.float32 for shard in sharded.parameters())
 
-    half, full = (launch(outputs, 2, (dtype,), device="cpu") for dtype in (torch.bfloat16, None))
-    assert half.results == [torch.bfloat16] * 2
+    half, full = (launch(gradients, 2, (dtype,), device="cpu") for dtype in (torch.bfloat16, torch.float32))
     sent = {
         name: [sum(s.bytes for s in run.timeline.of(0) if s.name == name and s.bytes > 100) for run in (half, full)]
         for name in ("all_gather", "all_to_all")
@@ -496,18 +494,13 @@ def test_a_layer_that_is_frozen_later_is_there_until_those_before_it_have_their_
     assert torch.equal(torch.cat([first, second]), gradient(0, False))
 
 
-def test_a_sharded_model_says_that_it_cannot_be_copied_or_sharded_again() -> None:
-    def refusals(rank: int) -> list[str]:
-        sharded = FullySharded(three_layers())
+def test_a_sharded_model_says_that_it_cannot_be_copied() -> None:
+    def refusal(rank: int) -> str:
         with pytest.raises(RuntimeError) as copied:
-            copy.deepcopy(sharded)
-        with pytest.raises(ValueError) as again:
-            FullySharded(sharded.module)
-        return [str(copied.value), str(again.value)]
+            copy.deepcopy(FullySharded(three_layers()))
+        return str(copied.value)
 
-    for copied, again in launch(refusals, 2, device="cpu").results:
-        assert "copy its state_dict()" in copied
-        assert "sharded already; build it anew" in again
+    assert all("copy its state_dict()" in copied for copied in launch(refusal, 2, device="cpu").results)
 
 
 # ShardedOptimizer is an optimizer
@@ -525,28 +518,6 @@ def test_a_reduce_scatter_leaves_when_its_gradients_are_there() -> None:
     starts = [span.start for span in run.timeline.of(1) if span.name == "all_to_all"]
     (backward,) = (span for span in run.timeline.of(1) if span.kind == "backward")
     assert [start - backward.start for start in starts] == pytest.approx([2, 8, 20], abs=1e-6)
-
-
-def test_a_closure_is_called_before_the_step() -> None:
-    def train(rank: int) -> tuple[float, State]:
-        model = three_layers()
-        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = model(SHARE[rank]).square().sum()
-            loss.backward()
-            return loss
-
-        return float(optimizer.step(closure)), snapshot(model)
-
-    model = three_layers()
-    losses = [model(share).square().sum() for share in SHARE]
-    (sum(losses) / 2).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    for (found, state), loss in zip(launch(train, 2, device="cpu").results, losses, strict=True):
-        assert found == pytest.approx(float(loss))
-        differ_by_at_most(state, snapshot(model), 10)
 
 
 def test_the_state_of_single_numbers_is_put_together_and_cut_again() -> None:
@@ -731,9 +702,9 @@ def different_parameters(rank: int) -> None:
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [
-        (different_models, "weight [2, 3] is listed only on rank 0, 2 of 3"),
-        (different_frozen, "parameters the model has: bias (frozen) [2] is listed only on rank 0, 1 of 3"),
-        (different_parameters, "params[1] [4] is listed only on rank 0, 1 of 3"),
+        (different_models, "weight [3, 3] torch.float32 on rank 1"),
+        (different_frozen, "bias (frozen) [2] torch.float32 on rank 1, bias [2] torch.float32 on rank 2"),
+        (different_parameters, "params[1] [5] torch.float32 on rank 2"),
         (a_tensor_share_in_a_sharded_optimizer, "give group=, the ranks that hold the same part"),
         (a_stage_in_fully_sharded, "give group=, the ranks that hold the same part"),
     ],

@@ -416,18 +416,10 @@ def test_the_norm_of_the_gradient_counts_shares_everywhere_and_copies_once(case:
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("config", "n", "words"),
-    [
-        (GPTConfig(), 3, r"3 ranks cannot share heads=4 with kv_heads=4 .*works on one of \[1, 2, 4\] ranks"),
-        (GPTConfig(vocab=3), 4, r"weight.shape\[0\]=3 cannot be cut into shares for 4 ranks; use at most 3"),
-    ],
-)
-def test_a_model_with_too_little_to_share_is_refused_with_what_would_work(
-    config: GPTConfig, n: int, words: str
-) -> None:
+def test_ranks_that_cannot_share_the_heads_are_told_how_many_could() -> None:
+    words = r"3 ranks cannot share heads=4 with kv_heads=4 .*works on one of \[1, 2, 4\] ranks"
     with pytest.raises(RankFailed, match=words):
-        launch(lambda rank: parallelize(TinyGPT(config)), n, device="cpu")
+        launch(lambda rank: parallelize(TinyGPT(GPTConfig())), 3, device="cpu")
 
 
 def test_a_rank_outside_of_the_group_is_told_so() -> None:

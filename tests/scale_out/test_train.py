@@ -192,7 +192,7 @@ def test_an_option_that_makes_no_sense_is_named(words: str, complaint: str, caps
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (replace(OPTIONS, batch=3), "n=4 pieces cannot be cut from a batch of 3 samples"),
+        (replace(OPTIONS, batch=3), "4 pieces cannot be cut from a batch of samples=3"),
         (replace(OPTIONS, pp=3), "dp=1 x pp=3 x tp=1 makes 3 ranks, and there are 4"),
     ],
 )

@@ -125,7 +125,7 @@ class RoundedWeights:
 
     def step(self) -> bool:
         """Update the weights, unless a gradient overflowed; clear all gradients. Returns whether it updated."""
-        is_finite = self.scaler is None or self.scaler.unscale_and_update(self.master_parameters, in_16_bits=True)
+        is_finite = self.scaler is None or self.scaler.unscale_and_update(self.master_parameters)
         if is_finite:
             self.optimizer.step()
         self.zero_grad()

@@ -59,8 +59,6 @@ class ColumnParallelLinear(nn.Module):
     sequence_parallel: the input is this rank's positions [batch, sequence / ranks, in_features].
     communicates: False if the input has been through f already, which is enough once for several layers that take
         the same input.
-
-    Raises ValueError for fewer outputs than ranks.
     """
 
     weight: nn.Parameter
@@ -70,7 +68,6 @@ class ColumnParallelLinear(nn.Module):
         self, linear: nn.Linear, group: Group = None, sequence_parallel: bool = False, communicates: bool = True
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.group, self.sequence_parallel, self.communicates = group, sequence_parallel, communicates
         shard_parameters(self, linear, {"weight": 0, "bias": 0}, group)
 
@@ -86,8 +83,6 @@ class RowParallelLinear(nn.Module):
     linear: the whole layer. It gets the weights of the group's first rank. Every rank
         has the whole bias, which is added once, to the sum.
     sequence_parallel: the output is this rank's positions [batch, sequence / ranks, out_features].
-
-    Raises ValueError for fewer inputs than ranks.
     """
 
     weight: nn.Parameter
@@ -95,7 +90,6 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, group: Group = None, sequence_parallel: bool = False) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.group, self.sequence_parallel = group, sequence_parallel
         shard_parameters(self, linear, {"weight": 1, "bias": None}, group, is_partial=sequence_parallel)
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.mechanisms import guards
 from course_lib.mechanisms.groups import Group
 from course_lib.mechanisms.replicas import from_first_rank
 
@@ -75,13 +74,11 @@ _PLACEMENTS = "tensor_parallel_placements"  # the attribute of a module that say
 
 def placements(model: nn.Module) -> dict[str, Placement]:
     """How each tensor of the model's state lies on the ranks, by name; a tied one is there under all of its names."""
-    found = {}
-    for prefix, module in model.named_modules():
-        noted = getattr(module, _PLACEMENTS, {})
-        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-        for name in (*own, *dict(module.named_buffers(recurse=False))):
-            found[f"{prefix}.{name}".lstrip(".")] = noted.get(name, Placement())
-    return found
+    noted = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, placement in getattr(module, _PLACEMENTS, {}).items():
+            noted[f"{prefix}.{name}".lstrip(".")] = placement
+    return {name: noted.get(name, Placement()) for name in model.state_dict()}
 
 
 def mark_partial(module: nn.Module) -> None:
@@ -97,8 +94,6 @@ def shard_parameters(
 
     dims: the dimension along which each is cut; None: the module gets all of it.
     is_partial: of those that are not cut.
-
-    Raises ValueError for a dimension shorter than the number of ranks.
     """
     from_first_rank(whole, group)
     for name, dim in dims.items():
@@ -106,8 +101,6 @@ def shard_parameters(
         if parameter is None:
             module.register_parameter(name, None)
             continue
-        if dim is not None:
-            guards.every_rank_has_a_share(f"{name}.shape[{dim}]", parameter.shape[dim], dist.get_world_size(group))
         placement = Placement(is_partial=is_partial) if dim is None else Placement(dim, parameter.shape[dim])
         own = placement.shard(parameter.detach(), group).clone()
         module.register_parameter(name, nn.Parameter(own, parameter.requires_grad))
@@ -125,10 +118,9 @@ def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:
     gradients = [p.grad for name, p in model.named_parameters() if where[name].is_partial and p.grad is not None]
     if not gradients:
         return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    flat = nn.utils.parameters_to_vector(gradients)
     dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))
+    nn.utils.vector_to_parameters(flat, gradients)
 
 
 def full_state(model: nn.Module, group: Group = None) -> dict[str, Tensor]:

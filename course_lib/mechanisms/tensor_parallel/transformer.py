@@ -48,7 +48,7 @@ def parallelize(model: Model, group: Group = None, sequence_parallel: bool = Fal
     vocabulary need not divide evenly. A model with dropout is not supported: ranks that hold the same hidden states
     would drop different parts of them.
 
-    Raises ValueError if there are more ranks than hidden units or tokens, or if they cannot share the heads.
+    Raises ValueError if the ranks cannot share the heads.
     """
     found = _to_be_cut(model)
     guards.can_share_heads([module for module, _ in found], group)

@@ -27,15 +27,14 @@ class VocabParallelEmbedding(nn.Module):
 
     embedding: the whole one, without options such as padding_idx. It gets the weights of the group's first rank.
 
-    Raises ValueError for a vocabulary smaller than the number of ranks, and `forward` for a token outside of it.
+    `forward` raises ValueError for a token outside of the vocabulary.
     """
 
     weight: nn.Parameter
 
     def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:
         super().__init__()
-        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
-        self.group = group
+        self.num_embeddings, self.group = embedding.num_embeddings, group
         shard_parameters(self, embedding, {"weight": 0}, group)
 
     def forward(self, tokens: Tensor) -> Tensor:
