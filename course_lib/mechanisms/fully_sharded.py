@@ -62,17 +62,22 @@ class FullySharded(nn.Module):
     gradients of several backward passes add up; one that overflowed is nan on all ranks.
     `torch.nn.utils.clip_grad_norm_` would take the norm of this rank's part for that of the whole gradient: use
     `sharding.clip_grad_norm`. To go on from a state, load it into the plain model; what an optimizer remembers of
-    shards is not made whole (`ShardedOptimizer` can do that). Shard a model once.
+    shards is not made whole (`ShardedOptimizer` can do that).
 
     prefetch: whether the next block's parameters travel while one computes; else each block waits for its own.
+    compute_dtype: the floating-point type to gather, compute and send gradients in, for a model in 32 bits;
+        floating-point inputs are converted.
 
-    Raises ValueError on all ranks if their models differ.
+    Raises ValueError for a model that is sharded already, and on all ranks if their models differ.
     """
 
-    def __init__(self, model: nn.Module, group: Group = None, prefetch: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, group: Group = None, compute_dtype: torch.dtype | None = None, prefetch: bool = True
+    ) -> None:
         super().__init__()
+        guards.not_sharded_yet(model)
         make_equal(named_tensors(model), group)
-        self.module, self.group, self.prefetch = model, group, prefetch
+        self.module, self.group, self.compute_dtype, self.prefetch = model, group, compute_dtype, prefetch
         self.blocks = [_Block(self, *found) for found in enumerate(parameters_by_block(model))]
         self._size = sum(block.size for block in self.blocks)
         self._is_backward = False
@@ -91,7 +96,13 @@ class FullySharded(nn.Module):
             samples = samples_in((args, kwargs))
             total = total_over_ranks(samples, self.blocks[0].shards.shard.device, self.group)
             guards.equal_shares(samples, total / dist.get_world_size(self.group))
-        return self.module(*args, **kwargs)
+        kwargs = {name: self._cast(value) for name, value in kwargs.items()}
+        return self.module(*map(self._cast, args), **kwargs)
+
+    def _cast(self, value: Any) -> Any:
+        if self.compute_dtype and isinstance(value, Tensor) and value.is_floating_point():
+            return value.to(self.compute_dtype)
+        return value
 
     # Forward: unshard, compute, reshard
 
@@ -214,9 +225,9 @@ class _Block:
         # The proxy, as Python's garbage collector cannot look into autograd's graph, which gets hold of it.
         self._sharded, self._number, (self.module, self.parameters) = weakref.proxy(sharded), number, home
         self.size = sum(parameter.numel() for parameter in self.parameters)
-        self.shards = Shards(self.parameters, sharded.group, is_apart=True)
+        self.shards = Shards(self.parameters, sharded.group, is_apart=True, dtype=sharded.compute_dtype)
         for parameter, piece in zip(self.parameters, self.shards.pieces, strict=True):
-            parameter.data, parameter.grad = piece, None
+            parameter.data, parameter.grad, parameter.is_shard = piece, None, True  # type: ignore[attr-defined]
         found = [(user, name, own) for user in sharded.module.modules() for name, own in own_parameters(user)]
         self._places = [place for place in found if place[2] in set(self.parameters)]
         self._gathering: dist.Work | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib.mechanisms.groups import Group, rank_in
 
@@ -124,6 +124,12 @@ def finish_came_first(is_finished: bool) -> None:
             "shards have no gradients yet, and clipping them would change nothing; "
             "call the optimizer's finish() after backward(), and ask for its shards then"
         )
+
+
+def not_sharded_yet(model: nn.Module) -> None:
+    """Raise ValueError for a model whose parameters are shards already."""
+    if any(getattr(parameter, "is_shard", False) for parameter in model.parameters()):
+        raise ValueError(f"model={type(model).__name__} is sharded already; build it anew")
 
 
 # Layer-wise parallelism

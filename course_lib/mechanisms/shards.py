@@ -24,30 +24,34 @@ from course_lib.mechanisms.groups import Group
 class Shards:
     """Parameters end to end, of which every rank keeps and updates a shard.
 
-    whole: a bucket with all of them.
+    whole: a bucket with all of them, in `dtype`; None: in their own.
     shard, pieces: this rank's part of all and of each, in 32 bits at least. They are views of the whole one, or copies
         where that has 16 bits or `is_apart`. Some pieces are empty, and the last one includes the padding.
     local_ranges: of each parameter, the half-open range of elements that lie in this rank's shard.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Group, is_apart: bool = False) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: Group,
+        is_apart: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.parameters, self.group, self.n = parameters, group, dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         sizes = [parameter.numel() for parameter in parameters]
         self.shard_size = -(-sum(sizes) // self.n)
         begin = self.rank * self.shard_size
         self.local_ranges = _between(begin, begin + self.shard_size, sizes)
-        self.whole = Bucket(parameters, self._laid_out([parameter.detach() for parameter in parameters]))
-        self.shard = self._own_chunk().to(master_dtype(self.whole.flat.dtype), copy=is_apart)
+        values = self._laid_out([parameter.detach() for parameter in parameters])
+        self.whole = Bucket(parameters, values.to(dtype or values.dtype))
+        self.shard = values.chunk(self.n)[self.rank].to(master_dtype(values.dtype), copy=is_apart)
         self.pieces = self._cut(self.shard)
         self._arriving: tuple[dist.Work, Tensor] | None = None
 
     def _laid_out(self, tensors: Sequence[Tensor]) -> Tensor:
         padding = self.n * self.shard_size - sum(tensor.numel() for tensor in tensors)
         return torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_zeros(padding)])
-
-    def _own_chunk(self) -> Tensor:
-        return self.whole.flat.chunk(self.n)[self.rank]
 
     def _cut(self, shard: Tensor) -> list[Tensor]:
         lengths = [end - begin for begin, end in self.local_ranges[:-1]]
@@ -106,7 +110,7 @@ class Shards:
 
     def take_over_changes(self) -> None:
         """Let a master follow where somebody has changed what it rounds to, for instance by loading a state."""
-        own = self._own_chunk()
+        own = self.whole.flat.chunk(self.n)[self.rank]
         if self.has_master:
             self.shard.copy_(torch.where(own == self.shard.to(own.dtype), self.shard, own))
 

@@ -340,6 +340,23 @@ def test_a_model_in_16_bits_sends_half_as_much() -> None:
     assert all(of_half * 2 == of_full for of_half, of_full in sent.values())
 
 
+def test_a_compute_dtype_halves_what_is_sent_and_converts_floating_point_inputs() -> None:
+    def outputs(rank: int, compute_dtype: torch.dtype | None) -> torch.dtype:
+        sharded = FullySharded(nn.Sequential(nn.Linear(40, 40, bias=False)), compute_dtype=compute_dtype)
+        output = sharded(torch.ones(2, 40))
+        output.sum().backward()
+        assert all(shard.grad.dtype == torch.float32 for shard in sharded.parameters())
+        return output.dtype
+
+    half, full = (launch(outputs, 2, (dtype,), device="cpu") for dtype in (torch.bfloat16, None))
+    assert half.results == [torch.bfloat16] * 2
+    sent = {
+        name: [sum(s.bytes for s in run.timeline.of(0) if s.name == name and s.bytes > 100) for run in (half, full)]
+        for name in ("all_gather", "all_to_all")
+    }
+    assert all(of_half * 2 == of_full for of_half, of_full in sent.values())
+
+
 def test_the_state_of_a_sharded_model_is_that_of_the_plain_one() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:
@@ -494,13 +511,18 @@ def test_a_layer_that_is_frozen_later_is_there_until_those_before_it_have_their_
     assert torch.equal(torch.cat([first, second]), gradient(0, False))
 
 
-def test_a_sharded_model_says_that_it_cannot_be_copied() -> None:
-    def refusal(rank: int) -> str:
+def test_a_sharded_model_says_that_it_cannot_be_copied_or_sharded_again() -> None:
+    def refusals(rank: int) -> list[str]:
+        sharded = FullySharded(three_layers())
         with pytest.raises(RuntimeError) as copied:
-            copy.deepcopy(FullySharded(three_layers()))
-        return str(copied.value)
+            copy.deepcopy(sharded)
+        with pytest.raises(ValueError) as again:
+            FullySharded(sharded.module)
+        return [str(copied.value), str(again.value)]
 
-    assert all("copy its state_dict()" in copied for copied in launch(refusal, 2, device="cpu").results)
+    for copied, again in launch(refusals, 2, device="cpu").results:
+        assert "copy its state_dict()" in copied
+        assert "sharded already; build it anew" in again
 
 
 # ShardedOptimizer is an optimizer
