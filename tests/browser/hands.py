@@ -147,6 +147,6 @@ def smallest_label(where: Page | Locator) -> float:
     return min(where.locator(f"{OURS} img, {OURS} svg[role=img]").evaluate_all(sizes), default=0.0)
 
 
-def unrun(page: Page) -> int:
-    """The number of code cells that were not run, because a cell before them failed."""
-    return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:").count()
+def unrun(page: Page) -> Locator:
+    """The prompts of code cells that were not run, because a cell before them failed."""
+    return page.locator(".jp-CodeCell .jp-InputArea-prompt").filter(has_text="[ ]:")

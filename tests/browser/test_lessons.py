@@ -34,7 +34,7 @@ def test_the_first_page_shows_a_deadlock_and_goes_on(lab: Any) -> None:
     errors = notebook.page.locator(STDERR)
     assert errors.count() == 1
     assert "Nobody can move: 0 waits to receive from 1, 1 waits to receive from 0" in errors.inner_text()
-    assert unrun(notebook.page) == 0
+    expect(unrun(notebook.page)).to_have_count(0)  # a number may be painted a moment after the kernel is idle
     assert violations(notebook.page) == []
     pictures_grow_with_the_text(notebook.page)
 
