@@ -113,7 +113,7 @@ class DataParallel(nn.Module):
         watch_gradients(parameters, self._gradient_is_computed)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns.
+        """The model's output.
 
         Raises RuntimeError if the gradients of the last step were not finished, and for a second forward pass with
         another number of samples before `backward()`: the gradient of both has only one weight.

@@ -88,7 +88,7 @@ class FullySharded(nn.Module):
             block.module.forward = functools.partial(self._compute, number, block.module.forward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns.
+        """The model's output.
 
         Raises RuntimeError if this rank's share of the minibatch is not as large as the mean share.
         """

@@ -132,7 +132,7 @@ def _mean_over_replicas(part: ModelPart, loss: Tensor | None) -> float:
 
 
 class ModelPart(nn.Module):
-    """What one rank has of a TinyGPT: the layers of its stages, and of each its tensor share.
+    """One rank's part of a TinyGPT: its tensor share of the layers of its stages.
 
     model: the whole one, on every rank and on the device; rank 0's weights count, and nothing remains of it but this
         part. Its dtype is the one to compute in. If that has 16 bits, gradients are still added up in 32: those of
@@ -206,7 +206,7 @@ def make_optimizer(
 
 
 def training_state(part: ModelPart, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
-    """What `state.training_state` says of a whole model and its optimizer, on every rank and on the CPU.
+    """The `state.training_state` of the whole model and its optimizer, on every rank and on the CPU.
 
     All ranks call it. It fits any other mesh, see `load_training_state`, and a plain model and optimizer.
     """

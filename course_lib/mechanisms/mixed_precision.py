@@ -117,7 +117,7 @@ class MasterWeights:
             tensor.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a training resumes from: the masters, the optimizer's state and the scaler's."""
+        """The state to resume a training from: the masters, the optimizer's state and the scaler's."""
         return {
             "master_parameters": [master.detach() for master in self.master_parameters],
             "optimizer": self.optimizer.state_dict(),

@@ -125,7 +125,7 @@ def _between(begin: int, end: int, sizes: Sequence[int]) -> list[tuple[int, int]
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a sum or a copy to be updated is kept in: float32 for 16 bits, else the same."""
+    """The dtype of sums and of masters: float32 for 16 bits, else the same."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

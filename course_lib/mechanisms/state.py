@@ -75,7 +75,7 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, t
 
 
 def gather_states(shards: Shards, states: Mapping[Any, Mapping[str, Any]]) -> dict[nn.Parameter, dict[str, Any]]:
-    """What an optimizer remembers of the pieces -> what it would of the parameters, and masters. All ranks call it."""
+    """The optimizer's states of whole parameters, with masters, from those of pieces. All ranks call it."""
     own = [dict(states.get(piece, {})) for piece in shards.pieces]
     for state, piece in zip(own, shards.pieces, strict=True):
         state |= {"master": piece.detach()} if shards.has_master else {}

@@ -191,6 +191,6 @@ class Board:
         return Operation(*values)
 
     def _place(self, rank: int, number: int) -> memoryview:
-        """Of an operation; the one RING later has the same."""
+        """The place of an operation; the one RING later has the same."""
         start = rank * SLOT + 64 + (number - 1) % RING * _SIZE
         return self.memory[start : start + _SIZE]

@@ -1,4 +1,4 @@
-"""What can go wrong in a run, in words. Each error carries a table of what every rank was doing."""
+"""The errors of a run, in words. Each carries a table of what every rank was doing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from course_lib.ranks.board import Operation
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank was doing when the run ended. seconds: for how long already; line: the student's code."""
+    """One rank's activity when the run ended. seconds: for how long already; line: the student's code."""
 
     rank: int
     state: str
@@ -59,7 +59,7 @@ class RunError(Exception):
         return "\n\n".join(part for part in parts if part)
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the message, not the inside of this library."""
+        """The traceback that a notebook shows: the message, not the inside of this library."""
         return [f"{type(self).__name__}: {self}"]
 
 

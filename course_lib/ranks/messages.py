@@ -1,4 +1,4 @@
-"""What the parent and its workers say to each other."""
+"""The messages between the parent and its workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place:
 
     @property
     def log(self) -> str:
-        """What the process writes below Python: warnings of C++ code and the stack of a crash."""
+        """The file of the process's output below Python: warnings of C++ code and the stack of a crash."""
         return os.path.join(self.directory, f"rank-{self.rank}.log")
 
 

@@ -162,7 +162,7 @@ def schedule_of(options: Options) -> Schedule:
 
 
 def state_of(part: hybrid.ModelPart, optimizer: ShardedOptimizer, scaler: LossScaler | None) -> dict[str, Tensor]:
-    """What a checkpoint holds: the training's state, whichever ranks hold it, and the loss scale's."""
+    """The content of a checkpoint: the training's state, whichever ranks hold it, and the loss scale's."""
     scale = {} if scaler is None else scaler.state_dict()
     numbers = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in scale.items()}
     return hybrid.training_state(part, optimizer) | numbers

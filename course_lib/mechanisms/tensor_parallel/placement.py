@@ -38,7 +38,7 @@ def gather(tensor: Tensor, dim: int, length: int, group: Group = None) -> Tensor
 
 
 def shard_range(length: int, rank: int, n: int) -> range:
-    """What `shard` gives to a rank of n."""
+    """The half-open range that `shard` gives to a rank of n."""
     first = rank * (length // n) + min(rank, length % n)
     return range(first, first + length // n + (rank < length % n))
 

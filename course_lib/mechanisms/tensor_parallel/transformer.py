@@ -103,7 +103,7 @@ def _to_be_cut(model: nn.Module) -> list[tuple[nn.Module, Cut]]:
 
 
 def _tie(model: nn.Module, whole: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """What was one parameter under several names has been cut under each of them; make it one again."""
+    """Make tied parameters one again, which were cut under each of their names."""
     first: dict[nn.Parameter, str] = {}
     for name, parameter in whole:
         parent, _, child = name.rpartition(".")

@@ -123,7 +123,7 @@ def _cycle_advice(calls: dict[int, Operation], statuses: list[RankStatus]) -> st
 
 
 def _what_came_instead(rank: int, op: Operation, statuses: list[RankStatus]) -> str:
-    """What a rank that waits to receive was sent by the other one: another tag, or fewer messages; "" if nothing."""
+    """A sentence on what the other rank sent instead: another tag, or fewer messages; "" if nothing."""
     if not op.is_message or op.is_send or op.peer < 0:
         return ""
     sent = [o for o in statuses[op.peer].operations if o.is_send and (o.peer, o.group) == (rank, op.group)]

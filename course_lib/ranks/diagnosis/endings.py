@@ -11,7 +11,7 @@ from course_lib.ranks.messages import Failure
 
 
 def explain_failures(statuses: list[RankStatus]) -> errors.RunError:
-    """What ranks raised, or returned although it cannot be sent; the first of them counts."""
+    """Explain exceptions of ranks, and results that cannot be sent; the first of them counts."""
     by_time = sorted(statuses, key=lambda status: status.since)
     failed = [(status.rank, status.failure) for status in by_time if status.failure]
     rank, first = failed[0]

@@ -40,7 +40,7 @@ def _pairs(histories: list[list[Operation]]) -> Iterator[tuple[_Call, _Call]]:
 
 
 def _difference(a: Operation, b: Operation) -> str:
-    """What keeps two operations from fitting, as a sentence with places for the ranks; empty if they fit."""
+    """The difference between two operations, as a sentence with places for the ranks; empty if they fit."""
     if a.is_message:
         send, other = ("{a}", "{b}") if a.is_send else ("{b}", "{a}")
         sent, received = (a, b) if a.is_send else (b, a)
@@ -62,7 +62,7 @@ def _difference(a: Operation, b: Operation) -> str:
 
 
 def _unequal_rows(giver: _Call, taker: _Call) -> str:
-    """What one rank gives another in an all_to_all_single, if that one takes another number of rows."""
+    """The rows that one rank gives another in an all_to_all_single, if the other takes another number of them."""
     (rank, gives), (other, takes) = giver, taker
     if gives.name != "all_to_all" or not (gives.detail and takes.detail):
         return ""

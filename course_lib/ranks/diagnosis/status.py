@@ -1,4 +1,4 @@
-"""What the parent knows about a rank at some moment: from the board, from what it sent, from the end of its process."""
+"""The status of a rank as its parent knows it: from the board, from its messages, from the end of its process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from course_lib.ranks.places import is_library
 
 @dataclass
 class RankStatus:
-    """What the parent knows about one rank at some moment."""
+    """The status of one rank at some moment, as its parent knows it."""
 
     rank: int
     state: str  # "starting" "computing" "waiting" "returned" "raised" "died"

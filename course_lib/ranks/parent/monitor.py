@@ -221,7 +221,7 @@ class RunMonitor:
             raise error
 
     def _matching(self) -> list[RankStatus]:
-        """What every rank is doing, if all that belongs together fits: what does not explains anything else."""
+        """The status of every rank, provided that all calls fit; a mismatch explains anything else."""
         statuses = self.statuses()
         self._raise(mismatch.explain_mismatch([status.operations for status in statuses]), statuses)
         return statuses

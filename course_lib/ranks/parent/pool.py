@@ -142,7 +142,7 @@ class Pool:
         self.started.clear()
 
     def log(self, rank: int) -> str:
-        """What a rank's process has written below Python's print in its last run."""
+        """The output of a rank's process below Python's print in its last run."""
         with contextlib.suppress(OSError):
             return Path(messages.Place(rank, self.directory, self.uses_gpu).log).read_text(errors="replace")
         return ""

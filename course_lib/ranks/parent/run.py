@@ -37,7 +37,7 @@ _HOME = os.getpid()
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """What a run left: results, timeline and prints, by rank."""
+    """The outcome of a run: results, timeline and prints, by rank."""
 
     results: list[Any]
     stdout: list[str]
@@ -54,7 +54,7 @@ class Run:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What every rank did, and when."""
+        """The timeline of the run: what every rank did, and when."""
         return make_timeline(self._outcomes, is_emulated=self.pace is not None)
 
 
@@ -131,7 +131,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _culprit(fn: Callable, args: tuple) -> str:
-    """What exactly cannot travel."""
+    """The part that cannot be pickled."""
     parts = {f"args[{index}]": value for index, value in enumerate(args)}
     with contextlib.suppress(TypeError, ValueError):
         used = inspect.getclosurevars(fn)

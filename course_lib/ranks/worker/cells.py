@@ -1,4 +1,4 @@
-"""What a rank does with a %%ranks cell: run it among the variables of the cells before."""
+"""Runs a %%ranks cell on a rank, among the variables of the cells before."""
 
 from __future__ import annotations
 

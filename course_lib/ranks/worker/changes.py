@@ -1,4 +1,4 @@
-"""What a run has changed in its process, so that the next one would meet it: then the ranks are forked again.
+"""Changes that a run leaves in its process, where the next one would meet them: then the ranks are forked again.
 
     dist.all_reduce = mine            a module notes who replaces an attribute, at no cost as long as nobody does
     nn.Linear.forward = mine          the methods of tensors, modules, optimizers and of the course's mechanisms, and
@@ -67,7 +67,7 @@ def watch_all() -> None:
 
 
 def settings() -> tuple[Any, ...]:
-    """Those that a run may leave different, and that nobody sets back."""
+    """The settings that a run may leave changed, and that nobody resets."""
     devices = (torch.get_default_device(), torch.cuda.is_initialized() and torch.cuda.current_device())
     casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     modes = (torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch.is_warn_always_enabled())

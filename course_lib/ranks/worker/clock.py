@@ -47,7 +47,7 @@ _POLL = 0.0002  # seconds between looks for a member that has not come yet
 
 
 class Entry(NamedTuple):
-    """What others need to know of an operation: of a message when it arrives, of a collective when its rank came.
+    """One rank's part of an operation, for the others: when its message arrives, or when it came to a collective.
 
     peer: the receiver of a message; -1 for a collective.
     """
@@ -82,7 +82,7 @@ class Entries:
         self._own.write(_ENTRY.pack(*entry))
 
     def of(self, rank: int, key: _Key) -> Entry:
-        """What a rank wrote of an operation; waits for it, since a root may be done before the others have come."""
+        """Read a rank's entry of an operation; waits for it, since a root may be done before the others have come."""
         while key not in (known := self._read(rank)):
             time.sleep(_POLL)
         return known[key]

@@ -10,7 +10,7 @@ NAMES = frozenset({"all_gather", "all_to_all", "reduce_scatter", "gather", "scat
 
 
 def check(name: str, args: tuple, place: int, n: int) -> str:
-    """What a rank takes from each of the n ranks and gives to each, if that is a number of rows: "2,2>1,3".
+    """The rows that a rank takes from each of the n ranks and gives to each, if they are rows: "2,2>1,3".
 
     place: where the rank stands among them.
     Raises ValueError for a list of another length, parts that do not fit, or splits that do not add up.

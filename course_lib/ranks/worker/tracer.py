@@ -1,4 +1,4 @@
-"""What one rank has done in the current run: its operations and its marks, on the real clock or an emulated one."""
+"""The trace of one rank in the current run: operations and marks, on the real clock or an emulated one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATE_NOTES = 2000  # looks whether another thread has noted that an operation h
 
 
 class Tracer:
-    """What this rank has done in the current run."""
+    """The trace of this rank in the current run."""
 
     def __init__(self, rank: int, board: Board) -> None:
         self.rank, self.board = rank, board
