@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from course_lib.ranks.board import Board, Operation
 from course_lib.ranks.errors import Report, Row, describe_line
+from course_lib.ranks.library_code import is_library
 from course_lib.ranks.messages import Failure, Outcome
-from course_lib.ranks.places import is_library
 
 
 @dataclass

@@ -28,7 +28,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from course_lib import timeline
 from course_lib.ranks import messages
 from course_lib.ranks.board import Board
-from course_lib.ranks.places import RANKS, is_library
+from course_lib.ranks.library_code import RANKS, is_library
 from course_lib.ranks.worker import changes, threads, traced_group
 from course_lib.ranks.worker.tracer import Tracer, run_student
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Board, Operation
+from course_lib.ranks.library_code import COURSE, RANKS
 from course_lib.ranks.pace import Pace
-from course_lib.ranks.places import COURSE, RANKS
 from course_lib.ranks.worker import threads
 from course_lib.ranks.worker.clock import EmulatedClock, Entries
 from course_lib.timeline import Span
