@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Operation
-from course_lib.ranks.worker import layouts, named_ranks, parts
+from course_lib.ranks.worker import contiguous, named_ranks, parts
 from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
 c10d: Any = dist.distributed_c10d
@@ -34,9 +34,9 @@ class TracedWork(dist.Work):
 
     sent: object = None  # stays in memory as long as the handle, where the message itself is a copy
 
-    def __init__(self, tracer: Tracer, op: Operation, inner: Any, pairs: layouts.Pairs) -> None:
+    def __init__(self, tracer: Tracer, op: Operation, inner: Any, copies: contiguous.Copies) -> None:
         super().__init__()
-        self.tracer, self.op, self.inner, self.pairs, self.lock = tracer, op, inner, pairs, threading.Lock()
+        self.tracer, self.op, self.inner, self.copies, self.lock = tracer, op, inner, copies, threading.Lock()
         self.started = tracer.steps
         if is_called_directly():  # what other parts of torch begin, they wait for or need not
             tracer.unclaimed[op.number] = self
@@ -63,7 +63,7 @@ class TracedWork(dist.Work):
         op.ended = 0.0
         if self.inner is not None:
             self.inner.wait()
-            self._bring_back()
+            self._copy_back()
             if op.name == "recv_any_source":
                 self._note_sender()
             if tracer.device is not None:
@@ -75,11 +75,11 @@ class TracedWork(dist.Work):
             op.ended = done
         return True
 
-    def _bring_back(self) -> None:
-        """Fill the tensors with gaps, once, before anybody sees that the operation has ended."""
+    def _copy_back(self) -> None:
+        """Fill the non-contiguous tensors, once, before anybody sees that the operation has ended."""
         with self.lock, torch.no_grad():
-            while self.pairs:
-                tensor, copy = self.pairs.pop()
+            while self.copies:
+                tensor, copy = self.copies.pop()
                 tensor.copy_(copy)
 
     def _note_sender(self) -> None:
@@ -99,7 +99,7 @@ class TracedWork(dist.Work):
             return self.wait()
         completed = self.inner is None or self.inner.is_completed()
         if completed:
-            self._bring_back()
+            self._copy_back()
             if not self.op.is_message:
                 self._claim()
         return completed
@@ -111,10 +111,10 @@ class TracedWork(dist.Work):
         if self.tracer.emulated:
             self.tracer.emulated.wait_unseen(self)
         future = self.inner.get_future()
-        return future.then(self._values) if self.pairs else future
+        return future.then(self._values) if self.copies else future
 
     def _values(self, future: Any) -> Any:
-        self._bring_back()
+        self._copy_back()
         return future.value()
 
     def result(self) -> list[torch.Tensor]:
@@ -175,8 +175,8 @@ class TracedGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> TracedWork:
         op = self._post_message("send", tensors, destination, tag)
-        self._bring_back_before(tensors)
-        work = self._start(op, self.inner.send, layouts.packed(tensors, self._is_apart(op)), destination, tag)
+        self._copy_back_before(tensors)
+        work = self._start(op, self.inner.send, contiguous.copied(tensors, self._is_buffered(op)), destination, tag)
         work.sent = tensors
         return work
 
@@ -224,7 +224,7 @@ class TracedGroup(dist.ProcessGroup):
 
     def _collective(self, name: str, method: str, args: tuple, kwargs: dict[str, Any]) -> TracedWork:
         own_part, bytes_sent = _COLLECTIVES[name]
-        tensors = [] if own_part is None else layouts.flatten(args[own_part])
+        tensors = [] if own_part is None else contiguous.flatten(args[own_part])
         options = kwargs.get("opts") or (args[-1] if args else None)
         op = self._describe(name, tensors)
         reduction = getattr(options, "reduceOp", None)
@@ -239,27 +239,27 @@ class TracedGroup(dist.ProcessGroup):
         self.tracer.post(op, (self.hash,))
         return self._start(op, getattr(self.inner, method), *args, **kwargs)
 
-    def _is_apart(self, op: Operation) -> bool:
+    def _is_buffered(self, op: Operation) -> bool:
         """On an emulated clock what is done to a tensor on its way has the same effect in each run: none."""
         return op.is_async and self.tracer.emulated is not None
 
-    def _bring_back_before(self, args: Any) -> None:
+    def _copy_back_before(self, args: Any) -> None:
         """Let an operation find what the collectives before it leave in its tensors, as in the stream of a GPU."""
-        for work in (apart := self.tracer.apart):
-            if work.pairs and layouts.places([pair[0] for pair in work.pairs]) & layouts.places(args):
+        for work in (buffered := self.tracer.buffered):
+            if work.copies and contiguous.storages([tensor for tensor, _ in work.copies]) & contiguous.storages(args):
                 work.inner.wait()
-                work._bring_back()
-        apart[:] = [work for work in apart if work.pairs]
+                work._copy_back()
+        buffered[:] = [work for work in buffered if work.copies]
 
     def _start(self, op: Operation, call: Callable[..., Any], *args: Any, **options: Any) -> TracedWork:
-        """args: the first is what the operation writes into; a send has no gaps in it already."""
+        """args: the operation writes into the first; those of a send are contiguous already."""
         try:
-            is_apart = self._is_apart(op)
-            self._bring_back_before(args)
-            given, pairs = layouts.without_gaps(op.name, *args, apart=is_apart) if op.dtype else (args, [])
-            work = TracedWork(self.tracer, op, call(*given, **options), pairs)
-            if is_apart and not op.is_message:
-                self.tracer.apart.append(work)
+            is_buffered = self._is_buffered(op)
+            self._copy_back_before(args)
+            given, copies = contiguous.arguments(op.name, *args, always=is_buffered) if op.dtype else (args, [])
+            work = TracedWork(self.tracer, op, call(*given, **options), copies)
+            if is_buffered and not op.is_message:
+                self.tracer.buffered.append(work)
             return work
         except BaseException:
             self.tracer.withdraw(op)

@@ -49,7 +49,7 @@ class Tracer:
             self.emulated = EmulatedClock(self.rank, pace, Entries(f"{self.rendezvous}-times-{self.runs}-", self.rank))
         self.operations: list[Operation] = []
         self.unclaimed: dict[int, Any] = {}  # handles nobody has waited for: gloo forgets a message without one
-        self.apart: list[Any] = []  # handles of collectives that work on copies
+        self.buffered: list[Any] = []  # handles of collectives that work on copies
         self.marks: list[Span] = []
         self.steps = 0  # marks and operations begun; tells whether a wait() follows its call at once
         self.orders: Counter[tuple] = Counter()

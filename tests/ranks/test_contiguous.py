@@ -1,4 +1,4 @@
-"""Tensors with gaps in memory: every operation is right with them, or refused with a way out."""
+"""Non-contiguous tensors: every operation is right with them, or refused with a way out."""
 
 from __future__ import annotations
 
