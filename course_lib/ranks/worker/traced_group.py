@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board import Operation
-from course_lib.ranks.worker import contiguous, named_ranks, parts
+from course_lib.ranks.worker import contiguous, parts, rank_arguments
 from course_lib.ranks.worker.tracer import Tracer, clock, is_called_directly, torch_calls
 
 c10d: Any = dist.distributed_c10d
@@ -208,7 +208,7 @@ class TracedGroup(dist.ProcessGroup):
         """The rank that an operation names by its place in the group; -1 where it names none."""
         if place is None:
             return -1
-        named_ranks.check(self, operation, None, place)
+        rank_arguments.check(self, operation, None, place)
         return self.ranks[place]
 
     def _describe(self, name: str, tensors: list[torch.Tensor]) -> Operation:
@@ -326,7 +326,7 @@ def register(tracer: Tracer) -> None:
         tracer.finish(waiting)
         return group
 
-    named_ranks.check_before_torch()
+    rank_arguments.check_before_torch()
     _let_batches_begin_together()
     _tell_clock_of_callbacks(tracer)
     c10d.monitored_barrier = dist.monitored_barrier = _monitored_barrier

@@ -1,4 +1,4 @@
-"""An operation names a rank that is not there: refused at once, where it would wait for ever."""
+"""Operations on a rank that does not exist: refused at once, where they would wait for ever."""
 
 from __future__ import annotations
 
