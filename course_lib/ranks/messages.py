@@ -74,7 +74,7 @@ class Failure:
 
 
 @dataclass
-class Outcome:
+class RankOutcome:
     """How one rank's part of a run ended, with all it did.
 
     started, ended: on the machine's monotonic clock; the marks are on the clock of the run.

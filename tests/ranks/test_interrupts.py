@@ -45,12 +45,12 @@ class Monitor:
         self.interrupt = interrupt
         self.printed: list[list[str]] = [[]]
 
-    def run(self, task: messages.Task) -> list[messages.Outcome]:
+    def run(self, task: messages.Task) -> list[messages.RankOutcome]:
         if self.interrupt.has_come:
             raise errors.Stopped("Stopped. At that moment rank 0 computed.")
         if self.ending == "badly":
             raise errors.Deadlock("Nobody can move.")
-        return [messages.Outcome(0.0, 1.0, b"N.")]
+        return [messages.RankOutcome(0.0, 1.0, b"N.")]
 
     def is_clean(self, may_keep_changes: bool) -> bool:
         return self.ending == "well"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from course_lib.ranks.board import Board, Operation
 from course_lib.ranks.errors import Report, Row, describe_line
 from course_lib.ranks.library_code import is_library
-from course_lib.ranks.messages import Failure, Outcome
+from course_lib.ranks.messages import Failure, RankOutcome
 
 
 @dataclass
@@ -19,7 +19,7 @@ class RankStatus:
     rank: int
     state: str  # "starting" "computing" "waiting" "returned" "raised" "died"
     operations: list[Operation] = field(default_factory=list)
-    outcome: Outcome | None = None
+    outcome: RankOutcome | None = None
     exit_code: int | None = None
     line: str = ""
     since: float = 0.0
@@ -43,7 +43,7 @@ class RankStatus:
         return self.outcome.failure if self.outcome else None
 
 
-def look(board: Board, rank: int, outcome: Outcome | None, exit_code: int | None) -> RankStatus:
+def look(board: Board, rank: int, outcome: RankOutcome | None, exit_code: int | None) -> RankStatus:
     """A rank as it is now."""
     may_act = board.may_act(rank)  # first, since what it does later shows in its operations
     status = RankStatus(rank, "computing", board.operations(rank), outcome, exit_code, may_act=may_act)

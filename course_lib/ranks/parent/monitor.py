@@ -84,7 +84,7 @@ class RunMonitor:
 
     def __init__(self, pool: Pool, timeout: float, display: Display, interrupt: Interrupt) -> None:
         self.pool, self.timeout, self.display, self.interrupt = pool, timeout, display, interrupt
-        self.outcomes: list[messages.Outcome | None] = [None] * pool.world_size
+        self.outcomes: list[messages.RankOutcome | None] = [None] * pool.world_size
         self.exit_codes: list[int | None] = [None] * pool.world_size
         self.handled: dict[int, messages.Failure] = {}  # the last exception that a rank has not raised to the end
         self.printed: list[list[str]] = [[] for _ in range(pool.world_size)]
@@ -93,7 +93,7 @@ class RunMonitor:
         self.moved = [_Moved()] * pool.world_size
         self.looked = 0.0  # when the board was last read as a whole
 
-    def run(self, task: messages.Task) -> list[messages.Outcome]:
+    def run(self, task: messages.Task) -> list[messages.RankOutcome]:
         """Run the task on every rank; raises a RunError as soon as it is clear that it cannot end well."""
         asked, message = time.perf_counter(), pickle.dumps((self.pool.world, task))
         for worker in self.pool.workers:

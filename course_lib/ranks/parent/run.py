@@ -43,7 +43,7 @@ class Run:
     stdout: list[str]
     seconds: float  # from the call of launch to its return
     pace: Pace | None = None
-    _outcomes: list[messages.Outcome] = field(default_factory=list, repr=False)
+    _outcomes: list[messages.RankOutcome] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
         return f"Run(world_size={self.world_size}, results={reprlib.repr(self.results)})"
@@ -150,7 +150,7 @@ def _can_travel(value: Any) -> bool:
     return True
 
 
-def _unpack(outcome: messages.Outcome, rank: int, monitor: RunMonitor) -> Any:
+def _unpack(outcome: messages.RankOutcome, rank: int, monitor: RunMonitor) -> Any:
     assert outcome.value is not None
     try:
         return pickle.loads(outcome.value)

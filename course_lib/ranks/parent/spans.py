@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 from course_lib.ranks.board import Moments, Operation
-from course_lib.ranks.messages import Outcome
+from course_lib.ranks.messages import RankOutcome
 from course_lib.timeline import COMPUTE_KINDS, Span, Timeline
 
 
-def make_timeline(outcomes: list[Outcome], is_emulated: bool) -> Timeline:
+def make_timeline(outcomes: list[RankOutcome], is_emulated: bool) -> Timeline:
     """All spans of a run; time zero is when the first rank began."""
     zero = 0.0 if is_emulated else min(outcome.started for outcome in outcomes)
     came: dict[tuple, dict[int, float]] = defaultdict(dict)  # when each rank began its part of what belongs together

@@ -209,9 +209,9 @@ class Worker:
                 changes.watch(sys.modules[name])
         self.module_count = len(sys.modules)
 
-    def _attempt(self, task: messages.Task) -> messages.Outcome:
+    def _attempt(self, task: messages.Task) -> messages.RankOutcome:
         started = time.perf_counter()
-        outcome = messages.Outcome(started, started)
+        outcome = messages.RankOutcome(started, started)
         kind = "arrival"
         try:
             fn, args = cloudpickle.loads(task.function)
@@ -243,7 +243,7 @@ class Worker:
         world.inner.barrier().wait()
         self.has_run = True
 
-    def _inspect(self, outcome: messages.Outcome, threads: set[threading.Thread]) -> None:
+    def _inspect(self, outcome: messages.RankOutcome, threads: set[threading.Thread]) -> None:
         """Look for what the function has left behind."""
         outcome.unfinished = sorted(self.tracer.unclaimed)
         left = [thread for thread in threading.enumerate() if thread not in threads and _outlasts(thread)]
