@@ -42,7 +42,7 @@ _PATIENCE = 3.0  # seconds for ranks to say where they are: the machine may be b
 
 
 @dataclass
-class _Worker:
+class _WorkerProcess:
     process: Any
     line: connection.Connection
     lifeline: connection.Connection
@@ -72,7 +72,7 @@ class Pool:
         _sweep()
         self.room, self.uses_gpu, self.owner = room, uses_gpu, os.getpid()
         self.directory = tempfile.mkdtemp(prefix=f"{fork_server.PREFIX}{os.getpid()}-")
-        self.started: list[_Worker] = []
+        self.started: list[_WorkerProcess] = []
         self.world = messages.World(0, "")
         self.worlds = itertools.count()
         self.is_tidy = True  # nothing is left that a next run could meet
@@ -86,7 +86,7 @@ class Pool:
         return self.world.size
 
     @property
-    def workers(self) -> list[_Worker]:
+    def workers(self) -> list[_WorkerProcess]:
         return self.started[: self.world_size]
 
     def gather(self, world_size: int) -> None:
@@ -109,7 +109,7 @@ class Pool:
                 for rank in range(len(self.started), self.world_size):
                     self.started.append(self._start_worker(rank))
 
-    def _start_worker(self, rank: int) -> _Worker:
+    def _start_worker(self, rank: int) -> _WorkerProcess:
         context = self.context
         line, their_line = context.Pipe()
         their_lifeline, lifeline = context.Pipe(duplex=False)
@@ -119,7 +119,7 @@ class Pool:
         process.start()
         their_line.close()
         their_lifeline.close()
-        return _Worker(process, line, lifeline)
+        return _WorkerProcess(process, line, lifeline)
 
     def fits(self, room: int, uses_gpu: bool) -> bool:
         """Whether it can be used now: all are alive, and nobody has swept its directory away."""
