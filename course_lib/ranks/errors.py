@@ -10,7 +10,7 @@ from course_lib.ranks.board import Operation
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One rank's activity when the run ended. seconds: for how long already; line: the student's code."""
 
     rank: int
@@ -26,10 +26,10 @@ class Row:
 class Report:
     """One row for each rank, shown as a table."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
     def __repr__(self) -> str:
-        table = [[column.name for column in fields(Row)]]
+        table = [[column.name for column in fields(ReportRow)]]
         table += [[f"{x:.2f}" if isinstance(x, float) else str(x) for x in astuple(row)] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]

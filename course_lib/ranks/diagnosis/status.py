@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from course_lib.ranks.board import Board, Operation
-from course_lib.ranks.errors import Report, Row, describe_line
+from course_lib.ranks.errors import Report, ReportRow, describe_line
 from course_lib.ranks.library_code import is_library
 from course_lib.ranks.messages import Failure, RankOutcome
 
@@ -67,10 +67,10 @@ def make_report(statuses: list[RankStatus]) -> Report:
     return Report(tuple(_row(status, time.perf_counter()) for status in statuses))
 
 
-def _row(status: RankStatus, now: float) -> Row:
+def _row(status: RankStatus, now: float) -> ReportRow:
     op = status.blocked_in or (status.operations[-1] if status.state == "died" and status.operations else None)
     since = op.posted if op else status.since or now
-    row = Row(status.rank, status.state, seconds=max(0.0, now - since), line=describe_line(status.line))
+    row = ReportRow(status.rank, status.state, seconds=max(0.0, now - since), line=describe_line(status.line))
     if op is None:
         return row
     peer = str(op.peer) if op.peer >= 0 else "any" if op.is_message else "all"
