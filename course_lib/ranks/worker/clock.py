@@ -112,7 +112,7 @@ class Entries:
 
 
 @dataclass
-class _Mark:
+class _OpenMark:
     """An open mark. begun: when it would have begun if nothing had blocked its rank inside it.
 
     unseen: handles of operations whose futures somebody took inside it.
@@ -132,7 +132,7 @@ class EmulatedClock:
         self.untimed: set[str] = set()  # kinds of marks that the pace has no seconds for
         self.refused: RuntimeError | None = None  # what another thread was told, and perhaps nobody has heard
         self._thread = threading.get_ident()
-        self._marks = [_Mark(0.0, 0.0)]  # the innermost one last; the first stands for what is not marked
+        self._marks = [_OpenMark(0.0, 0.0)]  # the innermost one last; the first stands for what is not marked
         self._link_free = {True: 0.0, False: 0.0}  # by whether it is the one inside the node
         self._collectives: dict[int, list[Operation]] = defaultdict(list)  # begun, by group
         self._ends: dict[int, list[Moments]] = defaultdict(list)  # of those, as far as they are known
@@ -164,7 +164,7 @@ class EmulatedClock:
         seconds = self.pace.compute_seconds(kind, work, includes)
         if seconds is None and work:
             self.untimed.add(kind)
-        self._marks.append(_Mark((seconds or 0.0) * self.pace.slow.get(self.rank, 1.0), self.now))
+        self._marks.append(_OpenMark((seconds or 0.0) * self.pace.slow.get(self.rank, 1.0), self.now))
 
     def progress(self, fraction: float) -> None:
         mark = self._marks[-1]
