@@ -38,7 +38,7 @@ class Answer(Labelled):
         self.on_msg(lambda _, state, __: self.set_state(state))
 
 
-class Options(Answer):
+class ChoiceList(Answer):
     """Radio buttons, or with `several` check boxes. chosen: the numbers of those chosen."""
 
     _esm = HERE / "options.js"

@@ -73,7 +73,7 @@ class Field(NamedTuple):
 
 
 def choice_field(form: Choice) -> Field:
-    options = answers.Options(label="Choose one:", texts=form.lines)
+    options = answers.ChoiceList(label="Choose one:", texts=form.lines)
     letter_of, number_of = form.letters.__getitem__, form.letters.index
     return Field(options, "chosen", lambda chosen: letter_of(*chosen) if chosen else None, lambda one: [number_of(one)])
 
@@ -286,7 +286,7 @@ class Card:
         self.feedback.value = "".join(f"<div role='group' aria-label='What came of it'>{part}</div>" for part in parts)
 
     def _offer_checklist(self, form: FreeText) -> None:
-        self.checklist = answers.Options(label="Tick what your answer says:", texts=form.checklist, several=True)
+        self.checklist = answers.ChoiceList(label="Tick what your answer says:", texts=form.checklist, several=True)
         self.checklist.observe(lambda change: self.question.keep("checked", change["new"]), "chosen")
 
     def _say(self, text: str, role: str = "status") -> None:
